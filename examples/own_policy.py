@@ -10,7 +10,7 @@ cache. The engine does the rest, and ends a request whose plan reads what no pas
 from dataclasses import dataclass
 
 from remask import LLM
-from remask.core.plan import Plan, View
+from remask.plan import Plan, View
 from remask.policies import CachePolicy
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import contender

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from remask.core.decisions import Decisions, Question
-from remask.core.fields import declared
-from remask.core.kinds import in_words
-from remask.core.remasking import REMASKING, Remasking
-from remask.core.sampling import SamplingParams
-from remask.core.slowfast import SlowFastKnobs
-from remask.core.terms import Terms
+from remask.checks.fields import declared
+from remask.checks.kinds import in_words
+from remask.remasking.rules import REMASKING, Remasking
+from remask.remasking.slowfast import SlowFastKnobs
+from remask.request.questions import Decisions, Question
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 from remask.server.fields import FOREIGN, FOREIGN_TO_READS, HONOURED, Foreign
 
 DOCS = Path(__file__).parents[1] / "docs"

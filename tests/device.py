@@ -57,8 +57,8 @@ def attention() -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _poisoned_graphs() -> Iterator[None]:
     """On a CPU the buffers of graphs are NaN whenever nothing runs, so that a test finds what reads spare rows."""
-    from remask.models.graphs import Graphs, Layers, round_up
-    from remask.models.stage import Stage
+    from remask.model.graphs import Graphs, Layers, round_up
+    from remask.model.stage import Stage
 
     run = Graphs.run
 

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import remask
 from remask import LLM, SamplingParams
-from remask.models.load import read_config
+from remask.checkpoint.load import read_config
 from remask.tasks.timetable import MINUTES, timetables
 from remask_lab.bench.workload import TIMETABLE_SAMPLING, timetable_workload
 

@@ -15,13 +15,20 @@ MODULES = sorted(FILES)
 # Every package and every module that stands alone has a level of its own: it may import what stands before it.
 ORDER = (
     "remask.errors",
-    "remask.outputs",
-    "remask.plugins",
-    "remask.core",
-    "remask.sending",
+    "remask.checks.plugins",  # looks for installed packages
+    "remask.checks",
+    "remask.machine",
+    "remask.plan",
+    "remask.remasking",
+    "remask.request",
     "remask.tasks",
     "remask.store",
-    "remask.models",
+    "remask.sampling.noise",  # of the model and of its samplers
+    "remask.model",
+    "remask.families",
+    "remask.gguf",
+    "remask.text",
+    "remask.checkpoint",
     "remask.policies",
     "remask.policies.on_device",
     "remask.sampling",
@@ -29,14 +36,7 @@ ORDER = (
     "remask.parallel",
     "remask.engine",
     "remask.depth",
-    "remask.cpu",
-    "remask.config",
-    "remask.device_defaults",
-    "remask.prompts",
-    "remask.detokenize",
-    "remask.infill",
-    "remask.structure",
-    "remask.decisions",
+    "remask.answers",
     "remask.llm",
     "remask",  # the package itself: the public names
     "remask.observe",
@@ -63,14 +63,23 @@ ORDER = (
 )
 # What may not be seen from where it could be: what runs on the device, what decides and what remembers are apart.
 APART = {
-    "remask.models": {"remask.store"},
-    "remask.policies": {"remask.models", "remask.store"},
-    "remask.sampling": {"remask.models", "remask.store"},
+    "remask.model": {"remask.store"},
+    "remask.policies": {"remask.model", "remask.store"},
+    "remask.sampling": {"remask.model", "remask.store"},
+}
+# What decides, and what a request may say, is standard library and NumPy: no tensor is there.
+NO_TENSORS = {
+    "remask.errors",
+    "remask.checks",
+    "remask.plan",
+    "remask.remasking",
+    "remask.request",
+    "remask.sampling.noise",
+    "remask.policies",
 }
 # Who may read the environment: what a user starts, and what starts processes of its own.
 MAY_READ_ENVIRONMENT = {
-    "remask.cpu",
-    "remask.config",
+    "remask.machine",
     "remask.cli",
     "remask_lab.cli",
     "remask_lab.harness",
@@ -80,8 +89,9 @@ MAY_READ_ENVIRONMENT = {
 # Of a running engine the laboratory knows its settings, its requests, and what `remask.observe` hands out.
 ENGINE_DOORS = {
     "remask.engine.config",
+    "remask.engine.device_defaults",
     "remask.engine.engine",
-    "remask.core.request",
+    "remask.request.result",
     "remask.engine.proof",
     "remask.engine.request",
     "remask.engine.report",
@@ -151,7 +161,7 @@ def own(module: str) -> Iterator[str]:
 
 
 def test_the_parser_sees_both_packages() -> None:
-    assert {"remask.errors", "remask.core.plan", "remask.engine.engine", "remask", "remask_lab.cli"} <= set(MODULES)
+    assert {"remask.errors", "remask.plan.plan", "remask.engine.engine", "remask", "remask_lab.cli"} <= set(MODULES)
     assert "remask.store.pages" in set(own("remask.store.prefix"))
     assert "remask.store.prefix" in set(own("remask.engine.engine"))
     assert {place(module) for module in MODULES} == set(ORDER), "every level has a module"
@@ -193,8 +203,8 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def test_core_and_policies_hold_no_tensors() -> None:
-    for module in filter(lambda m: place(m) in ("remask.errors", "remask.core", "remask.policies"), MODULES):
+def test_plans_and_policies_hold_no_tensors() -> None:
+    for module in filter(lambda m: place(m) in NO_TENSORS, MODULES):
         outside = {name.split(".")[0] for name in imported(module)} - {"remask"}
         assert outside <= PURE, f"{module} imports {outside - PURE}"
 

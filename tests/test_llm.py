@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from remask import LLM, EngineConfig, RemaskError, SamplingParams
-from remask.core.segments import Segment
 from remask.engine.engine import Engine
+from remask.request.segments import Segment
 from tests.goldens import model_dir, request_line, runs
 
 SAMPLING = SamplingParams(max_tokens=16, steps=8, block_length=2)

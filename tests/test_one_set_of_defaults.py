@@ -13,6 +13,7 @@ import pytest
 
 import remask
 from remask import LLM, SamplingParams
+from remask.checkpoint.generation_config import read_sampling
 from remask.cli import main
 from remask.cli.main import parse
 from remask.cli.options import engine_config, open_llm
@@ -20,7 +21,6 @@ from remask.cli.serve import server_settings
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError
-from remask.models.sampling import read_sampling
 from remask.tasks import tariff, transit
 from tests.server.serving import serving
 

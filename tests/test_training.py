@@ -16,10 +16,10 @@ from training.tariff_tokenizer import build_tokenizer, save_tokenizer
 from training.uniform_data import Batch
 
 from remask import LLM
-from remask.core.canvas import Canvas
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.load import read_config
 from remask.engine.request import Request
-from remask.models.load import read_config
+from remask.plan.canvas import Canvas
+from remask.request.sampling_params import SamplingParams
 from remask.tasks.tariff import TariffSettings
 from remask_lab.instruments.watch import Watcher
 from remask_lab.likelihood.noised import Noised, NoiseDraws, NoiseLikelihoods

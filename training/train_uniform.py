@@ -28,9 +28,9 @@ from torch import Tensor
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from remask.core.noise import Noise  # noqa: E402
-from remask.core.sampling import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
 from remask.llm import LLM  # noqa: E402
+from remask.request.sampling_params import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
+from remask.sampling.noise import Noise  # noqa: E402
 from remask_lab.bench.workload import TIMETABLE_SAMPLING, timetable_workload  # noqa: E402
 from remask_lab.likelihood.noise_bound import Levels, chain, divergences  # noqa: E402
 from remask_lab.records.interval import wilson  # noqa: E402

@@ -21,9 +21,9 @@ from torch import Tensor
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from remask.core.sampling import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
 from remask.llm import LLM, Output  # noqa: E402
 from remask.observe import ObservedPass  # noqa: E402
+from remask.request.sampling_params import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
 from remask_lab.bench.workload import timetable_workload  # noqa: E402
 from remask_lab.instruments.watch import Watcher  # noqa: E402
 from remask_lab.records.interval import wilson  # noqa: E402

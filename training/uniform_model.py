@@ -1,4 +1,4 @@
-"""A dense GIDD in plain PyTorch, for training: what `remask.models.families.gidd` loads.
+"""A dense GIDD in plain PyTorch, for training: what `remask.families.gidd` loads.
 
 Parameter names are those of the published checkpoints without their `model.` prefix, so that export is a renaming.
 Embeddings are tied, and linear layers have no scale of their own (`weight_scaling` 1).

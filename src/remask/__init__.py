@@ -4,12 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remask.core.request import Usage
-    from remask.core.sampling import SamplingParams
-    from remask.core.slowfast import SlowFastKnobs
     from remask.engine.config import EngineConfig
     from remask.errors import RemaskError
     from remask.llm import LLM, Output
+    from remask.remasking.slowfast import SlowFastKnobs
+    from remask.request.result import Usage
+    from remask.request.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "EngineConfig", "Output", "RemaskError", "SamplingParams", "SlowFastKnobs", "Usage", "__version__"]
@@ -20,9 +20,9 @@ _HOMES = {
     "EngineConfig": "remask.engine.config",
     "Output": "remask.llm",
     "RemaskError": "remask.errors",
-    "SamplingParams": "remask.core.sampling",
-    "SlowFastKnobs": "remask.core.slowfast",
-    "Usage": "remask.core.request",
+    "SamplingParams": "remask.request.sampling_params",
+    "SlowFastKnobs": "remask.remasking.slowfast",
+    "Usage": "remask.request.result",
 }
 
 

@@ -10,45 +10,45 @@ from typing import Any, TypeAlias
 import torch
 from tqdm import tqdm
 
-from remask.config import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
-from remask.core.canvas import Template
-from remask.core.checks import one_of, whole
-from remask.core.decisions import Decision, Decisions
-from remask.core.depth import DepthLookup
-from remask.core.infill import Part
-from remask.core.kinds import ModelKind
-from remask.core.request import Event, FinishReason, Result, Transfer, Usage
-from remask.core.rollout import TokenLogprob, token_logprobs
-from remask.core.sampling import SamplingParams
-from remask.core.segments import Segment
-from remask.core.structure import StructuredOutputs
-from remask.core.terms import Terms
-from remask.cpu import CpuReading, memory, physical_cores, read_cpu
-from remask.decisions import DecisionPlan, total_usage
+from remask.answers.decisions import DecisionPlan, total_usage
+from remask.answers.infill import response_of
+from remask.answers.structured import Structures
+from remask.checkpoint.loaded import FoundModel, LoadedModel, find_model
+from remask.checks.kinds import ModelKind
+from remask.checks.values import one_of, whole
 from remask.depth.find import DepthTable, find_table, shipped_table
-from remask.detokenize import ResponseText
-from remask.device_defaults import read_defaults
 from remask.engine.capacity import DeviceMemory, check_weights_fit
 from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
+from remask.engine.device_defaults import read_defaults
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError, DecisionError
-from remask.infill import response_of
-from remask.models.invariant import check_ranks
-from remask.models.loaded import FoundModel, LoadedModel, find_model
-from remask.models.quantised import Quantization, check_quantization, described
-from remask.models.ranks import Ranks, Shard
-from remask.models.tokenizer import Tokenizer
-from remask.models.transformer import Transformer
+from remask.machine.cpu import CpuReading, memory, physical_cores, read_cpu
+from remask.machine.device import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
+from remask.model.invariant import check_ranks
+from remask.model.quantised import Quantization, check_quantization, described
+from remask.model.ranks import Ranks, Shard
+from remask.model.transformer import Transformer
 from remask.parallel import lead
+from remask.plan.canvas import Template
 from remask.policies import CachePolicy, name_of, parse, settings_of
-from remask.prompts import Prompt, as_prompts, encode
+from remask.policies.depth_lookup import DepthLookup
 from remask.readers.base import Reader
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
 from remask.readers.logprobs import Logprobs
+from remask.request.forms import StructuredOutputs
+from remask.request.holes import Part
+from remask.request.questions import Decision, Decisions
+from remask.request.result import Event, FinishReason, Result, Transfer, Usage
+from remask.request.sampling_params import SamplingParams
+from remask.request.segments import Segment
+from remask.request.terms import Terms
+from remask.request.trace import TokenLogprob, token_logprobs
 from remask.sampling.defaults import fit, overlaid
-from remask.structure import Structures
+from remask.text.detokenize import ResponseText
+from remask.text.prompts import Prompt, as_prompts, encode
+from remask.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.meter import CacheMeter
-from remask.core.pass_cost import CostMeter
-from remask.core.plan import Plan, PrefixHit
 from remask.engine.canvas_state import SlotTable
 from remask.engine.chunks import SidePass
 from remask.engine.engine import Engine
@@ -25,15 +22,18 @@ from remask.engine.observer import EngineObserver
 from remask.engine.runner import Items, Runner
 from remask.engine.running import Reads, RunningRequest
 from remask.errors import ConfigError
-from remask.models.attention import Attention, Sink
-from remask.models.mixture import Routes
-from remask.models.pool import Pool
-from remask.models.stage import Stage, StepBatch
-from remask.models.transformer import Transformer
-from remask.models.weights import LayerWeights, MixtureWeights
-from remask.models.work_list import WorkList
+from remask.machine.transfers import Arrival
+from remask.model.attention import Attention, Sink
+from remask.model.mixture import Routes
+from remask.model.pool import Pool
+from remask.model.stage import Stage, StepBatch
+from remask.model.transformer import Transformer
+from remask.model.weights import LayerWeights, MixtureWeights
+from remask.model.work_list import WorkList
+from remask.plan.meter import CacheMeter
+from remask.plan.pass_cost import CostMeter
+from remask.plan.plan import Plan, PrefixHit
 from remask.policies.on_device.base import DeviceHook
-from remask.sending import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from remask.depth.find import DepthTable
 from remask.errors import ConfigError
-from remask.outputs import whole_file
+from remask.machine.disk import whole_file
 from remask_lab.drawing import check_drawing
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from remask.errors import ConfigError
-from remask.outputs import whole_file
+from remask.machine.disk import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from remask.checkpoint import loaded
 from remask.cli import main
 from remask.cli.commands import all_commands
 from remask.cli.main import parse
 from remask.cli.parser import Parser, examples_in
-from remask.models import loaded
 
 START = "import sys; from remask.cli import main; sys.exit(main())"
 MISSPELLED = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from remask.checkpoint.source import resolve
 from remask.cli import main
-from remask.models.source import resolve
-from tests.models.test_chat_template import BILLIONS, ENDLESS
+from tests.text.test_chat_template import BILLIONS, ENDLESS
 
 
 def copied(folder: Path, **config: Any) -> Path:

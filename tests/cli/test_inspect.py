@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from remask.checkpoint.presets import preset
 from remask.cli import main
-from remask.models.families import family_of
-from remask.models.presets import preset
-from tests.models import checkpoints
+from remask.families import family_of
+from tests.checkpoint import checkpoints
 
 
 def inspect(tmp_path: Path, lines: list[dict[str, Any]], *options: str) -> int:

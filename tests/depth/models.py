@@ -10,10 +10,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from training.transit_tokenizer import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
-from remask.models.loaded import LoadedModel, find_model
-from remask.models.transformer import Transformer
+from remask.model.transformer import Transformer
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"

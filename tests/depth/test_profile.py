@@ -3,7 +3,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.depth import DepthLookup
 from remask.depth import profile as profiling
 from remask.depth.conversations import Conversation, RandomPrompts
 from remask.depth.find import Growth
@@ -13,6 +12,7 @@ from remask.depth.rule import AUTHORS, DepthRule, depth_entries
 from remask.depth.similarity import PrefixProbe
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.policies.depth_lookup import DepthLookup
 from tests import goldens
 from tests.depth.models import open_model
 

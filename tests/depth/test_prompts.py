@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from remask.core.depth import percent
+from remask.checkpoint.loaded import LoadedModel
 from remask.depth.conversations import ChatPrompts, RandomPrompts, TariffPrompts, TokenPrompts, TransitPrompts
 from remask.depth.profile import ProfileSettings, profile
 from remask.depth.prompts import default_prompts, read_prompts, task_prompts
 from remask.errors import ConfigError
-from remask.models.loaded import LoadedModel
+from remask.policies.depth_lookup import percent
 from remask.tasks import tariff
 from remask.tasks.transit import RULES, make_workload
 from tests import goldens

@@ -4,7 +4,7 @@ import torch
 
 from remask.depth.similarity import Measure, PrefixProbe, token_cosine
 from remask.errors import ConfigError
-from remask.models.similarity import flat_cosine, joint_cosine
+from remask.model.similarity import flat_cosine, joint_cosine
 from tests import goldens
 from tests.depth.models import loaded, transformer
 from tests.oracles import dense

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from remask.core.depth import percent
 from remask.depth.conversations import Conversation, RandomPrompts, SystemPrompt
 from remask.depth.cuts import cut_at, reachable
 from remask.depth.profile import Cuts, ProfileSettings
 from remask.depth.prompts import default_prompts, under_system_prompt
 from remask.errors import ConfigError
+from remask.policies.depth_lookup import percent
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer
 

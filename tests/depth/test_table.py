@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.depth import DepthLookup, percent
+from remask.checkpoint.presets import preset
 from remask.depth import cuts
 from remask.depth import profile as profiling
 from remask.depth.find import DepthTable, Growth, find_table, shipped_table
 from remask.depth.rule import AUTHORS, DepthRule, depth_entries
 from remask.errors import ConfigError, TableError
-from remask.models.presets import preset
+from remask.policies.depth_lookup import DepthLookup, percent
 from tests import goldens
 from tests.depth.models import loaded, open_model
 

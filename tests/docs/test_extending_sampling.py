@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core import checks, fields
-from remask.core.remasking import BlockStart, Remasking, Step
-from remask.core.sampling import SamplingParams
+from remask.checks import fields
+from remask.checks import values as checks
 from remask.errors import ConfigError
 from remask.observe import replace_attention
 from remask.policies import BiCache, Dense
+from remask.remasking.rules import BlockStart, Remasking, Step
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.rules import Rule

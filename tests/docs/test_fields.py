@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from remask.checks.fields import Declared, declared
 from remask.cli import main
 from remask.cli.lines import KEYS
-from remask.core.fields import Declared, declared
-from remask.core.remasking import REMASKING
-from remask.core.sampling import SamplingParams
-from remask.core.slowfast import SlowFastKnobs
-from remask.core.terms import Terms
 from remask.errors import ConfigError, UnknownNameError
+from remask.remasking.rules import REMASKING
+from remask.remasking.slowfast import SlowFastKnobs
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 from remask.server.protocol import ChatBody, CompletionBody
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from remask.models.attention import Attention
-from remask.models.attention_numpy import NumpyAttention
-from remask.models.attention_torch import TorchAttention
+from remask.model.attention import Attention
+from remask.model.attention_numpy import NumpyAttention
+from remask.model.attention_torch import TorchAttention
 
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip install triton")
 
@@ -17,7 +17,7 @@ def _tiles(cap: float | None) -> Attention:
 
 
 def _triton(cap: float | None) -> Attention:
-    from remask.models.attention_triton import TritonAttention
+    from remask.model.attention_triton import TritonAttention
 
     return TritonAttention(cap)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from remask.models.loaded import find_model
+from remask.checkpoint.loaded import find_model
+from tests.checkpoint import checkpoints
 from tests.engine.support import CPU, CheckedTransformer
 from tests.leftovers import lasting_folder
-from tests.models import checkpoints
 
 VOCAB, MASK = checkpoints.VOCAB, 39
 SDAR = checkpoints.SDAR | {"max_position_embeddings": 128, "eos_token_id": 38}

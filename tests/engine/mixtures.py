@@ -7,25 +7,25 @@ from functools import cache
 from itertools import cycle
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from remask.core.canvas import OPEN, Hole, Template
-from remask.core.checks import AnyOf, Choice, Flag, ListOf, Real, Registered, Text, Values, Whole
-from remask.core.depth import DepthLookup
-from remask.core.fields import Nested, declared
-from remask.core.kinds import ModelKind
-from remask.core.remasking import names_on
-from remask.core.rollout import TOP_LOGPROBS
-from remask.core.sampling import SamplingParams
-from remask.core.segments import Segment
+from remask.checks.fields import Nested, declared
+from remask.checks.kinds import ModelKind
+from remask.checks.values import AnyOf, Choice, Flag, ListOf, Real, Registered, Text, Values, Whole
 from remask.engine.engine import Engine
 from remask.engine.request import Owner, Request
 from remask.errors import ConfigError
-from remask.models.families import FAMILIES
+from remask.families import FAMILIES
+from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import CachePolicy, parse
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.registry import POLICIES, names_for
 from remask.readers.base import Reader
 from remask.readers.decision import Reading
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
+from remask.remasking.rules import names_on
+from remask.request.sampling_params import SamplingParams
+from remask.request.segments import Segment
+from remask.request.trace import TOP_LOGPROBS
 from tests.engine.support import (
     DEADLINE,
     EOS,

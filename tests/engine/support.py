@@ -9,24 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.request import Result, Usage
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.presets import preset
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.models.config import ModelConfig
-from remask.models.dummy import dummy_weights
-from remask.models.pool import Pool
-from remask.models.presets import preset
-from remask.models.stage import Stage, StepBatch
-from remask.models.transformer import Transformer
-from remask.models.weights import Weights
+from remask.model.config import ModelConfig
+from remask.model.pool import Pool
+from remask.model.stage import Stage, StepBatch
+from remask.model.transformer import Transformer
+from remask.model.weights import Weights
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import SELECTS, DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.entropy import EntropyCache
+from remask.request.result import Result, Usage
+from remask.request.sampling_params import SamplingParams
 from remask.store.pages import PageRange
 from tests.device import graphs, overlap
 

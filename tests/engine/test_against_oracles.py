@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.depth import DepthLookup
-from remask.core.request import Result
-from remask.core.sampling import SamplingParams
-from remask.core.segments import Segment
+from remask.checkpoint.loaded import find_model
 from remask.engine.request import Request
-from remask.models.loaded import find_model
 from remask.policies import parse
+from remask.policies.depth_lookup import DepthLookup
+from remask.request.result import Result
+from remask.request.sampling_params import SamplingParams
+from remask.request.segments import Segment
 from tests import goldens
 from tests.engine.support import CPU, CheckedTransformer, Work, poisoned_engine, run
 from tests.goldens import moe

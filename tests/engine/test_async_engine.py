@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from remask.core.request import Draft, Event, Result
 from remask.engine import async_engine
 from remask.engine.async_engine import AsyncEngine, Ticket
 from remask.engine.engine import Engine
@@ -22,6 +21,7 @@ from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.readers.drafts import Drafts
+from remask.request.result import Draft, Event, Result
 from tests.engine.support import Work, alone, make_engine, request
 from tests.waiting import LONGEST_S
 

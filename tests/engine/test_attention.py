@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remask.models import attention_torch
-from remask.models.attention import Sink
-from remask.models.attention_torch import TorchAttention
-from remask.models.work_list import WorkList, WorkListBuilder
+from remask.model import attention_torch
+from remask.model.attention import Sink
+from remask.model.attention_torch import TorchAttention
+from remask.model.work_list import WorkList, WorkListBuilder
 from tests.engine.executors import EXECUTORS, NEEDS_TRITON, QUICK, Make
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -149,7 +149,7 @@ def test_a_sink_beside_one_unit(make: Make) -> None:
 
 @NEEDS_TRITON
 def test_a_size_that_knows_no_sink_is_refused() -> None:
-    from remask.models.attention_triton import TritonAttention
+    from remask.model.attention_triton import TritonAttention
 
     attention, work, q = TritonAttention(), WorkList.of(2, 3), torch.zeros(2, 4, 8)
     k = torch.zeros(3, 2, 8)
@@ -164,7 +164,7 @@ def test_the_widest_heads_and_pieces_of_a_long_canvas(make: Make, monkeypatch: p
     case = Case()
     case.add(0, 3, range(50))
     case.check(make, (1, 1), 256)
-    from remask.models import attention_triton
+    from remask.model import attention_triton
 
     monkeypatch.setattr(attention_triton, "PIECE", 16)
     monkeypatch.setattr(attention_triton, "TILE", 4)
@@ -179,7 +179,7 @@ def test_the_widest_heads_and_pieces_of_a_long_canvas(make: Make, monkeypatch: p
 )
 def test_k_and_v_are_cut_where_programs_are_few(canvases: int, rows: int, whole: bool, heads: int, groups: int) -> None:
     """Rows that keep a device busy leave no partial results; else there are as many programs as it takes, or nearly."""
-    from remask.models.attention_triton import PROGRAMS, TritonAttention
+    from remask.model.attention_triton import PROGRAMS, TritonAttention
 
     builder, length = WorkListBuilder(), 1280
     for number in range(canvases):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from remask.core.plan import Plan, View
-from remask.core.spans import Span
+from remask.plan.plan import Plan, View
+from remask.plan.spans import Span
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, prompt_of, request, run
 

@@ -13,24 +13,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.pass_cost import CostMeter
-from remask.core.request import Draft, Result
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.loaded import find_model
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.models.invariant import TILE, TiledArithmetic, batch_invariant
-from remask.models.loaded import find_model
-from remask.models.transformer import Transformer
+from remask.model.invariant import TILE, TiledArithmetic, batch_invariant
+from remask.model.transformer import Transformer
 from remask.observe import observe_costs
+from remask.plan.pass_cost import CostMeter
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.readers.drafts import Drafts
+from remask.request.result import Draft, Result
+from remask.request.sampling_params import SamplingParams
 from remask.sampling import score
 from remask.sampling.rows import RowGroup
 from remask.sampling.vocabulary import Vocabulary

@@ -11,12 +11,12 @@ from unittest.mock import patch
 import pytest
 from torch import Tensor
 
-from remask.core.depth import DepthLookup
-from remask.core.request import Result
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies import parse
+from remask.policies.depth_lookup import DepthLookup
+from remask.request.result import Result
+from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
 from tests.engine.support import (
     CheckedTransformer,

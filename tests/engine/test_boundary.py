@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.depth import DepthLookup
 from remask.engine.engine import Engine
 from remask.policies import BiCache, Dense
 from remask.policies.block import BlockDual
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dkv import DkvDecode
 from remask.policies.dllm import DllmCache
 from tests.engine.support import (

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask import LLM
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.presets import preset
 from remask.engine import memory as engine_memory
 from remask.engine import proof, sizing
 from remask.engine.capacity import (
@@ -29,15 +30,14 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.models.attention_torch import TorchAttention
-from remask.models.dummy import dummy_weights
-from remask.models.graphs import MOST_ROWS, _Buffers, graph_bytes, round_up
-from remask.models.pool import Pool
-from remask.models.presets import preset
-from remask.models.ranks import Ranks, Shard
-from remask.models.transformer import Transformer
+from remask.model.attention_torch import TorchAttention
+from remask.model.graphs import MOST_ROWS, _Buffers, graph_bytes, round_up
+from remask.model.pool import Pool
+from remask.model.ranks import Ranks, Shard
+from remask.model.transformer import Transformer
 from remask.policies import Dense
 from remask.policies.dllm import DllmCache
+from remask.request.sampling_params import SamplingParams
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU
 

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from remask.core.request import FinishReason, Result
 from remask.engine.engine import Engine
+from remask.request.result import FinishReason, Result
 from tests.engine.support import (
     DEADLINE,
     LAYERS,

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from remask.core.canvas import OPEN, Hole, Template
-from remask.core.sampling import SamplingParams
+from remask.answers.structured import automaton_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.models.transformer import Transformer
+from remask.model.transformer import Transformer
+from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies.dense import Dense
 from remask.policies.exact import Exact
 from remask.readers.constraint import Classes, Constraint
 from remask.readers.logprobs import Logprobs
 from remask.readers.replay import Replay
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
-from remask.structure import automaton_of
 from tests.engine import kinds, support
 from tests.engine.support import EOS, MODELS, VOCAB, Work, make_engine, poisoned_engine, run
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from remask.core.plan import Plan, View
-from remask.core.spans import Span, SpanMemo
 from remask.engine.engine import Engine
-from remask.models.pool import Pool
-from remask.models.stage import Stage
-from remask.models.transformer import Transformer
+from remask.machine.transfers import fetch
+from remask.model.pool import Pool
+from remask.model.stage import Stage
+from remask.model.transformer import Transformer
+from remask.plan.plan import Plan, View
+from remask.plan.spans import Span, SpanMemo
 from remask.policies import CachePolicy
 from remask.policies.base import Kept, Traits
 from remask.policies.block import UniformCache
 from remask.policies.drift import Drift
 from remask.policies.on_device import drift as still_rows
-from remask.sending import fetch
 from tests.engine import kinds
 from tests.engine.support import Work, outcome, poisoned_engine, request, run
 

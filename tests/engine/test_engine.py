@@ -12,18 +12,18 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from remask.core.request import Result
-from remask.core.sampling import SamplingParams
 from remask.engine import read, runner
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError, IntegrityError, UnknownNameError
-from remask.models.transformer import Transformer
+from remask.model.transformer import Transformer
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
+from remask.request.result import Result
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.score import score
 from tests.engine.support import (
     EOS,

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.ledger import Ledger
-from remask.core.plan import Plan, Reach
-from remask.core.spans import Span
+from remask.checkpoint.loaded import find_model
 from remask.engine.canvas_state import CanvasState, new_states, plain_table
 from remask.engine.pack import pack
-from remask.models.invariant import batch_invariant
-from remask.models.loaded import find_model
-from remask.models.mixture import Routes
-from remask.models.pool import Pool
-from remask.models.transformer import Transformer
-from remask.models.weights import MixtureWeights
+from remask.model.invariant import batch_invariant
+from remask.model.mixture import Routes
+from remask.model.pool import Pool
+from remask.model.transformer import Transformer
+from remask.model.weights import MixtureWeights
+from remask.plan.canvas import Canvas
+from remask.plan.ledger import Ledger
+from remask.plan.plan import Plan, Reach
+from remask.plan.spans import Span
 from remask.store.pages import PageAllocator
 from tests.engine.executors import EXECUTORS, Make
 from tests.engine.support import CPU

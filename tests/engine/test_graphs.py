@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from remask.core.executors import AttentionName
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.models import graphs
-from remask.models.graphs import round_up
-from remask.models.transformer import Transformer
+from remask.model import graphs
+from remask.model.attention_names import AttentionName
+from remask.model.graphs import round_up
+from remask.model.transformer import Transformer
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.block import UniformCache
 from remask.policies.dllm import DllmCache
 from remask.policies.exact import Exact
+from remask.request.sampling_params import SamplingParams
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.kinds import checkpoint, tokens
 from tests.engine.support import (

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from remask.core.cost import Widths
-from remask.core.hooks import HookCost, LayerHook
-from remask.core.plan import Plan, View
-from remask.core.spans import Mask, Span, Spans
-from remask.models.stage import Stage
+from remask.machine.transfers import fetch
+from remask.model.stage import Stage
+from remask.plan.cost import Widths
+from remask.plan.hooks import HookCost, LayerHook
+from remask.plan.plan import Plan, View
+from remask.plan.spans import Mask, Span, Spans
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.block import BlockDual
 from remask.policies.elastic import ElasticCache
 from remask.policies.on_device.base import Changed, DeviceHook
-from remask.sending import fetch
 from tests.engine.support import LAYERS, Work, make_engine, request, run
 
 

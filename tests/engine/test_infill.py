@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.canvas import OPEN, Hole, Template
-from remask.core.depth import DepthLookup
-from remask.core.request import Result
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import BiCache, CachePolicy, Dense, parse
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dkv import DkvGreedy
 from remask.policies.elastic import ElasticCache
 from remask.readers.replay import Replay
+from remask.request.result import Result
+from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
 from tests.engine.support import (
     EOS,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remask.core.canvas import OPEN, Hole, Template
+from remask.plan.canvas import OPEN, Hole, Template
 from tests.engine import kinds
 from tests.engine import test_block_causal_against_oracles as block_causal
 from tests.engine import test_uniform_against_oracles as uniform

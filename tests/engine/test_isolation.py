@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.request import Event, Result
 from remask.engine.canvas_state import CanvasState
 from remask.engine.chunks import SidePass
 from remask.engine.engine import Engine
@@ -17,9 +15,11 @@ from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest
 from remask.errors import IntegrityError
+from remask.plan.canvas import Canvas
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
+from remask.request.result import Event, Result
 from remask.sampling.masked import MaskedDecoder, MaskedDecoding
 from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, request, run
 

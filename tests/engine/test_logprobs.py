@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.request import Result, Transfer
-from remask.core.rollout import TokenLogprob, Trace, step_map, token_logprobs
-from remask.core.sampling import SamplingParams
+from remask.answers.rollout import trace_of
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.engine.rollout import trace_of
 from remask.errors import ConfigError
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
 from remask.readers.logprobs import MIN_LOGPROB, Logprobs, PredictedLogprobs, Ranking, width
 from remask.readers.replay import Given, Replay
+from remask.request.result import Result, Transfer
+from remask.request.sampling_params import SamplingParams
+from remask.request.trace import TokenLogprob, Trace, step_map, token_logprobs
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
 from tests.engine import kinds, support

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remask.models.arithmetic import Arithmetic
-from remask.models.config import Mixture, Router
-from remask.models.invariant import TiledArithmetic
-from remask.models.mixture import Routes, feed, route
-from remask.models.presets import preset
-from remask.models.weights import MixtureWeights, empty_weights
+from remask.checkpoint.presets import preset
+from remask.model.arithmetic import Arithmetic
+from remask.model.config import Mixture, Router
+from remask.model.invariant import TiledArithmetic
+from remask.model.mixture import Routes, feed, route
+from remask.model.weights import MixtureWeights, empty_weights
 from tests.engine.support import CPU
 
 ARITHMETICS = pytest.mark.parametrize("arithmetic", [Arithmetic(), TiledArithmetic()], ids=["plain", "tiled"])

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from remask.core.kinds import KINDS, ModelKind
-from remask.core.remasking import names_on
-from remask.core.request import Result
+from remask.checks.kinds import KINDS, ModelKind
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies.registry import names_for
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
 from remask.readers.replay import Replay
+from remask.remasking.rules import names_on
+from remask.request.result import Result
 from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of, random_policy
 from tests.engine.support import DEADLINE, let_pass, work_of
 

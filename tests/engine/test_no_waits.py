@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from remask.core.sampling import SamplingParams
-from remask.core.segments import Segment
-from remask.core.select import Ranked, top
+from remask.checkpoint.presets import preset
 from remask.engine import read
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.engine.running import RunningRequest
-from remask.models.config import ModelConfig
-from remask.models.presets import preset
-from remask.models.transformer import Transformer
-from remask.models.weights import empty_weights
+from remask.model.config import ModelConfig
+from remask.model.transformer import Transformer
+from remask.model.weights import empty_weights
 from remask.policies import ACache, BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
@@ -38,6 +35,9 @@ from remask.policies.exact import Exact
 from remask.policies.on_device import acache as weighing
 from remask.policies.on_device import elastic as watching
 from remask.readers.logprobs import Logprobs
+from remask.remasking.select import Ranked, top
+from remask.request.sampling_params import SamplingParams
+from remask.request.segments import Segment
 from tests.engine.support import CPU, small_config
 
 MASKED: tuple[CachePolicy, ...] = (

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 from torch import Tensor
 
-from remask.core.meter import CacheMeter
-from remask.core.pass_cost import CostMeter
 from remask.engine.observer import EngineObserver
-from remask.models.attention import Attention, Sink
-from remask.models.work_list import WorkList
+from remask.model.attention import Attention, Sink
+from remask.model.work_list import WorkList
 from remask.observe import ObservedPass, observe_cache, observe_costs, observe_passes, replace_attention
+from remask.plan.meter import CacheMeter
+from remask.plan.pass_cost import CostMeter
 from remask.policies import Dense
 from tests.engine.support import Work, alone, make_engine, outcome, request, run
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from remask.core.depth import percent
-from remask.core.request import Result
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport
 from remask.errors import ConfigError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
+from remask.policies.depth_lookup import percent
 from remask.policies.dllm import DllmCache
+from remask.request.result import Result
 from remask.store.depths import ratio_class
 from tests import goldens
 from tests.engine.support import (

@@ -11,10 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.meter import CacheMeter
-from remask.core.plan import Plan, View
-from remask.core.request import Event, Result
-from remask.core.sampling import SamplingParams
 from remask.engine.chunks import SidePass
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -23,6 +19,8 @@ from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.errors import ConfigError
 from remask.observe import observe_cache, observe_passes
+from remask.plan.meter import CacheMeter
+from remask.plan.plan import Plan, View
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockPrefix, UniformCache
 from remask.policies.dllm import DllmCache
@@ -30,6 +28,8 @@ from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
+from remask.request.result import Event, Result
+from remask.request.sampling_params import SamplingParams
 from tests.engine.kinds import checkpoint, tokens
 from tests.engine.support import (
     DEADLINE,

@@ -9,10 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.ledger import Ledger
-from remask.core.plan import Plan, PrefixHit, View
-from remask.core.spans import Span, TopRho
 from remask.engine.canvas_state import (
     CanvasState,
     Kept,
@@ -24,9 +20,13 @@ from remask.engine.canvas_state import (
 )
 from remask.engine.pack import Packer, pack
 from remask.errors import PlanError
-from remask.models.runs import runs
-from remask.models.stage import Stage, StepBatch
-from remask.models.work_list import WorkList
+from remask.model.runs import runs
+from remask.model.stage import Stage, StepBatch
+from remask.model.work_list import WorkList
+from remask.plan.canvas import Canvas
+from remask.plan.ledger import Ledger
+from remask.plan.plan import Plan, PrefixHit, View
+from remask.plan.spans import Span, TopRho
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore

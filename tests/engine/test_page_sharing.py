@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.canvas import Canvas
-from remask.core.plan import Plan, View
-from remask.core.request import Result
-from remask.core.spans import Span
 from remask.engine.engine import Engine
 from remask.engine.sharing.publishing import PageSharing
+from remask.plan.canvas import Canvas
+from remask.plan.plan import Plan, View
+from remask.plan.spans import Span
 from remask.policies import CachePolicy
 from remask.policies.base import Traits
 from remask.policies.exact import Exact
+from remask.request.result import Result
 from tests.engine import kinds
 from tests.engine.support import Work, poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import Line, oracle, work_of

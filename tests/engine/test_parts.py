@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from remask.core.plan import NEVER, Plan, PrefixHit, View
-from remask.core.rollout import Trace
-from remask.core.sampling import SamplingParams
-from remask.core.segments import MAX_SEGMENTS, Segment, stored_parts
-from remask.core.spans import Span
-from remask.core.terms import Terms
+from remask.answers.rollout import trace_of
+from remask.checkpoint.presets import preset
 from remask.engine.asked import request_of
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.engine.rollout import trace_of
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.config import ModelConfig
-from remask.models.presets import preset
-from remask.models.transformer import Transformer
+from remask.model.config import ModelConfig
+from remask.model.transformer import Transformer
+from remask.plan.plan import NEVER, Plan, PrefixHit, View
+from remask.plan.spans import Span
 from remask.policies import ACache, BiCache, CachePolicy, Dense, DllmCache, Reuse
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode
 from remask.readers.logprobs import Logprobs
+from remask.request.sampling_params import SamplingParams
+from remask.request.segments import MAX_SEGMENTS, Segment, stored_parts
+from remask.request.terms import Terms
+from remask.request.trace import Trace
 from tests.engine.support import (
     LAYERS,
     SAMPLING,

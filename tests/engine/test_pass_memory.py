@@ -10,23 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.depth import DepthLookup
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.presets import preset
 from remask.engine import capacity
 from remask.engine.capacity import layer_bytes, logit_bytes
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.engine.runner import Runner
-from remask.models.dummy import dummy_weights
-from remask.models.pool import Pool
-from remask.models.presets import preset
-from remask.models.stage import Stage, StepBatch
-from remask.models.transformer import Transformer
-from remask.models.weights import empty_weights
-from remask.models.work_list import WorkListBuilder
+from remask.model.pool import Pool
+from remask.model.stage import Stage, StepBatch
+from remask.model.transformer import Transformer
+from remask.model.weights import empty_weights
+from remask.model.work_list import WorkListBuilder
 from remask.policies import parse
+from remask.policies.depth_lookup import DepthLookup
 from remask.readers.logprobs import Logprobs
+from remask.request.sampling_params import SamplingParams
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
 from tests.live_bytes import LiveBytes
@@ -50,7 +50,7 @@ def test_live_bytes_are_those_that_somebody_refers_to() -> None:
 @contextmanager
 def kernels_that_compute_nothing(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """The code around Triton's kernels runs, and makes room for what they would compute."""
-    from remask.models import attention_triton, layer_triton
+    from remask.model import attention_triton, layer_triton
 
     with patch.context() as context:
         for module in (attention_triton, layer_triton):
@@ -64,8 +64,8 @@ def kernel_peak(name: str, canvases: int, longest: int, prefix: int, patch: pyte
 
     `prefix` slots are read by all canvases together.
     """
-    from remask.models.attention_triton import TritonAttention
-    from remask.models.layer_triton import TritonLayer
+    from remask.model.attention_triton import TritonAttention
+    from remask.model.layer_triton import TritonLayer
 
     config = preset(name)
     attention = TritonAttention(config.score_cap)

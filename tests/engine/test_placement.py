@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.plan import Plan, PrefixHit, View
-from remask.core.request import Draft
 from remask.engine.engine import Engine
 from remask.engine.placement import Awaiting, NoRoom, Placement
 from remask.engine.request import Request
 from remask.errors import IntegrityError
+from remask.plan.plan import Plan, PrefixHit, View
 from remask.policies import BiCache, CachePolicy, Dense, Exact, Reuse
 from remask.readers.drafts import Drafts
+from remask.request.result import Draft
 from remask.store.pages import PageAllocator
 from tests.engine.kinds import checkpoint
 from tests.engine.support import LAYERS, alone, as_if_asked_for, make_engine, poisoned_engine, prompt_of, request, run

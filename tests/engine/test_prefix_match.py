@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from remask.core.depth import DepthLookup
-from remask.core.request import Result
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import UnknownNameError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
+from remask.policies.depth_lookup import DepthLookup
+from remask.request.result import Result
 from tests.engine.support import LAYERS, Work, alone, as_if_asked_for, make_engine, outcome, prompt_of, request, run
 
 FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from remask.core.request import Result
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
+from remask.request.result import Result
 from tests.engine.support import Work, alone, make_engine, outcome, prompt_of, request, run
 
 SYSTEM = prompt_of(20)

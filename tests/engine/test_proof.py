@@ -10,25 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.executors import AttentionName
-from remask.device_defaults import device_key, read_defaults, write_defaults
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.presets import preset
 from remask.engine import proof
 from remask.engine.config import DeviceDefaults, EngineConfig
+from remask.engine.device_defaults import device_key, read_defaults, write_defaults
 from remask.engine.proof import choose, prove
 from remask.errors import ConfigError
-from remask.models import executors
-from remask.models.attention import Attention, Sink
-from remask.models.attention_numpy import NumpyAttention
-from remask.models.attention_torch import TorchAttention
-from remask.models.capture import Recording
-from remask.models.config import ModelConfig
-from remask.models.dummy import dummy_weights
-from remask.models.executors import Executor
-from remask.models.graphs import Graphs
-from remask.models.presets import preset
-from remask.models.stage import Stage
-from remask.models.transformer import Transformer
-from remask.models.work_list import WorkList
+from remask.model import executors
+from remask.model.attention import Attention, Sink
+from remask.model.attention_names import AttentionName
+from remask.model.attention_numpy import NumpyAttention
+from remask.model.attention_torch import TorchAttention
+from remask.model.capture import Recording
+from remask.model.config import ModelConfig
+from remask.model.executors import Executor
+from remask.model.graphs import Graphs
+from remask.model.stage import Stage
+from remask.model.transformer import Transformer
+from remask.model.work_list import WorkList
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
 
@@ -240,7 +240,7 @@ def test_defaults_are_kept_by_device_and_code(
     assert str(file) in found.source
     assert device_key(CPU).startswith("cpu | remask ")
     with monkeypatch.context() as patch:
-        patch.setattr("remask.device_defaults.code_digest", lambda: "of other code")
+        patch.setattr("remask.engine.device_defaults.code_digest", lambda: "of other code")
         assert read_defaults(CPU) is None
         write_defaults(CPU, {"attention": "triton", "overlap": False, "graphs": False})
     assert read_defaults(CPU) == found, "entries stand side by side"

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from remask.core.request import Result
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies import BiCache, Dense
@@ -18,6 +16,8 @@ from remask.readers.base import Reader, ReadPass
 from remask.readers.drafts import Drafts
 from remask.readers.entropy import Entropies
 from remask.readers.logprobs import Logprobs
+from remask.request.result import Result
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import DeviceRead
 from tests.engine.support import Work, make_engine, poisoned_engine, random_work, run
 from tests.engine.test_against_oracles import folder_of, model_of

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from remask.core.request import Result
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
@@ -19,6 +17,8 @@ from remask.readers.base import Reader
 from remask.readers.decision import Reading
 from remask.readers.logprobs import Logprobs
 from remask.readers.replay import Replay
+from remask.request.result import Result
+from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
 from tests.engine.support import Work, poisoned_engine, run
 from tests.engine.support import request as generating

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from remask.core.depth import DepthLookup
-from remask.core.sampling import SamplingParams
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.policies import BlockDual, parse
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.registry import policy_names
+from remask.request.sampling_params import SamplingParams
 from tests.engine.kinds import checkpoint
 from tests.engine.support import LAYERS, make_engine, poisoned_engine, prompt_of, request
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remask.core.request import Result
+from remask.request.result import Result
 from tests import goldens
 from tests.cli.goldens import generate
 from tests.cli.test_goldens import LAYERS, SUPPORTED, check

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.models.incremental import MAX_PENDING, IncrementalDecoder
-from remask.models.stops import StopRule
+from remask.text.incremental import MAX_PENDING, IncrementalDecoder
+from remask.text.stops import StopRule
 
 
 def decode(tokens: Sequence[int]) -> str:

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.canvas import OPEN, Hole, Template
-from remask.core.depth import DepthLookup
-from remask.core.plan import Plan
-from remask.core.spans import Mask, Span, SpanMemo, Spans, TopRho
 from remask.engine.running import RunningRequest
+from remask.plan.canvas import OPEN, Hole, Template
+from remask.plan.plan import Plan
+from remask.plan.spans import Mask, Span, SpanMemo, Spans, TopRho
 from remask.policies import parse
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.elastic import Watch
 from tests.engine.support import Work, alone, make_engine, outcome, request, run
 

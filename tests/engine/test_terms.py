@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from remask.core.rollout import MAX_EVENTS
-from remask.core.sampling import SamplingParams
-from remask.core.terms import Terms
+from remask.checkpoint.presets import preset
 from remask.engine.asked import request_of
 from remask.engine.engine import Engine
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
-from remask.models.presets import preset
 from remask.policies import Dense, Reuse
 from remask.policies.exact import Exact
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
+from remask.request.trace import MAX_EVENTS
 from tests.engine.support import (
     CheckedTransformer,
     Work,

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.models.row_attention import attention_rows
+from remask.model.row_attention import attention_rows
 from remask.policies.on_device.elastic import Tracker, drift
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, new_states, prefix_canvas
 from remask.engine.pack import pack
-from remask.models.config import ModelConfig
-from remask.models.pool import Pool
-from remask.models.transformer import Transformer
-from remask.models.weights import LayerWeights, Weights
+from remask.model.config import ModelConfig
+from remask.model.pool import Pool
+from remask.model.transformer import Transformer
+from remask.model.weights import LayerWeights, Weights
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from tests.engine import test_pack
 from tests.engine.support import CPU, lively_weights, small_config

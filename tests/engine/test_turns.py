@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from remask.core.terms import PRIORITY_STEP_S
 from remask.engine.engine import Engine
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Owner, Request
 from remask.engine.scheduler import Scheduler, StepLimits
 from remask.engine.turns import Turns
 from remask.errors import QueueFullError
+from remask.request.terms import PRIORITY_STEP_S
 from tests.engine.support import Work, alone, make_engine, outcome, request
 from tests.engine.test_async_engine import checked, drive, ends
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.request import Result
+from remask.request.result import Result
 from tests.engine import kinds
 from tests.engine.support import poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import trace, work_of

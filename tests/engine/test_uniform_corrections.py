@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from remask.core.request import Event, Result
+from remask.request.result import Event, Result
 from tests.engine import kinds
 from tests.engine.support import poisoned_engine
 from tests.engine.test_block_causal_against_oracles import work_of

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from remask.core.request import Result
-from remask.core.uniform import ANCESTRAL
+from remask.request.result import Result
+from remask.request.uniform_presets import ANCESTRAL
 from tests.engine import kinds
 from tests.engine.support import poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import trace, work_of

@@ -13,18 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.plan import Plan, View
-from remask.core.spans import Span
+from remask.checkpoint.presets import preset
 from remask.engine.running import RunningRequest, Scores
-from remask.models.pool import Pool
-from remask.models.presets import preset
-from remask.models.rows import Rows
-from remask.models.stage import StepBatch
-from remask.models.transformer import Transformer
-from remask.models.work_list import WorkList
+from remask.machine.transfers import fetch
+from remask.model.pool import Pool
+from remask.model.rows import Rows
+from remask.model.stage import StepBatch
+from remask.model.transformer import Transformer
+from remask.model.work_list import WorkList
+from remask.plan.plan import Plan, View
+from remask.plan.spans import Span
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, ElasticCache
 from remask.policies.elastic import Watch
-from remask.sending import fetch
 from tests.engine.support import (
     CPU,
     LAYERS,

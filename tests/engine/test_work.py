@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.ledger import Ledger
-from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.engine.stage_rows import StageRows
 from remask.engine.work import TILE, make_work
-from remask.models.attention import Sink
-from remask.models.attention_torch import TILE_ROWS, TorchAttention
-from remask.models.runs import runs
+from remask.model.attention import Sink
+from remask.model.attention_torch import TILE_ROWS, TorchAttention
+from remask.model.runs import runs
+from remask.plan.canvas import Canvas
+from remask.plan.ledger import Ledger
+from remask.plan.spans import Span
 
 DIM = 4
 HEADS = pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from remask.core.pass_cost import ExecutedPlan, pass_cost
-from remask.core.plan import Plan
-from remask.core.spans import Span
-from remask.models.presets import preset
+from remask.checkpoint.presets import preset
+from remask.plan.pass_cost import ExecutedPlan, pass_cost
+from remask.plan.plan import Plan
+from remask.plan.spans import Span
 from remask_lab.gpu.bounds import GPUS, Launch, launches
 from remask_lab.gpu.kernels import Variant, variants
 from remask_lab.gpu.shapes import find_shape

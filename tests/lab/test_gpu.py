@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from remask.device_defaults import device_key, read_defaults
-from remask.models.presets import preset
+from remask.checkpoint.presets import preset
+from remask.engine.device_defaults import device_key, read_defaults
 from remask_lab.gpu import __main__ as command
 from remask_lab.gpu import parts
 from remask_lab.gpu.children import run_child

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from remask.errors import ConfigError, IntegrityError
-from remask.models.config import Mixture
-from remask.models.work_list import WorkList
+from remask.model.config import Mixture
+from remask.model.work_list import WorkList
 from remask_lab.papers import uniform_shapes
 from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record

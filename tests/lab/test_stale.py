@@ -76,10 +76,10 @@ def test_a_result_is_stale_where_its_policy_changed(checkout: Path, capsys: pyte
     assert told(checkout, capsys)["b.json"][1].endswith("Changes src/remask/depth/rule.py")
     touch(checkout, "src/remask_lab/papers/tables/dkv-1.toml")
     assert "dkv-1.toml" in told(checkout, capsys)["b.json"][1]
-    last = touch(checkout, "src/remask/core/slowfast.py")
+    last = touch(checkout, "src/remask/remasking/slowfast.py")
     record(checkout, "e.json", last, ["none"])
     record(checkout, "f.json", last, ["none", "slowfast"])
-    touch(checkout, "src/remask/core/slowfast.py")
+    touch(checkout, "src/remask/remasking/slowfast.py")
     rows = told(checkout, capsys)
     assert (rows["e.json"][1], rows["f.json"][1] == "fresh") == ("fresh", False)
 
@@ -119,6 +119,6 @@ def test_every_path_that_is_looked_at_is_there() -> None:
     named += [f"{stale.CORE}/policies/{name}.py" for name in stale.POLICY_FILES.values()]
     named += [f"{stale.CORE}/{name}" for name in stale.MODELS.values()]
     named += [f"{stale.LAB}/{name}" for names in stale._OF_COMMAND.values() for name in names]
-    named += [f"{stale.LAB}/papers/measure.py", f"{stale.CORE}/core/slowfast.py"]
+    named += [f"{stale.LAB}/papers/measure.py", f"{stale.CORE}/remasking/slowfast.py"]
     named += [f"{stale.CORE}/sampling/{name}.py" for name in stale.DECODERS.values()]
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection, Pipe
 
 import pytest
 
-from remask.models.ranks import Shard
+from remask.model.ranks import Shard
 from remask.parallel import lead, worker
 
 MODELS = 64  # that one process can serve

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.models.dummy import dummy_weights
-from remask.models.pool import Pool
-from remask.models.presets import preset
-from remask.models.stage import Save, Stage
-from remask.models.transformer import Transformer
-from remask.models.work_list import WorkList
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.presets import preset
+from remask.model.pool import Pool
+from remask.model.stage import Save, Stage
+from remask.model.transformer import Transformer
+from remask.model.work_list import WorkList
 from remask.parallel.message import Names, Things
 from remask.readers.guidance import Guided, Residual
 from tests.engine.support import CPU

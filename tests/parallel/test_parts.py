@@ -10,23 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.canvas import Canvas
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.loaded import FoundModel, find_model
+from remask.checkpoint.presets import PRESETS, preset
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
-from remask.models.config import ModelConfig
-from remask.models.dummy import dummy_weights
-from remask.models.loaded import FoundModel, find_model
-from remask.models.pool import Pool
-from remask.models.presets import PRESETS, preset
-from remask.models.ranks import Ranks, Shard
-from remask.models.transformer import Transformer
-from remask.models.weights import Weights, empty_weights
+from remask.model.config import ModelConfig
+from remask.model.pool import Pool
+from remask.model.ranks import Ranks, Shard
+from remask.model.transformer import Transformer
+from remask.model.weights import Weights, empty_weights
+from remask.plan.canvas import Canvas
+from tests.checkpoint import checkpoints
 from tests.engine import kinds
 from tests.engine.support import CPU
 from tests.leftovers import lasting_folder
-from tests.models import checkpoints
 from tests.parallel.threads import together
 
 RAW: dict[str, dict[str, Any]] = {

@@ -21,13 +21,13 @@ from remask.engine.config import EngineConfig
 from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
 from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLostError
-from remask.models.transformer import Transformer
+from remask.model.transformer import Transformer
 from remask.observe import observe_passes, replace_attention, run_in_sections
 from remask.parallel import lead
 from remask.parallel.group import GroupRanks, open_store
 from tests import goldens
+from tests.checkpoint import checkpoints
 from tests.goldens import uniform
-from tests.models import checkpoints
 from tests.parallel.ranks import Lender, lent
 from tests.waiting import LONGEST_S, ended, eventually
 
@@ -162,8 +162,8 @@ def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) 
 
 
 def _batch_of(llm: LLM) -> tuple[Any, Any]:
-    from remask.core.canvas import Canvas
     from remask.engine.uncached import pack_uncached
+    from remask.plan.canvas import Canvas
 
     return pack_uncached(llm.model, [Canvas([1, 2, 3], (), 0)]), llm.engine.pool
 

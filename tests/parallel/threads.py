@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from remask.models.ranks import Ranks, Shard
+from remask.model.ranks import Ranks, Shard
 
 T = TypeVar("T")
 PATIENCE = 60.0

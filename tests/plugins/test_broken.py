@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from remask import LLM, SamplingParams
+from remask.checkpoint.presets import preset
 from remask.cli import main
 from remask.cli.commands import all_commands
-from remask.core.depth import DepthLookup
-from remask.core.remasking import names_on
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError, PluginError, RemaskError, UnknownNameError
-from remask.models.families import REGISTRY, family_of
-from remask.models.presets import preset
+from remask.families import REGISTRY, family_of
 from remask.policies import Dense, names_for, parse, policy_names
+from remask.policies.depth_lookup import DepthLookup
+from remask.remasking.rules import names_on
 from tests.engine.support import Work, make_engine, request, run
 from tests.plugins.installed import installed, write_package
 from tests.server.serving import make_llm, serving
@@ -27,10 +27,9 @@ from tests.server.serving import make_llm, serving
 POLICIES, FAMILIES = "remask.policies", "remask.families"
 HEAD = """
 from dataclasses import dataclass, field, replace
-from remask.core.plan import Plan, View
-from remask.core.spans import Span
-from remask.models.config import ModelConfig
-from remask.models.families.llada import LLADA
+from remask.plan import Plan, Span, View
+from remask.model.config import ModelConfig
+from remask.families.llada import LLADA
 from remask.policies.base import CachePolicy, Traits
 
 def whole(view):
@@ -187,7 +186,7 @@ def test_a_policy_that_owns_the_prefix_does_not_stand_inside_bicache(install: In
 
 FAMILY = {"model_type": "fine"}
 BAD_FAMILIES = {
-    "number": ("X = 5", "it provides an object of type int; expected an object of type remask.models.families"),
+    "number": ("X = 5", "it provides an object of type int; expected an object of type remask.families"),
     "name": ("X = replace(FINE, name='other')", "its name is 'other'; expected the entry point's name, 'broken'"),
     "names": (
         "X = replace(FINE, name='broken', names={})",
@@ -247,7 +246,7 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_that_is_none(name: str, install: Install) -> None:
     text, problem = RULES[name]
-    install("bad", {"remask.remasking": {"x": "bad_module:X"}}, f"from remask.core.remasking import Remasking\n{text}")
+    install("bad", {"remask.remasking": {"x": "bad_module:X"}}, f"from remask.remasking.rules import Remasking\n{text}")
     with pytest.raises(PluginError, match=re.escape(problem)):
         SamplingParams(remasking="x")
     assert "x" not in names_on("masked"), "lists leave it out"
@@ -257,7 +256,7 @@ def test_a_rule_that_is_none(name: str, install: Install) -> None:
 def test_a_rule_that_never_ends_a_block_ends_its_own_request(install: Install) -> None:
     text = "def begin(block): return lambda step: step.positions[:0]\nX = Remasking('x', 'It does not.', begin=begin)"
     install(
-        "idle", {"remask.remasking": {"x": "idle_module:X"}}, f"from remask.core.remasking import Remasking\n{text}"
+        "idle", {"remask.remasking": {"x": "idle_module:X"}}, f"from remask.remasking.rules import Remasking\n{text}"
     )
     params = SamplingParams(max_tokens=8, steps=4, remasking="x")
     results = run(make_engine(), [Work(Request("x", [1, 2], params), Dense()), Work(request("good"), Dense())])
@@ -306,7 +305,7 @@ def test_two_presets_of_one_name(install: Install) -> None:
     ],
 )
 def test_configurations_that_a_family_reads_wrongly(config: str, problem: str, install: Install) -> None:
-    from tests.models.checkpoints import LLADA
+    from tests.checkpoint.checkpoints import LLADA
 
     install("bad", {FAMILIES: {"fine": "bad_module:X"}}, f"X = replace(FINE, config={config})")
     with pytest.raises(CheckpointError, match=rf"package 'bad' 0\.3 .*{problem}"):

@@ -14,13 +14,13 @@ import torch
 from remask import LLM, SamplingParams
 from remask.cli import main
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.families import family_of
-from remask.models.families.llada import LLADA
+from remask.families import family_of
+from remask.families.llada import LLADA
 from remask.policies import name_of, names_for, parse, policy_names, settings_of
 from remask_lab.bench.contenders import every_contender
 from remask_lab.bench.workload import usual_workload
-from tests.models.checkpoints import LLADA as LLADA_CONFIG
-from tests.models.checkpoints import write
+from tests.checkpoint.checkpoints import LLADA as LLADA_CONFIG
+from tests.checkpoint.checkpoints import write
 from tests.plugins.package.remask_example.policy import LateRows
 from tests.server.serving import serving
 

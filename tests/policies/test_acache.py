@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.depth import DepthLookup
-from remask.core.plan import NEVER, Plan, PrefixHit, View
-from remask.core.spans import Span
 from remask.errors import ConfigError, PlanError
+from remask.plan.plan import NEVER, Plan, PrefixHit, View
+from remask.plan.spans import Span
 from remask.policies import ACache, BiCache, BlockDual, CachePolicy, Dense, DllmCache, ElasticCache, Reuse, parse
 from remask.policies.acache import Weigh
+from remask.policies.depth_lookup import DepthLookup
 
 LAYERS, LENGTH = 3, 14
 HIT = PrefixHit(5, LAYERS, LAYERS, (range(2), range(4, 7)), copied=True)

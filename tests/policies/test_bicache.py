@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.depth import DepthLookup
-from remask.core.ledger import Ledger
-from remask.core.plan import PrefixHit, View
-from remask.core.spans import SpanMemo
 from remask.errors import ConfigError
+from remask.plan.ledger import Ledger
+from remask.plan.plan import PrefixHit, View
+from remask.plan.spans import SpanMemo
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.base import RequestFacts
 from remask.policies.bicache import WithinRequest
+from remask.policies.depth_lookup import DepthLookup
 from tests.policies.views import MAX_LAYERS, layer_rows, same, views
 
 INTERVALS = st.none() | st.integers(1, 9)

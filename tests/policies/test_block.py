@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from remask.core.depth import DepthLookup
-from remask.core.ledger import Ledger
 from remask.errors import ConfigError, UnknownNameError
+from remask.plan.ledger import Ledger
 from remask.policies import BiCache, CachePolicy, parse
 from remask.policies.base import RequestFacts
 from remask.policies.block import BlockDual, BlockPrefix
+from remask.policies.depth_lookup import DepthLookup
 from tests.policies.views import Walk, positions, rows_of
 
 LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.ledger import Ledger
-from remask.core.plan import PrefixHit, View
+from remask.plan.ledger import Ledger
+from remask.plan.plan import PrefixHit, View
 from remask.policies import Dense, Reuse
 from tests.policies.views import layer_rows, same, views
 

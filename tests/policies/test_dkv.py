@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.depth import DepthLookup
-from remask.core.ledger import Ledger
-from remask.core.plan import NEVER, StepFacts, View
 from remask.errors import ConfigError, UnknownNameError
+from remask.plan.ledger import Ledger
+from remask.plan.plan import NEVER, StepFacts, View
 from remask.policies import BiCache, CachePolicy, parse
 from remask.policies.base import RequestFacts
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dkv import SHIFTS, DkvDecode, DkvGreedy, DkvPd, DkvPrefill, Shift
 from tests.policies.views import Walk, positions, rows_of
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.depth import DepthLookup
-from remask.core.ledger import Ledger
-from remask.core.plan import Plan
 from remask.errors import ConfigError
+from remask.plan.ledger import Ledger
+from remask.plan.plan import Plan
 from remask.policies import BiCache, CachePolicy, parse
 from remask.policies.base import RequestFacts
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dllm import DllmCache
 from tests.policies.views import Walk, positions
 

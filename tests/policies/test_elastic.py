@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.depth import DepthLookup
-from remask.core.plan import Plan, View
 from remask.errors import ConfigError
+from remask.plan.plan import Plan, View
 from remask.policies import BiCache, ElasticCache, parse
 from remask.policies.base import RequestFacts
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.elastic import Watch
 from tests.policies.views import Walk, positions
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from remask.core.depth import DepthLookup
-from remask.core.ledger import Ledger
-from remask.core.plan import NEVER, PrefixHit, View
 from remask.errors import ConfigError, UnknownNameError
+from remask.plan.ledger import Ledger
+from remask.plan.plan import NEVER, PrefixHit, View
 from remask.policies import CachePolicy, parse, policy_names
 from remask.policies.block import BlockPrefix, UniformCache
 from remask.policies.dense import Dense
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.exact import Exact
 from remask.policies.registry import names_for
 from tests.policies.views import positions, rows_of

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from remask.core.depth import Audits, DepthLookup
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import BiCache, Dense, Reuse, parse, policy_names, settings_of
+from remask.policies.depth_lookup import Audits, DepthLookup
 from remask.policies.registry import setting_names
 
 TABLE = DepthLookup({50: 3})

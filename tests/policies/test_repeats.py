@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from remask.core.plan import Plan, PrefixHit, View
+from remask.plan.plan import Plan, PrefixHit, View
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from remask.core.plan import NEVER, Plan, PrefixHit, StepFacts, View
-from remask.core.spans import Mask
+from remask.plan.plan import NEVER, Plan, PrefixHit, StepFacts, View
+from remask.plan.spans import Mask
 
 MAX_LAYERS = 6
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from remask.answers.structured import automaton_of
 from remask.errors import ConstraintError
 from remask.readers.constraint import ClassTable
 from remask.sampling.automaton import FREE, TokenAutomaton
-from remask.structure import automaton_of
 
 VOCAB = 6
 Table = dict[tuple[int, int], int]  # state and token -> state

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from remask.core.canvas import Canvas
-from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
+from remask.plan.canvas import Canvas
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.block_causal import BlockCausalDecoding, EditingDecoder
 
 MASK = 39

@@ -5,12 +5,12 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from remask.core.canvas import Canvas
-from remask.core.noise import Noise
-from remask.core.sampling import SamplingDefaults, SamplingParams
+from remask.plan.canvas import Canvas
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoder, Decoding
 from remask.sampling.masked import MaskedDecoding
+from remask.sampling.noise import Noise
 from remask.sampling.uniform import UniformDecoding
 
 MASK, PROMPT = 3, [1] * 5

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.canvas import OPEN, Hole, Template
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
+from remask.plan.canvas import OPEN, Hole, Template
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import Blocks, even_blocks, hole_blocks
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from remask.core import select
-from remask.core.select import Ranked
+from remask.remasking import select
+from remask.remasking.select import Ranked
 from remask.sampling.choice import Candidates, Choice
 
 CPU = torch.device("cpu")

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from remask.core.fields import declared
-from remask.core.sampling import SamplingParams
+from remask.checks.fields import declared
 from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import fit, overlaid
 
 DEFAULTS = {"max_tokens": 32, "block_length": 8, "steps": 16, "threshold": 0.9, "temperature": 0.5}

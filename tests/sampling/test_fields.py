@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from remask.core.kinds import ModelKind
-from remask.core.sampling import SamplingParams
+from remask.checks.kinds import ModelKind
 from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.fields import check_fields
 
 KINDS: tuple[ModelKind, ...] = ("masked", "uniform", "block_causal")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.masked import MaskedDecoder, MaskedDecoding
 from remask.sampling.schedule import TimeSchedule
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from remask.core.remasking import REMASKING
-from remask.core.sampling import SamplingDefaults, SamplingParams
+from remask.checkpoint.presets import preset
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.presets import preset
+from remask.remasking.rules import REMASKING
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.rules import Rule, resolve
 
 FAMILIES = {"llada": preset("llada-tiny").sampling, "dream": preset("dream-tiny").sampling}

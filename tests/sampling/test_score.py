@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remask.core.noise import Noise
 from remask.readers.decision import Labels
 from remask.readers.entropy import Entropies
 from remask.readers.guidance import Guide, Guided, Residual
@@ -22,6 +21,7 @@ from remask.readers.proposals import Best
 from remask.readers.replay import Given
 from remask.sampling import filters
 from remask.sampling import score as scoring
+from remask.sampling.noise import Noise
 from remask.sampling.rows import DeviceRead, Penalty, RowGroup
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from remask.core.canvas import Template
-from remask.core.noise import Noise
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
+from remask.plan.canvas import Template
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.filters import top_k, top_p
+from remask.sampling.noise import Noise
 from remask.sampling.schedule import log_snrs
 from remask.sampling.uniform import UniformDecoder, UniformDecoding
 from remask.sampling.uniform_score import gain, reverse_step

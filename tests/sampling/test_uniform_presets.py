@@ -2,9 +2,9 @@
 
 import pytest
 
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import fit
 from remask_lab.papers.definition import load_table
 from remask_lab.papers.resolve import resolve

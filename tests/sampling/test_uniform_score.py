@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.noise import Noise
 from remask.sampling.filters import Draws, top_k, top_p
+from remask.sampling.noise import Noise
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition, gain, read_noisy, reverse_step

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remask.core.noise import Noise
 from remask.readers.guidance import Guide, Guided, Residual
 from remask.readers.logprobs import Ranking, width
 from remask.sampling.filters import Draws
+from remask.sampling.noise import Noise
 from remask.sampling.rows import Penalty, RowGroup
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition

@@ -5,12 +5,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from remask.core.checks import AnyOf, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
-from remask.core.fields import Declared, Nested, declared
-from remask.core.kinds import ModelKind
-from remask.core.remasking import names_on
-from remask.core.sampling import SamplingParams
-from remask.core.terms import Terms
+from remask.checks.fields import Declared, Nested, declared
+from remask.checks.kinds import ModelKind
+from remask.checks.values import AnyOf, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
+from remask.remasking.rules import names_on
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 
 Bodies = st.SearchStrategy[dict[str, Any]]
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from remask.core.request import Event
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.llm import LLM
+from remask.request.result import Event
 from remask.server.app import create_app
 from remask.server.config import ServerConfig
 from remask.server.run import Server

@@ -2,12 +2,12 @@
 
 import pytest
 
-from remask.core.request import Draft, Event, Result, Transfer, Usage
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.source import resolve
 from remask.engine.request import Request
-from remask.models.source import resolve
-from remask.models.tokenizer import load_tokenizer
+from remask.request.result import Draft, Event, Result, Transfer, Usage
+from remask.request.sampling_params import SamplingParams
 from remask.server.answer import Answer
+from remask.text.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve("bundled-transit"))
 assert TOKENIZER is not None

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from remask.core import schema_parts, structure
-from remask.core.checks import LIST, ListOf, Values, Whole, weight
-from remask.core.fields import Nested, declared
-from remask.core.rollout import MAX_EVENTS, TraceEvent
-from remask.core.sampling import SamplingParams
-from remask.core.structure import MAX_PATTERN, StructuredOutputs
-from remask.core.terms import Terms
+from remask.checks.fields import Nested, declared
+from remask.checks.values import LIST, ListOf, Values, Whole, weight
 from remask.errors import ConfigError
+from remask.request import forms as structure
+from remask.request import schema_parts
+from remask.request.forms import MAX_PATTERN, StructuredOutputs
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
+from remask.request.trace import MAX_EVENTS, TraceEvent
 from remask.server.bodies import items_in, read_body
 from remask.server.errors import ApiError
 from remask.server.protocol import ChatBody, CompletionBody

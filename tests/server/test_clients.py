@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from remask.llm import LLM
+from tests.answers.test_structured import ROBOT, matches
 from tests.server.serving import Running, serving
 from tests.server.test_tools import TEMPLATE
-from tests.test_structure import ROBOT, matches
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"

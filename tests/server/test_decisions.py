@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from remask.core.decisions import MAX_QUESTIONS
+from remask.request.questions import MAX_QUESTIONS
 from tests.server.serving import CHATS, Running, held, left_alone, make_llm, serving
 from tests.waiting import Clock
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from remask.checkpoint.presets import preset
+from remask.checks.fields import declared
 from remask.cli import serve
-from remask.core.fields import declared
-from remask.core.sampling import SamplingParams
-from remask.core.terms import Terms
-from remask.models.presets import preset
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 from remask.server.errors import _CODES
 from remask.server.protocol import ChatBody, CompletionBody
 from tests.server.serving import Running

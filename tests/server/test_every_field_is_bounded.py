@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from remask.core.checks import weight
+from remask.checks.values import weight
 from remask.server.app import create_app
 from remask.server.bodies import read_body
 from remask.server.config import ServerConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from remask.core.kinds import ModelKind
+from remask.checks.kinds import ModelKind
 from remask.llm import LLM
 from tests.server.bodies import LENGTH, bodies
 from tests.server.serving import Running, make_llm, serving

@@ -14,9 +14,9 @@ from remask.cli import main
 from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.llm import LLM
-from remask.models.tokenizer import Tokenizer
 from remask.sampling.masked import MaskedDecoder
 from remask.server.protocol import ChatBody, CompletionBody
+from remask.text.tokenizer import Tokenizer
 from tests.goldens import model_dir
 from tests.server.serving import CHATS, LONG, Running, make_llm, serving
 from tests.server.test_kinds_served import sdar

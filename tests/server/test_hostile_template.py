@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from tests.models.test_chat_template import BILLIONS, ENDLESS
 from tests.server.serving import SLOW, make_llm, serving
+from tests.text.test_chat_template import BILLIONS, ENDLESS
 from tests.waiting import LONGEST_S, eventually
 
 TEMPLATE = (
@@ -44,7 +44,7 @@ def test_what_a_template_may_not_do_is_a_400() -> None:
 
 @pytest.mark.thorough
 def test_a_template_that_loops_stops_neither_the_event_loop_nor_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remask.models.chat_template.MAX_SECONDS", 10 * LONGEST_S)  # it loops until it is ended
+    monkeypatch.setattr("remask.text.chat_template.MAX_SECONDS", 10 * LONGEST_S)  # it loops until it is ended
     llm = make_llm()
     assert llm.tokenizer is not None
     llm.tokenizer.use_chat_template(TEMPLATE)

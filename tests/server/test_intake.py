@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from remask.core.sampling import SamplingParams
-from remask.core.terms import PRIORITY_STEP_S
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import PRIORITY_STEP_S
 from remask.server.config import ServerConfig
 from remask.server.limits import CHARS_A_TOKEN
 from remask.server.texts import SHORT

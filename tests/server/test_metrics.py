@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from remask.core.request import Event, Result, Usage
+from remask.request.result import Event, Result, Usage
 from remask.server.metrics import VLLM, Metrics
 from tests.server.serving import CHATS, Running, make_llm, serving
 

@@ -9,7 +9,7 @@ import pytest
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
 from tests.server.serving import CHATS, LONG, URL, Running, held, left_alone, make_llm, serving
-from tests.test_detokenize import bytewise
+from tests.text.test_detokenize import bytewise
 from tests.waiting import eventually
 
 COMPLETIONS = "/v1/completions"

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from remask.core.sampling import SamplingParams
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.serving import CHATS, QUESTIONS, Running, make_llm
 

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from remask.core.sampling import SamplingParams
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.serving import CHATS, Running, make_llm, serving
 from tests.server.test_kinds_served import sdar

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from remask.checkpoint.source import BUNDLED
 from remask.cli.options import (
     add_engine_options,
     add_model_options,
@@ -18,7 +19,6 @@ from remask.cli.options import (
 from remask.cli.serve import KEY_VARIABLE, check_extra
 from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.llm import AUTO, LLM
-from remask.models.source import BUNDLED
 from remask.server.answer import Answer
 
 _COMMAND = re.compile(r"/[a-z]+")

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
+from remask.checks.plugins import Plugin, Registry
 from remask.errors import ConfigError, PluginError
-from remask.plugins import Plugin, Registry
 
 GROUP = "remask.commands"
 """The entry-point group by which other packages add commands. Each entry point is a mapping of names to `Command`s."""

@@ -4,10 +4,10 @@ import argparse
 import json
 import sys
 
+from remask.checks.values import json_object
 from remask.cli.lines import open_text
 from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
-from remask.core.checks import json_object
-from remask.core.decisions import Decisions
+from remask.request.questions import Decisions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from remask.checkpoint.source import BUNDLED
 from remask.cli.options import (
     add_engine_options,
     add_model_options,
@@ -20,7 +21,6 @@ from remask.cli.options import (
 from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
 from remask.errors import ConfigError
 from remask.llm import AUTO
-from remask.models.source import BUNDLED
 from remask.server.limits import RequestLimits
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from remask.core.fields import declared
-from remask.core.kinds import in_words
-from remask.core.remasking import RULES
-from remask.core.sampling import SamplingParams
-from remask.core.terms import Terms
+from remask.checks.fields import declared
+from remask.checks.kinds import in_words
+from remask.remasking.rules import RULES
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 
 WIDTH = 100
 

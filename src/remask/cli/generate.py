@@ -11,6 +11,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TextIO
 
+from remask.answers.rollout import trace_of
+from remask.checks.values import json_list, json_object, shown
 from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text, terms_of
 from remask.cli.options import (
     add_engine_options,
@@ -20,14 +22,12 @@ from remask.cli.options import (
     engine_config,
     open_llm,
 )
-from remask.core.checks import json_list, json_object, shown
-from remask.core.rollout import step_map
-from remask.core.terms import Terms
 from remask.engine.request import Request
-from remask.engine.rollout import trace_of
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
-from remask.outputs import LineFile
+from remask.machine.disk import LineFile
+from remask.request.terms import Terms
+from remask.request.trace import step_map
 
 log = logging.getLogger(__name__)
 

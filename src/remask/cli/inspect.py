@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from remask.checks.values import real
 from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
 from remask.cli.inspect_model import inspect_model
 from remask.cli.lines import add_default_options, defaults_of, read_requests
 from remask.cli.options import add_engine_options, add_model_options, add_tensor_parallel, engine_config, open_llm
 from remask.cli.parser import examples
-from remask.core.checks import real
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request

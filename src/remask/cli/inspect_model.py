@@ -7,20 +7,20 @@ from math import prod
 
 import torch
 
-from remask.config import DTYPES
-from remask.core.checks import whole
-from remask.core.kinds import ModelKind, in_words
-from remask.cpu import memory
+from remask.checkpoint.load import check_tensors, read_config
+from remask.checkpoint.presets import presets
+from remask.checkpoint.source import resolve
+from remask.checks.kinds import ModelKind, in_words
+from remask.checks.values import whole
 from remask.engine.capacity import token_bytes, weight_bytes, workspace_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
 from remask.engine.engine import MAX_DEFAULT_LENGTH
 from remask.errors import CheckpointError
-from remask.models.config import Mixture, ModelConfig
-from remask.models.executors import resolve_executor
-from remask.models.load import check_tensors, read_config
-from remask.models.presets import presets
-from remask.models.ranks import Shard
-from remask.models.source import resolve
+from remask.machine.cpu import memory
+from remask.machine.device import DTYPES
+from remask.model.config import Mixture, ModelConfig
+from remask.model.executors import resolve_executor
+from remask.model.ranks import Shard
 from remask.policies import names_for
 
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from remask.checks.fields import declared
+from remask.checks.values import json_object, shown
 from remask.cli.fields_help import FieldsAction
 from remask.cli.options import object_option, sampling_option
-from remask.core.checks import json_object, shown
-from remask.core.fields import declared
-from remask.core.terms import Terms
 from remask.engine.asked import request_of
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask.prompts import encode
+from remask.request.terms import Terms
+from remask.text.prompts import encode
 
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
 KEYS = ("id", *PROMPTS, "sampling", *declared(Terms))

@@ -12,8 +12,8 @@ from remask import __version__
 from remask.cli import config_file
 from remask.cli.commands import Command, all_commands, missing
 from remask.cli.parser import Parser, examples
-from remask.cpu import wait_passively
 from remask.errors import RemaskError, UnknownNameError
+from remask.machine.cpu import wait_passively
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
 

@@ -6,16 +6,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from remask.core.checks import json_object
-from remask.core.depth import DepthLookup
-from remask.core.executors import ATTENTIONS
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.source import BUNDLED_MODELS
+from remask.checks.values import json_object
 from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.errors import ConfigError
 from remask.llm import AUTO, LLM
-from remask.models.quantised import QUANTIZATIONS
-from remask.models.source import BUNDLED_MODELS
+from remask.model.attention_names import ATTENTIONS
+from remask.model.quantised import QUANTIZATIONS
 from remask.policies import parse
+from remask.policies.depth_lookup import DepthLookup
+from remask.request.sampling_params import SamplingParams
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES, PREFIX_SHARINGS
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeAlias
 
+from remask.checks.plugins import Plugin, Registry
 from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.depth.find import DepthTable
 from remask.depth.profile import ProfileSettings, profile
@@ -11,7 +12,6 @@ from remask.depth.prompts import default_prompts, read_prompts, under_system_pro
 from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask.plugins import Plugin, Registry
 
 _DEFAULTS = ProfileSettings()
 

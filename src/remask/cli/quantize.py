@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from remask.checkpoint.load import check_tensors, read_config
+from remask.checkpoint.quantised_files import save_quantised
+from remask.checkpoint.source import resolve
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.load import check_tensors, read_config
-from remask.models.quantised import QUANTIZATIONS, check_sizes
-from remask.models.quantised_files import save_quantised
-from remask.models.source import resolve
+from remask.model.quantised import QUANTIZATIONS, check_sizes
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from remask.checkpoint.source import BUNDLED
+from remask.checks.fields import declared
+from remask.checks.values import Whole, whole
 from remask.cli.options import (
     add_engine_options,
     add_model_options,
@@ -20,11 +23,8 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
-from remask.core.checks import Whole, whole
-from remask.core.fields import declared
 from remask.errors import ConfigError
 from remask.llm import AUTO, LLM
-from remask.models.source import BUNDLED
 from remask.sampling.defaults import overlaid
 from remask.server.limits import RequestLimits, ServerLimits
 

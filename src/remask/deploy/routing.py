@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from remask.core.checks import real, whole
+from remask.checks.values import real, whole
 
 
 def rank(identity: bytes, replicas: Iterable[str]) -> list[str]:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from remask.core.checks import real, whole
-from remask.core.fields import declared
+from remask.checkpoint.source import BUNDLED
+from remask.checks.fields import declared
+from remask.checks.values import real, whole
 from remask.deploy.routing import Spill
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.source import BUNDLED
 from remask.server.config import ServerConfig
 from remask.server.limits import RequestLimits, ServerLimits
 

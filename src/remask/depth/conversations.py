@@ -7,9 +7,9 @@ from itertools import accumulate, groupby
 from typing import Protocol
 
 from remask.errors import ConfigError
-from remask.models.config import ModelConfig
-from remask.models.tokenizer import Tokenizer
+from remask.model.config import ModelConfig
 from remask.tasks import tariff, transit
+from remask.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remask.core.depth import percent
 from remask.depth.conversations import Conversation
 from remask.errors import ConfigError
+from remask.policies.depth_lookup import percent
 
 RATIOS = (*range(5, 100, 5), 97, 98, 99)  # finer at the end, where depth rises fastest
 SHORTEST_REST = 8  # tokens after the prefix below which a default ratio is left out

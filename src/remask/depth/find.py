@@ -4,10 +4,10 @@ import logging
 from importlib.resources import files
 from pathlib import Path
 
+from remask.checkpoint.loaded import LoadedModel
 from remask.depth.profile import Subject, profile
 from remask.depth.prompts import default_prompts
 from remask.depth.table import DepthTable, Growth
-from remask.models.loaded import LoadedModel
 
 __all__ = ["DepthTable", "Growth", "find_table", "shipped_table"]
 

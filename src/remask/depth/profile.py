@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.checks import real, whole
-from remask.core.depth import DepthLookup
+from remask.checkpoint.loaded import LoadedModel
+from remask.checks.values import real, whole
 from remask.depth.conversations import Conversation, PromptSet, SystemPrompt
 from remask.depth.cuts import Cut, cut_at, reachable
 from remask.depth.rule import DepthRule, depth_at, depth_entries
 from remask.depth.similarity import Measure, PrefixProbe
 from remask.depth.table import DepthTable, Growth
 from remask.errors import ConfigError
-from remask.models.loaded import LoadedModel
-from remask.models.transformer import Transformer
+from remask.model.transformer import Transformer
+from remask.policies.depth_lookup import DepthLookup
 
 FIRST_SAMPLES = 8
 STILL = 2  # doublings in a row that must leave the table unchanged

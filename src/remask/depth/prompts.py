@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remask.core.checks import json_object
+from remask.checkpoint.loaded import LoadedModel
+from remask.checks.values import json_object
 from remask.depth.conversations import (
     ChatPrompts,
     Message,
@@ -17,9 +18,8 @@ from remask.depth.conversations import (
     TransitPrompts,
 )
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.loaded import LoadedModel
-from remask.models.tokenizer import ROLES, Tokenizer
 from remask.tasks import gsm8k, humaneval, tariff, transit
+from remask.text.tokenizer import ROLES, Tokenizer
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
 READABLE = 0.9  # a prompt set suits a tokenizer if this share of its words survives encoding and decoding

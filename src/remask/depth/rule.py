@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.checks import one_of
+from remask.checks.values import one_of
 
 OverLayers: TypeAlias = Literal["leading", "largest"]
 OverRequests: TypeAlias = Literal["least-depth", "mean-depth", "mean-curve"]

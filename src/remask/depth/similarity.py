@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.canvas import Canvas
 from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
-from remask.models.pool import Pool
-from remask.models.similarity import flat_cosine, joint_cosine
-from remask.models.transformer import Transformer
+from remask.model.pool import Pool
+from remask.model.similarity import flat_cosine, joint_cosine
+from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas
 
 Measure = Literal["flat", "joint", "official"]
 KV: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # K, then V: a tensor [P, kv_heads, Dh] per layer

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
-from remask.core.checks import LARGEST, real, whole
-from remask.core.depth import DepthLookup
+from remask.checkpoint.loaded import LoadedModel
+from remask.checks.values import LARGEST, real, whole
 from remask.depth.rule import AUTHORS, DepthRule, depth_entries
 from remask.errors import ConfigError, TableError
-from remask.models.loaded import LoadedModel
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
+from remask.policies.depth_lookup import DepthLookup
 
 VERSION = 2
 FIRST = 1  # had neither rule nor limits: `AUTHORS` made it

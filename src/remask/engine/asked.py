@@ -4,19 +4,19 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from remask.core.canvas import Template
-from remask.core.kinds import ModelKind
-from remask.core.rollout import MAX_EVENTS
-from remask.core.sampling import SamplingParams
-from remask.core.terms import Terms
+from remask.checks.kinds import ModelKind
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.plan.canvas import Template
 from remask.policies.base import CachePolicy
 from remask.readers.base import Reader
 from remask.readers.constraint import Constraint
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.readers.replay import Replay
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
+from remask.request.trace import MAX_EVENTS
 
 
 def request_of(

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from remask.core.checks import real, whole
-from remask.core.request import Event, Result, Usage
+from remask.checks.values import real, whole
 from remask.engine.engine import Engine
 from remask.engine.pending import PendingRequest
 from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
+from remask.request.result import Event, Result, Usage
 
 log = logging.getLogger(__name__)
 

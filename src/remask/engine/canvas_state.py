@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.ledger import Ledger
-from remask.core.pass_cost import ExecutedPlan
-from remask.core.plan import Plan, PrefixHit
-from remask.core.spans import Positions, Span, SpanMemo
 from remask.errors import PlanError
-from remask.models.runs import runs
-from remask.models.stage import Run
+from remask.model.runs import runs
+from remask.model.stage import Run
+from remask.plan.canvas import Canvas
+from remask.plan.ledger import Ledger
+from remask.plan.pass_cost import ExecutedPlan
+from remask.plan.plan import Plan, PrefixHit
+from remask.plan.spans import Positions, Span, SpanMemo
 from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from remask.errors import ConfigError
-from remask.models.attention import Attention, SizedAttention
-from remask.models.attention_torch import GPU_SCORES
-from remask.models.config import ModelConfig
-from remask.models.quantised import Quantization
-from remask.models.ranks import Shard
-from remask.models.weights import empty_weights
-from remask.models.work_list import WorkList, WorkListBuilder
+from remask.model.attention import Attention, SizedAttention
+from remask.model.attention_torch import GPU_SCORES
+from remask.model.config import ModelConfig
+from remask.model.quantised import Quantization
+from remask.model.ranks import Shard
+from remask.model.weights import empty_weights
+from remask.model.work_list import WorkList, WorkListBuilder
 
 MAX_LOGITS = 1 << 26  # that exist at a time, of whole rows: 0.25 GiB in float32
 DRAWN = 4  # what a row weighs that is not read greedily, as draws, filters and forms make more of its logits

@@ -3,26 +3,26 @@
 import secrets
 from collections.abc import Callable, Sequence
 
-from remask.core.canvas import OPEN
-from remask.core.checks import is_whole
-from remask.core.fields import declared
-from remask.core.kinds import in_words
-from remask.core.segments import stored_parts
-from remask.core.terms import Terms
+from remask.checks.fields import declared
+from remask.checks.kinds import in_words
+from remask.checks.values import is_whole
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.models.config import ModelConfig
-from remask.models.stops import Decode, StopRule
+from remask.model.config import ModelConfig
+from remask.plan.canvas import OPEN
 from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
+from remask.request.segments import stored_parts
+from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
 from remask.sampling.fields import check_fields
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
+from remask.text.stops import Decode, StopRule
 
 
 def check_request(

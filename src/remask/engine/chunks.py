@@ -7,14 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
-from remask.core.plan import Plan
-from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState, Kept
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Owner
 from remask.engine.running import RequestLoop, Scores
 from remask.engine.stats import EngineStats
-from remask.models.stage import Save, Stage, StepBatch
+from remask.model.stage import Save, Stage, StepBatch
+from remask.plan.plan import Plan
+from remask.plan.spans import Span
 from remask.store.entry import PrefixEntry
 from remask.store.prefix import Lease
 

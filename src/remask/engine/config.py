@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from remask.core.checks import flag, one_of, real, whole
-from remask.core.executors import ATTENTIONS, AttentionName
+from remask.checks.values import flag, one_of, real, whole
 from remask.errors import ConfigError
+from remask.model.attention_names import ATTENTIONS, AttentionName
 from remask.store.eviction import EVICTIONS, Eviction
 from remask.store.prefix_index import PREFIX_MATCHES, PREFIX_SHARINGS, PrefixMatch, PrefixSharing
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from remask.core.canvas import Canvas, Hole, Template
-from remask.core.request import FinishReason, Transfer
-from remask.models.stops import StopRule
+from remask.plan.canvas import Canvas, Hole, Template
+from remask.request.result import FinishReason, Transfer
 from remask.sampling.decoder import Decoder, Decoding
+from remask.text.stops import StopRule
 
 
 class ResponseEnd:

@@ -7,7 +7,6 @@ from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
-from remask.core.request import Event
 from remask.engine.admission import Admission
 from remask.engine.check import check_request
 from remask.engine.config import DeviceDefaults, EngineConfig
@@ -28,13 +27,14 @@ from remask.engine.running import POLICY, RunningRequest
 from remask.engine.scheduler import StepLimits
 from remask.engine.stats import EngineStats
 from remask.errors import ConfigError
-from remask.models.executors import attend, make_graphs
-from remask.models.invariant import batch_invariant
-from remask.models.pool import Pool
-from remask.models.stops import Decode
-from remask.models.transformer import Transformer
+from remask.model.executors import attend, make_graphs
+from remask.model.invariant import batch_invariant
+from remask.model.pool import Pool
+from remask.model.transformer import Transformer
+from remask.request.result import Event
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
+from remask.text.stops import Decode
 
 log = logging.getLogger(__name__)
 

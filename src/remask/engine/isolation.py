@@ -13,7 +13,7 @@ from remask.engine.faults import exhausts, poisons
 from remask.engine.member import Batch, Member
 from remask.engine.runner import Items, Runner
 from remask.engine.running import NO_SCORES, Reads, RunningRequest, Scores, Share
-from remask.sending import Arrival
+from remask.machine.transfers import Arrival
 
 log = logging.getLogger(__name__)
 

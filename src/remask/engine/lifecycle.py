@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar, TypeVarTuple
 
-from remask.core.request import Event, FinishReason, Result
 from remask.engine.chunks import SidePass
 from remask.engine.faults import failure, poisons
 from remask.engine.member import Batch, Member
@@ -16,6 +15,7 @@ from remask.engine.running import RunningRequest, Scores
 from remask.engine.scheduler import Scheduler, StepLimits
 from remask.engine.stats import EngineStats
 from remask.engine.turns import Turns
+from remask.request.result import Event, FinishReason, Result
 from remask.store.entry import PrefixEntry
 
 T = TypeVar("T")

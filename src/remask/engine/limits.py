@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoding
 
 STEPS_PER_POSITION = 4  # of the default limit of steps

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from remask.core.plan import Plan
 from remask.engine.canvas_state import CanvasState
 from remask.engine.chunks import Loop, SidePass
 from remask.engine.request import Owner
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest, Scores
+from remask.plan.plan import Plan
 from remask.store.prefix import Lease
 
 

@@ -8,9 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.canvas import Canvas, Template
-from remask.core.ledger import Ledger
-from remask.core.request import Usage
 from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, token_bytes
 from remask.engine.config import EngineConfig
@@ -25,9 +22,12 @@ from remask.engine.sharing.prefixes import Prefixes
 from remask.engine.sharing.way import Shared, Sharing
 from remask.engine.sizing import page_size, share_out
 from remask.errors import ConfigError, IntegrityError
-from remask.models.pool import Pool
-from remask.models.transformer import Transformer
+from remask.model.pool import Pool
+from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas, Template
+from remask.plan.ledger import Ledger
 from remask.policies.base import CachePolicy, Traits
+from remask.request.result import Usage
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore

@@ -5,8 +5,8 @@ from typing import ClassVar
 from remask.engine.isolation import Ran
 from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
-from remask.models.pool import Pool
-from remask.models.transformer import Transformer
+from remask.model.pool import Pool
+from remask.model.transformer import Transformer
 
 
 class EngineObserver:

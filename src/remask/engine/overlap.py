@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.select import Ranked
 from remask.engine.faults import poisons
 from remask.engine.isolation import LaunchedPass, Read, Scored
 from remask.engine.member import Member
 from remask.engine.running import RunningRequest
+from remask.remasking.select import Ranked
 from remask.sampling.decoder import Decoder
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.plan import Plan, Reach
-from remask.core.spans import Span, Spans, crossing
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.stage_rows import StageRows
 from remask.engine.token_buffer import TokenBuffer
 from remask.engine.work import make_work
 from remask.errors import PlanError
-from remask.models.runs import Index, send_run
-from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
-from remask.sending import send
+from remask.machine.transfers import send
+from remask.model.runs import Index, send_run
+from remask.model.stage import Partial, Pick, Restore, Save, Stage, StepBatch
+from remask.plan.plan import Plan, Reach
+from remask.plan.spans import Span, Spans, crossing
 
 
 def pack(

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remask.core.request import FinishReason, Result, Usage
-from remask.core.terms import PRIORITY_STEP_S
 from remask.engine.request import Request
-from remask.models.stops import StopRule
+from remask.request.result import FinishReason, Result, Usage
+from remask.request.terms import PRIORITY_STEP_S
 from remask.sampling.decoder import Decoding
+from remask.text.stops import StopRule
 
 
 @dataclass(slots=True, eq=False)

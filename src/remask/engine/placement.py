@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from remask.core.depth import Audits
-from remask.core.plan import PrefixHit
 from remask.engine.canvas_state import Move
 from remask.engine.sharing.publishing import PageSharing
+from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy
+from remask.policies.depth_lookup import Audits
 from remask.store.chain import Page
 from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange

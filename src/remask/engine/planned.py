@@ -5,14 +5,14 @@ from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Self, TypeAlias
 
-from remask.core.plan import LastPass, Plan, StepFacts, View
-from remask.core.spans import Mask
 from remask.engine.canvas_state import CanvasState
 from remask.engine.ending import ResponseEnd
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim
 from remask.engine.request import Request
 from remask.errors import PlanError
+from remask.plan.plan import LastPass, Plan, StepFacts, View
+from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy, Schedule
 from remask.readers.base import Reader, Start
 from remask.readers.own import readers_of

@@ -18,13 +18,13 @@ from torch import Tensor
 from remask.engine.config import DeviceDefaults, EngineConfig
 from remask.engine.read import score_rows
 from remask.errors import ConfigError
-from remask.models.executors import Executor, attend, check_graphs, make_graphs, resolve_executor
-from remask.models.pool import Pool
-from remask.models.stage import Stage, StepBatch
-from remask.models.transformer import Transformer
-from remask.models.work_list import WorkListBuilder
+from remask.machine.transfers import send
+from remask.model.executors import Executor, attend, check_graphs, make_graphs, resolve_executor
+from remask.model.pool import Pool
+from remask.model.stage import Stage, StepBatch
+from remask.model.transformer import Transformer
+from remask.model.work_list import WorkListBuilder
 from remask.sampling.rows import RowGroup
-from remask.sending import send
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from remask.engine.capacity import DRAWN
 from remask.engine.running import Reads, RunningRequest
 from remask.engine.token_buffer import TokenBuffer
-from remask.models.transformer import Transformer
+from remask.machine.transfers import Arrival, send
+from remask.model.transformer import Transformer
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
-from remask.sending import Arrival, send
 
 
 @torch.inference_mode()

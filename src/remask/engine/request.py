@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
-from remask.core.canvas import Template
-from remask.core.sampling import SamplingParams
-from remask.core.segments import Segment
+from remask.plan.canvas import Template
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
 from remask.readers.base import Reader
+from remask.request.sampling_params import SamplingParams
+from remask.request.segments import Segment
 
 R = TypeVar("R", bound=Reader)
 

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.plan import Plan
 from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.capacity import logit_rows
 from remask.engine.chunks import SidePass, keep_leaving_states
@@ -15,14 +14,15 @@ from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import Reads, RunningRequest
 from remask.engine.token_buffer import TokenBuffer
-from remask.models.graphs import Graphs
-from remask.models.pool import Pool
-from remask.models.runs import send_run
-from remask.models.similarity import flat_products
-from remask.models.stage import Run, Stage, StepBatch
-from remask.models.transformer import Transformer
+from remask.machine.transfers import Arrival
+from remask.model.graphs import Graphs
+from remask.model.pool import Pool
+from remask.model.runs import send_run
+from remask.model.similarity import flat_products
+from remask.model.stage import Run, Stage, StepBatch
+from remask.model.transformer import Transformer
+from remask.plan.plan import Plan
 from remask.policies.on_device.base import DeviceHook, Hooked
-from remask.sending import Arrival
 
 Items = list[tuple[CanvasState, Plan]]
 

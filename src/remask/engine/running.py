@@ -7,14 +7,14 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVarTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.plan import LastPass, Plan
-from remask.core.request import FinishReason, Result, Transfer, Usage
-from remask.core.spans import rows_of
-from remask.core.work import LayerWork, layer_work
 from remask.engine.planned import Items, PlannedRequest
 from remask.engine.request import Owner
 from remask.errors import PlanError
+from remask.plan.plan import LastPass, Plan
+from remask.plan.prefix_work import LayerWork, layer_work
+from remask.plan.spans import rows_of
 from remask.readers.base import Predicted, Reader, ReadPass, Written
+from remask.request.result import FinishReason, Result, Transfer, Usage
 from remask.sampling.rows import DeviceRead, RowGroup
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease

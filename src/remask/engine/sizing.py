@@ -16,9 +16,9 @@ from remask.engine.capacity import (
 )
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
 from remask.errors import ConfigError
-from remask.models.config import ModelConfig
-from remask.models.graphs import MOST_ROWS, graph_bytes
-from remask.models.transformer import Transformer
+from remask.model.config import ModelConfig
+from remask.model.graphs import MOST_ROWS, graph_bytes
+from remask.model.transformer import Transformer
 
 DEFAULT_PAGE = 16
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState, SlotTable
-from remask.models.runs import Index
+from remask.model.runs import Index
+from remask.plan.spans import Span
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each canvas of each stage

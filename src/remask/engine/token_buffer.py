@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState
-from remask.models.runs import Index
+from remask.model.runs import Index
 from remask.sampling.choice import Candidates, Choice
 
 

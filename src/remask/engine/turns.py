@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
-from remask.core.terms import PRIORITY_STEP_S
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Owner
+from remask.request.terms import PRIORITY_STEP_S
 
 K = TypeVar("K")
 Key: TypeAlias = tuple[int, int, float]

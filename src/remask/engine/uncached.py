@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from remask.core.canvas import Canvas
-from remask.core.ledger import Ledger
-from remask.core.plan import Plan, Reach
-from remask.core.spans import Mask, Span
 from remask.engine.canvas_state import CanvasState, plain_table
 from remask.engine.pack import pack
-from remask.models.stage import StepBatch
-from remask.models.transformer import Transformer
+from remask.model.stage import StepBatch
+from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas
+from remask.plan.ledger import Ledger
+from remask.plan.plan import Plan, Reach
+from remask.plan.spans import Mask, Span
 from remask.store.pages import PageRange
 
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 
 from remask.engine.stage_rows import StageRows
-from remask.models.runs import Index
-from remask.models.work_list import WorkList, WorkListBuilder
+from remask.model.runs import Index
+from remask.model.work_list import WorkList, WorkListBuilder
 
 TILE = 128  # rows that see different parts of a canvas are a unit together, at most so many
 

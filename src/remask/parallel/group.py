@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from remask.models.ranks import Ranks, Shard
+from remask.model.ranks import Ranks, Shard
 
 HOST = "127.0.0.1"
 WAIT = timedelta(minutes=5)  # of one rank for another, in one operation

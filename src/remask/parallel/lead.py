@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from remask.checkpoint.loaded import FoundModel, LoadedModel
 from remask.errors import CheckpointError, ConfigError, RankLostError
-from remask.models.loaded import FoundModel, LoadedModel
-from remask.models.quantised import Quantization
-from remask.models.ranks import Shard
+from remask.model.quantised import Quantization
+from remask.model.ranks import Shard
 from remask.parallel.group import GroupRanks, join_group, join_store, open_store, remove_store
 from remask.parallel.message import Names
 from remask.parallel.worker import PATIENCE_S, WHERE, Job, State

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remask.models.pool import Pool
-from remask.models.ranks import RankLocal
-from remask.models.transformer import Transformer
+from remask.model.pool import Pool
+from remask.model.ranks import RankLocal
+from remask.model.transformer import Transformer
 
 ALIGNMENT = 16  # bytes; each tensor of a buffer begins at a multiple of it
 

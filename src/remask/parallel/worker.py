@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
-from remask.models.loaded import find_model
-from remask.models.quantised import Quantization
-from remask.models.ranks import Shard
-from remask.models.transformer import Transformer
+from remask.checkpoint.loaded import find_model
+from remask.model.quantised import Quantization
+from remask.model.ranks import Shard
+from remask.model.transformer import Transformer
 from remask.parallel.group import join_group, join_store, remove_store
 from remask.parallel.message import Things
 

@@ -1,10 +1,11 @@
 """Cache policies: pure functions from a `View` of a request to a `Plan` of its next pass. Each method has a file."""
 
 from remask.policies.acache import ACache
-from remask.policies.base import CachePolicy
+from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dense import Dense
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
@@ -14,12 +15,14 @@ from remask.policies.registry import name_of, names_for, parse, policy_names, se
 from remask.policies.reuse import Reuse
 
 __all__ = [
+    "ALWAYS",
     "ACache",
     "BiCache",
     "BlockDual",
     "BlockPrefix",
     "CachePolicy",
     "Dense",
+    "DepthLookup",
     "DkvDecode",
     "DkvGreedy",
     "DkvPd",
@@ -28,7 +31,10 @@ __all__ = [
     "ElasticCache",
     "EntropyCache",
     "Exact",
+    "RequestFacts",
     "Reuse",
+    "Schedule",
+    "Traits",
     "UniformCache",
     "name_of",
     "names_for",

@@ -7,12 +7,10 @@ from typing import Self
 
 import numpy as np
 
-from remask.core.checks import real, whole
-from remask.core.cost import OperationCost, Widths
-from remask.core.hooks import HookCost, LayerHook
-from remask.core.plan import Plan, PrefixHit, View
-from remask.core.spans import Mask, Span, Spans
+from remask.checks.values import real, whole
 from remask.errors import ConfigError, PlanError
+from remask.plan import HookCost, LayerHook, Mask, Plan, PrefixHit, Span, Spans, View
+from remask.plan.cost import OperationCost, Widths
 from remask.policies.base import CachePolicy, Kept, RequestFacts, Traits
 from remask.policies.dense import Dense
 

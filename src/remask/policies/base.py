@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from remask.core.depth import Audits
-from remask.core.kinds import ModelKind
-from remask.core.plan import Plan, View
+from remask.checks.kinds import ModelKind
+from remask.plan import Plan, View
+from remask.policies.depth_lookup import Audits
 
 ALWAYS = 1 << 62
 """What `CachePolicy.repeats` answers of a plan that serves until its block is done."""

@@ -4,13 +4,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Literal
 
-from remask.core.checks import flag, is_whole, one_of, whole
-from remask.core.depth import Audits, DepthLookup
-from remask.core.plan import Plan, PrefixHit, View
-from remask.core.spans import Span, Spans
+from remask.checks.values import flag, is_whole, one_of, whole
 from remask.errors import ConfigError
+from remask.plan import Plan, PrefixHit, Span, Spans, View
 from remask.policies.base import CachePolicy, RequestFacts, Traits
 from remask.policies.dense import Dense
+from remask.policies.depth_lookup import Audits, DepthLookup
 
 BOUNDARIES = ("stored", "recomputed")
 ONLINE = "online"

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from remask.core.checks import one_of, real, whole
-from remask.core.hooks import LayerHook
-from remask.core.kinds import ModelKind
-from remask.core.plan import Plan, View
-from remask.core.spans import Mask, Span, Spans
+from remask.checks.kinds import ModelKind
+from remask.checks.values import one_of, real, whole
 from remask.errors import ConfigError
+from remask.plan import LayerHook, Mask, Plan, Span, Spans, View
 from remask.policies.base import ALWAYS, CachePolicy, IdlePasses, Kept, RequestFacts, Schedule, Traits
 from remask.policies.drift import Drift
 

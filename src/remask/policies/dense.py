@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from remask.core.plan import Plan, View
+from remask.plan import Plan, View
 from remask.policies.base import ALWAYS, CachePolicy, Schedule, Traits
 
 

@@ -7,10 +7,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.checks import one_of, whole
-from remask.core.plan import Plan, View
-from remask.core.spans import Mask, Spans
+from remask.checks.values import one_of, whole
 from remask.errors import ConfigError
+from remask.plan import Mask, Plan, Spans, View
 from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Traits
 
 Shift: TypeAlias = Literal["un", "right", "un_right"]

@@ -6,10 +6,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from remask.core.checks import one_of, real, whole
-from remask.core.plan import Plan, View
-from remask.core.spans import Mask, Span, Spans, TopRho
+from remask.checks.values import one_of, real, whole
 from remask.errors import ConfigError
+from remask.plan import Mask, Plan, Span, Spans, TopRho, View
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
 Select: TypeAlias = Literal["value", "key", "random"]

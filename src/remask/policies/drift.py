@@ -3,11 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from remask.core.cost import OperationCost, Widths
-from remask.core.hooks import HookCost, LayerHook
-from remask.core.plan import Plan
-from remask.core.spans import Mask, Span, Spans
 from remask.errors import PlanError
+from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans
+from remask.plan.cost import OperationCost, Widths
 
 
 @dataclass(frozen=True, slots=True)

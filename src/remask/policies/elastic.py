@@ -5,12 +5,10 @@ from typing import Literal, Self, TypeAlias
 
 import numpy as np
 
-from remask.core.checks import flag, one_of, real, whole
-from remask.core.cost import OperationCost, Widths
-from remask.core.hooks import HookCost, LayerHook
-from remask.core.plan import Plan, View
-from remask.core.spans import Mask, Span, Spans
+from remask.checks.values import flag, one_of, real, whole
 from remask.errors import ConfigError, PlanError
+from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View
+from remask.plan.cost import OperationCost, Widths
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
 Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`

@@ -5,9 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from remask.core.checks import one_of, real, whole
-from remask.core.plan import Plan, View
-from remask.core.spans import Mask
+from remask.checks.values import one_of, real, whole
+from remask.plan import Mask, Plan, View
 from remask.policies.base import CachePolicy, Schedule, Traits
 
 MASKS = ("response", "block")

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from remask.core.checks import whole
-from remask.core.plan import Plan, View
-from remask.core.spans import Span
+from remask.checks.values import whole
+from remask.plan import Plan, Span, View
 from remask.policies.base import ALWAYS, CachePolicy, Traits
 
 

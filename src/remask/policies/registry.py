@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from remask.core.depth import DepthLookup
-from remask.core.kinds import KINDS, ModelKind
+from remask.checks.kinds import KINDS, ModelKind
+from remask.checks.plugins import Plugin, Registry
 from remask.errors import ConfigError, RemaskError, UnknownNameError
-from remask.plugins import Plugin, Registry
 from remask.policies.acache import ACache
 from remask.policies.base import CachePolicy, Traits
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dense import Dense
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache

@@ -7,16 +7,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.canvas import Canvas, Template
-from remask.core.request import Event, Transfer
-from remask.core.sampling import SamplingParams
-from remask.core.spans import Mask
-from remask.core.work import LayerWork
-from remask.models.config import ModelConfig
-from remask.models.stops import StopRule
+from remask.model.config import ModelConfig
+from remask.plan.canvas import Canvas, Template
+from remask.plan.prefix_work import LayerWork
+from remask.plan.spans import Mask
 from remask.policies.base import Schedule
+from remask.request.result import Event, Transfer
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoder, Decoding
 from remask.sampling.rows import DeviceRead
+from remask.text.stops import StopRule
 
 Written = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Positions, ascending, and their tokens; int64 [n] each."""

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.canvas import Canvas, Hole, Template
 from remask.errors import ConfigError
+from remask.machine.transfers import send
+from remask.plan.canvas import Canvas, Hole, Template
 from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
 from remask.sampling.automaton import FREE, TokenAutomaton
 from remask.sampling.block_causal import BlockCausalDecoding
@@ -21,7 +22,6 @@ from remask.sampling.filters import gumbel
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.score import confidence, distributions
 from remask.sampling.vocabulary import WHOLE, Vocabulary
-from remask.sending import send
 
 MAX_PATH_STEPS = 2**22
 """Transitions times positions that the search of one path may go over: some 30 ms."""

@@ -7,18 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.kinds import ModelKind, in_words
-from remask.core.sampling import SamplingParams
-from remask.core.spans import Mask
+from remask.checks.kinds import ModelKind, in_words
 from remask.errors import ConfigError
+from remask.machine.transfers import send
+from remask.plan.canvas import Canvas
+from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
 from remask.readers.logprobs import Normalised
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Confidence, Decoding, Positions, Tokens, Uncorrected
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import Vocabulary
-from remask.sending import send
 
 
 @dataclass(frozen=True, slots=True)

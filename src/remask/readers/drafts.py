@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from remask.core.request import Draft, Event
-from remask.core.work import LayerWork
+from remask.plan.prefix_work import LayerWork
 from remask.readers.base import Predicted, Reader, ReadPass, Start
+from remask.request.result import Draft, Event
 
 
 class Drafts(Reader):

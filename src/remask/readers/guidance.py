@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.errors import PlanError
-from remask.models.ranks import RankLocal
+from remask.machine.transfers import send
+from remask.model.ranks import RankLocal
 from remask.readers.base import Predicted, Reader, ReadPass
 from remask.sampling.rows import DeviceRead
 from remask.sampling.vocabulary import Vocabulary
-from remask.sending import send
 
 
 class Residual(RankLocal):

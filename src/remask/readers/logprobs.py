@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.checks import whole
-from remask.core.request import Transfer
-from remask.core.rollout import TOP_LOGPROBS
+from remask.checks.values import whole
 from remask.errors import ConfigError
 from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
+from remask.request.result import Transfer
+from remask.request.trace import TOP_LOGPROBS
 from remask.sampling.decoder import Decoding
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import WHOLE, Vocabulary

@@ -7,12 +7,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.canvas import Canvas, Template
-from remask.core.spans import Mask
+from remask.machine.transfers import send
+from remask.plan.canvas import Canvas, Template
+from remask.plan.spans import Mask
 from remask.readers.base import Reader, ReadPass
 from remask.sampling.rows import DeviceRead
 from remask.sampling.vocabulary import WHOLE, Vocabulary
-from remask.sending import send
 
 
 class Padding(Reader):

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.request import Transfer
 from remask.errors import ConfigError
-from remask.models.config import ModelConfig
+from remask.machine.transfers import send
+from remask.model.config import ModelConfig
 from remask.readers.base import Asked, Reader, ReadPass, Start, Written
+from remask.request.result import Transfer
 from remask.sampling.decoder import Decoding
 from remask.sampling.rows import DeviceRead
-from remask.sending import send
 
 _NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core import select
-from remask.core.canvas import Canvas, Template
-from remask.core.plan import Reach
-from remask.core.remasking import (
+from remask.errors import ConfigError
+from remask.plan.canvas import Canvas, Template
+from remask.plan.plan import Reach
+from remask.policies.base import IdlePasses
+from remask.remasking import select
+from remask.remasking.rules import (
     EDIT_THRESHOLD,
     MAX_POST_STEPS,
     RULES,
@@ -19,9 +21,7 @@ from remask.core.remasking import (
     check_progress,
     scheduled,
 )
-from remask.core.sampling import SamplingDefaults, SamplingParams
-from remask.errors import ConfigError
-from remask.policies.base import IdlePasses
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, blocks_of
 from remask.sampling.rows import Penalty, RowGroup
 from remask.sampling.schedule import even_count

@@ -5,9 +5,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from remask.core.canvas import Template
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
+from remask.plan.canvas import Template
+from remask.request.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The choice of positions on the device: what `remask.core.select` chooses of the same numbers, for many requests."""
+"""The choice of positions on the device: what `remask.remasking.select` chooses on the host, for many requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.select import Ranked
+from remask.machine.transfers import send
+from remask.remasking.select import Ranked
 from remask.sampling.decoder import Positions, Transfers
-from remask.sending import send
 
 
 @dataclass(frozen=True, slots=True)

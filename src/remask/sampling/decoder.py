@@ -7,11 +7,11 @@ from typing import Protocol, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.canvas import Canvas
-from remask.core.plan import Reach
-from remask.core.select import Ranked
-from remask.core.spans import Mask
+from remask.plan.canvas import Canvas
+from remask.plan.plan import Reach
+from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
+from remask.remasking.select import Ranked
 from remask.sampling.rows import RowGroup
 
 Positions = NDArray[np.int64]

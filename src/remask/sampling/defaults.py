@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from remask.core.canvas import Template
-from remask.core.checks import POSITIONS
-from remask.core.fields import declared
-from remask.core.sampling import SamplingParams
-from remask.core.uniform import PRESET_FIELDS
+from remask.checks.fields import declared
+from remask.checks.values import POSITIONS
+from remask.plan.canvas import Template
+from remask.request.sampling_params import SamplingParams
+from remask.request.uniform_presets import PRESET_FIELDS
 from remask.sampling.blocks import even_blocks, hole_blocks
 
 

@@ -1,10 +1,10 @@
 """Which sampling parameters mean something on which kind of model."""
 
-from remask.core.fields import declared
-from remask.core.kinds import ModelKind, in_words
-from remask.core.remasking import RULES, names_on
-from remask.core.sampling import SamplingParams
+from remask.checks.fields import declared
+from remask.checks.kinds import ModelKind, in_words
 from remask.errors import ConfigError
+from remask.remasking.rules import RULES, names_on
+from remask.request.sampling_params import SamplingParams
 
 
 def check_fields(params: SamplingParams, kind: ModelKind) -> None:

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.machine.transfers import send
 from remask.sampling.philox import uniform
-from remask.sending import send
 
 
 def top_p(logits: Tensor, share: float | None) -> Tensor:

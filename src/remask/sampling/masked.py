@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core import select
-from remask.core.canvas import Canvas, Template
-from remask.core.remasking import BlockStart, Step, check_progress, scheduled
-from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
+from remask.plan.canvas import Canvas, Template
 from remask.policies.base import IdlePasses
+from remask.remasking import select
+from remask.remasking.rules import BlockStart, Step, check_progress, scheduled
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.blocks import Blocks, blocks_for
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, moved
 from remask.sampling.rows import Basis, RowGroup

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.remasking import Measure
+from remask.machine.transfers import send
+from remask.remasking.rules import Measure
 from remask.sampling.filters import Draws
 from remask.sampling.uniform_score import NoisyRows
 from remask.sampling.vocabulary import WHOLE, Vocabulary
-from remask.sending import send
 
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 

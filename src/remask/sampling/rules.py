@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from remask.core.remasking import REMASKING, RULES, Remasking, names_on
-from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
+from remask.remasking.rules import REMASKING, RULES, Remasking, names_on
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
 
 EPS = 1e-3  # end of Dream's time schedule, as published
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remask.machine.transfers import send
 from remask.sampling.rows import Measured, RowGroup
 from remask.sampling.uniform_score import read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
-from remask.sending import send
 
 
 def _cover(groups: Sequence[RowGroup], rows: int) -> bool:

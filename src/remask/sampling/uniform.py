@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core import select
-from remask.core.canvas import OPEN, Canvas, Template
-from remask.core.noise import Noise
-from remask.core.plan import Reach
-from remask.core.sampling import SamplingParams, is_greedy
-from remask.core.spans import Mask
-from remask.core.uniform import ANCESTRAL, MARGINAL
 from remask.errors import ConfigError
+from remask.plan.canvas import OPEN, Canvas, Template
+from remask.plan.plan import Reach
+from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
+from remask.remasking import select
+from remask.request.sampling_params import SamplingParams, is_greedy
+from remask.request.uniform_presets import ANCESTRAL, MARGINAL
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Unedited, blocks_of
+from remask.sampling.noise import Noise
 from remask.sampling.rows import RowGroup
 from remask.sampling.schedule import log_snrs
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction

@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.noise import Noise, sigmoid
+from remask.machine.transfers import send
 from remask.sampling.filters import Draws
+from remask.sampling.noise import Noise, sigmoid
 from remask.sampling.vocabulary import WHOLE, Vocabulary
-from remask.sending import send
 
 
 @dataclass(frozen=True, slots=True)

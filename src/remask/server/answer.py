@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from remask.core.canvas import OPEN
-from remask.core.request import Draft, Event, Result, Transfer
-from remask.core.rollout import TokenLogprob, read_tokens
-from remask.detokenize import ResponseText
 from remask.engine.request import Request
-from remask.models.tokenizer import Tokenizer
+from remask.plan.canvas import OPEN
+from remask.request.result import Draft, Event, Result, Transfer
+from remask.request.trace import TokenLogprob, read_tokens
 from remask.server.tools import CallPiece
+from remask.text.detokenize import ResponseText
+from remask.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

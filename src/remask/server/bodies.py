@@ -19,9 +19,9 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from remask.models.workers import FrameWorkers, WorkerEndedError
 from remask.server.errors import ApiError, invalid_body
 from remask.server.texts import Turns
+from remask.text.workers import FrameWorkers, WorkerEndedError
 
 SMALL = 1 << 16  # bytes of a body that is read in some milliseconds
 MAX_SECONDS = 10.0  # processor time of one body; the largest by default take less than one

@@ -1,6 +1,6 @@
 """Reads large bodies of requests in a process of its own. `remask.server.bodies` starts it and speaks to it.
 
-Both send frames (`remask.models.workers`), whose content is pickled: first the limits, then a model's name and a body
+Both send frames (`remask.text.workers`), whose content is pickled: first the limits, then a model's name and a body
 each time. The answers are a body that was read, or what the error is made of that says why it was refused.
 """
 
@@ -9,9 +9,9 @@ import pickle
 import sys
 from importlib import import_module
 
-from remask.models.template_worker import HEAD, allow, limit_memory
 from remask.server.bodies import READ, REFUSED, error_fields, read_body
 from remask.server.errors import ApiError
+from remask.text.template_worker import HEAD, allow, limit_memory
 
 NICE = 5  # whoever waits for a step goes before whoever sends a large body
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remask.core.checks import listed, whole
-from remask.core.fields import declared
+from remask.checks.fields import declared
+from remask.checks.values import listed, whole
 from remask.errors import ConfigError
 from remask.server.limits import ServerLimits
 

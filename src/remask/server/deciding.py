@@ -7,13 +7,13 @@ from functools import partial
 
 from fastapi import Request, Response
 
-from remask.core.decisions import Decision, Decisions
-from remask.core.request import Result
-from remask.decisions import DecisionPlan
+from remask.answers.decisions import DecisionPlan
 from remask.engine.async_engine import Ticket
 from remask.engine.pending import PendingRequest
 from remask.errors import ConfigError, QueueFullError
 from remask.readers.decision import Reading
+from remask.request.questions import Decision, Decisions
+from remask.request.result import Result
 from remask.server.errors import ApiError, json_response
 from remask.server.generation import check_end
 from remask.server.protocol import ReadBody

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, GetCoreSchemaHandler, GetJsonSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from remask.core.fields import Declared, declared
+from remask.checks.fields import Declared, declared
 
 B = TypeVar("B", bound=BaseModel)
 

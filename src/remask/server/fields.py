@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.checks import shown
+from remask.checks.values import shown
 from remask.errors import ConfigError, UnknownNameError
 
 _SAMPLING = "as [sampling parameter](sampling.md#sampling-parameters)"

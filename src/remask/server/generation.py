@@ -5,11 +5,11 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from remask.core.request import Event, Result
-from remask.core.rollout import step_map
+from remask.answers.rollout import trace_of
 from remask.engine.async_engine import Ticket
-from remask.engine.rollout import trace_of
 from remask.errors import RemaskError
+from remask.request.result import Event, Result
+from remask.request.trace import step_map
 from remask.server.answer import Answer, Delta, Scored
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol import GenerationBody

@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remask.core.checks import LARGEST
-from remask.core.decisions import Decisions
-from remask.core.depth import DepthLookup
-from remask.core.sampling import SamplingParams
-from remask.core.terms import Terms
+from remask.checks.values import LARGEST
 from remask.engine.asked import request_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.tokenizer import Tokenizer
 from remask.policies import CachePolicy, parse
-from remask.prompts import text_tokens
+from remask.policies.depth_lookup import DepthLookup
+from remask.request.questions import Decisions
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from remask.server.texts import ITEM, LONG
 from remask.server.tools import ToolCalls
+from remask.text.prompts import text_tokens
+from remask.text.tokenizer import Tokenizer
 
 
 class Intake:

@@ -5,8 +5,8 @@
 
 from dataclasses import dataclass
 
-from remask.core.checks import Real, Whole
-from remask.core.fields import declare
+from remask.checks.fields import declare
+from remask.checks.values import Real, Whole
 
 CHARS_A_TOKEN = 64  # far more than text has on average, so that only what cannot fit is refused by its characters
 MAX_ITEMS = 8192  # messages, parts of a message, and prompts of one body; the server's own limits are below it

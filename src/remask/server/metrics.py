@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from remask.core.request import Event, Result
 from remask.engine.async_engine import AsyncEngine
+from remask.request.result import Event, Result
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

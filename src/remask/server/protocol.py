@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from remask.core.checks import LARGEST, Settings, json_object
-from remask.core.decisions import Decisions
-from remask.core.fields import Declared, declared
-from remask.core.sampling import SamplingParams
-from remask.core.structure import StructuredOutputs
-from remask.core.terms import Terms
+from remask.checks.fields import Declared, declared
+from remask.checks.values import LARGEST, Settings, json_object
 from remask.errors import ConfigError
+from remask.request.forms import StructuredOutputs
+from remask.request.questions import Decisions
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 from remask.server.declared import Checked, given, with_declared
 from remask.server.fields import FOREIGN_TO_READS, read_fields
 from remask.server.limits import MAX_ITEMS

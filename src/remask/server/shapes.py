@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.request import Result
-from remask.core.rollout import TokenLogprob
+from remask.request.result import Result
+from remask.request.trace import TokenLogprob
 from remask.server.answer import Delta, Scored
 from remask.server.tools import CallPiece, whole_calls
 

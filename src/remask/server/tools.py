@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from remask.core.structure import StructuredOutputs
 from remask.errors import ConfigError
+from remask.request.forms import StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)

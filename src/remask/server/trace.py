@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from remask.core.checks import whole
+from remask.checks.values import whole
 from remask.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Literal, TypeAlias, get_args
 
-from remask.core.checks import one_of
+from remask.checks.values import one_of
 
 Eviction: TypeAlias = Literal["fifo", "lru"]
 EVICTIONS: tuple[str, ...] = get_args(Eviction)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from remask.core.checks import one_of
+from remask.checks.values import one_of
 from remask.errors import IntegrityError
 from remask.store.entry import EntryInfo, PrefixEntry
 from remask.store.eviction import Eviction, EvictionOrder

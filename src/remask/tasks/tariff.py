@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from remask.core.checks import Choice, ListOf, Whole
-from remask.core.fields import check, declare, parse
+from remask.checks.fields import check, declare, parse
+from remask.checks.values import Choice, ListOf, Whole
 from remask.errors import ConfigError
 
 PLANS: Final = ("basic", "silver", "gold", "family", "student", "night")

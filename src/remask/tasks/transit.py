@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from remask.core.checks import Whole
-from remask.core.fields import check, declare, parse
+from remask.checks.fields import check, declare, parse
+from remask.checks.values import Whole
 from remask.errors import ConfigError
 
 # fmt: off

@@ -3,9 +3,9 @@
 import argparse
 from collections.abc import Mapping, Sequence
 
+from remask.checks.kinds import ModelKind
+from remask.checks.values import whole
 from remask.cli.options import object_option, open_llm
-from remask.core.checks import whole
-from remask.core.kinds import ModelKind
 from remask.depth.profile import ProfileSettings
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from remask.cli.options import check_folder
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask_lab.drawing import check_drawing
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import as_json, write_record

@@ -4,10 +4,10 @@ import argparse
 from dataclasses import replace
 
 from remask.cli.options import add_model_options, object_option
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.arguments.common import check_least, open_without_pool
 from remask_lab.bench.workload import Workload, random_workload
 

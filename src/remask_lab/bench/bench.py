@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from remask.core.meter import CacheMeter
-from remask.core.sampling import SamplingParams
-from remask.cpu import read_cpu
 from remask.engine.config import EngineConfig
 from remask.llm import LLM, Output
+from remask.machine.cpu import read_cpu
 from remask.observe import observe_cache
+from remask.plan.meter import CacheMeter
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import Task, Workload, token_agreement
 from remask_lab.ops.flops import Executed

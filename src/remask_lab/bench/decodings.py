@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remask.core.checks import one_of
+from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checks.values import one_of
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, described
 from remask_lab.bench.workload import Workload, usual_workload

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
 from remask_lab.bench.contenders import Contender, LeftOut
 from remask_lab.bench.workload import Workload

@@ -8,10 +8,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from remask.core.depth import DepthLookup
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.registry import setting_names
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, described

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from remask.core.checks import whole
-from remask.core.plan import Plan, View
-from remask.core.spans import Span
+from remask.checks.values import whole
 from remask.errors import ConfigError
+from remask.plan.plan import Plan, View
+from remask.plan.spans import Span
 from remask.policies.base import CachePolicy, RequestFacts
 
 

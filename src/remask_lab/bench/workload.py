@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from remask.core.checks import one_of
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checks.values import one_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.request.sampling_params import SamplingParams
 from remask.tasks import gsm8k, tariff, timetable
 from remask.tasks.tariff import TariffSettings
 from remask.tasks.transit import (

@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import asdict, replace
 
+from remask.checkpoint.source import BUNDLED_TRANSIT
 from remask.cli.options import (
     add_batch_invariant,
     add_model_options,
@@ -11,11 +12,10 @@ from remask.cli.options import (
     object_option,
     open_llm,
 )
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED_TRANSIT
+from remask.request.sampling_params import SamplingParams
 from remask.store.prefix_index import PREFIX_MATCHES
 from remask_lab.arguments.common import COMPARED_CACHES, check_least, separated
 from remask_lab.arguments.workload import add_workload_options, asked_sampling, asked_task, asked_workload

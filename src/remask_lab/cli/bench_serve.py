@@ -8,7 +8,7 @@ import os
 from remask.cli.options import check_folder, object_option
 from remask.cli.serve import KEY_VARIABLE
 from remask.errors import ConfigError
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask_lab.arguments.common import check_least
 
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.cli.options import add_threads_option, open_llm
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
-from remask.models.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.arguments.common import COMPARED_CACHES
 from remask_lab.arguments.workload import add_task_options, asked_task
 from remask_lab.bench.bench import run_bench

@@ -15,10 +15,10 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from remask.config import resolve_device
-from remask.core.checks import one_of, real
-from remask.device_defaults import defaults_file, write_defaults
-from remask.outputs import write_whole
+from remask.checks.values import one_of, real
+from remask.engine.device_defaults import defaults_file, write_defaults
+from remask.machine.device import resolve_device
+from remask.machine.disk import write_whole
 from remask_lab.gpu.children import run_child
 from remask_lab.gpu.decide import decide
 from remask_lab.gpu.page import page

@@ -18,10 +18,10 @@ from typing import Final
 import numpy as np
 import torch
 
+from remask.checkpoint.presets import preset
 from remask.errors import UnknownNameError
-from remask.models.config import ModelConfig
-from remask.models.presets import preset
-from remask.models.work_list import WorkList, WorkListBuilder
+from remask.model.config import ModelConfig
+from remask.model.work_list import WorkList, WorkListBuilder
 from remask_lab.gpu.kernels import Variant, compiled, variants
 from remask_lab.gpu.shapes import Shape, find_shape
 from remask_lab.speed.command import command_parser, run_command
@@ -152,7 +152,7 @@ def _attention(
     config: ModelConfig, work: WorkList, requests: int, canvas: int, loop: tuple[Variant, int]
 ) -> Iterator[Launch]:
     """`_attend`, and `_merge` where rows have several partial results."""
-    from remask.models.attention_triton import TritonAttention
+    from remask.model.attention_triton import TritonAttention
 
     kernel, instructions = loop
     heads, groups, dim = config.heads, config.kv_heads, config.head_dim

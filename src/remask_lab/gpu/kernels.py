@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import torch
 
+from remask.checkpoint.presets import presets
 from remask.errors import ConfigError
-from remask.models.config import ModelConfig
-from remask.models.presets import presets
+from remask.model.config import ModelConfig
 from remask_lab.speed.command import command_parser, run_command
 
 SHARED_BYTES: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -139,7 +139,7 @@ def variants(shapes: Iterable[ModelConfig]) -> Iterator[Variant]:
 
 
 def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
-    from remask.models import attention_triton, layer_triton
+    from remask.model import attention_triton, layer_triton
     from remask.sampling import vocabulary_triton
 
     heads, groups, dim, capped = shape.heads, shape.kv_heads, shape.head_dim, shape.score_cap is not None
@@ -151,13 +151,13 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
         _, options = attention_triton.attend_options(heads, groups, dim, dtype, capped=capped, merged=merged)
         pointers = {"q": own, "k": own, "v": own, "units": "*i32", "slots": "*i32", "reach": "*i32", "sums": "*fp32"}
         pointers |= {"outputs": "*fp32" if merged else own, **numbers, **dict.fromkeys(strides, "i32")}
-        yield Variant("remask.models.attention_triton:_attend", dtype, pointers, options | plain, frozenset(strides))
+        yield Variant("remask.model.attention_triton:_attend", dtype, pointers, options | plain, frozenset(strides))
     for sink in {False, shape.sink}:
         _, options = attention_triton.merge_options(heads, groups, dim, capped=capped, sink=sink)
         pointers = {"q": own, "partial": "*fp32", "sums": "*fp32", "parts": "*i32", "first": "*i32", "sink_k": own}
         pointers |= {"sink_v": own, "out": own, **numbers, **dict.fromkeys(strides[:2], "i32")}
-        yield Variant("remask.models.attention_triton:_merge", dtype, pointers, options | plain, frozenset(strides[:2]))
-    layer = "remask.models.layer_triton"
+        yield Variant("remask.model.attention_triton:_merge", dtype, pointers, options | plain, frozenset(strides[:2]))
+    layer = "remask.model.layer_triton"
     for add, norm, keep in ((False, True, False), (True, True, True), (True, False, True)):
         options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, keep=keep)
         pointers = {"h": own, "new": own, "weight": own, "out": own, "kept": own, "slots": "*i64", "eps": "fp32"}
@@ -183,7 +183,7 @@ def compiled(variant: Variant, target: int) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from remask.models.triton_support import OPTIONS
+    from remask.model.triton_support import OPTIONS
 
     module, _, name = variant.kernel.partition(":")
     kernel = getattr(__import__(module, fromlist=[name]), name)
@@ -249,7 +249,7 @@ def _told(tool: str, option: str, cubin: bytes) -> str:
 
 
 def _interpreted() -> bool:
-    from remask.models.triton_support import INTERPRETED
+    from remask.model.triton_support import INTERPRETED
 
     return INTERPRETED
 

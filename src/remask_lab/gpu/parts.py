@@ -12,14 +12,14 @@ from xml.etree import ElementTree
 import torch
 
 from remask import LLM
-from remask.core.executors import AttentionName
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.presets import presets
 from remask.engine.proof import prove
 from remask.errors import ConfigError, RemaskError
-from remask.models.dummy import dummy_weights
-from remask.models.executors import check_graphs, resolve_executor
-from remask.models.presets import presets
-from remask.models.quantised import Quantization
-from remask.models.transformer import Transformer
+from remask.model.attention_names import AttentionName
+from remask.model.executors import check_graphs, resolve_executor
+from remask.model.quantised import Quantization
+from remask.model.transformer import Transformer
 from remask_lab.gpu.children import run_child
 from remask_lab.gpu.results import Result
 from remask_lab.gpu.shapes import Shape
@@ -29,7 +29,7 @@ from remask_lab.records.machine import host, versions
 
 CHECKOUT = Path(__file__).parents[3]
 COMPILER = CHECKOUT / "scripts" / "kernels"
-KERNELS = ("tests/models/test_layer_triton.py", "tests/models/test_capture.py", "tests/engine/test_attention.py")
+KERNELS = ("tests/model/test_layer_triton.py", "tests/model/test_capture.py", "tests/engine/test_attention.py")
 GOLDENS = tuple(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_moe"))
 
 Finding: TypeAlias = dict[str, Any]

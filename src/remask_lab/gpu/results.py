@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remask.core.checks import json_object
+from remask.checks.values import json_object
 from remask.errors import RecordError
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask_lab.records.machine import commit
 
 

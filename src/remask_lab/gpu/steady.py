@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.cost import PassCost
-from remask.core.executors import AttentionName
-from remask.core.pass_cost import CostMeter, ExecutedPlan
 from remask.engine.engine import Engine
+from remask.model.attention_names import AttentionName
 from remask.observe import observe_costs
+from remask.plan.cost import PassCost
+from remask.plan.pass_cost import CostMeter, ExecutedPlan
 from remask_lab.bench.workload import random_workload
 from remask_lab.gpu.shapes import Shape
 from remask_lab.ops.peaks import Peaks

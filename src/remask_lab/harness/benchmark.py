@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from remask.errors import ConfigError, UnknownNameError
-from remask.prompts import Message
+from remask.text.prompts import Message
 from remask_lab.harness.formats import FORMATS, Doc, Format
 from remask_lab.harness.score import Scoring
 from remask_lab.records.jsonl import read_lines

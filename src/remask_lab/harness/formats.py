@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from remask.core.checks import is_whole
+from remask.checks.values import is_whole
 from remask.tasks.gsm8k import final_number
 from remask.tasks.transit import SEPARATOR
 from remask_lab.likelihood.choices import LETTERS

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.policies import CachePolicy
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import seeded
 
 

@@ -9,7 +9,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask.prompts import Message
+from remask.text.prompts import Message
 from remask_lab.harness.generation import Generation, generate, sampling_of
 from remask_lab.likelihood.estimator import LikelihoodEstimator
 from remask_lab.likelihood.pairs import Pair, encode_pair

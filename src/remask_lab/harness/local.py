@@ -6,8 +6,8 @@ from typing import Any
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.tokenizer import Tokenizer
 from remask.policies import CachePolicy
+from remask.text.tokenizer import Tokenizer
 from remask_lab.harness.benchmark import Benchmark
 from remask_lab.harness.formats import Doc
 from remask_lab.harness.generation import generate, sampling_of

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from remask.core.checks import one_of
+from remask.checks.values import one_of
 from remask.errors import UnknownNameError
 
 _FOLDER = Path(__file__).parent / "presets"

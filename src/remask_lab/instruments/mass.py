@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from remask.models.attention import Attention, Sink
-from remask.models.work_list import WorkList
+from remask.model.attention import Attention, Sink
+from remask.model.work_list import WorkList
 from remask_lab.instruments.regions import REGIONS, SINK
 
 TILE = 128  # queries whose probabilities exist at a time

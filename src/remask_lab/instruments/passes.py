@@ -7,7 +7,7 @@ from remask.depth.similarity import KV
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.attention import Attention
+from remask.model.attention import Attention
 from remask.observe import ObservedPass
 from remask.policies import CachePolicy
 from remask_lab.instruments.watch import Watcher

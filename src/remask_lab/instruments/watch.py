@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.core.request import Event
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
-from remask.models.attention import Attention
-from remask.models.transformer import Transformer
+from remask.model.attention import Attention
+from remask.model.transformer import Transformer
 from remask.observe import ObservedPass, observe_passes, replace_attention
 from remask.policies import CachePolicy
 from remask.policies.dense import Dense
+from remask.request.result import Event
 from remask_lab.instruments.series import Floats
 
 T = TypeVar("T")

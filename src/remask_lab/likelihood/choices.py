@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.checks import is_whole
+from remask.checks.values import is_whole
 from remask.errors import ConfigError
 from remask_lab.likelihood.draws import Likelihood
 from remask_lab.likelihood.estimator import LikelihoodEstimator

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.checks import whole
+from remask.checks.values import whole
 from remask.errors import ConfigError
 
 Floats = NDArray[np.float64]

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.spans import Mask
 from remask.llm import LLM
+from remask.plan.spans import Mask
 from remask_lab.likelihood.draws import Floats, Likelihood, StratifiedDraws
 from remask_lab.likelihood.masked_pass import MaskedPair, MaskedPasses
 from remask_lab.likelihood.pairs import Pair

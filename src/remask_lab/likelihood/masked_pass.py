@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.spans import Mask
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.plan.canvas import Canvas
+from remask.plan.spans import Mask
 from remask_lab.likelihood.pairs import Pair
 from remask_lab.likelihood.uncached_pass import MAX_ROWS, Job, UncachedPasses
 

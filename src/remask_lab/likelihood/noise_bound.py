@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remask.core.noise import Noise
+from remask.sampling.noise import Noise
 from remask.sampling.schedule import log_snrs
 
 TINY = 1e-300  # stands for 0 under a logarithm whose factor is 0

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.canvas import Canvas
-from remask.core.checks import one_of, whole
-from remask.core.sampling import SamplingParams
-from remask.core.uniform import ANCESTRAL, MARGINAL
+from remask.checks.values import one_of, whole
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.plan.canvas import Canvas
+from remask.request.sampling_params import SamplingParams
+from remask.request.uniform_presets import ANCESTRAL, MARGINAL
 from remask_lab.likelihood.draws import Likelihood, StratifiedDraws
 from remask_lab.likelihood.noise_bound import chain, divergences
 from remask_lab.likelihood.pairs import Pair

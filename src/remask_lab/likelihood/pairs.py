@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.tokenizer import Tokenizer
+from remask.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

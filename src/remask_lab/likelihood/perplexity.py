@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.policies import CachePolicy, name_of, settings_of
+from remask.request.sampling_params import SamplingParams
 from remask_lab.likelihood.judge import Judge
 from remask_lab.likelihood.pairs import encode_open
 from remask_lab.records.jsonl import Line, read_lines

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.plan import Reach
-from remask.core.spans import Mask
 from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.pool import Pool
+from remask.model.pool import Pool
+from remask.plan.canvas import Canvas
+from remask.plan.plan import Reach
+from remask.plan.spans import Mask
 from remask_lab.likelihood.pairs import Pair
 
 HEAD_ROWS = 256  # rows of logits held at a time

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from remask.core.checks import real, whole
+from remask.checks.values import real, whole
 from remask.errors import ConfigError
 from remask_lab.load.client import RequestOutcome, send
 from remask_lab.load.mix import HttpRequest

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from remask.core.checks import real, whole
+from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT
+from remask.checks.values import real, whole
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.source import BUNDLED, BUNDLED_TRANSIT
 from remask.tasks import gsm8k, tariff, transit
 from remask_lab.bench.workload import MAX_GSM8K_PREFIXES
 from remask_lab.load.target import Target

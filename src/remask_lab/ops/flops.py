@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from remask.core.pass_cost import CostMeter
 from remask.engine.engine import Engine
-from remask.models.attention import Attention, Sink
-from remask.models.work_list import WorkList
+from remask.model.attention import Attention, Sink
+from remask.model.work_list import WorkList
 from remask.observe import observe_costs, replace_attention
+from remask.plan.pass_cost import CostMeter
 
 
 @dataclass(slots=True)

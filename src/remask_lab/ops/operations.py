@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from remask.core.cost import OPERATIONS as COSTED
-from remask.core.cost import PassCost
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.plan.cost import OPERATIONS as COSTED
+from remask.plan.cost import PassCost
 from remask.policies import CachePolicy
 from remask_lab.ops.clock import OPERATIONS, Clock, time_call, time_operations
 from remask_lab.ops.flops import Executed, counted_flops

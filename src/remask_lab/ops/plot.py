@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remask.outputs import whole_file
+from remask.machine.disk import whole_file
 from remask_lab.drawing import DPI, new_figure
 from remask_lab.ops.operations import OperationProfile, Profile, StepProfile
 from remask_lab.ops.peaks import Peaks

@@ -15,7 +15,7 @@ from typing import Any
 from remask.engine.config import EngineConfig
 from remask.errors import RemaskError
 from remask.llm import LLM
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask_lab.bench.decodings import BASELINE, GRIDS, RANDOM_ORDER, SUBJECT, measure
 from remask_lab.bench.rows import Row
 from remask_lab.pages.results import RESULTS, ROOT

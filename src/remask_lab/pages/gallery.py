@@ -18,7 +18,7 @@ from pathlib import Path
 
 from remask.cli.commands import missing
 from remask.errors import ConfigError, RemaskError, UnknownNameError
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask_lab.speed.command import REMASK
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from remask import __version__
 from remask.errors import ConfigError, RecordError, RemaskError
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT

@@ -24,11 +24,11 @@ from remask_lab.records.record import Record
 
 CORE, LAB = "src/remask", "src/remask_lab"
 # Whatever runs has a part in every time.
-TIMES = tuple(f"{CORE}/{name}" for name in ("engine", "models", "store", "core", "sending.py", "cpu.py"))
+TIMES = tuple(f"{CORE}/{name}" for name in ("engine", "model", "store", "plan", "machine"))
 # What decides answers, whatever the policy.
 NUMBERS = (
     *(f"{CORE}/sampling/{name}.py" for name in ("score", "filters", "philox", "schedule")),
-    f"{CORE}/core/select.py",
+    f"{CORE}/remasking/select.py",
 )
 DECODERS = {"masked": "masked", "uniform": "uniform", "block_causal": "block_causal"}
 POLICY_FILES = {
@@ -49,8 +49,8 @@ POLICY_FILES = {
 }
 # Beside its plans, what a policy's results rest on.
 BEHIND = {
-    "bicache": (f"{CORE}/depth", f"{CORE}/core/depth.py"),
-    "elastic-cache": (f"{CORE}/policies/on_device/elastic.py", f"{CORE}/models/row_attention.py"),
+    "bicache": (f"{CORE}/depth", f"{CORE}/policies/depth_lookup.py"),
+    "elastic-cache": (f"{CORE}/policies/on_device/elastic.py", f"{CORE}/model/row_attention.py"),
     "uniform-cache": (f"{CORE}/policies/drift.py", f"{CORE}/policies/on_device/drift.py"),
 }
 MODELS = {"bundled": "bundled", "bundled-transit": "bundled_transit", "bundled-uniform": "bundled_uniform"}
@@ -114,9 +114,9 @@ def recorded(records: dict[str, Record]) -> Iterator[Figure]:
         about = record.about
         caches = sorted(set(_caches(record.data)))
         own = [*_policies(caches), *NUMBERS, f"{CORE}/sampling/{DECODERS[about['kind']]}.py"]
-        own.append(f"{CORE}/models/families/{about['family'].replace('-', '_')}.py")
+        own.append(f"{CORE}/families/{about['family'].replace('-', '_')}.py")
         if "slowfast" in str(record.data):
-            own.append(f"{CORE}/core/slowfast.py")
+            own.append(f"{CORE}/remasking/slowfast.py")
         if about["model"] in MODELS:
             own.append(f"{CORE}/{MODELS[about['model']]}")
         table = about["settings"].get("table")

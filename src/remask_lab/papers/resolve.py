@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from remask.core.sampling import SamplingParams
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.fewer_steps import with_steps
 from remask_lab.papers.definition import PaperRow, PaperTable, Scale
 

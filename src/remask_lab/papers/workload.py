@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import (
     Task,
     Workload,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remask.core.checks import json_object
+from remask.checks.values import json_object
 from remask.errors import ConfigError, UnknownNameError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import __version__
-from remask.cpu import CpuReading, OthersUse, cpu_name, load_average, others_since
+from remask.machine.cpu import CpuReading, OthersUse, cpu_name, load_average, others_since
 
 if TYPE_CHECKING:
     from remask.llm import LLM

@@ -10,7 +10,7 @@ from typing import Any
 
 from remask.errors import RecordError
 from remask.llm import LLM
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask_lab.records.machine import commit, machine, versions
 
 FORMAT = "remask-record-1"

@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 
 from remask import LLM, EngineConfig, SamplingParams
+from remask.checkpoint.presets import preset
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError, IntegrityError
-from remask.models.attention import Sink
-from remask.models.attention_torch import TorchAttention
-from remask.models.config import ModelConfig
-from remask.models.presets import preset
-from remask.models.work_list import WorkList, WorkListBuilder
+from remask.model.attention import Sink
+from remask.model.attention_torch import TorchAttention
+from remask.model.config import ModelConfig
+from remask.model.work_list import WorkList, WorkListBuilder
 from remask_lab.arguments.common import check_least
 from remask_lab.speed.command import add_model_options, command_parser, open_random, print_report, run_command
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.depth import percent
 from remask.depth.find import DepthTable
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask.policies import BiCache
+from remask.policies.depth_lookup import percent
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import random_workload

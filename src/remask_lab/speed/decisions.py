@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.decisions import ANSWER, MASK
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
+from remask.request.questions import ANSWER, MASK
 from remask.tasks import tariff, transit
 from remask_lab.bench.workload import TARIFF_SAMPLING, TRANSIT_SAMPLING
 from remask_lab.speed.command import command_parser, print_report, run_command

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.errors import ConfigError
-from remask.outputs import write_whole
+from remask.machine.disk import write_whole
 from remask_lab.records.machine import commit, host
 from remask_lab.records.markdown import markdown_table
 from remask_lab.speed.command import command_parser, run_command

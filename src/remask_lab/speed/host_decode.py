@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.presets import preset
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.models.dummy import dummy_weights
-from remask.models.pool import Pool
-from remask.models.presets import preset
-from remask.models.stage import StepBatch
-from remask.models.transformer import Transformer
-from remask.models.work_list import WorkList
+from remask.model.pool import Pool
+from remask.model.stage import StepBatch
+from remask.model.transformer import Transformer
+from remask.model.work_list import WorkList
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
+from remask.request.sampling_params import SamplingParams
 
 LAYERS, HEADS, DEPTH, INTERVAL = 32, 32, 18, 16
 RESPONSE, BLOCK, STEPS = 256, 32, 128
@@ -75,7 +75,7 @@ class StubTransformer(Transformer):
 
 def cut(work: WorkList) -> None:
     """Make of a list what Triton's attention sends to a device, for a model of `HEADS` heads."""
-    from remask.models.attention_triton import TritonAttention
+    from remask.model.attention_triton import TritonAttention
 
     attention: Any = TritonAttention()
     # Older engines ask how many heads of queries share one of K and V.

@@ -17,12 +17,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from remask.config import resolve_device, resolve_dtype
 from remask.errors import ConfigError
-from remask.models.arithmetic import Arithmetic
-from remask.models.config import Mixture
-from remask.models.mixture import feed, route
-from remask.models.weights import MixtureWeights
+from remask.machine.device import resolve_device, resolve_dtype
+from remask.model.arithmetic import Arithmetic
+from remask.model.config import Mixture
+from remask.model.mixture import feed, route
+from remask.model.weights import MixtureWeights
 from remask_lab.ops.clock import time_call
 from remask_lab.records.machine import commit, host
 from remask_lab.speed.command import add_model_options, command_parser, run_command

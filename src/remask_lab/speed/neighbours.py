@@ -19,9 +19,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from remask.core.checks import one_of, whole
-from remask.cpu import read_cpu
-from remask.outputs import write_whole
+from remask.checks.values import one_of, whole
+from remask.machine.cpu import read_cpu
+from remask.machine.disk import write_whole
 from remask_lab.records.machine import commit, conditions, host
 from remask_lab.speed.command import REMASK, command_parser, run_command
 

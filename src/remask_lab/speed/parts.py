@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from remask import LLM, EngineConfig
-from remask.core.segments import Segment
 from remask.engine.request import Request
+from remask.request.segments import Segment
 from remask.tasks.tariff import KINDS, TariffSettings, make_workload, messages
 from remask_lab.speed.asked import Asked, accuracy_by_kind
 from remask_lab.speed.command import command_parser, print_report, run_command

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.ledger import Ledger
-from remask.core.meter import CacheMeter
-from remask.core.plan import Plan
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
+from remask.machine.disk import write_whole
 from remask.observe import observe_cache
-from remask.outputs import write_whole
+from remask.plan.ledger import Ledger
+from remask.plan.meter import CacheMeter
+from remask.plan.plan import Plan
 from remask.policies import policy_names, settings_of
 from remask_lab.bench.contenders import COMPOSITIONS, described
 from remask_lab.bench.workload import Workload, random_workload

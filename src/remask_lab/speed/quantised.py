@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from remask import LLM, EngineConfig
-from remask.core.canvas import Canvas
+from remask.checkpoint.source import BUNDLED
 from remask.engine.uncached import pack_uncached
-from remask.models.pool import Pool
-from remask.models.quantised import QUANTIZATIONS
-from remask.models.source import BUNDLED
+from remask.model.pool import Pool
+from remask.model.quantised import QUANTIZATIONS
+from remask.plan.canvas import Canvas
 from remask.tasks import tariff
 from remask_lab.arguments.common import check_least, separated
 from remask_lab.speed.command import add_model_options, command_parser, print_report, run_command

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remask.core.checks import whole
-from remask.outputs import write_whole
+from remask.checks.values import whole
+from remask.machine.disk import write_whole
 from remask_lab.records.machine import commit, host
 from remask_lab.speed.command import REMASK, command_parser, run_command
 

@@ -17,12 +17,12 @@ import time
 
 import numpy as np
 
-from remask.core.canvas import Canvas
-from remask.core.structure import StructuredOutputs
-from remask.models.presets import preset
+from remask.answers.structured import Structures
+from remask.checkpoint.presets import preset
+from remask.plan.canvas import Canvas
 from remask.readers.base import Predicted
 from remask.readers.constraint import ConstrainedHole, Constraint
-from remask.structure import Structures
+from remask.request.forms import StructuredOutputs
 from remask_lab.records.machine import commit
 from remask_lab.speed.command import command_parser, run_command
 

@@ -17,13 +17,13 @@ from typing import Any
 from jinja2 import Environment
 from tqdm import tqdm
 
+from remask.checks.values import listed
 from remask.cli.options import add_model_options
-from remask.core.checks import listed
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.policies import CachePolicy, name_of, settings_of
+from remask.request.sampling_params import SamplingParams
 from remask_lab.arguments.requests import about_requests, add_source_options, open_requests
 from remask_lab.arguments.results import add_output_option, add_page_option
 from remask_lab.bench.contenders import described

@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from remask.checks.kinds import ModelKind
+from remask.checks.values import listed
 from remask.cli.options import add_model_options, object_option, open_llm
-from remask.core.checks import listed
-from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM

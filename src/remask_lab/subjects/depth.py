@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from remask.cli.options import add_model_options
 from remask.cli.profile import add_rule_options, add_similarity_options, add_system_prompt_option, rule_of
-from remask.core.depth import DepthLookup
 from remask.depth.conversations import Conversation, PromptSet
 from remask.depth.profile import (
     Cuts,
@@ -34,6 +33,7 @@ from remask.depth.prompts import read_prompts, task_prompts, under_system_prompt
 from remask.depth.rule import RULES, DepthRule, depth_entries
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.policies.depth_lookup import DepthLookup
 from remask_lab.arguments.common import open_without_pool, tau_option
 from remask_lab.arguments.results import add_result_options
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.checks import real
+from remask.checks.values import real
 from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from remask.checks.values import listed
 from remask.cli.options import add_model_options, object_option, open_llm
-from remask.core.checks import listed
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import check_least, separated

@@ -18,7 +18,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from remask.cli.options import add_model_options
-from remask.core.sampling import SamplingParams
 from remask.depth.conversations import PromptSet
 from remask.depth.profile import Cuts, ProfileSettings, run_depth
 from remask.depth.prompts import default_prompts, read_prompts
@@ -27,6 +26,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass
+from remask.request.sampling_params import SamplingParams
 from remask_lab.arguments.common import open_without_pool, tau_option
 from remask_lab.arguments.results import add_result_options
 from remask_lab.drawing import K_COLOR, distinct_line, label, new_figure, save_figures

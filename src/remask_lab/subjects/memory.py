@@ -17,7 +17,7 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.config import ModelConfig
+from remask.model.config import ModelConfig
 from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy
 from remask_lab.arguments.common import separated

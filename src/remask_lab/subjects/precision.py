@@ -15,12 +15,12 @@ from typing import TypeAlias
 import numpy as np
 from tqdm import tqdm
 
+from remask.checks.kinds import ModelKind
 from remask.cli.options import add_model_options, object_option, open_llm
-from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.attention_torch import TorchAttention
+from remask.model.attention_torch import TorchAttention
 from remask.observe import replace_attention
 from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.results import add_result_options

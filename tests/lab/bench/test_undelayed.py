@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.plan import View
 from remask.errors import ConfigError
+from remask.plan.plan import View
 from remask.policies.base import RequestFacts
 from remask.policies.dkv import DkvDecode
 from remask_lab.bench.undelayed import UndelayedDecode

@@ -8,9 +8,9 @@ import pytest
 
 from remask import LLM
 from remask.cli import main
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.policies import DkvDecode
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import random_workload
 from remask_lab.records.record import read_record
 from remask_lab.subjects.compare import Piece, compare, pieces, variant

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from remask.core.depth import DepthLookup
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import parse
+from remask.policies.depth_lookup import DepthLookup
+from remask.request.sampling_params import SamplingParams
 from remask_lab.harness.benchmark import benchmark, read_docs, read_role, read_shots, task_names, usual_role
 from remask_lab.harness.formats import FORMATS, Doc
 from remask_lab.harness.presets import preset_names, task_settings

@@ -19,10 +19,10 @@ from huggingface_hub import constants
 from lm_eval.api.instance import Instance
 
 from remask.cli import main
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask.tasks.transit import STOPS, make_workload
 from remask_lab.harness import hub, local
 from remask_lab.harness import lm as lm_module

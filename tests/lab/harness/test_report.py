@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.harness.generation import generate, sampling_of
 from remask_lab.harness.report import table
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods, draw_masks, every_mask
 from remask_lab.likelihood.masked_pass import MaskedPasses
 from remask_lab.likelihood.pairs import Pair

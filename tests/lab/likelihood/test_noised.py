@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from remask.core.noise import Noise
-from remask.core.sampling import SamplingParams
-from remask.core.uniform import ANCESTRAL, MARGINAL
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
+from remask.request.uniform_presets import ANCESTRAL, MARGINAL
+from remask.sampling.noise import Noise
 from remask_lab.likelihood.estimator import open_estimator
 from remask_lab.likelihood.masked import MaskLikelihoods
 from remask_lab.likelihood.noise_bound import chain, divergences
 from remask_lab.likelihood.noised import Noised, NoiseDraws, NoiseLikelihoods
 from remask_lab.likelihood.pairs import Pair
+from tests.checkpoint import checkpoints
 from tests.engine import kinds
 from tests.leftovers import lasting_folder
-from tests.models import checkpoints
 from tests.oracles import bound, gidd
 
 VOCAB, MASK = 6, 5

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from remask.cli import main
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.policies import Dense
+from remask.request.sampling_params import SamplingParams
 from remask_lab.likelihood.judge import Judge
 from remask_lab.likelihood.perplexity import Policy, bootstrap, cut_prompts, measure, read_texts
 from remask_lab.records.record import read_record

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from remask.core.depth import DepthLookup
 from remask.engine.engine import Engine
 from remask.policies import CachePolicy, names_for, parse
+from remask.policies.depth_lookup import DepthLookup
 from remask_lab.ops.flops import Executed, PairCount, counted_flops
 from tests.engine import kinds
 from tests.engine.support import (

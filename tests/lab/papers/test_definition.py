@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from remask.core.depth import DepthLookup
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import parse
+from remask.policies.depth_lookup import DepthLookup
 from remask_lab.papers.definition import SCALES, load_table, table_names
 from remask_lab.papers.resolve import resolve
 from remask_lab.papers.show import published

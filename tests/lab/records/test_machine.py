@@ -2,7 +2,7 @@
 
 import pytest
 
-from remask.cpu import OthersUse
+from remask.machine.cpu import OthersUse
 from remask_lab.records import machine
 
 

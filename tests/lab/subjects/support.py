@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 
 PROMPT = list(range(5, 16))
 

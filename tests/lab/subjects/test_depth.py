@@ -13,7 +13,7 @@ from remask.depth.conversations import ChatPrompts, Conversation, RandomPrompts,
 from remask.depth.profile import ProfileSettings
 from remask.depth.prompts import task_prompts
 from remask.errors import ConfigError
-from remask.models.config import ModelConfig
+from remask.model.config import ModelConfig
 from remask_lab.subjects.depth import (
     QUESTIONS,
     Convergence,

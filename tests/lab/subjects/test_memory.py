@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.depth import DepthLookup
-from remask.core.kinds import ModelKind
+from remask.checkpoint.presets import preset
+from remask.checks.kinds import ModelKind
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.models.presets import preset
 from remask.policies import names_for, parse
+from remask.policies.depth_lookup import DepthLookup
 from remask_lab.subjects.memory import Crowd, formula, measure_memory
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -5,11 +5,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from remask.core.sampling import SamplingParams
 from remask.depth.similarity import Measure, PrefixProbe
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.subjects.prefix_similarity import measure_prefix, reading, summarise
 from tests import goldens
 from tests.depth.models import open_model

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import TRANSIT_SAMPLING, random_workload, transit_workload
 from remask_lab.subjects.reuse import (
     ANOTHER,

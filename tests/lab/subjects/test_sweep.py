@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, random_workload, transit_workload
 from remask_lab.records.sweep import Sweep
 from remask_lab.subjects.sweep import Parameter, SweepValues, reading, run_sweep

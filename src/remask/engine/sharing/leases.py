@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from remask.core.canvas import Canvas
 from remask.engine.config import EngineConfig
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import AuditPlan, Decision, LeasePlan, NoRoom, PartPlan, Placement
 from remask.engine.request import Request
 from remask.engine.sharing.audits import Audits
 from remask.engine.sharing.way import Shared, reserved
-from remask.models.config import ModelConfig
+from remask.model.config import ModelConfig
+from remask.plan.canvas import Canvas
 from remask.store.prefix import Lease, PrefixStore
 
 

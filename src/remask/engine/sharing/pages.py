@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from remask.core.canvas import Canvas
-from remask.core.plan import PrefixHit
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Awaiting, Decision, NoRoom, PagePlan, Placement
 from remask.engine.request import Request
 from remask.engine.sharing.publishing import PageSharing
 from remask.engine.sharing.way import Shared
+from remask.plan.canvas import Canvas
+from remask.plan.plan import PrefixHit
 from remask.store.chain import PageChain
 
 

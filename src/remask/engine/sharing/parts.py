@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from remask.core.plan import PrefixHit
-from remask.core.segments import stored_parts
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import LeasePlan, PartPlan
 from remask.engine.sharing.leases import Leases, Wish
+from remask.plan.plan import PrefixHit
+from remask.request.segments import stored_parts
 
 
 class Parts(Leases):

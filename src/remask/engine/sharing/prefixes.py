@@ -1,14 +1,14 @@
 """Sharing of a prompt's prefix, which all requests that lease it read in place."""
 
-from remask.core.depth import percent
-from remask.core.plan import PrefixHit
 from remask.engine.config import EngineConfig
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import AuditPlan, LeasePlan, PartPlan
 from remask.engine.sharing.audits import Audits
 from remask.engine.sharing.leases import Leases, Wish
-from remask.models.config import ModelConfig
+from remask.model.config import ModelConfig
+from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy
+from remask.policies.depth_lookup import percent
 from remask.store.entry import PrefixEntry
 from remask.store.prefix import PrefixStore
 from remask.store.recent import RecentPrompts

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from remask.core.canvas import Canvas
-from remask.core.plan import Plan
+from remask.plan.canvas import Canvas
+from remask.plan.plan import Plan
 from remask.store.chain import Page, PageChain
 from remask.store.pages import PageRange
 

@@ -8,13 +8,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.canvas import Canvas
-from remask.core.plan import PrefixHit
 from remask.engine.canvas_state import Move, SlotTable, leased_tables, plain_table, shared_table
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Decision, Placement
 from remask.engine.sharing.publishing import PageSharing
 from remask.errors import IntegrityError
+from remask.plan.canvas import Canvas
+from remask.plan.plan import PrefixHit
 from remask.store.chain import Page
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease, PrefixStore

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.models.row_attention import Asked, look
-from remask.models.runs import Index, send_run
-from remask.models.transformer import Transformer
+from remask.machine.transfers import fetch, send
+from remask.model.row_attention import Asked, look
+from remask.model.runs import Index, send_run
+from remask.model.transformer import Transformer
 from remask.policies.acache import Weigh
 from remask.policies.on_device.base import DeviceHook, HookedCanvas
-from remask.sending import fetch, send
 
 
 class AttentionScores(DeviceHook):

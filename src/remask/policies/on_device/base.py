@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.canvas import Canvas
-from remask.core.plan import Plan
-from remask.models.pool import Pool
-from remask.models.stage import Stage
-from remask.models.transformer import Transformer
+from remask.model.pool import Pool
+from remask.model.stage import Stage
+from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas
+from remask.plan.plan import Plan
 
 
 class HookedCanvas(Protocol):

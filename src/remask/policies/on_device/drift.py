@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.plan import Plan
-from remask.models.pool import Pool
-from remask.models.stage import Stage
-from remask.models.transformer import Transformer
+from remask.machine.transfers import fetch, send
+from remask.model.pool import Pool
+from remask.model.stage import Stage
+from remask.model.transformer import Transformer
+from remask.plan.plan import Plan
 from remask.policies.drift import Drift
 from remask.policies.on_device.base import Changed, DeviceHook
-from remask.sending import fetch, send
 
 
 class HoldStillRows(DeviceHook):

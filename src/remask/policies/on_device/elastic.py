@@ -8,15 +8,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.plan import Plan
-from remask.models.pool import Pool
-from remask.models.row_attention import Asked, look
-from remask.models.runs import Index, send_run
-from remask.models.stage import Stage
-from remask.models.transformer import Transformer
+from remask.machine.transfers import fetch, send
+from remask.model.pool import Pool
+from remask.model.row_attention import Asked, look
+from remask.model.runs import Index, send_run
+from remask.model.stage import Stage
+from remask.model.transformer import Transformer
+from remask.plan.plan import Plan
 from remask.policies.elastic import Similarity, Watch
 from remask.policies.on_device.base import Changed, DeviceHook, Hooked
-from remask.sending import fetch, send
 
 
 @dataclass(slots=True)

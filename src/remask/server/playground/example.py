@@ -5,13 +5,13 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from remask.core.depth import DepthLookup
-from remask.core.sampling import SamplingParams
+from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED, BUNDLED_TRANSIT
 from remask.policies import names_for
+from remask.policies.depth_lookup import DepthLookup
+from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import overlaid
 from remask.tasks import tariff, transit
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from remask.core.canvas import Canvas
-from remask.core.plan import Plan
-from remask.core.spans import Mask, Span
 from remask.engine.sharing.publishing import PageSharing
 from remask.errors import RemaskError
+from remask.plan.canvas import Canvas
+from remask.plan.plan import Plan
+from remask.plan.spans import Mask, Span
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator, PageRange
 

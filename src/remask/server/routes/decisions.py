@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from remask.core.decisions import Decisions, Question
+from remask.request.questions import Decisions, Question
 from remask.server.bodies import BodyRoute
 from remask.server.deciding import Answered, respond
 from remask.server.protocol import DecisionsBody, RelevanceBody, RerankBody, ScoreBody

@@ -3,12 +3,12 @@
 from fastapi import APIRouter, Request, Response
 
 from remask.errors import ConfigError
-from remask.prompts import text_tokens
 from remask.server.bodies import BodyRoute
 from remask.server.errors import ApiError, json_response
 from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from remask.server.routes.common import documented, service_of
 from remask.server.shapes import ChatShape, CompletionShape
+from remask.text.prompts import text_tokens
 
 
 async def chat_completions(request: Request, body: ChatBody) -> Response:

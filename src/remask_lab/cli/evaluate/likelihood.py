@@ -7,7 +7,7 @@ from typing import Any
 
 from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.cli.parser import examples
-from remask.core.uniform import ANCESTRAL
+from remask.request.uniform_presets import ANCESTRAL
 from remask_lab.arguments.common import check_least
 from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
 from remask_lab.likelihood.draws import StratifiedDraws

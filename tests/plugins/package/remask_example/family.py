@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from remask.models.config import ModelConfig
-from remask.models.families.family import Family, TensorNames
-from remask.models.families.fields import Fields
+from remask.families.family import Family, TensorNames
+from remask.families.fields import Fields
+from remask.model.config import ModelConfig
 
 NAME = "plain-llama"
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from remask.core.plan import Plan, View
 from remask.errors import ConfigError
+from remask.plan import Plan, View
 from remask.policies.base import CachePolicy
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from remask.core.remasking import Remasking, Step, every_block
-from remask.core.select import Chosen
+from remask.remasking.rules import Remasking, Step, every_block
+from remask.remasking.select import Chosen
 
 
 def choose(step: Step) -> Chosen:

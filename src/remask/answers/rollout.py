@@ -1,0 +1,48 @@
+"""The trace of a finished request, as trainers read it and as `replay` takes it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from remask.checks.fields import declared
+from remask.engine.request import Request
+from remask.policies.registry import name_of, settings_of
+from remask.request.result import Transfer, Usage
+from remask.request.sampling_params import SamplingParams
+from remask.request.trace import Trace, events_of
+
+
+def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fingerprint: str) -> Trace:
+    """The trace of a run of `request` that wrote `transfers`, on the model with this `fingerprint`.
+
+    It names the prefix that was read, as `usage` tells, or the parts that were asked for: a replay reads the same.
+
+    The request's parameters have a seed (`engine.asked`).
+    """
+    return Trace(
+        model=fingerprint,
+        cache=name_of(request.policy),
+        cache_config=settings_of(request.policy),
+        prompt_tokens=len(request.prompt_token_ids),
+        prefix_length=request.prefix_length if request.segments else usage.prefix_tokens or request.prefix_length,
+        segments=request.segments,
+        sampling=_chosen(request.params),
+        formed=request.formed,
+        events=events_of(transfers, len(request.prompt_token_ids)),
+    )
+
+
+def _chosen(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that are not left open, as JSON-like values."""
+    values = {name: getattr(params, name) for name, field in declared(SamplingParams).items()}
+    return {
+        name: _plain(value)
+        for name, value in values.items()
+        if value is not None and value != declared(SamplingParams)[name].default
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,177 @@
+"""Forms of answers, compiled for one model's tokens."""
+
+import importlib.util
+import marshal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.answers import structured_worker as structure_worker
+from remask.errors import ConfigError
+from remask.readers.constraint import Constraint
+from remask.request.forms import StructuredOutputs
+from remask.sampling.automaton import TokenAutomaton
+
+MAX_SECONDS = 2
+"""Processor time of one compilation, for a small vocabulary; a large one has a second more for each 50,000 tokens."""
+MAX_BYTES = 2 << 30
+MAX_TRANSITIONS = 2**22
+MAX_STATES = 2048
+MAX_CLASS_TRANSITIONS = 2**16
+"""Transitions by classes of tokens, which every step of a request goes over, for each position of its block."""
+KEPT = 64
+"""Forms that are kept compiled, or as the error that they end in, those used last."""
+
+
+class _PassingError(ConfigError):
+    """An error that the same form need not end in another time."""
+
+
+class Structures:
+    """Compiles forms for one vocabulary, and keeps them. Safe on any threads.
+
+    A form is compiled once, however many threads ask for it at a time, also where it cannot be compiled.
+
+    Args:
+        tokens: the bytes of each token id; None where a token is no part of a text.
+        padding: tokens that end a response and fill it up.
+    """
+
+    def __init__(self, tokens: Sequence[bytes | None], padding: Sequence[int]) -> None:
+        self._tokens = [(token, each) for token, each in enumerate(tokens) if each is not None]
+        self._vocab, self._padding = len(tokens), tuple(padding)
+        self._kept: OrderedDict[tuple[str, str], Constraint | str] = OrderedDict()  # or an error's message
+        self._making: dict[tuple[str, str], Future[Constraint]] = {}
+        self._lock = threading.Lock()
+
+    def compiled(self, form: StructuredOutputs) -> Constraint:
+        """The constraint of a form. Raises `ConfigError` where it cannot be compiled, or not within the limits."""
+        key = form.source
+        with self._lock:
+            kept, making = self._kept.get(key), self._making.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+            elif making is None:
+                mine = self._making[key] = Future()
+        if kept is not None:
+            if isinstance(kept, str):
+                raise ConfigError(kept)
+            return kept
+        if making is not None:
+            try:
+                return making.result()
+            except ConfigError as error:
+                raise ConfigError(str(error)) from error
+        try:
+            made = Constraint(self._automaton(self._run(*key, form.parts)))
+        except BaseException as error:
+            failed = isinstance(error, ConfigError) and not isinstance(error, _PassingError)
+            self._done(key, str(error) if failed else None)
+            mine.set_exception(error)
+            raise
+        self._done(key, made)
+        mine.set_result(made)
+        return made
+
+    def _done(self, key: tuple[str, str], outcome: Constraint | str | None) -> None:
+        """A form has been compiled. Keep the `outcome`, None for one that need not come again."""
+        with self._lock:
+            del self._making[key]
+            if outcome is not None:
+                self._kept[key] = outcome
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+    def keeps(self, form: StructuredOutputs) -> bool:
+        """Whether `compiled` returns the constraint of a form, or raises its error, at once."""
+        with self._lock:
+            return form.source in self._kept
+
+    def _run(self, kind: str, text: str, parts: Mapping[str, str]) -> dict[str, Any]:
+        if importlib.util.find_spec("outlines_core") is None:
+            raise _PassingError("structured_outputs need the package outlines-core: pip install 'remask[server]'")
+        seconds = MAX_SECONDS + self._vocab // 50_000
+        job = {"kind": kind, "text": text, "parts": dict(parts), "tokens": self._tokens, "vocab": self._vocab}
+        job |= {"seconds": seconds, "bytes": MAX_BYTES, "most": MAX_TRANSITIONS}
+        program = [sys.executable, "-P", structure_worker.__file__]
+        try:
+            # Time that it waits for a core counts here, so this limit is a wide one; the processor time is its own.
+            done = subprocess.run(
+                program, input=marshal.dumps(job), capture_output=True, check=False, timeout=20 * seconds
+            )
+            answer = marshal.loads(done.stdout) if done.returncode == 0 else None
+        except subprocess.TimeoutExpired as error:
+            raise _PassingError(
+                f"structured_outputs: the {_NAMES[kind]} cannot be compiled: it takes more than {20 * seconds} s on "
+                "this machine, which may be busy; try again later"
+            ) from error
+        except (ValueError, EOFError):
+            answer = None
+        if answer is None:
+            answer = {"error": f"it takes more than {seconds} s of processor time or {MAX_BYTES >> 30} GiB of memory"}
+        if "error" in answer:
+            raise ConfigError(f"structured_outputs: the {_NAMES[kind]} cannot be compiled: {answer['error']}")
+        found: dict[str, Any] = answer
+        return found
+
+    def _automaton(self, answer: dict[str, Any]) -> TokenAutomaton:
+        columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
+        final = np.array(answer["final"], dtype=np.int64)
+        made = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab, self._padding)
+        sizes = (("states", made.states, MAX_STATES), ("transitions", made.transitions, MAX_CLASS_TRANSITIONS))
+        for name, size, most in sizes:
+            if size > most:
+                raise ConfigError(
+                    f"structured_outputs: its automaton has {size} {name}, and at most {most} are taken; ask for a "
+                    "simpler form"
+                )
+        return made
+
+
+_NAMES = {"regex": "regular expression", "json": "JSON schema"}
+
+
+def automaton_of(
+    edges: NDArray[np.int64], start: int, final: NDArray[np.int64], vocab: int, padding: Sequence[int] = ()
+) -> TokenAutomaton:
+    """The automaton of `edges`: from which state which token leads where, int64 [E, 3]; states are any numbers.
+
+    `padding` tokens lead from accepting states to one of their own that takes nothing else.
+    """
+    source, token, target = edges.T
+    names = np.unique(np.concatenate([source, target, final, [start]]))
+    source, target = np.searchsorted(names, source), np.searchsorted(names, target)
+    accepting = np.zeros(len(names) + 1, dtype=np.bool_)
+    accepting[np.searchsorted(names, final)] = True
+    filled = len(names)  # the state after the answer's end
+    if padding:
+        before = np.append(np.flatnonzero(accepting), filled)
+        accepting[filled] = True
+        source = np.concatenate([source, np.tile(before, len(padding))])
+        token = np.concatenate([token, np.repeat(np.asarray(padding, dtype=np.int64), len(before))])
+        target = np.concatenate([target, np.full(len(before) * len(padding), filled)])
+    classes = _classes(source, token, target, vocab)
+    merged = np.unique(np.stack([source, classes[token], target]), axis=1)
+    return TokenAutomaton(classes, merged[0], merged[1], merged[2], int(np.searchsorted(names, start)), accepting)
+
+
+def _classes(
+    source: NDArray[np.int64], token: NDArray[np.int64], target: NDArray[np.int64], vocab: int
+) -> NDArray[np.int64]:
+    """The class of each token: tokens with the same transitions have one, those without any have 0."""
+    order = np.lexsort((target, source, token))
+    source, token, target = source[order], token[order], target[order]
+    used, first = np.unique(token, return_index=True)
+    seen: dict[bytes, int] = {}
+    classes = np.zeros(vocab, dtype=np.int64)
+    pairs = np.stack([source, target], axis=1)
+    for name, group in zip(used.tolist(), np.split(pairs, first[1:]), strict=True):
+        classes[name] = seen.setdefault(group.tobytes(), len(seen) + 1)
+    return classes

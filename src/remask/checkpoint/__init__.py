@@ -1,0 +1,1 @@
+"""Reading of checkpoints, whichever form they have, into a loaded model."""

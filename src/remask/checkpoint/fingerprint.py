@@ -1,0 +1,82 @@
+"""The identity of a model. Stored prefixes and depth tables belong to one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from remask.checkpoint.weight_files import weight_files
+from remask.errors import CheckpointError
+from remask.gguf.header import is_gguf, read_header
+from remask.model.config import ModelConfig
+
+_CHUNKS, _CHUNK = 256, 4096
+
+
+def fingerprint(config: ModelConfig, source: Path | int, quantization: str | None = None) -> str:
+    """Sixteen hexadecimal digits (xxhash64) that identify a model. They do not depend on its dtype and device.
+
+    Quantized weights are another model: what was measured of one does not hold for the other. So `quantization`
+    follows, after a hyphen.
+
+    `source` is a checkpoint (a folder or a GGUF file), or the seed of dummy weights. The hash of a folder covers the
+    bytes of `config.json`, and of each weight file its name, its size, its header (names, shapes, types and offsets)
+    and a sample of its data: 256 chunks of 4 KiB, spread evenly from the first byte to the last. A file of up to 1 MiB
+    is hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
+    differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of a GGUF file covers the
+    same of it, but not its name; that of dummy weights covers the configuration and the seed.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+    digest = xxhash.xxh64()
+    for part in _dummy(config, source) if isinstance(source, int) else _folder(source):
+        # The length comes first, so that different sequences of parts never give the same bytes.
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return str(digest.hexdigest()) + ("" if quantization is None else f"-{quantization}")
+
+
+def _dummy(config: ModelConfig, seed: int) -> Iterator[bytes]:
+    yield b"dummy"
+    yield repr(config).encode()
+    yield str(seed).encode()
+
+
+def _folder(folder: Path) -> Iterator[bytes]:
+    try:
+        if is_gguf(folder):
+            yield b"gguf"
+            yield from _content(folder, 0, read_header(folder).start)
+            return
+        yield b"checkpoint"
+        yield (folder / "config.json").read_bytes()
+        for file in weight_files(folder):
+            yield from _file(file)
+    except OSError as error:
+        raise CheckpointError(f"The model in {folder} cannot be identified: {error}.") from error
+
+
+def _file(path: Path) -> Iterator[bytes]:
+    yield path.name.encode()
+    with path.open("rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+    yield from _content(path, 8, header)
+
+
+def _content(path: Path, first: int, header: int) -> Iterator[bytes]:
+    """The size of a file, its header, which is from byte `first` to byte `header`, and a sample of what follows."""
+    size = path.stat().st_size
+    yield str(size).encode()
+    if header > size:
+        raise CheckpointError(f"{path} is truncated: its header alone has {header} bytes, the file {size}.")
+    with path.open("rb") as file:
+        file.seek(first)
+        yield file.read(header - first)
+        if size - header <= _CHUNKS * _CHUNK:
+            yield file.read()
+            return
+        last = size - header - _CHUNK
+        for chunk in range(_CHUNKS):
+            file.seek(header + last * chunk // (_CHUNKS - 1))
+            yield file.read(_CHUNK)

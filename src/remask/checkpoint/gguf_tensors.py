@@ -1,0 +1,198 @@
+"""Tensors of a GGUF file, read and unpacked a few rows at a time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.checkpoint.weight_files import TensorLocation
+from remask.errors import CheckpointError
+from remask.families.fields import EXPERTS
+from remask.gguf.architecture import EXPERT, interleaved_heads
+from remask.gguf.header import TENSORS, Header, StoredTensor, read_header
+from remask.model.quantised import GROUP, Codes, Quantization
+
+_STEP = 2**22  # numbers that are unpacked at a time, which takes several times their memory
+_STACKED = "_exps.weight"
+# Types whose numbers PyTorch has.
+_PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Types whose blocks of four bits are those of our int4: a step and an offset for each 32 columns.
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What one of our names stands for: rows of a tensor in a file, from `first` on, of shape `shape`."""
+
+    stored: StoredTensor
+    shape: tuple[int, ...]
+    first: int = 0
+
+
+def locate(path: Path) -> dict[str, TensorLocation]:
+    """Every tensor of a GGUF file by name, each expert's matrices by a name of their own.
+
+    Raises `CheckpointError` as `read_header`, and where experts are more than any model has.
+    """
+    return {name: _location(path, view) for name, view in _views(read_header(path)).items()}
+
+
+def _location(path: Path, view: _View) -> TensorLocation:
+    kind = view.stored.kind
+    block, width = GGML_QUANT_SIZES[kind]
+    return TensorLocation(path, view.shape, kind.name, packed=width / block if _unpacks(kind) else None)
+
+
+@cache
+def _unpacks(kind: GGMLQuantizationType) -> bool:
+    """Whether numbers of `kind` can be read: the library lists types that it does not unpack."""
+    try:
+        if kind.name not in _PLAIN:
+            _unpacked(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _views(header: Header) -> dict[str, _View]:
+    views: dict[str, _View] = {}
+    for name, stored in header.tensors.items():
+        if name.endswith(_STACKED) and len(stored.shape) == 3 and stored.shape[0] <= EXPERTS:
+            if len(views) + stored.shape[0] > TENSORS:  # a short header may describe any number of them
+                raise CheckpointError(
+                    f"{header.file} has {name!r} {list(stored.shape)}, with which it holds more than {TENSORS} tensors "
+                    "(each expert has its own); supported: at most so many."
+                )
+            before, _, last = name.removesuffix(".weight").rpartition(".")
+            for expert in range(stored.shape[0]):
+                own = f"{before}.{EXPERT.format(expert)}{last}.weight"
+                views[own] = _View(stored, stored.shape[1:], expert * stored.shape[1])
+        else:
+            views[name] = _View(stored, stored.shape)
+    return views
+
+
+class OpenGGUF:
+    """An open GGUF file, as the loader reads tensors from it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._header = path, read_header(path)
+        self._views: Mapping[str, _View] = _views(self._header)
+
+    def __enter__(self) -> "OpenGGUF":
+        self._file = self._path.open("rb", buffering=0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def read(self, name: str, part: tuple[slice, ...] | None, kind: Quantization | None) -> Tensor | Codes:
+        """What `part` takes of a tensor; with `kind` its own codes, where matrices of that kind can hold them.
+
+        Rows of Q and K come in the order of the transformer, the two halves of each head one after the other.
+
+        Raises:
+            CheckpointError: the file has become shorter, or codes would be cut within a group.
+        """
+        view, cut = self._views[name], part or (slice(None),)
+        if len(view.shape) == 1:
+            return self._plain(view, self._bytes(view, slice(0, 1)), 1).flatten()[cut[0]]
+        columns = cut[1] if len(cut) == 2 else slice(None)
+        start, stop, _ = cut[0].indices(view.shape[0])
+        heads = interleaved_heads(self._header, name)
+        if heads is None:
+            raw = self._bytes(view, slice(start, stop))
+        else:
+            # The order of rows is undone on their bytes, whatever these mean.
+            whole = self._bytes(view, slice(0, view.shape[0]))
+            raw = whole.reshape(heads, -1, 2, whole.shape[1]).swapaxes(1, 2).reshape(whole.shape)[start:stop]
+        if kind == "int4" and view.stored.kind.name in _FOUR_BITS:
+            return _part(name, _codes(raw, view.stored.kind.name), columns)
+        return self._plain(view, raw, stop - start)[:, columns]
+
+    def _bytes(self, view: _View, rows: slice) -> NDArray[np.uint8]:
+        """The bytes of some rows of a tensor [rows, bytes of a row]; a vector is one row."""
+        stored = view.stored
+        width = stored.nbytes // (prod(stored.shape) // stored.shape[-1])
+        count, at = rows.stop - rows.start, stored.offset + (view.first + rows.start) * width
+        self._file.seek(at)
+        raw = np.fromfile(self._file, np.uint8, count * width)
+        if len(raw) != count * width:
+            raise CheckpointError(f"{self._path} cannot be read: it has become shorter while it was. Copy it again.")
+        return raw.reshape(count, width)
+
+    def _plain(self, view: _View, raw: NDArray[np.uint8], rows: int) -> Tensor:
+        """The numbers of `raw` rows."""
+        kind, columns = view.stored.kind, view.shape[-1]
+        if kind.name in _PLAIN:
+            return torch.from_numpy(np.ascontiguousarray(raw)).view(_PLAIN[kind.name]).view(rows, columns)
+        out = torch.empty((rows, columns))
+        step = max(1, _STEP // columns)
+        for first in range(0, rows, step):
+            out[first : first + step] = _unpacked(raw[first : first + step], kind)
+        return out
+
+
+def _unpacked(raw: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
+    # A file may hold any bits as a scale: what is not finite is told by the check of weights.
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(dequantize(np.ascontiguousarray(raw), kind))
+
+
+def _codes(raw: NDArray[np.uint8], kind: str) -> Codes:
+    """The codes of rows of Q4_0, d (q - 8), Q4_1, d q + m, or Q4_K, which `_nested` tells.
+
+    Steps and zeros are rounded to bfloat16, in which the kernel for int4 keeps them.
+    """
+    width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    blocks = torch.from_numpy(np.ascontiguousarray(raw)).view(len(raw), -1, width)
+    least: Tensor | None = None
+    if kind == "Q4_K":
+        values, steps, least = _nested(blocks)
+    else:
+        ahead = width - GROUP // 2
+        numbers = blocks[..., :ahead].contiguous().view(torch.float16).float()
+        packed = blocks[..., ahead:]
+        values = torch.cat((packed & 15, packed >> 4), dim=-1).flatten(1)
+        steps = numbers[..., 0]
+        if kind == "Q4_1":
+            least = numbers[..., 1]
+    scales = steps.bfloat16().float()
+    zeros = torch.zeros_like(scales) if least is None else (least + 8 * scales).bfloat16().float()
+    return Codes(values, scales, zeros)
+
+
+def _nested(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes of Q4_K, and the step and the least number of each 32 columns; `blocks` is [rows, blocks, bytes].
+
+    A block of 256 columns has two numbers, what its eight steps and its eight least numbers are multiples of. The
+    multiples have six bits each in twelve bytes: the first four of both whole, of the other four the low four bits side
+    by side, and the high two in the spare bits of the first ones.
+    """
+    units = blocks[..., :4].contiguous().view(torch.float16).float()
+    first, second, rest = torch.split(blocks[..., 4:16], 4, dim=-1)
+    steps = torch.cat((first & 63, (rest & 15) | ((first >> 2) & 48)), dim=-1)
+    least = torch.cat((second & 63, (rest >> 4) | ((second >> 2) & 48)), dim=-1)
+    # Each 32 bytes hold 32 columns in their low bits, and the next 32 in their high ones.
+    packed = blocks[..., 16:].reshape(*blocks.shape[:2], 4, GROUP)
+    values = torch.stack((packed & 15, packed >> 4), dim=-2).flatten(1)
+    return values, (units[..., :1] * steps).flatten(1), (-units[..., 1:] * least).flatten(1)
+
+
+def _part(name: str, codes: Codes, columns: slice) -> Codes:
+    if any(place is not None and place % GROUP for place in (columns.start, columns.stop)):
+        raise CheckpointError(f"{name} cannot be cut within a group of {GROUP} columns; use fewer processes")
+    start, stop, _ = columns.indices(codes.values.shape[1])
+    groups = slice(start // GROUP, stop // GROUP)
+    assert codes.zeros is not None
+    return Codes(codes.values[:, columns], codes.scales[:, groups], codes.zeros[:, groups])

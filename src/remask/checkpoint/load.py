@@ -1,0 +1,276 @@
+"""Loading of a checkpoint: its headers are checked first, then its tensors are read one at a time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from remask.checkpoint.contents import description, family_and_config, raw_config, tensors
+from remask.checkpoint.gguf_tensors import OpenGGUF
+from remask.checkpoint.json_files import read_json
+from remask.checkpoint.quantised_files import MATRICES, check_kind, read_codes, unfolded
+from remask.checkpoint.ranges import in_ranges
+from remask.checkpoint.weight_files import CONVERTED, TensorLocation, unreadable
+from remask.errors import CheckpointError
+from remask.families import Family, Slot
+from remask.families.fields import Fields
+from remask.gguf.header import is_gguf
+from remask.model.config import ModelConfig
+from remask.model.quantised import Codes, QuantisedMatrix, Quantization
+from remask.model.ranks import Shard
+from remask.model.weights import WHOLE, Weights, empty_weights
+
+_LISTED = 20
+_MAPPED = 2**24  # bytes of a file that stay mapped while it is read
+_UNPACKED = 2**24  # numbers of the embedding or the output matrix that stand unpacked, as float32, at a time
+# Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
+# each expert.
+_FEW = 4
+
+
+def read_config(folder: Path) -> tuple[Family, ModelConfig]:
+    """The family and the shape that `config.json`, or a GGUF file, describes.
+
+    Stop ids of `generation_config.json` are added. The family's names are those of the checkpoint's tensors.
+
+    Raises:
+        CheckpointError: a file is missing or malformed, or a key has a value that the transformer cannot execute.
+        UnknownNameError: no family claims the model.
+        PluginError: another package's family claims it and cannot be used, or several do.
+    """
+    family, raw = family_and_config(folder)
+    try:
+        config = family.config(raw)
+        generation = folder / "generation_config.json"
+        if generation.is_file():
+            more = Fields(generation.name, read_json(generation)).tokens("eos_token_id", config.vocab)
+            config = replace(config, stop_ids=tuple(dict.fromkeys(config.stop_ids + more)))
+    except CheckpointError as error:
+        raise CheckpointError(f"The model in {folder} cannot be loaded. {error}") from error
+    return family, config
+
+
+def load_weights(
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool = True,
+    check: bool = True,
+    shard: Shard = WHOLE,
+    quantization: Quantization | None = None,
+) -> Weights:
+    """The weights of the checkpoint `folder` that `shard` holds, on `device` and converted to `dtype`.
+
+    Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor
+    is in memory beside the result, also where matrices are quantised. `progress` shows a bar on stderr. With `check`
+    each is looked at once more, where it is still in the cache, for values that are not finite.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert; the message
+            lists all of them, and no weight has been read. Or a file is truncated, corrupt or unreadable, or a tensor
+            holds NaN or infinities, or numbers that are too large for `dtype`.
+    """
+    slots, stored = check_tensors(folder, family, config, dtype)
+    check_kind(folder, quantization)
+    weights = empty_weights(config, dtype, device, shard, quantization)
+    slots = [piece for slot in slots for piece in slot.pieces(config, shard)]
+    slots = [part for slot in slots for part in _unpacked_parts(slot, stored[slot.name])]
+    slots.sort(key=lambda slot: stored[slot.name].file)
+    total = sum(_size(slot, stored) for slot in slots)
+    with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
+        for file, few in _together(slots, stored):
+            _read(file, few, stored, weights, check, quantization)
+            bar.update(sum(_size(slot, stored) for slot in few))
+    return weights
+
+
+def check_tensors(
+    folder: Path, family: Family, config: ModelConfig, dtype: torch.dtype
+) -> tuple[list[Slot], dict[str, TensorLocation]]:
+    """Where each tensor of the checkpoint in `folder` goes, and where it is. Headers are read, and no weight.
+
+    Raises `CheckpointError` as `load_weights` does on tensors that do not fit the configuration. `dtype` is for the
+    memory that the message names.
+    """
+    stored = unfolded(folder, tensors(folder))
+    _check_layers(folder, family, config, stored, dtype)
+    slots = family.tensors(config, family.factors(raw_config(folder)))
+    _check(folder, family, config, slots, stored, dtype)
+    return slots, stored
+
+
+def _together(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
+    """`slots` in their order, those side by side in one file together as long as they are small.
+
+    An open file keeps every page read so far mapped, and a mapping of the whole checkpoint would be a second copy.
+    To open one takes milliseconds where it lists thousands of experts.
+    """
+    few, mapped = list[Slot](), 0
+    for slot in slots:
+        place, size = stored[slot.name], _size(slot, stored)
+        if few and (stored[few[-1].name].file != place.file or mapped + size > _MAPPED):
+            yield stored[few[-1].name].file, few
+            few, mapped = [], 0
+        few.append(slot)
+        mapped += size
+    yield stored[few[-1].name].file, few
+
+
+def _size(slot: Slot, stored: Mapping[str, TensorLocation]) -> int:
+    """Bytes of what `slot` takes of a file."""
+    return int((stored[slot.name].item or 0) * prod(slot.shape))
+
+
+def _unpacked_parts(slot: Slot, place: TensorLocation) -> Iterator[Slot]:
+    """`slot`, in parts where the tensor is large, does not stay quantized, and must be unpacked to be read."""
+    large = slot.field in ("embed", "head") and place.packed is not None and place.dtype not in CONVERTED
+    yield from slot.in_rows(max(1, _UNPACKED // slot.shape[1])) if large else (slot,)
+
+
+def _read(
+    path: Path,
+    slots: Sequence[Slot],
+    stored: Mapping[str, TensorLocation],
+    weights: Weights,
+    check: bool,
+    quantization: Quantization | None,
+) -> None:
+    """Copy tensors of one file into their places, one after the other."""
+    try:
+        with OpenGGUF(path) if is_gguf(path) else safe_open(path, framework="pt") as file:
+            for slot in slots:
+                tensor = _stored(file, slot, stored[slot.name], quantization)
+                _fill(slot, tensor, stored[slot.name], weights, check)
+                del tensor  # before the next one is read
+    except (SafetensorError, OSError) as error:
+        raise unreadable(path, error) from error
+
+
+def _stored(file: Any, slot: Slot, place: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
+    """What `slot` takes of its tensor in an open file; nothing else of it is read."""
+    if isinstance(file, OpenGGUF):
+        return file.read(slot.name, slot.part, quantization if slot.field in MATRICES else None)
+    if place.kind is not None:
+        return read_codes(file, slot.name, place.kind, slot.part or (slice(None),))
+    tensor: Tensor = file.get_tensor(slot.name) if slot.part is None else file.get_slice(slot.name)[slot.part]
+    return tensor
+
+
+def _fill(slot: Slot, tensor: Tensor | Codes, place: TensorLocation, weights: Weights, check: bool) -> None:
+    slot.fill(weights, tensor)
+    numbers = tensor.constants if isinstance(tensor, Codes) else tensor
+    target = slot.target(weights)
+    if check and not _finite(numbers if isinstance(target, QuantisedMatrix) else target):
+        raise _not_finite(slot, place, numbers, weights.embed.dtype)
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all values are finite. Nothing of the tensor's size is allocated."""
+    low, high = torch.aminmax(tensor)  # both are NaN where one value is
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _not_finite(slot: Slot, place: TensorLocation, stored: Tensor, dtype: torch.dtype) -> CheckpointError:
+    """The error for a tensor whose values in memory are not all finite."""
+    where, count = f"The tensor {slot.name!r} in {place.file}", int((~torch.isfinite(stored)).sum())
+    way = "load it all the same with --skip-weight-check (check_weights=False)"
+    if count:
+        return CheckpointError(
+            f"{where} holds {count} values of {stored.numel()} that are NaN or infinite. The file is damaged, or its "
+            f"training diverged: download it again, or {way}."
+        )
+    return CheckpointError(
+        f"{where} holds values that become infinite as {_name(dtype)}; the largest is {float(stored.abs().max()):.3g}. "
+        f"Load it with --dtype bfloat16 or float32, or {way}."
+    )
+
+
+def _check_layers(
+    folder: Path, family: Family, config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype
+) -> None:
+    """Raise where the files have far fewer tensors than the configuration names, before any of them is listed."""
+    mixtures = filter(None, map(config.mixture_of, range(config.layers)))
+    experts = sum(mixture.experts for mixture in mixtures)
+    if config.layers > len(stored) or experts > _FEW * len(stored):
+        described = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
+        raise CheckpointError(
+            f"The {description(folder)} of the {family.name} model in {folder} describes {described}, and its files "
+            f"list {len(stored)} tensors in all. {_sizes(config, stored, dtype)} "
+            f"{_way_out(folder)}"
+        )
+
+
+def _sizes(config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype) -> str:
+    """The memory that the configuration's weights take, beside that of what the files hold."""
+    held = sum(prod(place.shape) for place in stored.values())
+    needed, found = (_bytes(count * dtype.itemsize) for count in (config.parameters, held))
+    return f"Its weights need {needed} as {_name(dtype)}; the tensors in the files need {found}."
+
+
+def _bytes(size: int) -> str:
+    power = min(4, (len(str(size)) - 1) // 3)
+    return f"{size / 1000**power:.4g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check(
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    slots: Sequence[Slot],
+    stored: Mapping[str, TensorLocation],
+    dtype: torch.dtype,
+) -> None:
+    """Raise one error that lists every difference between the checkpoint and the configuration.
+
+    Tensors of many experts in many layers are listed by ranges of their numbers.
+    """
+    wanted = {slot.name: slot for slot in slots}
+    # Some programs store a tied embedding twice.
+    ignored = {family.head} if config.tied else set()
+    common = [(slot, stored[slot.name]) for slot in slots if slot.name in stored]
+    problems = {
+        "missing": [f"{name} {list(slot.shape)}" for name, slot in wanted.items() if name not in stored],
+        "unexpected": [
+            f"{name} {list(place.shape)}" for name, place in stored.items() if name not in wanted.keys() | ignored
+        ],
+        "misshapen": [
+            f"{slot.name} is {list(place.shape)}, {description(folder)} asks for {list(slot.shape)}"
+            for slot, place in common
+            if place.shape != slot.shape
+        ],
+        "of a type that does not convert" if is_gguf(folder) else f"of a type other than {', '.join(CONVERTED)}": [
+            f"{slot.name} is {place.dtype}" for slot, place in common if place.item is None
+        ],
+    }
+    found = {kind: names for kind, names in problems.items() if names}
+    if found:
+        raise CheckpointError(
+            f"The tensors in {folder} are not those of the {family.name} model that its {description(folder)} "
+            "describes.\n"
+            + "\n".join(f"  {len(names)} {kind}: {_listed(names)}" for kind, names in found.items())
+            + f"\n{_sizes(config, stored, dtype)} {_way_out(folder)}"
+        )
+
+
+def _way_out(folder: Path) -> str:
+    if is_gguf(folder):
+        return "Convert the model again, or download another file of it."
+    return "Use the config.json that belongs to these weights."
+
+
+def _listed(every: Sequence[str]) -> str:
+    names = in_ranges(every)
+    rest = len(names) - _LISTED
+    return "; ".join(names[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")

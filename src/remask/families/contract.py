@@ -1,0 +1,118 @@
+"""What a family of another package must be, checked when it is loaded and again when it reads a configuration."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from remask.checks.plugins import Plugin
+from remask.errors import CheckpointError, RemaskError
+from remask.families.family import Factors, Family, TensorNames
+from remask.model.config import ModelConfig
+
+T = TypeVar("T")
+
+_EXPECTED = "an object of type remask.families.family.Family"
+
+
+def checked_family(plugin: Plugin, value: object, built_in: Sequence[Family]) -> Family:
+    """The family that `plugin` provides, whose functions raise `CheckpointError` where they fail.
+
+    Raises:
+        PluginError: it is no family, a field is not what `Family` documents, or it claims what `built_in` ones have.
+    """
+    if not isinstance(value, Family):
+        found = (
+            f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
+        )
+        raise plugin.error(f"it provides {found}", _EXPECTED)
+    fault = next(_faults(plugin, value, built_in), None)
+    if fault is not None:
+        raise plugin.error(*fault)
+    return replace(
+        value,
+        config=_guarded(plugin, value.config, ModelConfig, lambda made: _config_faults(made, value)),
+        factors=_guarded(plugin, value.factors, Factors, lambda _: iter(())),
+    )
+
+
+def _faults(plugin: Plugin, family: Family, built_in: Sequence[Family]) -> Iterator[tuple[str, str]]:
+    """What was found and what is expected, for every field that is not as documented."""
+    if family.name != plugin.entry.name:
+        yield f"its name is {family.name!r}", f"the entry point's name, {plugin.entry.name!r}"
+    if not isinstance(family.names, TensorNames):
+        yield f"its 'names' is an object of type {type(family.names).__name__}", "a TensorNames"
+    for field in ("config", "factors"):
+        if not callable(getattr(family, field)):
+            yield f"its {field!r} is an object of type {type(getattr(family, field)).__name__}", "a function"
+    for field in ("model_types", "architectures"):
+        claimed: object = getattr(family, field)
+        if not isinstance(claimed, tuple) or not all(isinstance(name, str) and name for name in claimed):
+            yield f"its {field!r} is {claimed!r}", "a tuple of texts"
+            return
+        for own in built_in:
+            taken = {name.casefold() for name in getattr(own, field)} & {name.casefold() for name in claimed}
+            if taken:
+                yield (
+                    f"its {field!r} claims {', '.join(sorted(taken))}, which remask's family {own.name!r} has",
+                    "values that no other family claims",
+                )
+    if not family.model_types and not family.architectures:
+        yield "it claims no model", "a value in 'model_types' or 'architectures'"
+    shapes: object = family.presets
+    if not isinstance(shapes, Mapping) or not all(isinstance(shape, ModelConfig) for shape in shapes.values()):
+        yield f"its 'presets' is {shapes!r}", "a mapping of names to ModelConfig"
+        return
+    for name, shape in shapes.items():
+        if any(name in own.presets for own in built_in):
+            yield f"its preset {name!r} has the name of one of remask's", "a name of its own"
+        for fault in _config_faults(shape, family):
+            yield f"its preset {name!r} is wrong: {fault}", "a ModelConfig that fits the family"
+
+
+def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
+    """In what a configuration does not fit the family that it came from."""
+    names = family.names
+    if config.family != family.name:
+        yield f"'family' is {config.family!r}, and the family's name is {family.name!r}"
+    if config.kind == "uniform" and config.noise is None:
+        yield "'kind' is 'uniform', and 'noise' is None"
+    needed = {
+        **dict.fromkeys(("q", "k", "v"), names.qkv is None),
+        "gate": config.mlp == "swiglu",
+        "q_norm": config.qk_norm is not None,
+        "k_norm": config.qk_norm is not None,
+        "sink_k": config.sink,
+        "sink_v": config.sink,
+        "mixture": config.mixture is not None,
+    }
+    for field, wanted in needed.items():
+        if wanted and getattr(names, field) is None:
+            yield f"it has the tensor {field!r}, which the family's 'names' leaves out"
+    if config.mlp == "relu2" and names.gate is not None:
+        yield "'mlp' is 'relu2', which has no gate, and the family's 'names' has one"
+
+
+def _guarded(
+    plugin: Plugin,
+    function: Callable[[Mapping[str, Any]], T],
+    expected: type[T],
+    faults: Callable[[T], Iterator[str]],
+) -> Callable[[Mapping[str, Any]], T]:
+    """`function`, whose failures and wrong results are `CheckpointError`s that name the package."""
+
+    def checked(raw: Mapping[str, Any]) -> T:
+        try:
+            result: object = function(raw)
+        except RemaskError:
+            raise
+        except Exception as error:  # whatever another package's code raises on a file that it did not foresee
+            raise CheckpointError(f"{plugin} raised {type(error).__name__} on config.json: {error}") from error
+        if not isinstance(result, expected):
+            raise CheckpointError(
+                f"{plugin} made an object of type {type(result).__name__} of config.json; expected {expected.__name__}"
+            )
+        for fault in faults(result):
+            raise CheckpointError(f"{plugin} made a configuration that the transformer cannot execute: {fault}")
+        return result
+
+    return checked

@@ -1,0 +1,360 @@
+"""What a model family is: how its configuration is read, and what its checkpoints call each tensor."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, Literal
+
+from torch import Tensor
+
+from remask.model.config import Mixture, ModelConfig
+from remask.model.quantised import Codes, QuantisedMatrix, encode
+from remask.model.ranks import Shard
+from remask.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor of a checkpoint goes.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        shape: its shape there.
+        field: the field of `Weights`, or of a layer's weights, that it fills. A mixture's are `mixture.router`, ...
+        layer: number of the layer; None: the tensor is of no layer.
+        expert: number of the expert, for a field that holds the matrices of all experts.
+        rows: first and end row that it fills; None: all of them.
+        offset, scale: the stored tensor x becomes (x + offset) * scale.
+        part: what is read of the stored tensor, rows and columns; None: all. `shape` is that of the part.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    field: str
+    layer: int | None = None
+    rows: tuple[int, int] | None = None
+    scale: float = 1.0
+    offset: float = 0.0
+    expert: int | None = None
+    part: tuple[slice, ...] | None = None
+
+    def fill(self, weights: Weights, stored: Tensor | Codes) -> None:
+        """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
+        if isinstance(stored, Codes):
+            self._quantise(self._matrix(weights), stored.times(self.scale))
+            return
+        if self.offset or self.scale != 1:
+            stored = (stored.float() + self.offset) * self.scale
+        if not isinstance(self._field(weights), QuantisedMatrix):
+            self.target(weights).copy_(stored)
+        elif stored.dim() == 3:
+            for number, values in enumerate(stored):
+                self._matrix(weights).expert(number).write(slice(None), values)
+        else:
+            self._quantise(self._matrix(weights), encode(self._matrix(weights).kind, stored))
+
+    def _matrix(self, weights: Weights) -> QuantisedMatrix:
+        matrix = self._field(weights)
+        assert isinstance(matrix, QuantisedMatrix)
+        return matrix
+
+    def _quantise(self, matrix: QuantisedMatrix, codes: Codes) -> None:
+        """Put codes into some rows of a matrix, or of one expert's."""
+        own = matrix if self.expert is None else matrix.expert(self.expert)
+        own.store(slice(None) if self.rows is None else slice(*self.rows), codes)
+
+    def _field(self, weights: Weights) -> Tensor:
+        owner = weights if self.layer is None else weights.layers[self.layer]
+        tensor: Tensor = attrgetter(self.field)(owner)
+        return tensor
+
+    def pieces(self, config: ModelConfig, shard: Shard) -> "Iterator[Slot]":
+        """The pieces of the tensor that a rank holds, and where they go among its weights; none where it holds none."""
+        if shard.size == 1:
+            yield self
+            return
+        if self.expert is not None:
+            mixture = config.mixture_of(self.layer or 0)
+            assert mixture is not None
+            held = shard.experts(mixture)
+            if self.expert in held:
+                yield replace(self, expert=self.expert - held.start)
+            return
+        columns, rows = _cut(self, config, shard)
+        if columns is not None:
+            shape = (self.shape[0], len(columns))
+            yield replace(self, shape=shape, part=(slice(None), slice(columns.start, columns.stop)))
+        elif rows is None:
+            # A bias that follows a sum over ranks is added by one of them.
+            yield replace(self, scale=0.0) if self.field == "down_bias" and shard.rank else self
+        else:
+            yield from self._rows_in(rows)
+
+    def _rows_in(self, ranges: Sequence[range]) -> "Iterator[Slot]":
+        """The pieces of rows in `ranges`, which lie one after the other in a rank's tensor."""
+        first, end = self.rows or (0, self.shape[0])
+        at = 0
+        for own in ranges:
+            low, high = max(first, own.start), min(end, own.stop)
+            if low < high:
+                to = at + low - own.start
+                shape = (high - low, *self.shape[1:])
+                yield replace(self, shape=shape, part=(slice(low - first, high - first),), rows=(to, to + high - low))
+            at += len(own)
+
+    def in_rows(self, count: int) -> "Iterator[Slot]":
+        """The slot in parts of up to `count` rows, one after the other."""
+        first, _ = self.rows or (0, self.shape[0])
+        read = self.part[0].start or 0 if self.part else 0
+        for at in range(0, self.shape[0], count):
+            more = min(count, self.shape[0] - at)
+            rows = (first + at, first + at + more)
+            yield replace(self, shape=(more, *self.shape[1:]), part=(slice(read + at, read + at + more),), rows=rows)
+
+    def target(self, weights: Weights) -> Tensor:
+        """The view of `weights` that the tensor fills, of shape `shape`."""
+        tensor = self._field(weights)
+        if self.expert is not None:
+            tensor = tensor[self.expert]
+        return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
+
+
+def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, Sequence[range] | None]:
+    """The columns, or the ranges of rows, that a rank holds of the field of `slot`; neither: it holds all of it.
+
+    Rows are counted in the whole field, where matrices that read the same input follow one another.
+    """
+    dim, heads, groups = config.head_dim, shard.heads(config), shard.kv_heads(config)
+    mixture = None if slot.layer is None else config.mixture_of(slot.layer)
+    width = config.intermediate if mixture is None else mixture.shared
+    own = shard.share(width)
+    queries, keys = (range(part.start * dim, part.stop * dim) for part in (heads, groups))
+    match slot.field:
+        case "out":
+            return queries, None
+        case "down":
+            return own, None
+        case "qkv" | "qkv_bias":
+            after = config.heads * dim
+            values = after + config.kv_heads * dim
+            return None, (queries, _moved(keys, after), _moved(keys, values))
+        case "q_norm" if config.qk_norm == "whole":
+            return None, (queries,)
+        case "k_norm" if config.qk_norm == "whole":
+            return None, (keys,)
+        case "sink_k" | "sink_v":
+            return None, (groups,)
+        case "gate_up":
+            return None, (own, _moved(own, width)) if config.mlp == "swiglu" else (own,)
+        case "up_bias":
+            return None, (own,)
+        case "mixture.gate_up" | "mixture.down" if mixture is not None:
+            return None, (shard.experts(mixture),)
+        case "head":
+            return None, (shard.share(config.vocab),)
+    return None, None
+
+
+def _moved(part: range, by: int) -> range:
+    return range(part.start + by, part.stop + by)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureNames:
+    """Tensor names of a mixture of experts, without `.weight`. They are appended to the layer's.
+
+    Attributes:
+        router: the router's matrix.
+        expert: beginning of the names of one routed expert, in which `{}` is its number.
+        bias: numbers that are added to the experts' scores, a name in full.
+        shared: beginning of the names of the shared expert.
+        gate, up, down: names of an expert's matrices.
+    """
+
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}."
+    bias: str | None = None
+    shared: str | None = None
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Tensor names of a family, without `.weight` and `.bias`.
+
+    A layer's names are appended to `layer`, in which `{}` is the layer's number. A name may be None where no model of
+    the family has the tensor. `q`, `k` and `v` may be one tensor, `qkv`, with the rows in this order.
+    """
+
+    embed: str
+    norm: str
+    head: str
+    layer: str
+    attn_norm: str
+    out: str
+    ffn_norm: str
+    up: str
+    down: str
+    q: str | None = None
+    k: str | None = None
+    v: str | None = None
+    qkv: str | None = None
+    gate: str | None = None
+    q_norm: str | None = None
+    k_norm: str | None = None
+    sink_k: str | None = None
+    sink_v: str | None = None
+    mixture: MixtureNames | None = None
+
+    def projections(self, q: int, k: int) -> list[tuple[str | None, int, int]]:
+        """The name of each tensor of the projections of `q` query and `k` key rows, with its first and end row."""
+        if self.qkv is not None:
+            return [(self.qkv, 0, q + 2 * k)]
+        return [(self.q, 0, q), (self.k, q, q + k), (self.v, q + k, q + 2 * k)]
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Constants that a family multiplies with. They are multiplied into the weights when these are read.
+
+    Attributes:
+        linear: scale of every projection of a layer: a number, or fan ** -0.5 of its inputs or outputs.
+        residual: scale of what attention and MLP add to the residual stream.
+        head: scale of the logits.
+        gain: number added to the stored gain of every norm.
+    """
+
+    linear: float | Literal["fan_in", "fan_out"] = 1.0
+    residual: float = 1.0
+    head: float = 1.0
+    gain: float = 0.0
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        """Scale of a projection of shape [out, in]."""
+        if self.linear == "fan_in":
+            return float(shape[1] ** -0.5)
+        return float(shape[0] ** -0.5) if self.linear == "fan_out" else self.linear
+
+
+def _never(_raw: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _no_factors(_raw: Mapping[str, Any]) -> Factors:
+    return Factors()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model family as data.
+
+    Attributes:
+        name: the family's name, which its configurations carry as `ModelConfig.family`.
+        model_types: values of `model_type` in `config.json` that the family claims. Case does not count.
+        architectures: values in `architectures` that it claims where a file has no `model_type`.
+        names: names of the tensors in its checkpoints.
+        config: makes a `ModelConfig` of the object in `config.json`. It raises `CheckpointError`, naming the key, on
+            what the transformer cannot execute.
+        factors: reads the constants that the family multiplies with from the same object.
+        recognises: tells that a `config.json` is of this family although its `model_type` is another family's.
+        presets: shapes by name, for `--load-format dummy`.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    names: TensorNames
+    config: Callable[[Mapping[str, Any]], ModelConfig]
+    factors: Callable[[Mapping[str, Any]], Factors] = _no_factors
+    recognises: Callable[[Mapping[str, Any]], bool] = _never
+    presets: Mapping[str, ModelConfig] = field(default_factory=dict)
+
+    @property
+    def head(self) -> str:
+        """Name of the output matrix. A checkpoint with tied embeddings may hold it as a copy."""
+        return f"{self.names.head}.weight"
+
+    def tensors(self, config: ModelConfig, factors: Factors | None = None) -> list[Slot]:
+        """Every tensor that a checkpoint of this shape holds. Together the slots fill `Weights` exactly once."""
+        names, wide, factors = self.names, config.hidden, factors or Factors()
+        slots = [
+            Slot(f"{names.embed}.weight", (config.vocab, wide), "embed"),
+            Slot(f"{names.norm}.weight", (wide,), "norm", offset=factors.gain),
+        ]
+        if not config.tied:
+            slots.append(Slot(self.head, (config.vocab, wide), "head", scale=factors.head))
+        for layer in range(config.layers):
+            slots += self._attention(config, layer, factors)
+            mixture = config.mixture_of(layer)
+            slots += self._mlp(config, layer, factors) if mixture is None else self._mixture(config, layer, mixture)
+        return slots
+
+    def _attention(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
+        names, wide = self.names, config.hidden
+        prefix = names.layer.format(layer)
+        q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        scale = factors.of((wide, q)) * factors.residual
+        slots = [
+            Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain),
+            Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale),
+        ]
+        for name, first, end in names.projections(q, k):
+            shape = (end - first, wide)
+            slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, (first, end), factors.of(shape)))
+            if config.qkv_bias:
+                slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, (first, end)))
+        if config.qk_norm is not None:
+            widths = (config.head_dim, config.head_dim) if config.qk_norm == "head" else (q, k)
+            for norm, width, field in zip((names.q_norm, names.k_norm), widths, ("q_norm", "k_norm"), strict=True):
+                slots.append(Slot(f"{prefix}{norm}.weight", (width,), field, layer, offset=factors.gain))
+        if config.sink:
+            shape = (config.kv_heads, config.head_dim)
+            slots += [Slot(f"{prefix}{names.sink_k}", shape, "sink_k", layer)]
+            slots += [Slot(f"{prefix}{names.sink_v}", shape, "sink_v", layer)]
+        return slots
+
+    def _mlp(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
+        names, wide, inner = self.names, config.hidden, config.intermediate
+        prefix = names.layer.format(layer)
+        into, back = factors.of((inner, wide)), factors.of((wide, inner)) * factors.residual
+        slots = [
+            Slot(f"{prefix}{names.ffn_norm}.weight", (wide,), "ffn_norm", layer, offset=factors.gain),
+            Slot(f"{prefix}{names.down}.weight", (wide, inner), "down", layer, scale=back),
+        ]
+        rows = [(names.up, (0, inner))]
+        if names.gate is not None:
+            rows = [(names.gate, (0, inner)), (names.up, (inner, 2 * inner))]
+        slots += [Slot(f"{prefix}{name}.weight", (inner, wide), "gate_up", layer, part, into) for name, part in rows]
+        if config.mlp_bias:
+            slots.append(Slot(f"{prefix}{names.up}.bias", (inner,), "up_bias", layer))
+            slots.append(Slot(f"{prefix}{names.down}.bias", (wide,), "down_bias", layer, scale=factors.residual))
+        return slots
+
+    def _mixture(self, config: ModelConfig, layer: int, mixture: Mixture) -> list[Slot]:
+        names, wide = self.names.mixture, config.hidden
+        assert names is not None
+        prefix = self.names.layer.format(layer)
+        slots = [
+            Slot(f"{prefix}{self.names.ffn_norm}.weight", (wide,), "ffn_norm", layer),
+            Slot(f"{prefix}{names.router}.weight", (mixture.experts, wide), "mixture.router", layer),
+        ]
+        if mixture.router.bias:
+            slots.append(Slot(f"{prefix}{names.bias}", (mixture.experts,), "mixture.bias", layer))
+        if mixture.shared:
+            slots += _unit(f"{prefix}{names.shared}", names, (mixture.shared, wide), "", layer, None)
+        for expert in range(mixture.experts):
+            stem = prefix + names.expert.format(expert)
+            slots += _unit(stem, names, (mixture.intermediate, wide), "mixture.", layer, expert)
+        return slots
+
+
+def _unit(
+    stem: str, names: MixtureNames, shape: tuple[int, int], owner: str, layer: int, expert: int | None
+) -> list[Slot]:
+    """The three matrices of one expert, whose names begin with `stem`; `shape` [F, D] is that of gate and up."""
+    inner, wide = shape
+    rows = ((names.gate, (0, inner)), (names.up, (inner, 2 * inner)))
+    into = [Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, part, expert=expert) for name, part in rows]
+    return [*into, Slot(f"{stem}{names.down}.weight", (wide, inner), f"{owner}down", layer, expert=expert)]

@@ -1,0 +1,149 @@
+"""GIDD: uniform, masked and hybrid diffusion, gidd-unif-3b, gidd-unif-10b and gidd-mask-3b."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remask.families.family import Factors, Family, TensorNames
+from remask.families.fields import LAYERS, VOCAB, Fields
+from remask.model.config import ModelConfig
+from remask.sampling.noise import Noise
+
+# The ids of the published tokenizer, which `null` stands for.
+MASK, END = 3, 1
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    fields = Fields("config.json (gidd)", raw)
+    vocab = fields.integer("vocab_size", most=VOCAB)
+    heads, head_dim = fields.integer("num_attention_heads"), fields.head_dim("hidden_size", "num_attention_heads")
+    if raw.get("head_dim") is not None:
+        fields.only("head_dim", head_dim)
+    mask = fields.token("mask_token_id", vocab) if raw.get("mask_token_id") is not None else MASK
+    return ModelConfig(
+        family="gidd",
+        layers=fields.integer("num_hidden_layers", most=LAYERS),
+        hidden=fields.integer("hidden_size"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=fields.integer("intermediate_size"),
+        vocab=vocab,
+        max_length=fields.integer("max_position_embeddings"),
+        rope_theta=fields.number("rope_theta"),
+        norm_eps=fields.number("rms_norm_eps"),
+        mask_id=mask,
+        stop_ids=fields.tokens("eos_token_id", vocab) or (END,),
+        tied=fields.flag("tie_word_embeddings", False),
+        kind="uniform",
+        qk_norm="whole" if fields.flag("use_qk_norm") else None,
+        sink=fields.flag("attention_bias"),
+        score_cap=fields.number("attn_soft_cap") if raw.get("attn_soft_cap") else None,
+        mlp="relu2",
+        mlp_bias=fields.flag("mlp_bias"),
+        # No published configuration has this key: their models were all trained under the structured mask.
+        structured_attention=fields.flag("structured_attention", True),
+        noise=Noise(
+            shift=fields.real("noise_type"),
+            min_log_snr=fields.real("min_log_snr"),
+            max_log_snr=fields.real("max_log_snr"),
+            vocab=vocab,
+            mask_id=mask,
+        ),
+    )
+
+
+def _factors(raw: Mapping[str, Any]) -> Factors:
+    fields = Fields("config.json (gidd)", raw)
+    residual = fields.number("resid_scale") / fields.integer("num_hidden_layers", most=LAYERS)
+    # A tied head is the embedding without a scale, as in the original.
+    head = 1.0 if fields.flag("tie_word_embeddings", False) else fields.number("head_scaling")
+    return Factors(linear=fields.scaling("weight_scaling"), residual=residual, head=head, gain=1.0)
+
+
+_GIDD_NOISE = Noise(shift=1000.0, min_log_snr=-9.0, max_log_snr=9.0, vocab=131072, mask_id=MASK)
+
+_GIDD_UNIF_3B = ModelConfig(
+    family="gidd",
+    layers=19,
+    hidden=3072,
+    heads=24,
+    kv_heads=24,
+    head_dim=128,
+    intermediate=12288,
+    vocab=131072,
+    max_length=2048,
+    rope_theta=10_000.0,
+    norm_eps=1e-6,
+    mask_id=MASK,
+    stop_ids=(END,),
+    kind="uniform",
+    qk_norm="whole",
+    sink=True,
+    score_cap=30.0,
+    mlp="relu2",
+    mlp_bias=True,
+    noise=_GIDD_NOISE,
+)
+
+_GIDD_UNIF_10B = replace(_GIDD_UNIF_3B, layers=34, hidden=4608, heads=36, kv_heads=36, intermediate=18432)
+
+_GIDD_MASK_3B = replace(_GIDD_UNIF_3B, layers=18, noise=replace(_GIDD_NOISE, shift=-1000.0))
+
+_GIDD_100M = replace(
+    _GIDD_UNIF_3B,
+    layers=14,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    intermediate=3072,
+    vocab=8192,
+    noise=replace(_GIDD_NOISE, vocab=8192),
+)
+
+_GIDD_TINY = replace(
+    _GIDD_100M,
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=4,
+    head_dim=16,
+    intermediate=160,
+    vocab=256,
+    max_length=128,
+    noise=replace(_GIDD_NOISE, vocab=256),
+)
+
+GIDD = Family(
+    name="gidd",
+    model_types=("gidd",),
+    architectures=("GiddForDiffusionLM",),
+    names=TensorNames(
+        embed="model.embed_tokens",
+        norm="model.norm",
+        head="lm_head",
+        layer="model.layers.{}.",
+        attn_norm="attn_layernorm",
+        q="self_attn.q_proj",
+        k="self_attn.k_proj",
+        v="self_attn.v_proj",
+        out="self_attn.o_proj",
+        ffn_norm="mlp_layernorm",
+        up="mlp.up_proj",
+        down="mlp.down_proj",
+        q_norm="self_attn.q_norm",
+        k_norm="self_attn.k_norm",
+        sink_k="self_attn.k_bias",
+        sink_v="self_attn.v_bias",
+    ),
+    config=_config,
+    factors=_factors,
+    presets={
+        "gidd-unif-3b": _GIDD_UNIF_3B,
+        "gidd-unif-10b": _GIDD_UNIF_10B,
+        "gidd-mask-3b": _GIDD_MASK_3B,
+        "gidd-100m": _GIDD_100M,
+        "gidd-tiny": _GIDD_TINY,
+    },
+)

@@ -1,0 +1,150 @@
+"""LLaDA: 8B base and instruct, 1.5."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remask.families.family import Family, TensorNames
+from remask.families.fields import LAYERS, VOCAB, Fields
+from remask.model.config import ModelConfig
+
+# The ids of the published vocabulary. An assistant turn ends with <|eot_id|>, which no key of config.json names.
+MASK, END_OF_TURN = 126336, 126348
+
+_OFF = (
+    "include_qkv_bias",
+    "bias_for_layer_norm",
+    "alibi",
+    "attention_layer_norm",
+    "input_emb_norm",
+    "scale_logits",
+)
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    fields = Fields("config.json (llada)", raw)
+    # The authors' defaults for these keys differ from what the published checkpoints use, so the keys must be there.
+    for key, value in (
+        ("block_type", "llama"),
+        ("layer_norm_type", "rms"),
+        ("activation_type", "silu"),
+        ("rope", True),
+    ):
+        fields.only(key, value)
+    fields.only("include_bias", False)
+    for key in _OFF:
+        fields.only(key, False, optional=True)
+    fields.only("layer_norm_with_affine", True, optional=True)
+    fields.only("block_group_size", 1, optional=True)
+    # `n_kv_heads`, which the published checkpoints always give, decides on grouped and single key heads.
+    if raw.get("multi_query_attention"):
+        fields.only("n_kv_heads", 1)
+    for key in ("clip_qkv", "rope_scaling"):
+        fields.only(key, None, optional=True)
+
+    heads, head_dim = fields.integer("n_heads"), fields.head_dim("d_model", "n_heads")
+    # Rows of the embedding. There may be more of them than words in the vocabulary.
+    words = fields.integer("vocab_size", most=VOCAB)
+    vocab = fields.integer("embedding_size", words, most=VOCAB)
+    if vocab < words:
+        raise fields.unfit("embedding_size", f"null or at least 'vocab_size' = {words}")
+    mask = fields.token("mask_token_id", vocab)
+    stops = fields.tokens("eos_token_id", vocab)
+    if mask == MASK and vocab > END_OF_TURN:
+        stops += (END_OF_TURN,)
+    return ModelConfig(
+        family="llada",
+        layers=fields.integer("n_layers", most=LAYERS),
+        hidden=fields.integer("d_model"),
+        heads=heads,
+        kv_heads=fields.kv_heads("n_kv_heads", heads),
+        head_dim=head_dim,
+        intermediate=fields.integer("mlp_hidden_size"),
+        vocab=vocab,
+        max_length=fields.integer("max_sequence_length"),
+        rope_theta=fields.number("rope_theta"),
+        norm_eps=fields.number("rms_norm_eps"),
+        mask_id=mask,
+        stop_ids=tuple(dict.fromkeys(stops)),
+        tied=fields.flag("weight_tying"),
+        rope_float32=fields.flag("rope_full_precision", True),
+    )
+
+
+_LLADA_8B = ModelConfig(
+    family="llada",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    intermediate=12288,
+    vocab=126464,
+    max_length=4096,
+    rope_theta=500_000.0,
+    norm_eps=1e-5,
+    mask_id=MASK,
+    stop_ids=(126081, END_OF_TURN),
+    rope_float32=True,
+)
+
+# Tied, so that of its 138 million parameters all but 25 are in the layers.
+_LLADA_100M = replace(
+    _LLADA_8B,
+    layers=16,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    intermediate=2048,
+    vocab=32000,
+    mask_id=31999,
+    stop_ids=(31998,),
+    tied=True,
+)
+
+# 1.09 billion parameters, of which 66 million are the tied embedding.
+_LLADA_1B = replace(_LLADA_100M, layers=20, hidden=2048, heads=16, kv_heads=16, head_dim=128, intermediate=5632)
+
+_LLADA_TINY = replace(
+    _LLADA_8B,
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=4,
+    head_dim=16,
+    intermediate=160,
+    vocab=256,
+    max_length=512,
+    mask_id=255,
+    stop_ids=(250,),
+)
+
+LLADA = Family(
+    name="llada",
+    model_types=("llada",),
+    architectures=("LLaDAModelLM",),
+    names=TensorNames(
+        embed="model.transformer.wte",
+        norm="model.transformer.ln_f",
+        head="model.transformer.ff_out",
+        layer="model.transformer.blocks.{}.",
+        attn_norm="attn_norm",
+        q="q_proj",
+        k="k_proj",
+        v="v_proj",
+        out="attn_out",
+        ffn_norm="ff_norm",
+        gate="ff_proj",
+        up="up_proj",
+        down="ff_out",
+    ),
+    config=_config,
+    presets={
+        "llada-8b": _LLADA_8B,
+        "llada-1.5": _LLADA_8B,
+        "llada-1b": _LLADA_1B,
+        "llada-100m": _LLADA_100M,
+        "llada-tiny": _LLADA_TINY,
+    },
+)

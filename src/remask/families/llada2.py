@@ -1,0 +1,159 @@
+"""LLaDA2: block-causal diffusion with a mixture of experts, 2.0 and 2.1, mini (16B-A1B) and flash (100B-A6B)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remask.families import qwen
+from remask.families.family import Family, MixtureNames, TensorNames
+from remask.families.fields import BLOCK as MAX_BLOCK
+from remask.families.fields import EXPERTS, LAYERS, VOCAB, Fields
+from remask.families.llada_moe import END, MASK
+from remask.model.config import Mixture, ModelConfig, Router
+
+BLOCK = 32  # the published one; the published config.json names neither block nor mask
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    fields = Fields("config.json (llada2)", raw)
+    fields.only("hidden_act", "silu", optional=True)
+    for key in ("use_bias", "use_qkv_bias", "norm_head", "use_sliding_window", "using_split_qkv_in_self_attention"):
+        fields.only(key, False, optional=True)
+    for key in ("use_qk_norm", "use_rmsnorm", "norm_topk_prob"):
+        fields.only(key, True, optional=True)
+    fields.only("score_function", "sigmoid")
+    fields.only("router_dtype", "fp32", optional=True)
+    vocab, heads = fields.integer("vocab_size", most=VOCAB), fields.integer("num_attention_heads")
+    layers = fields.integer("num_hidden_layers", most=LAYERS)
+    head_dim, dense = fields.integer("head_dim", least=2), fields.integer("first_k_dense_replace", 0, least=0)
+    return ModelConfig(
+        family="llada2",
+        layers=layers,
+        hidden=fields.integer("hidden_size"),
+        heads=heads,
+        kv_heads=fields.kv_heads("num_key_value_heads", heads),
+        head_dim=head_dim,
+        intermediate=fields.integer("intermediate_size") if dense else 0,
+        vocab=vocab,
+        max_length=fields.integer("max_position_embeddings"),
+        rope_theta=qwen.rope_theta(fields, raw),
+        norm_eps=fields.number("rms_norm_eps"),
+        mask_id=fields.token("mask_token_id", vocab, MASK),
+        stop_ids=fields.tokens("eos_token_id", vocab) or fields.tokens("pad_token_id", vocab),
+        tied=fields.flag("tie_word_embeddings", False),
+        kind="block_causal",
+        qk_norm="head",
+        rotary_dim=fields.rotary_dim("partial_rotary_factor", head_dim),
+        block_length=fields.integer("block_size", BLOCK, most=MAX_BLOCK),
+        mixture=_mixture(fields, tuple(range(min(dense, layers)))),
+    )
+
+
+def _mixture(fields: Fields, dense: tuple[int, ...]) -> Mixture:
+    experts, groups = fields.integer("num_experts", most=EXPERTS), fields.integer("n_group", 1)
+    kept = fields.integer("topk_group", 1, most=groups)
+    if experts % groups or experts // groups < 2:
+        raise fields.unfit("n_group", f"a divisor of the {experts} experts that leaves two or more in a group")
+    active = fields.integer("num_experts_per_tok", most=experts // groups * kept)
+    width = fields.integer("moe_intermediate_size")
+    return Mixture(
+        experts=experts,
+        active=active,
+        intermediate=width,
+        shared=width * fields.integer("num_shared_experts", 0, least=0),
+        dense_layers=dense,
+        router=Router(
+            score="sigmoid",
+            bias=fields.flag("moe_router_enable_expert_bias", False),
+            groups=groups,
+            kept_groups=kept,
+            normalise=active > 1,
+            scale=fields.number("routed_scaling_factor"),
+            float32=True,
+        ),
+    )
+
+
+_ROUTER = Router("sigmoid", bias=True, groups=8, kept_groups=4, normalise=True, scale=2.5, float32=True)
+
+_LLADA2_MINI = ModelConfig(
+    family="llada2",
+    layers=20,
+    hidden=2048,
+    heads=16,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=5120,
+    vocab=157184,
+    max_length=16384,
+    rope_theta=600_000.0,
+    norm_eps=1e-6,
+    mask_id=MASK,
+    stop_ids=(END,),
+    kind="block_causal",
+    qk_norm="head",
+    rotary_dim=64,
+    block_length=BLOCK,
+    mixture=Mixture(experts=256, active=8, intermediate=512, shared=512, dense_layers=(0,), router=_ROUTER),
+)
+
+_LLADA2_FLASH = replace(
+    _LLADA2_MINI,
+    layers=32,
+    hidden=4096,
+    heads=32,
+    intermediate=9216,
+    mixture=Mixture(experts=256, active=8, intermediate=1024, shared=1024, dense_layers=(0,), router=_ROUTER),
+)
+
+_LLADA2_TINY = replace(
+    _LLADA2_MINI,
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=160,
+    vocab=256,
+    max_length=512,
+    mask_id=255,
+    stop_ids=(250,),
+    rotary_dim=8,
+    block_length=8,
+    mixture=Mixture(
+        experts=8,
+        active=2,
+        intermediate=48,
+        shared=48,
+        dense_layers=(0,),
+        router=replace(_ROUTER, groups=4, kept_groups=2),
+    ),
+)
+
+LLADA2 = Family(
+    name="llada2",
+    model_types=("llada2_moe",),
+    architectures=("LLaDA2MoeModelLM",),
+    names=TensorNames(
+        embed="model.word_embeddings",
+        norm="model.norm",
+        head="lm_head",
+        layer="model.layers.{}.",
+        attn_norm="input_layernorm",
+        qkv="attention.query_key_value",
+        out="attention.dense",
+        q_norm="attention.query_layernorm",
+        k_norm="attention.key_layernorm",
+        ffn_norm="post_attention_layernorm",
+        gate="mlp.gate_proj",
+        up="mlp.up_proj",
+        down="mlp.down_proj",
+        mixture=MixtureNames(bias="mlp.gate.expert_bias", shared="mlp.shared_experts."),
+    ),
+    config=_config,
+    presets={
+        "llada2-mini": _LLADA2_MINI,
+        "llada2-flash": _LLADA2_FLASH,
+        "llada2-tiny": _LLADA2_TINY,
+    },
+)

@@ -1,0 +1,121 @@
+"""LLaDA-MoE: masked diffusion with a mixture of experts, 7B-A1B base and instruct."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remask.families import qwen
+from remask.families.family import Family, MixtureNames
+from remask.families.fields import EXPERTS, LAYERS, VOCAB, Fields
+from remask.model.config import Mixture, ModelConfig
+
+# The ids of the vocabulary of LLaDA-MoE and LLaDA2. The published config.json names no mask.
+MASK, END = 156895, 156892
+
+ARCHITECTURES = ("LLaDAMoEModelLM", "LLaDAMoEModel")
+
+# Keys of the configuration that the authors' router does not read: router_num_group, router_topk_group, norm_topk_prob,
+# routed_scaling_factor and moe_router_score_function.
+
+
+def _recognises(raw: Mapping[str, Any]) -> bool:
+    """The published config.json says "llada", the dense family's name."""
+    model_type, architectures = raw.get("model_type"), raw.get("architectures")
+    if not isinstance(model_type, str) or model_type.casefold() != "llada":
+        return False
+    named = isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures)
+    return named or raw.get("num_experts") is not None
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    fields = Fields("config.json (llada-moe)", raw)
+    fields.only("hidden_act", "silu", optional=True)
+    for key in ("attention_bias", "moe_router_enable_expert_bias"):
+        fields.only(key, False, optional=True)
+    for key in ("clip_qkv", "rope_scaling"):
+        fields.only(key, None, optional=True)
+    vocab, heads = fields.integer("vocab_size", most=VOCAB), fields.integer("num_attention_heads")
+    head_dim = fields.head_dim("hidden_size", "num_attention_heads")
+    layers, experts = fields.integer("num_hidden_layers", most=LAYERS), fields.integer("num_experts", most=EXPERTS)
+    dense = _dense_layers(fields, raw, layers)
+    return ModelConfig(
+        family="llada-moe",
+        layers=layers,
+        hidden=fields.integer("hidden_size"),
+        heads=heads,
+        kv_heads=fields.kv_heads("num_key_value_heads", heads),
+        head_dim=head_dim,
+        intermediate=fields.integer("dense_intermediate_size") if dense else 0,
+        vocab=vocab,
+        max_length=fields.integer("max_position_embeddings"),
+        rope_theta=fields.number("rope_theta"),
+        norm_eps=1e-5 if raw.get("rms_norm_eps") is None else fields.number("rms_norm_eps"),
+        mask_id=fields.token("mask_token_id", vocab, MASK),
+        stop_ids=fields.tokens("eos_token_id", vocab),
+        tied=fields.flag("tie_word_embeddings", False),
+        qk_norm="head" if fields.flag("qk_layernorm", False) else None,
+        rotary_dim=fields.rotary_dim("partial_rotary_factor", head_dim),
+        rope_float32=fields.flag("rope_full_precision", False),
+        mixture=Mixture(
+            experts=experts,
+            active=fields.integer("num_experts_per_tok", most=experts),
+            intermediate=fields.integer("expert_intermediate_size"),
+            shared=fields.integer("shared_expert_intermediate_size", 0),
+            dense_layers=dense,
+        ),
+    )
+
+
+def _dense_layers(fields: Fields, raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Layers whose entry in `moe_layer_freq` is 0; the list has one entry a layer."""
+    frequency = raw.get("moe_layer_freq")
+    if not isinstance(frequency, list) or len(frequency) != layers or any(entry not in (0, 1) for entry in frequency):
+        raise fields.unfit("moe_layer_freq", f"a list of {layers} numbers, one a layer: 0 is dense, 1 has experts")
+    return tuple(layer for layer, entry in enumerate(frequency) if not entry)
+
+
+_LLADA_MOE_7B = ModelConfig(
+    family="llada-moe",
+    layers=16,
+    hidden=2048,
+    heads=16,
+    kv_heads=16,
+    head_dim=128,
+    intermediate=0,
+    vocab=157184,
+    max_length=8192,
+    rope_theta=50_000.0,
+    norm_eps=1e-5,
+    mask_id=MASK,
+    stop_ids=(END,),
+    qk_norm="head",
+    mixture=Mixture(experts=64, active=8, intermediate=1024),
+)
+
+_LLADA_MOE_TINY = replace(
+    _LLADA_MOE_7B,
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=4,
+    head_dim=16,
+    intermediate=160,
+    vocab=256,
+    max_length=512,
+    mask_id=255,
+    stop_ids=(250,),
+    mixture=Mixture(experts=8, active=2, intermediate=48, dense_layers=(0,)),
+)
+
+LLADA_MOE = Family(
+    name="llada-moe",
+    model_types=("lladamoe", "llada_moe"),
+    architectures=ARCHITECTURES,
+    names=replace(qwen.HEAD_NORM_NAMES, mixture=MixtureNames(shared="shared_expert.")),
+    config=_config,
+    recognises=_recognises,
+    presets={
+        "llada-moe-7b-a1b": _LLADA_MOE_7B,
+        "llada-moe-tiny": _LLADA_MOE_TINY,
+    },
+)

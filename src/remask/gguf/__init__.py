@@ -1,0 +1,1 @@
+"""GGUF files: their headers, architectures and tokenizers."""

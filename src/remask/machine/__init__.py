@@ -1,0 +1,1 @@
+"""This machine: its processor, its devices, its disks, and transfers between host and device."""

@@ -1,0 +1,136 @@
+"""Chooses the device, the number format and the number of CPU threads. `auto` depends on the machine."""
+
+import functools
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from remask.checks.values import whole
+from remask.errors import ConfigError, UnknownNameError
+from remask.machine.cpu import (
+    BFLOAT16,
+    CpuReading,
+    cores,
+    instructions,
+    others_since,
+    physical_cores,
+    quota,
+    whole_cores,
+)
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# A smaller model's operations are over before a second thread has taken up its part, and every one of them waits for
+# the slower thread.
+PARAMETERS_A_THREAD = 2_000_000
+# From this size on, bfloat16 takes less time than float32 for single requests too, as `docs/log.md` tells.
+BFLOAT16_PARAMETERS = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """A number of CPU threads, and the reason for it in words."""
+
+    number: int
+    why: str
+
+
+def cache_folder() -> Path:
+    """Where this package keeps what it may find out again: `$XDG_CACHE_HOME/remask`, or `~/.cache/remask`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remask"
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device. `auto` is the first CUDA device, or the CPU if there is none.
+
+    Raises `ConfigError` if the device cannot be used.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} cannot be used ({reason}); use 'auto', 'cpu' or 'cuda'") from error
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[torch.dtype, str]:
+    """Return the number format for a model of so many `parameters`, and the reason for the choice, in words.
+
+    `auto` is bfloat16 on accelerators, and on CPUs where whole requests take less time than in float32: those that
+    have instructions for it, where the model is large enough that matrix products, which these are for, take most of
+    the time. What decides are facts and no measurement, so that one machine gives the same answers on every start.
+    Raises `UnknownNameError` for other names.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise UnknownNameError("dtype", name, ["auto", *DTYPES])
+        return DTYPES[name], "as asked"
+    if device.type != "cpu":
+        return torch.bfloat16, "auto: an accelerator"
+    native = sorted(BFLOAT16 & instructions())
+    if not native:
+        return torch.float32, "auto: this CPU has no instructions for bfloat16"
+    if parameters < BFLOAT16_PARAMETERS:
+        return torch.float32, f"auto: {parameters / 1e6:.3g} million parameters gain nothing from bfloat16"
+    return torch.bfloat16, f"auto: this CPU has {' and '.join(native)}"
+
+
+def resolve_threads(asked: int | None, parameters: int, spare: int, since: CpuReading | None) -> Threads:
+    """Return the number of CPU threads for a model of so many `parameters`, and the reason.
+
+    What somebody has set is kept: `asked`, a number in the environment, or one given to `torch.set_num_threads`. Else
+    it is the smallest of what the model's size, the cores less `spare`, a container's quota and other processes allow.
+
+    Args:
+        asked: the number, where the user names one.
+        spare: cores that other threads of this process need.
+        since: an earlier reading, after which other processes were watched; None where they cannot be.
+
+    Raises `ConfigError` where `asked` is no whole number from 1.
+    """
+    whole("threads", asked, low=1, optional=True)
+    if asked is not None:
+        return Threads(asked, "as asked")
+    current = torch.get_num_threads()
+    named = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
+    if named is not None:
+        return Threads(current, f"from {named}")
+    there, physical = cores(), physical_cores()
+    if current not in {there, physical} | _chosen():
+        return Threads(current, "as this process has set it")
+    left = f", {spare} of them left to HTTP" if spare else ""
+    limits = [
+        (parameters // PARAMETERS_A_THREAD, f"{parameters / 1e6:.3g} million parameters keep no more busy"),
+        (physical - spare, f"{physical} cores{left}"),
+    ]
+    if (allowed := quota()) is not None and allowed < physical:
+        limits.append((int(allowed) - spare, f"the container may use {allowed:g} of {there} cores{left}"))
+    if (others := others_since(since)) is not None:
+        limits.append((whole_cores(there - others.used), f"other processes use {others.used:.1f} of {there} cores"))
+    number, why = min(limits, key=lambda limit: limit[0])
+    return Threads(max(1, number), why)
+
+
+def set_threads(threads: Threads) -> None:
+    """Let PyTorch compute on so many threads, in the whole process."""
+    if threads.number != torch.get_num_threads():
+        torch.set_num_threads(threads.number)
+        _chosen().add(threads.number)
+
+
+@functools.cache
+def _chosen() -> set[int]:
+    """The numbers that models of this process were given here.
+
+    PyTorch has one number for the process and does not say who set it. A later model must not take an earlier one's
+    for the user's.
+    """
+    return set()

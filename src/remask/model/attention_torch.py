@@ -1,0 +1,197 @@
+"""Attention by PyTorch operations, on any device."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remask.model.attention import Sink
+from remask.model.units import Unit, piece, units_of
+from remask.model.work_list import WorkList
+
+# Scattered slots are read in place, run by run, where these are so long on average. Shorter ones are gathered, as every
+# run is a call of its own.
+RUN = 64
+# Slots whose K and V are copied at a time where they are scattered, or are made float32.
+PIECE = 1024
+# The scores of a tile: so many stay in a cache, take longer than the calls for them, and keep a GPU busy. A tile has at
+# most so many rows, and at least so many slots.
+CPU_SCORES, GPU_SCORES, TILE_ROWS, TILE_SLOTS = 2**19, 2**25, 1024, 256
+# Up to this cap, the exponential of a score is neither infinite nor lost in float32, so no maximum need be taken off.
+SMALL_CAP = 40.0
+
+
+class TorchAttention:
+    """Attention of each unit in place, and a merge of the results where rows stand in several units.
+
+    What PyTorch's fused attention can compute, it computes: units whose rows stand in no other one, without a cap and
+    without a sink. Where results are merged, they are float32 whatever the dtype of the inputs, so that each row is
+    rounded once. Scores exist a tile at a time; nothing of the size of rows times slots is kept.
+
+    Args:
+        cap: scores s become cap * tanh(s / cap).
+        fused: whether PyTorch's fused attention may be used.
+    """
+
+    def __init__(self, cap: float | None = None, fused: bool = True) -> None:
+        self.cap, self.fused = cap, fused and cap is None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
+        """See `Attention`."""
+        units = work.once(_in_place, q.device)
+        whole = [self.fused and sink is None and unit.alone for unit in units]
+        if whole == [True]:
+            return _fused(q, k, v, units[0]).flatten(1)
+        if all(whole):
+            out = q.new_empty(q.shape)
+            for unit in units:
+                out[unit.rows] = _fused(q[unit.rows], k, v, unit)
+            return out.flatten(1)
+        precise = q.to(torch.promote_types(q.dtype, torch.float32))
+        out, sums = precise.new_zeros(q.shape), precise.new_full(q.shape[:2], _nothing(precise))
+        for unit, alone in zip(units, whole, strict=True):
+            if alone:
+                out[unit.rows] = _fused(q[unit.rows], k, v, unit).to(out.dtype)
+                continue
+            for number, (part, own) in enumerate(self._parts(precise[unit.rows], k, v, unit)):
+                if unit.first and number == 0:
+                    out[unit.rows], sums[unit.rows] = part, own
+                else:
+                    _merge(out[unit.rows], sums[unit.rows], part, own)
+        if sink is not None:
+            _merge(out, sums, *self._sink(precise, sink))
+        return out.to(q.dtype).flatten(1)
+
+    def _sink(self, q: Tensor, sink: Sink) -> tuple[Tensor, Tensor]:
+        """The result of rows [N, heads, Dh] that see the sink alone, [heads, Dh], and its scores [N, heads]."""
+        share = q.shape[1] // len(sink[0])
+        key, value = (one.to(q.dtype).repeat_interleave(share, dim=0) for one in sink)
+        scores = torch.bmm(q.transpose(0, 1), key[..., None])[..., 0].t() * (1 / math.sqrt(q.shape[2]))
+        return value, scores if self.cap is None else scores.div_(self.cap).tanh_().mul_(self.cap)
+
+    def _parts(self, q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
+        """Results of rows [n, heads, Dh] of float32 or wider, and log-sum-exps [n, heads], over parts of the slots."""
+        if self.fused and unit.reach is None and q.device.type == "cpu":
+            count = unit.count if isinstance(unit.keys, slice) and k.dtype == q.dtype else PIECE
+            for start in range(0, unit.count, count):
+                yield _fused_part(q, *(piece(kept, unit, start, count).to(q.dtype) for kept in (k, v)))
+        else:
+            yield self._tiled(q, k, v, unit)
+
+    def _tiled(self, q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> tuple[Tensor, Tensor]:
+        """Results of rows [n, heads, Dh], and log-sum-exps [n, heads], a tile of scores at a time."""
+        groups = k.shape[1]
+        share = q.shape[1] // groups
+        rows = _folded(q, groups) * (1 / (math.sqrt(q.shape[2]) * (self.cap or 1)))
+        out, sums = q.new_empty(rows.shape), q.new_empty(rows.shape[:2])
+        most = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
+        tall = min(rows.shape[1], max(1, TILE_ROWS // share) * share)
+        wide = min(unit.count, max(TILE_SLOTS, most // tall))
+        deep = min(groups, max(1, most // (tall * wide)))
+        room = q.new_empty(deep * tall * wide)  # for the scores of a tile; new memory each time would cost more
+        for group in range(0, groups, deep):
+            these = slice(group, group + deep)
+            keys, values = (piece(kept[:, these], unit, 0, unit.count).to(q.dtype).transpose(0, 1) for kept in (k, v))
+            tiles = list(zip(torch.split(keys.transpose(1, 2), wide, 2), torch.split(values, wide, 1), strict=True))
+            for row in range(0, rows.shape[1], tall):
+                part = these, slice(row, row + tall)
+                reach = None if unit.reach is None else unit.reach[row // share : (row + tall) // share]
+                self._tile(rows[part], tiles, reach, room, out[part], sums[part])
+        return _unfolded(out, len(q)), _unfolded(sums[..., None], len(q))[..., 0]
+
+    def _tile(
+        self,
+        q: Tensor,
+        tiles: Sequence[tuple[Tensor, Tensor]],
+        reach: Tensor | None,
+        room: Tensor,
+        out: Tensor,
+        sums: Tensor,
+    ) -> None:
+        """Attention of some rows to all slots, a tile at a time, into `out` [g, r, Dh] and `sums` [g, r].
+
+        `q` [g, r, Dh] is scaled, and divided by the cap. `tiles` are keys [g, Dh, m] and values [g, m, Dh]. Scores are
+        made in `room`.
+        """
+        out.zero_()
+        total = out.new_zeros((*sums.shape, 1))
+        shifted = self.cap is None or self.cap > SMALL_CAP
+        top = total.new_full(total.shape, _nothing(q) if shifted else 0)
+        seen = 0
+        for keys, values in tiles:
+            count = keys.shape[2]
+            scores = room[: sums.numel() * count].view(*sums.shape, count)
+            torch.bmm(q, keys, out=scores)
+            if self.cap is not None:
+                scores.tanh_().mul_(self.cap)
+            if reach is not None:
+                unseen = seen + torch.arange(count, device=q.device) >= reach[:, None, None]
+                scores.view(len(q), len(reach), -1, count).masked_fill_(unseen, -math.inf)
+            if shifted:
+                higher = torch.maximum(top, scores.amax(-1, keepdim=True))
+                fade = top.sub_(higher).exp_()
+                total.mul_(fade)
+                out.mul_(fade)
+                scores.sub_(higher)
+                top = higher
+            total += scores.exp_().sum(-1, keepdim=True)
+            torch.baddbmm(out, scores, values, out=out)
+            seen += count
+        torch.add(top, total.log(), out=sums[..., None])
+        sums.clamp_min_(_nothing(q))  # of rows that see none of these slots
+        out.div_(total.clamp_min_(torch.finfo(q.dtype).tiny))
+
+
+def _nothing(x: Tensor) -> float:
+    """The log-sum-exp of no scores: low, but finite, so that differences are defined."""
+    return torch.finfo(x.dtype).min / 4
+
+
+def _merge(out: Tensor, sums: Tensor, part: Tensor, own: Tensor) -> None:
+    """Merge results `part` with log-sum-exps `own` into `out` [n, heads, Dh] and `sums` [n, heads], in place."""
+    out.lerp_(part, torch.sigmoid(own - sums)[..., None])
+    torch.logaddexp(sums, own, out=sums)
+
+
+def _in_place(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
+    return units_of(work.cut_at_runs(RUN), device)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Tensor:
+    """PyTorch's fused attention of rows [n, heads, Dh] to one unit's slots, [n, heads, Dh]."""
+    groups = k.shape[1]
+    keys, values = (kept[unit.keys].transpose(0, 1)[None] for kept in (k, v))
+    visible = None
+    if unit.reach is not None:
+        visible = torch.arange(unit.count, device=q.device) < unit.reach[:, None]
+        visible = visible.repeat_interleave(q.shape[1] // groups, dim=0)
+    return _unfolded(F.scaled_dot_product_attention(_folded(q, groups)[None], keys, values, visible)[0], len(q))
+
+
+def _fused_part(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of slots [m, kv_heads, Dh] on a CPU, and log-sum-exps [n, heads]."""
+    # What `scaled_dot_product_attention` calls there. It alone also returns log-sum-exps.
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, sums = fused(_folded(q, k.shape[1])[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None])
+    return _unfolded(out[0], len(q)), _unfolded(sums[0][..., None], len(q))[..., 0]
+
+
+def _folded(q: Tensor, groups: int) -> Tensor:
+    """Rows [n, heads, Dh] as rows of the heads of K and V, [groups, n * heads / groups, Dh].
+
+    Query heads that share a head of K and V are further rows of that head.
+    """
+    n, heads, dim = q.shape
+    if groups == heads:
+        return q.transpose(0, 1)
+    return q.view(n, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim)
+
+
+def _unfolded(x: Tensor, rows: int) -> Tensor:
+    """The inverse of `_folded` for [groups, rows * heads / groups, any]: [rows, heads, any]."""
+    groups, count, width = x.shape
+    if count == rows:
+        return x.transpose(0, 1)
+    return x.view(groups, rows, -1, width).transpose(0, 1).reshape(rows, -1, width)

@@ -1,0 +1,111 @@
+"""Which way of computing attention, what stands between products, and which graphs a model runs on a device."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from remask.errors import ConfigError
+from remask.model.attention import Attention
+from remask.model.attention_names import AttentionName
+from remask.model.attention_numpy import NumpyAttention
+from remask.model.attention_torch import TorchAttention
+from remask.model.capture import capture_on
+from remask.model.config import ModelConfig
+from remask.model.graphs import Graphs
+from remask.model.layer_kernels import LayerKernels
+from remask.model.pool import Pool
+from remask.model.transformer import Transformer
+
+LARGEST_HEAD = 256  # channels of a head that the Triton kernels compute
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """A way of computing by its name, which is never "auto", and the reason for the choice in words."""
+
+    name: AttentionName
+    why: str
+
+    def attention(self, config: ModelConfig) -> Attention:
+        """The attention of a model of the shape `config`."""
+        if self.name == "triton":
+            from remask.model.attention_triton import TritonAttention
+
+            return TritonAttention(config.score_cap)
+        return (NumpyAttention if self.name == "numpy" else TorchAttention)(config.score_cap)
+
+    def kernels(self, model: Transformer) -> LayerKernels | None:
+        """What computes between the products of `model`; None: PyTorch's own operations."""
+        # A norm of all ranks' heads together is a sum over ranks.
+        if self.name != "triton" or (model.config.qk_norm == "whole" and model.ranks.several):
+            return None
+        from remask.model.layer_triton import TritonLayer
+
+        return TritonLayer(model.part)
+
+
+def attend(model: Transformer, executor: Executor) -> None:
+    """Let `model` compute by `executor`, in place."""
+    model.attention, model.kernels = executor.attention(model.config), executor.kernels(model)
+
+
+def check_graphs(model: Transformer) -> str | None:
+    """Why the layers of `model` cannot be repeated; None: they can."""
+    if model.ranks.several:
+        return (
+            f"graphs=True needs a model on one device, and this one is on {model.ranks.shard.size}: sums over ranks "
+            "were never captured; leave one of graphs and tensor_parallel out"
+        )
+    if model.config.mixture is not None:
+        return (
+            "graphs=True needs a dense model: how many rows each expert computes is known on the device alone; leave "
+            "graphs out"
+        )
+    return None
+
+
+def make_graphs(model: Transformer, pool: Pool) -> Graphs:
+    """What repeats the layers of `model` over `pool`. Raises `ConfigError` where that cannot be."""
+    hindrance = check_graphs(model)
+    if hindrance is not None:
+        raise ConfigError(hindrance)
+    return Graphs(pool, capture_on(model.device), model.attention)
+
+
+def resolve_executor(
+    asked: AttentionName, config: ModelConfig, device: torch.device, *, batch_invariant: bool = False
+) -> Executor:
+    """Return how a model of the shape `config` computes attention on `device`.
+
+    `auto` is "triton" on CUDA devices where it can run, and "torch" everywhere else. Raises `ConfigError` where what is
+    asked for by name cannot run, or cannot be `batch_invariant`.
+    """
+    if asked not in ("auto", "triton"):
+        return Executor(asked, "as asked")
+    hindrance = _hindrance(config, device, batch_invariant)
+    if asked == "triton":
+        if hindrance is not None:
+            raise ConfigError(f"attention='triton' cannot run: {hindrance}. Use 'auto' or 'torch'")
+        return Executor("triton", "as asked")
+    if device.type != "cuda":
+        return Executor("torch", f"auto: device {device.type}")
+    return Executor("triton", "auto: device cuda") if hindrance is None else Executor("torch", f"auto: {hindrance}")
+
+
+def _hindrance(config: ModelConfig, device: torch.device, batch_invariant: bool) -> str | None:
+    """Why the Triton kernels cannot compute a model's attention; None: they can."""
+    if batch_invariant:
+        return "batch_invariant=True, and it is not shown that its kernels give a row the same bits at every place"
+    if config.head_dim > LARGEST_HEAD:
+        return f"it computes heads of at most {LARGEST_HEAD} channels, and this model's have {config.head_dim}"
+    if find_spec("triton") is None:
+        return "it needs triton: pip install triton"
+    from remask.model.triton_support import INTERPRETED
+
+    if device.type != "cuda" and not INTERPRETED:
+        return (
+            f"it needs a CUDA device, and the device is {device} (with TRITON_INTERPRET=1 its kernels run on a CPU, "
+            "thousands of times slower, for tests)"
+        )
+    return None

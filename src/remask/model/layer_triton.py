@@ -1,0 +1,194 @@
+"""What stands between the matrix products of a layer, in Triton kernels of one launch each.
+
+Importing this module needs Triton. Numbers are computed in float32, and rounded where they are stored.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remask.model.config import ModelConfig
+from remask.model.triton_support import launch, rounded
+from remask.model.weights import LayerWeights
+
+BLOCK = 1024  # numbers that a program of an elementwise kernel computes
+
+
+class TritonLayer:
+    """See `LayerKernels`.
+
+    Args:
+        config: the shape that is computed with: of a rank's part, where there are several.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.heads_of_q, self.head_dim, self.eps = config.heads, config.head_dim, config.norm_eps
+        self._heads_options = heads_options(config)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `LayerKernels`."""
+        return self._launch(x.contiguous(), None, weight, None, None)
+
+    def add(
+        self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None = None, slots: Tensor | None = None
+    ) -> Tensor:
+        """See `LayerKernels`."""
+        return self._launch(h, new.contiguous(), weight, kept, slots)
+
+    def heads(
+        self, qkv: Tensor, w: LayerWeights, cos: Tensor, sin: Tensor, k: Tensor, v: Tensor, slots: Tensor
+    ) -> Tensor:
+        """See `LayerKernels`."""
+        q = qkv.new_empty((len(qkv), self.heads_of_q, self.head_dim))
+        if len(qkv):
+            launch(
+                _heads, (len(qkv),),
+                qkv, qkv if w.q_norm is None else w.q_norm, qkv if w.k_norm is None else w.k_norm, cos, sin, slots,
+                q, k, v, self.eps, **self._heads_options,
+            )  # fmt: skip
+        return q
+
+    def gate(self, x: Tensor) -> Tensor:
+        """See `LayerKernels`."""
+        out = x.new_empty((len(x), x.shape[1] // 2))
+        if out.numel():
+            launch(_gate, (triton.cdiv(out.numel(), BLOCK),), x, out, out.numel(), out.shape[1], BLOCK=BLOCK)
+        return out
+
+    def _launch(
+        self, h: Tensor, new: Tensor | None, weight: Tensor | None, kept: Tensor | None, slots: Tensor | None
+    ) -> Tensor:
+        out = h if weight is None else torch.empty_like(h)
+        if len(h):
+            # What a kernel does not read is named all the same.
+            launch(
+                _sum_and_norm, (len(h),),
+                h, h if new is None else new, h if weight is None else weight, out,
+                h if kept is None else kept, h if slots is None else slots, self.eps,
+                **sum_options(h.shape[1], add=new is not None, norm=weight is not None, keep=kept is not None),
+            )  # fmt: skip
+        return out
+
+
+def heads_options(config: ModelConfig) -> dict[str, Any]:
+    """The constants of `_heads`."""
+    return {
+        "HEADS": config.heads,
+        "GROUPS": config.kv_heads,
+        "DIM": config.head_dim,
+        "HALF": (config.rotary_dim or config.head_dim) // 2,
+        "TALL": triton.next_power_of_2(config.heads),
+        "LOW": triton.next_power_of_2(config.kv_heads),
+        "WIDTH": triton.next_power_of_2(config.head_dim),
+        "NORMED": config.qk_norm is not None,
+        "WHOLE": config.qk_norm == "whole",
+    }
+
+
+def sum_options(size: int, *, add: bool, norm: bool, keep: bool) -> dict[str, Any]:
+    """The constants of `_sum_and_norm` for rows of `size` channels."""
+    return {"SIZE": size, "WIDTH": triton.next_power_of_2(size), "ADD": add, "NORM": norm, "KEEP": keep}
+
+
+@triton.jit
+def _sum_and_norm(
+    h, new, weight, out, kept, slots, eps,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr,
+    EMULATED: tl.constexpr,
+):  # fmt: skip
+    """One row: its sum is stored in `h`, and its norm in `out`."""
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, WIDTH)
+    live = channel < SIZE
+    x = tl.load(h + row * SIZE + channel, mask=live, other=0.0).to(tl.float32)
+    if ADD:
+        added = tl.load(new + row * SIZE + channel, mask=live, other=0.0)
+        total = rounded(x + added.to(tl.float32), h.dtype.element_ty, EMULATED)
+        tl.store(h + row * SIZE + channel, total, mask=live)
+        x = total.to(tl.float32)
+        if KEEP:
+            slot = tl.load(slots + row)
+            if slot >= 0:
+                tl.store(kept + slot * SIZE + channel, added, mask=live)
+    if NORM:
+        scale = 1 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
+        w = tl.load(weight + channel, mask=live, other=0.0).to(tl.float32)
+        tl.store(out + row * SIZE + channel, rounded(x * scale * w, out.dtype.element_ty, EMULATED), mask=live)
+
+
+@triton.jit
+def _turned(
+    x, weight, cos, sin, eps,
+    COUNT: tl.constexpr, TALL: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
+    NORMED: tl.constexpr, WHOLE: tl.constexpr, EMULATED: tl.constexpr,
+):  # fmt: skip
+    """`COUNT` heads after norm and RoPE, float32 [TALL, WIDTH]. `cos` and `sin` point to the row's."""
+    head, channel = tl.arange(0, TALL), tl.arange(0, WIDTH)
+    # Channel c < HALF is turned together with channel c + HALF. Channels from 2 HALF on stay.
+    turns = channel < 2 * HALF
+    other = tl.where(channel < HALF, channel + HALF, tl.where(turns, channel - HALF, channel))
+    live = (head < COUNT)[:, None] & (channel < DIM)[None, :]
+    at, across = head[:, None] * DIM + channel[None, :], head[:, None] * DIM + other[None, :]
+    own = tl.load(x + at, mask=live, other=0.0)
+    pair = tl.load(x + across, mask=live, other=0.0)
+    dtype: tl.constexpr = own.dtype
+    own, pair = own.to(tl.float32), pair.to(tl.float32)
+    if NORMED:
+        squares = tl.sum(own * own, 1)
+        if WHOLE:
+            scale = tl.zeros((TALL,), tl.float32) + 1 / tl.sqrt(tl.sum(squares, 0) / (COUNT * DIM) + eps)
+            w, w_pair = tl.load(weight + at, mask=live, other=0.0), tl.load(weight + across, mask=live, other=0.0)
+        else:
+            scale = 1 / tl.sqrt(squares / DIM + eps)
+            wide = (channel < DIM)[None, :]
+            w = tl.load(weight + channel[None, :], mask=wide, other=0.0)
+            w_pair = tl.load(weight + other[None, :], mask=wide, other=0.0)
+        own = rounded(own * scale[:, None] * w.to(tl.float32), dtype, EMULATED).to(tl.float32)
+        pair = rounded(pair * scale[:, None] * w_pair.to(tl.float32), dtype, EMULATED).to(tl.float32)
+    angle = tl.where(channel < HALF, channel, channel - HALF)
+    c = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
+    return own * c[None, :] + pair * tl.where(channel < HALF, -s, s)[None, :]
+
+
+@triton.jit
+def _heads(
+    qkv, q_norm, k_norm, cos, sin, slots, q, k, v, eps,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, TALL: tl.constexpr,
+    LOW: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr, WHOLE: tl.constexpr, EMULATED: tl.constexpr,
+):  # fmt: skip
+    """One row: all its heads."""
+    row = tl.program_id(0).to(tl.int64)
+    x = qkv + row * (HEADS + 2 * GROUPS) * DIM
+    cos, sin = cos + row * HALF, sin + row * HALF
+    channel, head, group = tl.arange(0, WIDTH), tl.arange(0, TALL), tl.arange(0, LOW)
+    wide = (channel < DIM)[None, :]
+    Q = _turned(x, q_norm, cos, sin, eps, HEADS, TALL, DIM, WIDTH, HALF, NORMED, WHOLE, EMULATED)
+    at_q = head[:, None] * DIM + channel[None, :]
+    live_q = (head < HEADS)[:, None] & wide
+    tl.store(q + row * HEADS * DIM + at_q, rounded(Q, q.dtype.element_ty, EMULATED), mask=live_q)
+    slot = tl.load(slots + row)
+    if slot >= 0:
+        K = _turned(x + HEADS * DIM, k_norm, cos, sin, eps, GROUPS, LOW, DIM, WIDTH, HALF, NORMED, WHOLE, EMULATED)
+        at = group[:, None] * DIM + channel[None, :]
+        live = (group < GROUPS)[:, None] & wide
+        V = tl.load(x + (HEADS + GROUPS) * DIM + at, mask=live, other=0.0)
+        tl.store(k + slot * GROUPS * DIM + at, rounded(K, k.dtype.element_ty, EMULATED), mask=live)
+        tl.store(v + slot * GROUPS * DIM + at, V, mask=live)
+
+
+@triton.jit
+def _gate(x, out, total, SIZE, BLOCK: tl.constexpr, EMULATED: tl.constexpr):
+    """`BLOCK` numbers of the output, row after row."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = at < total
+    gate_at = at // SIZE * 2 * SIZE + at % SIZE
+    gate = tl.load(x + gate_at, mask=live, other=0.0)
+    up = tl.load(x + gate_at + SIZE, mask=live, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = gate.dtype
+    gate = gate.to(tl.float32)
+    gate = rounded(gate / (1 + tl.exp(-gate)), dtype, EMULATED).to(tl.float32)
+    tl.store(out + at, rounded(gate * up, out.dtype.element_ty, EMULATED), mask=live)

@@ -1,0 +1,44 @@
+"""K/V memory of running requests and of the prefix store: a pair of tensors per layer, divided into pages."""
+
+import torch
+from torch import Tensor
+
+from remask.model.config import ModelConfig
+
+
+class Pool:
+    """K and V of every layer, [pages * page_size + 1, kv_heads, head_dim] each.
+
+    A slot is a row of these tensors. K is stored after RoPE, as a token's position never changes. The allocator, not
+    the pool, knows which request owns which page.
+
+    Attributes:
+        spare: the last slot, which no page has. What is of no use may be written there; nobody reads it.
+    """
+
+    def __init__(
+        self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.pages, self.page_size = pages, page_size
+        self.spare = pages * page_size
+        shape = (self.spare + 1, config.kv_heads, config.head_dim)
+        self.k = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
+        self.v = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
+        self._shape = (self.spare + 1, config.hidden)
+        self.outputs: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def keep_outputs(self) -> None:
+        """Allocate attention and FFN outputs, [slots, D] each per layer, addressed like K and V, once."""
+        if not self.outputs:
+            like = self.k[0]
+            self.outputs = tuple((like.new_empty(self._shape), like.new_empty(self._shape)) for _ in self.k)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved for all layers."""
+        return sum(t.nbytes for t in (*self.k, *self.v, *(t for pair in self.outputs for t in pair)))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in one layer: K and V, and outputs where they are allocated."""
+        return sum(t[0].nbytes for t in (self.k[0], self.v[0], *(self.outputs[0] if self.outputs else ())))

@@ -1,0 +1,424 @@
+"""Quantized weights: what they hold, how they are made, and their products with rows.
+
+Attention's projections, dense feed-forwards and experts may be quantised. Embedding, output matrix, norms, biases and
+routers never are: they take little memory, or decide on what follows. K/V and hidden states stay as they are.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remask.errors import ConfigError, UnknownNameError
+from remask.model import int8_kernels
+from remask.model.config import ModelConfig
+from remask.model.int8_kernels import TINY, int8_kernel
+
+Quantization: TypeAlias = Literal["int8", "int4", "fp8"]
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+
+GROUP = 32  # columns of an int4 matrix that have a scale and a zero of their own
+ROWS = 16  # the kernel for int4 takes rows in such blocks
+FP8 = torch.float8_e4m3fn
+FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
+FP8_MULTIPLE = 16  # rows and columns of such a product
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Rows of quantized numbers, as checkpoints keep them.
+
+    Attributes:
+        values: [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8.
+        scales: float32 [m], or [m, K / 32] of int4.
+        zeros: float32 [m, K / 32] of int4: what the code 8 stands for.
+    """
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+
+    @property
+    def constants(self) -> Tensor:
+        """Scales, and zeros beside them."""
+        return self.scales if self.zeros is None else torch.stack((self.scales, self.zeros))
+
+    def times(self, factor: float) -> "Codes":
+        """The codes of `factor` times the numbers."""
+        zeros = None if self.zeros is None else self.zeros * factor
+        return Codes(self.values, self.scales * factor, zeros)
+
+
+def encode(kind: Quantization, values: Tensor) -> Codes:
+    """The codes of `values` [m, K], the nearest that there are."""
+    values = values.float()
+    if kind == "int4":
+        grouped = values.view(len(values), -1, GROUP)
+        low, high = grouped.aminmax(dim=-1)
+        # The kernel keeps both in bfloat16, so codes are those of the rounded ones.
+        steps = ((high - low) / 15).clamp_min(TINY).bfloat16().float()
+        zeros = (low + 8 * steps).bfloat16().float()
+        codes = ((grouped - zeros[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
+        return Codes(codes.to(torch.uint8).view_as(values), steps, zeros)
+    return _scaled(values, *((torch.int8, 127.0) if kind == "int8" else (FP8, 448.0)))
+
+
+def _scaled(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
+    """A scale for each row of `x` [n, K], and the rows in eight bits."""
+    x = x.float()
+    scales = (x.abs().amax(dim=-1) / largest).clamp_min(TINY)
+    scaled = x / scales[:, None]
+    return Codes((scaled if bits.is_floating_point else scaled.round()).to(bits), scales)
+
+
+Piece = TypeVar("Piece")
+
+
+class QuantisedMatrix(Tensor):
+    """A matrix [M, K], or one of each expert [E, M, K], as `torch.nn.functional.linear` takes it.
+
+    It is no tensor of numbers: it can be multiplied with rows, cut by rows or by experts, and written. `dtype` is that
+    of what it stands for.
+    """
+
+    kind: ClassVar[Quantization]
+
+    @staticmethod
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *_: Any) -> "QuantisedMatrix":
+        """Of a shape; what it holds comes with `__init__`."""
+        made: QuantisedMatrix = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        return made
+
+    @abstractmethod
+    def parts(self) -> Mapping[str, Tensor]:
+        """What it holds in memory, by name."""
+
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`."""
+
+    @abstractmethod
+    def rows(self, part: slice) -> "QuantisedMatrix":
+        """Some of the rows of a matrix [M, K], without a copy."""
+
+    @abstractmethod
+    def expert(self, number: int) -> "QuantisedMatrix":
+        """One of the matrices [E, M, K], without a copy."""
+
+    @abstractmethod
+    def store(self, rows: slice, codes: Codes) -> None:
+        """Take `codes` [m, K] as `rows` of a matrix [M, K]."""
+
+    def write(self, rows: slice, values: Tensor) -> None:
+        """Quantise `values` [m, K] into `rows` of a matrix [M, K]."""
+        self.store(rows, encode(self.kind, values.to(self.device)))
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes in memory."""
+        return sum(part.nbytes for part in self.parts().values())
+
+    def __iter__(self) -> Iterator["QuantisedMatrix"]:
+        return (self.expert(number) for number in range(len(self)))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, {self.device})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """`linear` and cuts by rows or experts, what a tensor says of itself, and nothing else."""
+        if func is F.linear:
+            return _linear(*args, **(kwargs or {}))
+        if func is Tensor.__getitem__:
+            matrix, place = args
+            return matrix.rows(place) if isinstance(place, slice) else matrix.expert(place)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Raise: there are no numbers for any other operation."""
+        raise NotImplementedError(f"{func} of a quantised matrix")
+
+
+class _Scaled(QuantisedMatrix):
+    """One number of eight bits for each, and a scale for each row."""
+
+    bits: ClassVar[torch.dtype]
+    largest: ClassVar[float]
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,  # noqa: ARG002 - of `__new__`
+        device: torch.device,
+        values: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> None:
+        self.numbers = torch.empty(tuple(shape), dtype=self.bits, device=device) if values is None else values
+        self.scales = torch.empty(tuple(shape[:-1]), device=device) if scales is None else scales
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """See `QuantisedMatrix`."""
+        return {"values": self.numbers, "scales": self.scales}
+
+    def rows(self, part: slice) -> QuantisedMatrix:
+        """See `QuantisedMatrix`."""
+        return self._cut(self.numbers[part], self.scales[part])
+
+    def expert(self, number: int) -> QuantisedMatrix:
+        """See `QuantisedMatrix`."""
+        return self._cut(self.numbers[number], self.scales[number])
+
+    def store(self, rows: slice, codes: Codes) -> None:
+        """See `QuantisedMatrix`."""
+        self.numbers[rows], self.scales[rows] = codes.values, codes.scales
+
+    def _cut(self, values: Tensor, scales: Tensor) -> QuantisedMatrix:
+        return type(self)(values.shape, self.dtype, values.device, values, scales)
+
+
+class Int8Matrix(_Scaled):
+    """Whole numbers from -127 to 127. Rows are quantised alike, each with a scale of its own, for the product.
+
+    Sums are exact, as they are of whole numbers.
+    """
+
+    kind, bits, largest = "int8", torch.int8, 127.0
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `QuantisedMatrix`."""
+        return int8_kernels.whole_product(x, self.numbers, self.scales)
+
+
+class Fp8Matrix(_Scaled):
+    """Numbers of four bits of exponent and three of mantissa, for devices that multiply them."""
+
+    kind, bits, largest = "fp8", FP8, 448.0
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `QuantisedMatrix`."""
+        rows = _scaled(x, self.bits, self.largest)
+        by, scales = rows.scales[:, None], self.scales[None]
+        out = torch._scaled_mm(rows.values, self.numbers.t(), scale_a=by, scale_b=scales, out_dtype=torch.bfloat16)
+        return out.to(x.dtype)
+
+
+class _Pieces(QuantisedMatrix, Generic[Piece]):
+    """A matrix whose kernel keeps rows in an order of its own: it is made of pieces, and cut between them."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,  # noqa: ARG002 - of `__new__`
+        device: torch.device,
+        pieces: Sequence[int],
+        held: Sequence[Piece] | None = None,
+    ) -> None:
+        self.pieces, columns = tuple(pieces), shape[-1]
+        experts = shape[0] if len(shape) == 3 else 1
+        self.held = held or [self.empty(count, columns, device) for _ in range(experts) for count in self.pieces]
+
+    @staticmethod
+    @abstractmethod
+    def empty(rows: int, columns: int, device: torch.device) -> Piece:
+        """A piece that is to be written."""
+
+    @staticmethod
+    @abstractmethod
+    def fill(piece: Piece, values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
+        """Write a piece."""
+
+    def rows(self, part: slice) -> QuantisedMatrix:
+        """See `QuantisedMatrix`. Cuts are between pieces only."""
+        chosen, count = self._within(part), self.shape[-1]
+        pieces = [self.pieces[number] for number in chosen]
+        held = [self.held[number] for number in chosen]
+        return type(self)((sum(pieces), count), self.dtype, self.device, pieces, held)
+
+    def expert(self, number: int) -> QuantisedMatrix:
+        """See `QuantisedMatrix`."""
+        count = len(self.pieces)
+        held = self.held[number * count : (number + 1) * count]
+        return type(self)(self.shape[1:], self.dtype, self.device, self.pieces, held)
+
+    def store(self, rows: slice, codes: Codes) -> None:
+        """See `QuantisedMatrix`. Whole pieces are written."""
+        chosen, at = self._within(rows), 0
+        for number in chosen:
+            own = slice(at, at + self.pieces[number])
+            at = own.stop
+            zeros = None if codes.zeros is None else codes.zeros[own]
+            self.fill(self.held[number], codes.values[own], codes.scales[own], zeros)
+
+    def _within(self, part: slice) -> range:
+        """The pieces that `part` of the rows is made of."""
+        edges = [0, *accumulate(self.pieces)]
+        start, stop, _ = part.indices(edges[-1])
+        try:
+            return range(edges.index(start), edges.index(stop))
+        except ValueError:
+            raise NotImplementedError(f"rows {start} to {stop} of an {self.kind} matrix cut at {edges}") from None
+
+
+class Int4Matrix(_Pieces[tuple[Tensor, Tensor]]):
+    """Numbers of four bits, and a scale and a zero for each group of 32 columns, by PyTorch's kernel for CPUs."""
+
+    kind = "int4"
+
+    @staticmethod
+    def empty(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """See `_Pieces`."""
+        return (
+            torch.empty((rows, columns // 2), dtype=torch.uint8, device=device),
+            torch.empty((columns // GROUP, rows, 2), dtype=torch.bfloat16, device=device),
+        )
+
+    @staticmethod
+    def fill(piece: tuple[Tensor, Tensor], values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
+        """See `_Pieces`."""
+        assert zeros is not None
+        packed, kept = piece
+        packed.copy_(torch._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1))
+        kept.copy_(torch.stack((scales, zeros), dim=-1).transpose(0, 1))
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """See `QuantisedMatrix`."""
+        return {
+            f"{number}.{name}": tensor
+            for number, pair in enumerate(self.held)
+            for name, tensor in zip(("values", "scales"), pair, strict=True)
+        }
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `QuantisedMatrix`."""
+        rows = x.to(torch.bfloat16).contiguous()
+        out = [torch._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales) for packed, scales in self.held]
+        return (out[0] if len(out) == 1 else torch.cat(out, dim=1)).to(x.dtype)
+
+
+@dataclass(slots=True)
+class _Packed:
+    """A piece in the order of FBGEMM's kernel, once it is written."""
+
+    matrix: Any = None
+
+
+class PackedInt8Matrix(_Pieces[_Packed]):
+    """The numbers of an `Int8Matrix`, by FBGEMM's kernel."""
+
+    kind = "int8"
+
+    @staticmethod
+    def empty(rows: int, columns: int, device: torch.device) -> _Packed:  # noqa: ARG004 - of all pieces
+        """See `_Pieces`."""
+        return _Packed()
+
+    @staticmethod
+    def fill(piece: _Packed, values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:  # noqa: ARG004
+        """See `_Pieces`."""
+        piece.matrix = int8_kernels.pack(values, scales)
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """Copies of what it holds: the numbers are in the kernel's order in memory."""
+        pairs = [int8_kernels.unpack(piece.matrix) for piece in self.held]
+        values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
+        return {"values": values.view(self.shape), "scales": scales.view(self.shape[:-1])}
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes in memory. A row has a scale, a zero and a sum of its numbers."""
+        return self.numel() + 12 * sum(self.pieces) * (len(self.held) // len(self.pieces))
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `QuantisedMatrix`."""
+        return int8_kernels.product(x, [piece.matrix for piece in self.held], int8_kernel().reduced)
+
+
+def check_quantization(kind: str | None, config: ModelConfig, device: torch.device) -> None:
+    """Raise where the matrices of `config` cannot be quantised so on `device`: `UnknownNameError` or `ConfigError`.
+
+    `config` has the sizes of one rank.
+    """
+    if kind is None:
+        return
+    if kind not in QUANTIZATIONS:
+        raise UnknownNameError("quantization", kind, QUANTIZATIONS)
+    if kind == "fp8":
+        _check_fp8(config, device)
+        return
+    if device.type != "cpu":
+        raise ConfigError(
+            f"quantization={kind!r} is for CPUs, and the model is on {device}: use 'fp8', or leave it out"
+        )
+    check_sizes(kind, config)
+
+
+def check_sizes(kind: Quantization, config: ModelConfig) -> None:
+    """Raise `ConfigError` where a matrix of `config` has a size that the kernel for `kind` does not take."""
+    if kind == "int4":
+        _check_multiples(config, kind, GROUP, ROWS)
+    elif kind == "fp8":
+        _check_multiples(config, kind, FP8_MULTIPLE, FP8_MULTIPLE)
+
+
+def _check_fp8(config: ModelConfig, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise ConfigError(f"quantization='fp8' needs a CUDA device, and the model is on {device}: use 'int8' or 'int4'")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        raise ConfigError(
+            f"quantization='fp8' needs a device of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} (Ada, "
+            f"Hopper), and {device} has {capability[0]}.{capability[1]}: leave it out"
+        )
+    if config.mixture is not None:
+        raise ConfigError(
+            "quantization='fp8' is for dense models: PyTorch has no grouped product of fp8 with a scale a row on all "
+            "devices. Leave it out, or spread the model with tensor_parallel"
+        )
+    check_sizes("fp8", config)
+
+
+def _check_multiples(config: ModelConfig, kind: Quantization, columns: int, rows: int) -> None:
+    """Raise `ConfigError` where a matrix has a size that the kernel does not take."""
+    dim, mixture = config.head_dim, config.mixture
+    widths = [width for width in (config.intermediate, mixture and mixture.shared) if width]
+    widths += [] if mixture is None else [mixture.intermediate]
+    inner = {"hidden": config.hidden, "heads x head_dim": config.heads * dim}
+    outer = {"K/V heads x head_dim": config.kv_heads * dim} | inner
+    faults = [f"{name}={size} is no multiple of {columns}" for name, size in inner.items() if size % columns]
+    faults += [f"{name}={size} is no multiple of {rows}" for name, size in outer.items() if size % rows]
+    faults += [f"a feed-forward {width} wide is no multiple of {columns}" for width in widths if width % columns]
+    if faults:
+        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(faults)}. Use 'int8'")
+
+
+def empty_matrix(
+    kind: Quantization, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pieces: Sequence[int]
+) -> QuantisedMatrix:
+    """An unwritten matrix [M, K], or [E, M, K], whose rows are made of `pieces`."""
+    if kind == "int4":
+        return Int4Matrix(shape, dtype, device, pieces)
+    # FBGEMM's kernel needs two columns, one for each of the ends of the numbers.
+    if kind == "int8" and device.type == "cpu" and shape[-1] > 1 and int8_kernel().name == "fbgemm":
+        return PackedInt8Matrix(shape, dtype, device, pieces)
+    return (Int8Matrix if kind == "int8" else Fp8Matrix)(shape, dtype, device)
+
+
+def described(kind: Quantization | None, device: torch.device) -> str:
+    """A kind for the log, with the kernel that was chosen for it."""
+    return f"int8 ({int8_kernel()})" if kind == "int8" and device.type == "cpu" else str(kind)
+
+
+def _linear(x: Tensor, matrix: QuantisedMatrix, bias: Tensor | None = None) -> Tensor:
+    out = matrix.product(x) if len(x) else x.new_empty((0, matrix.shape[0]))
+    return out if bias is None else out.add_(bias)

@@ -1,0 +1,143 @@
+"""The processes that compute one model together: which part each of them has, and how parts become a whole."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from remask.errors import ConfigError, RankLostError
+from remask.model.config import Mixture, ModelConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a model that rank `rank` of `size` holds.
+
+    Attention is cut by heads and a dense feed-forward by columns (Megatron-LM, arXiv 1909.08053, section 3), a mixture
+    by whole experts, and the output matrix by tokens of the vocabulary. Everything else, the embedding and the router
+    among it, is on every rank. Ranges of columns and tokens may differ by one.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise one `ConfigError` that names every size of `config` which cannot be cut for so many ranks."""
+        faults = _faults(config, self.size)
+        if faults:
+            fitting = [str(number) for number in range(2, config.heads + 1) if Shard(0, number).fits(config)]
+            raise ConfigError(
+                f"tensor_parallel={self.size} cannot cut this {config.family} model: {'; '.join(faults)}. "
+                f"Use {' or '.join(['1', *fitting])}"
+            )
+
+    def fits(self, config: ModelConfig) -> bool:
+        """Whether `config` can be cut for so many ranks."""
+        return not _faults(config, self.size)
+
+    def part(self, config: ModelConfig) -> ModelConfig:
+        """`config` with the sizes of this rank's matrices. The experts that a router chooses from stay all of them."""
+        if self.size == 1:
+            return config
+        mixture = config.mixture
+        if mixture is not None and mixture.shared:
+            mixture = replace(mixture, shared=len(self.share(mixture.shared)))
+        return replace(
+            config,
+            heads=len(self.heads(config)),
+            kv_heads=len(self.kv_heads(config)),
+            intermediate=len(self.share(config.intermediate)),
+            mixture=mixture,
+        )
+
+    def share(self, count: int) -> range:
+        """This rank's share of `count` columns, rows or tokens."""
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def heads(self, config: ModelConfig) -> range:
+        """The query heads of this rank."""
+        return self.share(config.heads)
+
+    def kv_heads(self, config: ModelConfig) -> range:
+        """The K/V heads of this rank. Where there are fewer than ranks, several ranks have the same one."""
+        if config.kv_heads >= self.size:
+            return self.share(config.kv_heads)
+        first = self.rank * config.kv_heads // self.size
+        return range(first, first + 1)
+
+    def experts(self, mixture: Mixture) -> range:
+        """The routed experts of this rank."""
+        return self.share(mixture.experts)
+
+
+class RankLocal:
+    """An object of which every rank has its own, with contents of its own. It is made without arguments.
+
+    Where it is first an argument of `Ranks.everywhere`, the other ranks make theirs, and keep it while rank 0 does.
+    """
+
+
+class Ranks:
+    """The ranks of one model, as one of them sees them. This one is alone, and passes everything through.
+
+    Attributes:
+        shard: what it holds.
+        lost: why nothing more can be computed, where a rank has ended.
+    """
+
+    shard = Shard()
+    lost: RankLostError | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other ranks."""
+        return self.shard.size > 1
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every rank's `x`, the same bits on all of them. `x` may be overwritten."""
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x`, stacked in the order of the ranks: [ranks, *x.shape]. `x` is not changed."""
+        return x[None]
+
+    def everywhere(self, act: Callable[..., T], *args: Any) -> T:
+        """What `act(*args)` returns here, after every other rank was told to do the same.
+
+        A model among `args` stands for each rank's own. So does every tensor or pool that such a call has returned, and
+        views of these: they are not sent. Other tensors are sent with their contents.
+        """
+        return act(*args)
+
+    def check(self) -> None:
+        """Raise `RankLostError` where a rank has ended, or is out of step."""
+
+    def close(self) -> None:
+        """End the other ranks."""
+
+
+def _faults(config: ModelConfig, size: int) -> list[str]:
+    """Every size of `config` that cannot be cut for `size` ranks, in words."""
+    heads, groups, mixture = config.heads, config.kv_heads, config.mixture
+    faults = []
+    if heads % size:
+        faults.append(f"its {heads} attention heads are no multiple of {size}")
+    if groups % size and size % groups:
+        faults.append(f"its {groups} heads of K/V are neither a multiple nor a divisor of {size}")
+    if mixture is not None and mixture.experts % size:
+        faults.append(f"its {mixture.experts} experts are no multiple of {size}")
+    narrow = min(_widths(config), default=size)
+    if narrow < size:
+        faults.append(f"its feed-forward is {narrow} wide")
+    return faults
+
+
+def _widths(config: ModelConfig) -> list[int]:
+    """Widths of the feed-forwards that are cut by columns."""
+    mixture = config.mixture
+    shared = mixture.shared if mixture is not None else 0
+    dense = config.intermediate if any(config.mixture_of(layer) is None for layer in range(config.layers)) else 0
+    return [width for width in (shared, dense) if width]

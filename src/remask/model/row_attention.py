@@ -1,0 +1,79 @@
+"""The attention of single rows over a canvas, computed again from the inputs to their layer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remask.machine.transfers import send
+from remask.model.pool import Pool
+from remask.model.runs import Index
+from remask.model.stage import Run
+from remask.model.transformer import Transformer
+
+
+def attention_rows(q: Tensor, k: Tensor) -> Tensor:
+    """Logarithms of the attention of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh]: float32 [heads, N, T]."""
+    rows, heads, dim = q.shape
+    groups = k.shape[1]
+    # Query heads that share a key head are treated as more rows of one head.
+    q = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim) * (1 / math.sqrt(dim))
+    attention = (q @ k.permute(1, 2, 0)).float().log_softmax(-1)
+    return attention.view(groups, rows, heads // groups, -1).transpose(1, 2).reshape(heads, rows, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Rows of a canvas whose attention in one layer is wanted.
+
+    Attributes:
+        states: what entered the layer when the canvas' rows were last computed, [T, D]; None: the embedding.
+        rows: int64 [N], positions among `states`; without these, tokens.
+        slots: those of the canvas' K in the layer.
+        positions: canvas positions of the rows, int64 [N].
+        window: of how many leading rows only the mass is wanted.
+    """
+
+    states: Tensor | None
+    rows: Tensor
+    slots: Run | Tensor
+    positions: Index
+    window: int
+
+
+Looked: TypeAlias = tuple[Tensor, Tensor]
+"""Mass of the window's attention, float32 [T], and `attention_rows` of the rows after it."""
+
+
+def look(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked]) -> list[Looked]:
+    """The attention that is `asked` for, over each canvas. Queries are projected once for all of them."""
+    if not asked:
+        return []
+    positions = send(np.concatenate([each.positions for each in asked]), model.device)
+    return model.ranks.everywhere(_look_here, model, pool, layer, asked, positions)
+
+
+@torch.inference_mode()
+def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked], positions: Tensor) -> list[Looked]:
+    """As `look`, on every rank: its heads are read, and those of all ranks are returned."""
+    h = torch.cat([model.embed(each.rows) if each.states is None else each.states[each.rows] for each in asked])
+    parts = torch.split(model.queries(h, layer, positions), [len(each.rows) for each in asked])
+    found = []
+    for q, each in zip(parts, asked, strict=True):
+        rows = attention_rows(q, model.arithmetic.placed(pool.k[layer][each.slots]))
+        found.append((rows[:, : each.window].exp().sum((0, 1)), rows[:, each.window :]))
+    if not model.ranks.several:
+        return found
+    masses = model.ranks.sum(torch.cat([mass for mass, _ in found]))
+    heads = model.ranks.gather(torch.cat([rows.flatten() for _, rows in found]))
+    flat = torch.split(heads, [rows.numel() for _, rows in found], dim=1)
+    return [
+        (total, part.view(len(heads), *rows.shape).flatten(0, 1))
+        for total, part, (mass, rows) in zip(
+            torch.split(masses, [len(mass) for mass, _ in found]), flat, found, strict=True
+        )
+    ]

@@ -1,0 +1,392 @@
+"""The transformer. It executes any step batch, and knows no cache policy and no model by name."""
+
+from copy import copy
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remask.model.arithmetic import Arithmetic
+from remask.model.attention import Attention, Sink
+from remask.model.attention_torch import TorchAttention
+from remask.model.config import ModelConfig
+from remask.model.graphs import Graphs
+from remask.model.layer_kernels import LayerKernels
+from remask.model.mixture import Routes, feed, route
+from remask.model.pool import Pool
+from remask.model.ranks import Ranks
+from remask.model.rows import Rows
+from remask.model.stage import Pick, Stage, StepBatch
+from remask.model.weights import LayerWeights, MixtureWeights, Weights
+from remask.model.work_list import WorkList
+
+COSINE_EPS = 1e-8  # of PyTorch's cosine similarity
+
+
+class Transformer:
+    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU, squared ReLU or experts, grouped K/V heads.
+
+    With several `ranks` it computes the heads, columns, experts and tokens of one rank, and takes part in sums over all
+    of them. Hidden states are whole, and the same bits on every rank.
+
+    Attributes:
+        config: the whole model's shape.
+        part: the shape that this rank computes with.
+        kernels: what computes between matrix products; None: PyTorch's own operations.
+        graphs: what repeats layers in which all rows are computed; None: they are launched one operation after another.
+    """
+
+    graphs: Graphs | None = None
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        attention: Attention | None = None,
+        arithmetic: Arithmetic | None = None,
+        ranks: Ranks | None = None,
+        kernels: LayerKernels | None = None,
+    ) -> None:
+        self.config, self.weights, self.arithmetic = config, weights, arithmetic or Arithmetic()
+        self.ranks = ranks or Ranks()
+        self.part = self.ranks.shard.part(config)
+        self.attention, self.kernels = attention or TorchAttention(config.score_cap), kernels
+        self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
+
+    def with_attention(self, attention: Attention) -> Self:
+        """The same weights, with attention computed by `attention`, and without graphs."""
+        other = copy(self)
+        other.attention, other.graphs = attention, None
+        return other
+
+    def with_graphs(self, graphs: Graphs) -> Self:
+        """The same model, whose layers `graphs` repeats."""
+        other = copy(self)
+        other.graphs = graphs
+        return other
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.weights.embed.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, of K/V and of boundary states."""
+        return self.weights.embed.dtype
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
+        """Run all stages. K/V are written to `pool`, and hidden states to the tensors that the stages' saves name.
+
+        Returns the final norm's output at the predicted rows, [M, D]. The host does not wait for the device.
+        """
+        h = self.embed(batch.tokens)
+        for stage in batch.stages:
+            h = self.run(stage, h, pool)
+        return self.leave(h[batch.predict])
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The input of the first layer, [N, D]."""
+        return F.embedding(tokens, self.weights.embed)
+
+    def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
+        """The output of `stage`, [N, D]. `h` is the output of the stage before, and may be overwritten."""
+        if stage.outputs or stage.partial is not None:
+            pool.keep_outputs()
+        h = _enter(stage, h)
+        if self.graphs is not None and self.graphs.serve(stage, pool):
+            return self.graphs.run(self, stage, h)
+        cos, sin = self.cos[stage.positions], self.sin[stage.positions]
+        if stage.partial is not None:
+            for layer in stage.layers:
+                h = self._partial_layer(h, layer, stage, pool, cos, sin)
+            return h
+        rows = Rows(cos, sin, self._places(stage.slots, stage, len(h)), stage.written, stage.outputs)
+        for layer in stage.layers:
+            h = self._layer(h, layer, stage, pool, rows)
+        return h
+
+    def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
+        """The first part of a layer that is entered as `h` [N, D]: the queries of `rows`, [N, heads, Dh].
+
+        K/V of the rows that are written are put into their slots.
+        """
+        w = self.weights.layers[layer]
+        return self._written(self.norm(h, w.attn_norm), w, layer, rows, pool)
+
+    def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor:
+        """What the queries `q` [N, heads, Dh] find, [N, heads * Dh]."""
+        return self.attention(q, pool.k[layer], pool.v[layer], work, self.sink(layer))
+
+    def finish(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
+        """The rest of a layer, after attention: `h` [N, D] with what is added to it, in place."""
+        w = self.weights.layers[layer]
+        kept_attended, kept_fed = pool.outputs[layer] if rows.outputs else (None, None)
+        x = self._added(h, self._leave_attention(attended, w), w.ffn_norm, kept_attended, rows)
+        return self._added(h, self._feed(x, w), None, kept_fed, rows)
+
+    def sink(self, layer: int) -> Sink | None:
+        """The key and value that every row attends to in `layer`, where the model has learnt some."""
+        w = self.weights.layers[layer]
+        return None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
+
+    def stillness(self, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
+        """Cosine similarity of the V that `rows` of the next `stage` would write in its first layer to that in `slots`.
+
+        `h` is the output of the stage before; `rows` are int64 [N], among the rows of `stage`. Returns float32 [N].
+        """
+        layer, h = stage.layers.start, _enter(stage, h)
+        positions = stage.positions[rows]
+        cos, sin = self.cos[positions], self.sin[positions]
+        return self._compared(h[rows], self.weights.layers[layer], pool.v[layer], slots, False, cos, sin)[1]
+
+    def leave(self, h: Tensor) -> Tensor:
+        """The final norm of the last layer's output."""
+        return self.norm(h, self.weights.norm)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm of the rows of `x`."""
+        if self.kernels is not None:
+            return self.kernels.norm(x, weight)
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+
+    def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
+        """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` that enter `layer` as `h` [N, D]."""
+        w = self.weights.layers[layer]
+        x, heads = self.norm(h, w.attn_norm), range(self.part.heads)
+        return self._project(x, w, heads, self.cos[positions], self.sin[positions])[0]
+
+    def turned(self, keys: Tensor, by: int) -> Tensor:
+        """The keys [N, kv_heads, Dh] of rows as they would be `by` positions later: RoPE adds the angles of both.
+
+        Computed in float32 at least, and rounded once.
+        """
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        cos, sin = _angles(self.config, torch.full((1,), by, device=keys.device))
+        return _rotate(keys, cos.to(wide), sin.to(wide))
+
+    def route(self, x: Tensor, w: MixtureWeights) -> Routes:
+        """The experts that compute the normed rows `x` [N, D] of a layer with the mixture `w`, and their weights."""
+        assert self.config.mixture is not None
+        return route(x, self.config.mixture.router, self.config.mixture.active, w, self.arithmetic)
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [M, V] of final hidden states [M, D], in their dtype: of the tokens that this rank holds."""
+        return self.arithmetic.linear(hidden, self.weights.head)
+
+    def _layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, rows: Rows) -> Tensor:
+        """One layer in which every row is computed."""
+        return self.finish(
+            h, self.attend(self.project(h, layer, rows, pool), layer, stage.work, pool), layer, rows, pool
+        )
+
+    def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, rows: Rows) -> Tensor:
+        """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `kept`."""
+        if self.kernels is not None:
+            return self.kernels.add(h, new, weight, kept, rows.slots)
+        if kept is not None:
+            kept.index_copy_(0, rows.slots, new if rows.written is None else new[rows.written])
+        h += new
+        return h if weight is None else self.norm(h, weight)
+
+    def _places(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
+        """`slots` [W] of those of `rows` computed rows that the stage writes; for kernels of all, and -1 for none."""
+        if self.kernels is None or stage.written is None:
+            return slots
+        return slots.new_full((rows,), -1).index_copy_(0, stage.written, slots)
+
+    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
+        """One layer in which some rows are computed, and the others add their cached outputs."""
+        assert stage.partial is not None
+        w, part = self.weights.layers[layer], stage.partial
+        computed = part.computed
+        for pick in part.picks:
+            chosen = self._choose(h, w, layer, part.slots, pick, pool, cos, sin)
+            computed = computed.index_copy(0, pick.target, chosen)
+        slots = part.slots[computed]
+        written = slots if stage.written is None else slots[stage.written]
+        places = self._places(written, stage, len(computed))
+        rows = Rows(cos[computed], sin[computed], places, stage.written, outputs=True)
+        q = self.project(h[computed], layer, rows, pool)
+        attended = self._leave_attention(self.attend(q, layer, stage.work, pool), w)
+        h += _outputs(pool.outputs[layer][0], attended, computed, part.slots, stage.written)
+        fed = self._feed(self.norm(h[computed], w.ffn_norm), w)
+        h += _outputs(pool.outputs[layer][1], fed, computed, part.slots, stage.written)
+        return h
+
+    def _choose(
+        self, h: Tensor, w: LayerWeights, layer: int, slots: Tensor, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """The rows of `pick` whose V (or K) changed most, int64 [S]. V (or K) is written for all rows of `pick`.
+
+        `slots` [N] are those of the stage's rows. The choice stays on the device, as the number of rows chosen of each
+        canvas is known before.
+        """
+        places = slots[pick.rows]
+        kept = pool.k[layer] if pick.keys else pool.v[layer]
+        new, similarity = self._compared(h[pick.rows], w, kept, places, pick.keys, cos[pick.rows], sin[pick.rows])
+        # First by similarity, then stably by canvas, so that two sorts serve canvases of different sizes.
+        by_similarity = similarity.argsort(stable=True)
+        order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
+        chosen = pick.rows[order[pick.order]]
+        kept.index_copy_(0, places, new)
+        pick.chosen.append(chosen)
+        return chosen
+
+    def _compared(
+        self, h: Tensor, w: LayerWeights, kept: Tensor, places: Tensor, keys: bool, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """V (or with `keys` K) of rows that enter a layer as `h` [N, D], and its similarity to those `kept`, [N]."""
+        c = self.part
+        first = c.heads if keys else c.heads + c.kv_heads
+        projected = self._project(self.norm(h, w.attn_norm), w, range(first, first + c.kv_heads), cos, sin)
+        new = projected[0 if keys else 1]
+        return new, self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
+
+    def _written(self, x: Tensor, w: LayerWeights, layer: int, rows: Rows, pool: Pool) -> Tensor:
+        """The queries of the normed rows `x`, once the K/V of those that are written are in their slots."""
+        c = self.part
+        heads = c.heads + 2 * c.kv_heads
+        if self.kernels is not None:
+            qkv = self.arithmetic.linear(x, w.qkv, w.qkv_bias)
+            return self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
+        if rows.written is None and not self.arithmetic.invariant:
+            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin)
+            q, k = turned[:, : c.heads], turned[:, c.heads :]
+        else:
+            # Two products where one would do, if bits must not depend on what other canvases leave out.
+            those = slice(None) if rows.written is None else rows.written
+            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin)
+            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those])
+        pool.k[layer].index_copy_(0, rows.slots, k)
+        pool.v[layer].index_copy_(0, rows.slots, v)
+        return q
+
+    def _leave_attention(self, attended: Tensor, w: LayerWeights) -> Tensor:
+        """The attention output [N, D] of what heads have found, [N, heads * Dh]."""
+        return self.ranks.sum(self.arithmetic.linear(attended, w.out))
+
+    def _project(self, x: Tensor, w: LayerWeights, heads: range, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Heads of normed rows `x` [N, D]: those of Q and K after norm and RoPE, and those of V, [N, any, Dh] each.
+
+        `heads` counts Q's first, then K's, then V's, in the order of the fused projection.
+        """
+        c = self.part
+        part = slice(heads.start * c.head_dim, heads.stop * c.head_dim)
+        out = self.arithmetic.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
+        out = out.view(len(x), len(heads), c.head_dim)
+        keys, values = max(0, c.heads - heads.start), max(0, c.heads + c.kv_heads - heads.start)
+        for own, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
+            if weight is not None and own.shape[1]:
+                self._norm_heads(own, weight)
+        return _rotate(out[:, :values], cos, sin), out[:, values:]
+
+    def _feed(self, x: Tensor, w: LayerWeights) -> Tensor:
+        """FFN output of the normed rows `x`: of a dense MLP, or of a mixture's experts."""
+        if w.mixture is None:
+            return self.ranks.sum(self._mlp(x, w))
+        assert self.config.mixture is not None
+        held = self.ranks.shard.experts(self.config.mixture)
+        routed = feed(x, self.route(x, w.mixture), w.mixture, self.arithmetic, held)
+        return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w)))
+
+    def _mlp(self, x: Tensor, w: LayerWeights) -> Tensor:
+        """Output of the dense MLP, or of the shared expert, of normed rows `x`."""
+        linear = self.arithmetic.linear
+        if self.config.mlp == "relu2":
+            return linear(linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
+        both = linear(x, w.gate_up)
+        if self.kernels is not None:
+            return linear(self.kernels.gate(both), w.down)
+        gate, up = both.chunk(2, dim=-1)
+        return linear(self.arithmetic.silu_(gate).mul_(up), w.down)
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
+        """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all ranks' heads together."""
+        x = heads.flatten(1) if self.config.qk_norm == "whole" else heads
+        if x is heads or not self.ranks.several:
+            heads.copy_(F.rms_norm(x, weight.shape, weight, self.config.norm_eps).view_as(heads))
+            return
+        # Where ranks share heads of K, each counts as often as every other one.
+        numbers = x.shape[1] * self.ranks.shard.size
+        mean = self.ranks.sum(x.float().square().sum(dim=1, keepdim=True)) / numbers
+        normed = x.float() * (mean + self.config.norm_eps).rsqrt() * weight.float()
+        heads.copy_(normed.view_as(heads))
+
+    def _similarity(self, new: Tensor, kept: Tensor) -> Tensor:
+        """Cosine similarity of the rows of `new` and `kept`, float32 [N, any], over the heads of all ranks: [N]."""
+        if not self.ranks.several:
+            return F.cosine_similarity(new, kept, dim=1)
+        products = torch.stack([torch.linalg.vecdot(x, y) for x, y in ((new, kept), (new, new), (kept, kept))])
+        dot, *squares = self.ranks.sum(products)
+        left, right = (square.sqrt().clamp_min(COSINE_EPS) for square in squares)
+        similarity: Tensor = dot / (left * right)
+        return similarity
+
+
+def _enter(stage: Stage, h: Tensor) -> Tensor:
+    """The stage's rows, carried from the stage before or restored. States that the stage saves are copied."""
+    if stage.carry is not None:
+        source, target = stage.carry
+        carried = h[source]
+        if target is None:
+            h = carried
+        else:
+            h = h.new_empty((len(stage.positions), h.shape[1]))
+            h[target] = carried
+    for restore in stage.restore:
+        h[restore.rows] = restore.states[restore.positions]
+    for save in stage.save:
+        save.states[save.positions] = h[save.rows]
+    return h
+
+
+def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
+    """The outputs of all rows of a stage, [N, D]: `new` for the computed `rows`, the cached ones for the others.
+
+    `new` is cached too, except for rows that `written` leaves out: canvases that lease one prefix share its slots.
+    """
+    if written is None:
+        kept.index_copy_(0, slots[rows], new)
+        return kept[slots]
+    kept.index_copy_(0, slots[rows[written]], new[written])
+    return kept[slots].index_copy_(0, rows, new)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE of `x` [N, heads, Dh] with `cos`, `sin` [N, 1, R / 2]; channel j < R / 2 is paired with channel j + R / 2.
+
+    Channels from R on stay as they are. Where `cos` and `sin` are of a wider dtype, it is computed in that one and
+    rounded once.
+    """
+    if cos.dtype != x.dtype:
+        return _rotate(x.to(cos.dtype), cos, sin).to(x.dtype)
+    out = torch.empty_like(x)
+    turned = 2 * cos.shape[-1]
+    out[..., turned:] = x[..., turned:]
+    first, second = x[..., :turned].chunk(2, dim=-1)
+    out_first, out_second = out[..., :turned].chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first)
+    out_first.addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second)
+    out_second.addcmul_(first, sin)
+    return out
+
+
+def _rope(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of all positions, [max_length, 1, R / 2] with R turned channels, computed in float32."""
+    cos, sin = _angles(config, torch.arange(config.max_length, device=device))
+    kept = torch.promote_types(dtype, torch.float32) if config.rope_float32 else dtype
+    return cos.to(kept), sin.to(kept)
+
+
+def _angles(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin at `positions` [N], float32 [N, 1, R / 2] with R turned channels."""
+    turned = config.rotary_dim or config.head_dim
+    half = torch.arange(0, turned, 2, dtype=torch.float32, device=positions.device) / turned
+    frequencies = 1.0 / (config.rope_theta**half)
+    angles = positions.float()[:, None] * frequencies
+    return angles.cos()[:, None], angles.sin()[:, None]

@@ -1,0 +1,149 @@
+"""The weights of the transformer, in the layout that it computes with."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from remask.model.config import Mixture, ModelConfig
+from remask.model.quantised import Quantization, empty_matrix
+from remask.model.ranks import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """The router and the routed experts of one layer, with E experts of width F.
+
+    Each expert's matrices lie in one piece, so that a grouped product reads them in place.
+    """
+
+    router: Tensor  # [E, D]; float32 where the router computes in it
+    bias: Tensor | None  # float32 [E]
+    gate_up: Tensor  # [E, 2F, D]: gate rows, then up rows
+    down: Tensor  # [E, D, F]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Projections that read the same input are one matrix, so one product computes them.
+
+    A family's constant factors (GIDD's 1 + w gains, its scales of residuals, linear layers and head) are multiplied in
+    when the checkpoint is read. Shapes, with D hidden, F intermediate, Q = heads * head_dim, K = kv_heads * head_dim:
+    """
+
+    attn_norm: Tensor  # [D]
+    qkv: Tensor  # [Q + 2K, D]: query rows, then key rows, then value rows
+    qkv_bias: Tensor | None  # [Q + 2K]
+    out: Tensor  # [D, Q]
+    ffn_norm: Tensor  # [D]
+    gate_up: Tensor  # [2F, D]: gate rows, then up rows; [F, D] of an MLP without a gate
+    down: Tensor  # [D, F]. In a mixture both are the shared expert's, and have F = 0 where there is none
+    q_norm: Tensor | None = None  # [head_dim]; [Q] where one norm covers all heads
+    k_norm: Tensor | None = None  # [head_dim], or [K]
+    sink_k: Tensor | None = None  # [kv_heads, head_dim]
+    sink_v: Tensor | None = None  # [kv_heads, head_dim]
+    up_bias: Tensor | None = None  # [F]
+    down_bias: Tensor | None = None  # [D]
+    mixture: MixtureWeights | None = None
+
+    def named(self) -> dict[str, Tensor]:
+        """Every tensor of the layer by its field; those of a mixture are `mixture.router`, ..."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.mixture is not None:
+            values |= {f"mixture.{field.name}": getattr(self.mixture, field.name) for field in fields(self.mixture)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights of a model, or of one rank's part of it, on one device and of one dtype.
+
+    Where `head` and `embed` are tied, `head` is a view of `embed`.
+    """
+
+    embed: Tensor  # [V, D], on every rank
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [D]
+    head: Tensor  # [V, D]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory. A tied matrix counts once."""
+        return sum(tensor.nbytes for _, _, tensor in self.named())
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, layer by layer. A tied matrix appears once."""
+        return [tensor for _, _, tensor in self.named()]
+
+    def named(self) -> list[tuple[str, int | None, Tensor]]:
+        """Every tensor with its field and the number of its layer, if it is of one. A tied matrix is `embed`."""
+        tied = self.head is self.embed or self.head._is_view()
+        flat: list[tuple[str, int | None, Tensor]] = [("embed", None, self.embed), ("norm", None, self.norm)]
+        if not tied:
+            flat.append(("head", None, self.head))
+        for number, layer in enumerate(self.layers):
+            flat += [(name, number, tensor) for name, tensor in layer.named().items()]
+        return flat
+
+
+WHOLE = Shard()
+
+
+def empty_weights(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = WHOLE,
+    quantization: Quantization | None = None,
+) -> Weights:
+    """Uninitialised weights of the shapes that `shard` has. The caller must fill every element."""
+    config = shard.part(config)
+
+    def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def matrix(*shape: int, pieces: tuple[int, ...]) -> Tensor:
+        """A matrix that may be quantised; its rows are those of several, which are cut from one another."""
+        if quantization is None or 0 in shape:
+            return new(*shape)
+        return empty_matrix(quantization, shape, dtype, device, pieces)
+
+    def experts(mixture: Mixture) -> MixtureWeights:
+        count, held, wide = mixture.experts, len(shard.experts(mixture)), config.hidden
+        return MixtureWeights(
+            router=new(count, wide, dtype=torch.float32 if mixture.router.float32 else dtype),
+            bias=new(count, dtype=torch.float32) if mixture.router.bias else None,
+            gate_up=matrix(held, 2 * mixture.intermediate, wide, pieces=(mixture.intermediate,) * 2),
+            down=matrix(held, wide, mixture.intermediate, pieces=(wide,)),
+        )
+
+    q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    normed = {"head": (config.head_dim, config.head_dim), "whole": (q, k), None: None}[config.qk_norm]
+    sink = (config.kv_heads, config.head_dim) if config.sink else None
+    layers = tuple(
+        LayerWeights(
+            attn_norm=new(config.hidden),
+            qkv=matrix(q + 2 * k, config.hidden, pieces=(q, k, k)),
+            qkv_bias=new(q + 2 * k) if config.qkv_bias else None,
+            out=matrix(config.hidden, q, pieces=(config.hidden,)),
+            ffn_norm=new(config.hidden),
+            gate_up=matrix(
+                feed.up, config.hidden, pieces=(feed.intermediate,) * (feed.up // max(1, feed.intermediate))
+            ),
+            down=matrix(config.hidden, feed.intermediate, pieces=(config.hidden,)),
+            q_norm=new(normed[0]) if normed else None,
+            k_norm=new(normed[1]) if normed else None,
+            sink_k=new(*sink) if sink else None,
+            sink_v=new(*sink) if sink else None,
+            up_bias=new(config.intermediate) if config.mlp_bias else None,
+            down_bias=new(config.hidden) if config.mlp_bias else None,
+            mixture=None if mixture is None else experts(mixture),
+        )
+        for feed, mixture in ((config.feed(layer), config.mixture_of(layer)) for layer in range(config.layers))
+    )
+    embed, own = new(config.vocab, config.hidden), shard.share(config.vocab)
+    if not config.tied:
+        head = new(len(own), config.hidden)
+    else:
+        head = embed if len(own) == len(embed) else embed[own.start : own.stop]
+    return Weights(embed=embed, layers=layers, norm=new(config.hidden), head=head)

@@ -1,0 +1,182 @@
+"""The attention of a stage as a list of units of work: rows that attend to slots, described by integers alone.
+
+A canvas of its own, a prefix that several canvases read together, scattered pages and K/V cut into pieces are all
+nothing but units. Rows of several units have several partial results, which are merged by their log-sum-exp. Whatever
+computes attention (`remask.model.attention`) runs the same list.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int32]
+T = TypeVar("T")
+
+FIRST_ROW, ROWS, FIRST_SLOT, SLOTS, FIRST_OUTPUT = range(5)
+"""The columns of a unit."""
+
+
+@dataclass(frozen=True, eq=False)
+class WorkList:
+    """U units over N rows, with P partial results.
+
+    Every row stands in one unit at least, and sees a slot at least; so is every slot of a unit seen by one of its rows,
+    as others may be unwritten. The units' partial results are numbered 0 .. P - 1,
+    each once: the i-th row of a unit has the one numbered `first output + i`.
+
+    Attributes:
+        units: int32 [U, 5]: first row, rows, first slot, slots, first output. `first slot` counts entries of `slots`.
+        slots: int32 [S]: slots of the pool, each unit's in a row. Units may read the same entries.
+        reach: int32 [P]: how many of its unit's slots, the first ones, the row of a partial result sees; None: all.
+    """
+
+    units: Ints
+    slots: Ints
+    reach: Ints | None = None
+    _kept: dict[object, Any] = field(default_factory=dict, repr=False)
+
+    def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None]]:
+        """What was computed of the list is not copied: it may be on a device."""
+        return WorkList, (self.units, self.slots, self.reach)
+
+    @classmethod
+    def of(cls, rows: int, slots: int, reach: Ints | None = None) -> "WorkList":
+        """One unit: `rows` rows that see the first `slots` slots of the pool, each its `reach` of them or all."""
+        return cls(np.array([[0, rows, 0, slots, 0]], dtype=np.int32), np.arange(slots, dtype=np.int32), reach)
+
+    @property
+    def owners(self) -> Ints:
+        """The row of each partial result, int32 [P]."""
+        return self.once(_owners)
+
+    @property
+    def outputs(self) -> int:
+        """The number of partial results, P."""
+        return int(self.units[:, ROWS].sum())
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a row and a slot that the units span, those beyond a row's reach included."""
+        return int((self.units[:, ROWS].astype(np.int64) * self.units[:, SLOTS]).sum())
+
+    def once(self, make: Callable[..., T], *settings: Hashable) -> T:
+        """What `make` gives for this list and `settings`. It is called once, as all layers of a stage have one list."""
+        key = (make, *settings)
+        if key not in self._kept:
+            self._kept[key] = make(self, *settings)
+        return cast(T, self._kept[key])
+
+    def cut(self, rows: int, slots: int) -> "WorkList":
+        """The same attention in units of at most so many `rows` and `slots`. Pieces that no row sees are left out."""
+        units = self.units.astype(np.int64)
+        tall, wide = -(-units[:, ROWS] // rows), -(-units[:, SLOTS] // slots)
+        pieces = tall * wide
+        unit = np.repeat(np.arange(len(units)), pieces)
+        number = np.arange(len(unit)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        row, slot = rows * (number // wide[unit]), slots * (number % wide[unit])
+        whole = units[unit]
+        cut = np.stack(
+            [
+                whole[:, FIRST_ROW] + row,
+                np.minimum(rows, whole[:, ROWS] - row),
+                whole[:, FIRST_SLOT] + slot,
+                np.minimum(slots, whole[:, SLOTS] - slot),
+            ],
+            axis=1,
+        )
+        if self.reach is None:
+            return WorkList(_numbered(cut), self.slots)
+        output = _ranges(whole[:, FIRST_OUTPUT] + row, cut[:, ROWS])
+        piece = np.repeat(np.arange(len(cut)), cut[:, ROWS])
+        reach = np.clip(self.reach[output] - slot[piece], 0, cut[piece, SLOTS])
+        seen = np.zeros(len(cut), dtype=np.bool_)
+        np.logical_or.at(seen, piece, reach > 0)
+        return WorkList(_numbered(cut[seen]), self.slots, reach[seen[piece]].astype(np.int32))
+
+    def cut_at_runs(self, shortest: int) -> "WorkList":
+        """The same attention in units whose slots are consecutive, where these would have `shortest` slots on average.
+
+        Units whose slots are more scattered stay as they are.
+        """
+        pieces: list[tuple[int, int, int]] = []  # unit, first of its slots, how many
+        for number, unit in enumerate(self.units):
+            edges = run_edges(self.slots[unit[FIRST_SLOT] : unit[FIRST_SLOT] + unit[SLOTS]])
+            if unit[SLOTS] < shortest * (len(edges) - 1):
+                edges = [0, int(unit[SLOTS])]
+            pieces += [(number, start, stop - start) for start, stop in pairwise(edges)]
+        if len(pieces) == len(self.units):
+            return self
+        unit, slot, count = np.array(pieces).T
+        whole = self.units[unit]
+        cut = np.stack([whole[:, FIRST_ROW], whole[:, ROWS], whole[:, FIRST_SLOT] + slot, count], axis=1)
+        if self.reach is None:
+            return WorkList(_numbered(cut), self.slots)
+        output = _ranges(whole[:, FIRST_OUTPUT], whole[:, ROWS])
+        reach = np.clip(self.reach[output] - np.repeat(slot, whole[:, ROWS]), 0, np.repeat(count, whole[:, ROWS]))
+        return WorkList(_numbered(cut), self.slots, reach.astype(np.int32))
+
+
+class WorkListBuilder:
+    """Collects units, and numbers their partial results."""
+
+    def __init__(self) -> None:
+        self._units: list[tuple[int, int, int, int]] = []
+        self._slots: list[NDArray[np.int64]] = []
+        self._reach: list[NDArray[np.int64] | None] = []
+        self._length = 0
+
+    def slots(self, slots: NDArray[np.int64]) -> int:
+        """Enter `slots` into the list of slots. Returns the number of the first entry, for `add`."""
+        first = self._length
+        self._slots.append(slots)
+        self._length += len(slots)
+        return first
+
+    def add(self, first_row: int, rows: int, first_slot: int, slots: int, reach: NDArray[np.int64] | None) -> None:
+        """Rows from `first_row` on see `slots` entries of the list from `first_slot` on.
+
+        `reach` [rows] says how many of them each row sees; None: all.
+        """
+        self._units.append((first_row, rows, first_slot, slots))
+        self._reach.append(reach)
+
+    def list(self) -> WorkList:
+        """The list of all units, in the order in which they were added."""
+        units = _numbered(np.array(self._units, dtype=np.int32).reshape(-1, 4))
+        slots = np.concatenate(self._slots, dtype=np.int32) if self._slots else np.empty(0, dtype=np.int32)
+        if all(reach is None for reach in self._reach):
+            return WorkList(units, slots)
+        limits = [
+            np.full(rows, count) if reach is None else reach
+            for reach, (_, rows, _, count) in zip(self._reach, self._units, strict=True)
+        ]
+        return WorkList(units, slots, np.concatenate(limits, dtype=np.int32))
+
+
+def run_edges(slots: Ints) -> Sequence[int]:
+    """Where runs of consecutive `slots` begin, and their number at the end."""
+    last = len(slots)
+    if slots[-1] - slots[0] == last - 1 and (np.diff(slots) == 1).all():
+        return [0, last]
+    return [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), last]
+
+
+def _numbered(units: NDArray[np.integer[Any]]) -> Ints:
+    """`units` [U, 4] with the numbers of their first partial results."""
+    first = np.cumsum(units[:, ROWS]) - units[:, ROWS]
+    return np.concatenate([units, first[:, None]], axis=1, dtype=np.int32)
+
+
+def _ranges(first: NDArray[np.integer[Any]], counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """first[0], first[0] + 1, ... `counts[0]` numbers, then those from first[1] on, and so on."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    ranges: NDArray[np.int64] = np.arange(counts.sum(), dtype=np.int64) + np.repeat(first - (ends - counts), counts)
+    return ranges
+
+
+def _owners(work: WorkList) -> Ints:
+    return _ranges(work.units[:, FIRST_ROW], work.units[:, ROWS]).astype(np.int32)

@@ -1,0 +1,73 @@
+"""Layer hooks: what a plan does on the device between the layers of its pass, as data.
+
+Most plans have none, and run in one call. A hook has two halves. This one belongs to the plan: host arrays, and what
+follows from them. The other one runs on the device (`remask.policies.on_device.base.DeviceHook`); the hook names it, so
+that planning imports nothing of it.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self
+
+from remask.plan.cost import OperationCost, Widths
+from remask.plan.spans import Mask, Span, Spans
+
+
+@dataclass(frozen=True, slots=True)
+class HookCost:
+    """What a hook adds to the cost of a pass.
+
+    Attributes:
+        selection: of comparing rows with the cache.
+        watch: of looking at attention.
+        compares: the layers of which V or K is projected to compare it, for which their weights are read once a pass.
+        looks: how often the queries of a layer are projected again, for which its weights are read.
+    """
+
+    selection: OperationCost = field(default_factory=OperationCost)
+    watch: OperationCost = field(default_factory=OperationCost)
+    compares: frozenset[tuple[int, Literal["value", "key"]]] = frozenset()
+    looks: int = 0
+
+
+class LayerHook(ABC):
+    """The part of a plan that acts between layers. Frozen, as plans are.
+
+    Attributes:
+        on_device: the class of its device half, as "module:name".
+        layered: the pass runs layer by layer. Without it the hook acts once all layers have run.
+        revives: it may make rows live that the plan leaves out, so the inputs of all rows to all layers must be kept.
+        adds_outputs: it may let rows add cached outputs of attention and feed-forward.
+        releases_inputs: what the canvas keeps of the inputs to its layers is not needed after the pass.
+    """
+
+    on_device: ClassVar[str]
+    layered: ClassVar[bool] = True
+    revives: ClassVar[bool] = False
+    adds_outputs: ClassVar[bool] = False
+    releases_inputs: ClassVar[bool] = False
+
+    def changes(self, spans: Spans) -> bool:  # noqa: ARG002
+        """Whether a plan over `spans` may become another one while it runs."""
+        return False
+
+    @property
+    @abstractmethod
+    def masks(self) -> tuple[Mask, ...]:
+        """All arrays over positions."""
+
+    @abstractmethod
+    def check(self, spans: Spans) -> None:
+        """Raise `PlanError` where it cannot act between the layers of `spans`."""
+
+    def adding(self, span: Span) -> Mask | None:  # noqa: ARG002
+        """Rows of `span` that may add cached outputs, [T]; None: none."""
+        return None
+
+    @abstractmethod
+    def below(self, lead: Mask) -> Self:
+        """The same without the positions that are not in `lead`, [T]."""
+
+    @abstractmethod
+    def cost(self, widths: Widths, spans: Spans) -> HookCost:
+        """What it adds to a pass over `spans`."""

@@ -1,0 +1,213 @@
+"""The ledger replays plans on the host. It refuses a plan that reads K/V which were never written."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.errors import PlanError
+from remask.plan.hooks import LayerHook
+from remask.plan.plan import Plan, PrefixHit, Reach
+from remask.plan.spans import Mask, Span, Spans
+
+UNWRITTEN = -2
+LEASED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """What a plan was entered as: its spans, limits and hook, which a later plan may have too."""
+
+    spans: Spans
+    sees: Reach | None
+    hook: LayerHook | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """What stood where an entered plan wrote: `written` of its rows and `kept` of its saves, in the order of spans."""
+
+    spans: tuple[Span, ...]
+    written: tuple[NDArray[np.int32], ...]
+    kept: tuple[Mask | None, ...]
+    lead: NDArray[np.int64]
+
+
+class Ledger:
+    """Step at which each K/V row was last written, int32 [layers, length]; `LEASED` for rows lent by the store.
+
+    One ledger belongs to one canvas. `apply` is called before a plan runs, so a bad plan never reaches the device.
+
+    What is written or kept stays so. So a plan over the same spans as the plan before is allowed because that one was.
+    It changes the step of their rows alone, which is put down when other rows are written.
+    """
+
+    def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
+        self.layers = layers
+        self.kept = np.zeros((layers, length), dtype=np.bool_)  # rows whose input to a layer is kept
+        self.prefix = prefix
+        self.step = -1
+        self._written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
+        self._lead = np.zeros(layers, dtype=np.int64)  # leading positions of a layer that are all written or lent
+        self._least = 0  # the least of `_lead`
+        self._lent = np.zeros(length, dtype=np.bool_) if prefix is None else prefix.rows(length)
+        if prefix is not None:
+            self._written[: prefix.layers, self._lent] = LEASED
+            self._lead[: prefix.layers] = prefix.lead
+        self._last: _Entered | None = None  # the last plan
+        self._stamped = -1  # step that `_written` has for its rows
+        self._replaced: _Replaced | None = None  # by the last plan, where that may change
+
+    @property
+    def written(self) -> NDArray[np.int32]:
+        """Step at which each row was last written, int32 [layers, length]."""
+        self._put_down()
+        return self._written
+
+    def apply(self, plan: Plan) -> None:
+        """Record `plan` as the next step.
+
+        Raises `PlanError`, and records nothing, where the plan does not fit the canvas, writes leased rows, attends to
+        K/V that were never written, or restores a row that has no boundary state. A plan whose hook may make any row
+        live is refused too where the hidden states of a row are not kept.
+        """
+        plan.check(self._written.shape[1])
+        self.enter(plan)
+
+    def enter(self, plan: Plan) -> None:
+        """As `apply`, of a plan that fits the canvas."""
+        last = self._last
+        if last is not None and last.spans is plan.spans and last.sees is plan.sees and last.hook is plan.hook:
+            self._replaced = _Replaced((), (), (), self._lead) if plan.may_change else None
+            self.step += 1
+            return
+        layers = len(self._written)
+        if plan.layers != layers:
+            raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
+        self._check(plan)
+        self._put_down()
+        self._record(_Entered(plan.spans, plan.sees, plan.hook), plan.may_change)
+
+    def roll_back(self) -> None:
+        """Forget the last step, whose plan repeated the one before.
+
+        What it wrote must be written again before it is read.
+        """
+        self.step -= 1
+
+    def revise(self, plan: Plan) -> None:
+        """Record `plan` in place of the last plan, which picked rows or had a hook that changes plans.
+
+        Raises `PlanError` as `apply` does, and where the last plan could not change.
+        """
+        replaced, entered, recorded = self._replaced, self._last, self.step
+        if replaced is None or entered is None:
+            raise PlanError(
+                "the last plan neither picks rows nor has a hook that changes plans, so none can take its place"
+            )
+        self._take_back(replaced)
+        try:
+            self.apply(plan)
+        except PlanError:
+            if replaced.spans:
+                self._record(entered, may_change=True)
+            self.step, self._replaced = recorded, replaced
+            raise
+
+    def _check(self, plan: Plan) -> None:
+        joins = dict(plan.spans.joins)  # before layer 0 every row can be embedded
+        for span in plan.spans:
+            layers, rows = span.layers, span.written
+            part = self._written[layers.start : layers.stop]
+            if layers.start in joins:
+                self._check_restored(layers.start, joins[layers.start])
+            still = None if plan.hook is None else plan.hook.adding(span)
+            if span.computed is not span.rows or still is not None:
+                adding = span.rows & ~span.computed
+                if still is not None:
+                    adding |= still
+                if (part[:, adding] < 0).any():
+                    raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
+            hit = self.prefix
+            if hit is not None and not hit.copied and layers.start < hit.layers and (rows & self._lent).any():
+                raise PlanError(f"layers {layers}: leased rows are read-only; freeze them or leave them out")
+            reach = plan.reach(span)
+            if self._least < reach:
+                lead = min(int(self._lead[layers.start : layers.stop].min()), reach)
+                missing = (part[:, lead:reach] == UNWRITTEN) & ~rows[lead:reach]
+                if missing.any():
+                    layer, position = np.argwhere(missing)[0]
+                    raise PlanError(
+                        f"layer {layers.start + layer} attends to position {lead + position}, whose K/V were never "
+                        "written"
+                    )
+        if plan.hook is None or not plan.hook.revives:
+            return
+        for span in plan.spans[1:]:
+            kept = self.kept[span.layers.start]
+            kept = kept if span.save is None else kept | span.save
+            if not kept.all():
+                raise PlanError(
+                    f"the plan's hook may make all rows live, but of position {np.flatnonzero(~kept)[0]} no input to "
+                    f"layer {span.layers.start} is kept"
+                )
+
+    def _check_restored(self, layer: int, rows: Mask) -> None:
+        missing = rows & ~self.kept[layer]
+        if self.prefix is not None and layer == self.prefix.boundary:
+            missing &= ~self._lent
+        if missing.any():
+            last = np.flatnonzero(missing)[-1]
+            raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent or kept")
+
+    def _record(self, plan: _Entered, may_change: bool) -> None:
+        """Enter a plan that was checked as the next step."""
+        if may_change:
+            self._replaced = self._copied(plan.spans)
+        else:
+            self._replaced = None
+        self.step += 1
+        for span in plan.spans:
+            if span.save is not None:
+                self.kept[span.layers.start] |= span.save
+        self._last = plan
+        self._stamp(plan.spans)
+        self._lengthen()
+
+    def _put_down(self) -> None:
+        """Bring `_written` up to date."""
+        if self._last is not None and self._stamped != self.step:
+            self._stamp(self._last.spans)
+
+    def _stamp(self, spans: Spans) -> None:
+        for span in spans:
+            self._written[span.layers.start : span.layers.stop, span.written_index] = self.step
+        self._stamped = self.step
+
+    def _lengthen(self) -> None:
+        """Bring `_lead` up to date."""
+        lead, length = self._least, self._written.shape[1]
+        if lead < length:
+            gaps = self._written[:, lead:] == UNWRITTEN
+            self._lead = np.where(gaps.any(axis=1), lead + gaps.argmax(axis=1), length)
+            self._least = int(self._lead.min())
+
+    def _copied(self, spans: Spans) -> _Replaced:
+        """What stands where `spans` write. Each of them is copied once."""
+        written = tuple(
+            self._written[span.layers.start : span.layers.stop, span.written_index].copy() for span in spans
+        )
+        kept = tuple(None if span.save is None else self.kept[span.layers.start].copy() for span in spans)
+        return _Replaced(spans, written, kept, self._lead)
+
+    def _take_back(self, replaced: _Replaced) -> None:
+        """Undo the last plan. Where it repeated the spans of the plan before, nothing but the step has changed."""
+        self.step -= 1
+        self._replaced = None
+        if not replaced.spans:
+            return
+        for span, written, kept in zip(replaced.spans, replaced.written, replaced.kept, strict=True):
+            self._written[span.layers.start : span.layers.stop, span.written_index] = written
+            if kept is not None:
+                self.kept[span.layers.start] = kept
+        self._lead, self._least, self._last = replaced.lead, int(replaced.lead.min()), None

@@ -1,0 +1,345 @@
+"""Plans: what a denoising step computes, as data.
+
+A policy is a pure function from a `View` to a `Plan`, and one transformer executes any plan. Views and plans hold host
+arrays only, so planning never waits for the device. What follows from a plan alone is computed once and kept with it,
+so nobody may write to its arrays.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.errors import PlanError
+from remask.plan.hooks import LayerHook
+from remask.plan.spans import Mask, Positions, Span, SpanMemo, Spans, rows_of
+
+Reach: TypeAlias = NDArray[np.int64]  # [T], non-decreasing: how many leading positions each row attends to
+
+NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than any step
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Plan:
+    """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
+
+    Attributes:
+        spans: runs of layers, with the rows that are live in them.
+        predict: positions whose logits are wanted.
+        commit: positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An
+            empty mask makes a fill pass, which only writes caches and does not end the step.
+        sees: row p attends to the positions below sees[p], which never decreases. None: every row attends to all
+            positions. The engine fills it in from the `View`.
+        refreshes: the pass fills or renews caches, beside what the policy computes in every pass.
+        hook: what the policy does on the device between layers; None: nothing.
+        predicted: the positions of `predict`.
+        again: the plan repeats the one before.
+    """
+
+    spans: Spans
+    predict: Mask
+    commit: Mask | None = None
+    sees: Reach | None = None
+    refreshes: bool = False
+    hook: LayerHook | None = None
+    predicted: Positions = field(init=False, repr=False)
+    again: bool = field(init=False, repr=False)
+
+    def __init__(
+        self,
+        spans: Iterable[Span],
+        predict: Mask,
+        commit: Mask | None = None,
+        sees: Reach | None = None,
+        refreshes: bool = False,
+        hook: LayerHook | None = None,
+    ) -> None:
+        """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
+        own = vars(self)  # assignment is what frozen dataclasses refuse
+        own["spans"] = Spans(spans)
+        own["predict"], own["predicted"] = predict, predict.nonzero()[0]
+        own["commit"], own["sees"] = commit, sees
+        own["refreshes"], own["hook"], own["again"] = refreshes, hook, False
+
+    def check(self, length: int) -> None:
+        """Raise `PlanError` unless all arrays have `length` positions, and it can commit and do what it says."""
+        spans, shape = self.spans, (length,)
+        masks: list[NDArray[Any]] = [self.predict]
+        masks += [mask for mask in (self.commit, self.sees) if mask is not None]
+        if self.hook is not None:
+            masks += self.hook.masks
+        for found in (*spans.shapes, *[mask.shape for mask in masks]):
+            if found != shape:
+                raise PlanError(f"an array of shape {found} for a canvas of {length} positions")
+        if self.commit is not None and (self.commit & ~self.predict).any():
+            raise PlanError("positions are committed that are not predicted")
+        if spans[0].save is not None:
+            raise PlanError("tokens enter the first layer, so no hidden states are kept there")
+        if self.hook is not None:
+            self.hook.check(spans)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers covered."""
+        return self.spans.layers
+
+    @property
+    def cost(self) -> int:
+        """Row-layers that the plan computes."""
+        return self.spans.cost
+
+    @property
+    def widest(self) -> int:
+        """Most rows that the plan, or what it may become, has live in any layer."""
+        return self.spans.widest if self.hook is None or not self.hook.revives else len(self.spans[0].rows)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the plan may become another one while it runs: it may grow or shrink, or the device chooses rows."""
+        return self.spans.picks or (self.hook is not None and self.hook.changes(self.spans))
+
+    def reach(self, span: Span) -> int:
+        """How many leading positions the computed rows of `span` attend to between them."""
+        if self.sees is None:
+            return len(span.rows)
+        return 0 if span.last < 0 else int(self.sees[span.last])
+
+    @property
+    def fills(self) -> bool:
+        """Whether this is a fill pass."""
+        return self.commit is not None and not self.commit.any()
+
+    def repeated(self, block: range, noisy: Mask) -> "Plan":
+        """The plan of a later step of `block` in which only the predicted positions are others: its noisy ones."""
+        predict = np.zeros(len(noisy), dtype=np.bool_)
+        predict[block.start : block.stop] = open_ = noisy[block.start : block.stop]
+        plan = object.__new__(Plan)
+        vars(plan).update(vars(self), predict=predict, predicted=_positions(block)[open_], again=True)
+        return plan
+
+    def predicting(self, predict: Mask) -> "Plan":
+        """The same plan with the logits of other positions."""
+        plan = object.__new__(Plan)
+        vars(plan).update(vars(self), predict=predict, predicted=predict.nonzero()[0])
+        return plan
+
+    def over(self, spans: Iterable[Span], *, refreshes: bool = False) -> "Plan":
+        """The same plan over other spans, which may refresh more. Raises `PlanError` as the constructor does."""
+        plan = object.__new__(Plan)
+        vars(plan).update(vars(self), spans=Spans(spans), refreshes=self.refreshes or refreshes)
+        return plan
+
+    def cut(self, at: int) -> "Plan":
+        """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
+        return self.over(self.spans.cut(at))
+
+    def refreshed(self, at: int) -> "Plan":
+        """The plan with all rows live from layer `at` >= 1 on; those that were not restart from their kept states."""
+
+        def whole(span: Span) -> Span:
+            if span.layers.start < at:
+                return span
+            rows = np.ones_like(span.rows)
+            if self.sees is not None:
+                rows[self.sees[-1] :] = False
+            return Span(span.layers, rows, save=rows)
+
+        return self.over(self.spans.cut(at).map(whole), refreshes=True)
+
+    def below(self, sees: Reach, memo: "SpanMemo") -> "Plan":
+        """The plan without the positions that no row `sees`. Equal spans are found in the canvas' `memo`."""
+        stop = int(sees[-1])
+        lead = np.arange(len(self.predict)) < stop
+        spans = memo.get((stop, self.spans), lambda: self.spans.map(lambda span: span.below(stop)))
+        commit = None if self.commit is None else self.commit & lead
+        hook = None if self.hook is None else self.hook.below(lead)
+        return Plan(spans, self.predict & lead, commit, sees, self.refreshes, hook)
+
+    def chosen(self, layer: int, rows: Mask) -> "Plan":
+        """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""
+
+        def settled(span: Span) -> Span:
+            if span.layers != range(layer, layer + 1) or span.pick is None:
+                return span
+            rest = span.pick.among & ~rows
+            return replace(span, pick=None, held=rest if span.held is None else span.held | rest)
+
+        return self.over(self.spans.cut(layer).cut(layer + 1).map(settled))
+
+    def holding(self, layer: int, rows: Mask) -> "Plan":
+        """The plan in which `rows` of the span that begins at `layer` are held."""
+
+        def holding(span: Span) -> Span:
+            if span.layers.start != layer:
+                return span
+            return replace(span, held=rows if span.held is None else span.held | rows)
+
+        return self.over(self.spans.map(holding))
+
+    def map(self, f: Callable[[Span], Span]) -> "Plan":
+        """The plan whose spans are `f` of this plan's spans."""
+        return self.over(self.spans.map(f))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What a request reads of what is stored: a prefix, or parts that stand anywhere in its prompt.
+
+    Attributes:
+        length: number of positions.
+        boundary: their rows may restart at this layer, from the hidden states that leave the layer before it.
+        layers: K/V are lent in layers 0 .. layers - 1. At least `boundary`, which is also the default.
+        parts: where they stand, ascending, each a stored entry of its own. By default the first `length` positions.
+        copied: all K/V are copies of the request's own, which may be written.
+    """
+
+    length: int
+    boundary: int
+    layers: int = 0
+    parts: tuple[range, ...] = ()
+    copied: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", max(self.layers, self.boundary))
+        if not self.parts:
+            object.__setattr__(self, "parts", (range(self.length),))
+
+    @property
+    def lead(self) -> int:
+        """Length of the part at the front, whose K/V are read in place; 0 without one."""
+        return self.parts[0].stop if self.parts[0].start == 0 and not self.copied else 0
+
+    def rows(self, canvas: int) -> Mask:
+        """A fresh mask of its positions on a canvas of this length."""
+        return rows_of(self.parts, canvas)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What the decoder of a request knows about a step before its passes.
+
+    Attributes:
+        order: positions that the step transfers, in order, int64. None where the sampler chooses them afterwards.
+        touched: in a correction after its first step, the blocks whose tokens the last step changed. None elsewhere.
+        fresh: the block that begins with this step, where `View.block` holds completed blocks too, which may be revised
+            now. None elsewhere.
+    """
+
+    order: NDArray[np.int64] | None = None
+    touched: Mask | None = None
+    fresh: range | None = None
+
+
+@dataclass(slots=True)  # not frozen, as one is made for each step of each request
+class LastPass:
+    """What the last pass that predicted tokens reported; empty before the first one.
+
+    Attributes:
+        positions: positions that it predicted, ascending, int64 [N].
+        token_ids: the token that it predicted for each of them, int64 [N].
+        confidences: how confident the model is of each, on the scale of the request's `remasking`, float32 [N].
+        entropies: of the distribution that each of these tokens was taken from, in nats, float32 [N]. None unless
+            the policy has them read (`Traits.reads`).
+    """
+
+    positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    token_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    confidences: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    entropies: NDArray[np.float32] | None = None
+
+
+@dataclass(slots=True)  # not frozen, as one is made for each pass of each request, and that takes twice as long
+class View:
+    """All that a policy may see of a request: ints and host arrays, never tensors. Policies must not write to it."""
+
+    layers: int
+    step: int  # denoising steps of this request so far
+    block_step: int  # the same within the current block
+    block: range  # positions denoised together now
+    prompt: int  # positions 0 .. prompt - 1 were given
+    noisy: Mask  # not final yet
+    settled: NDArray[np.int32]  # step at whose end a position became final; -1 for what was given, NEVER where noisy
+    prefix: PrefixHit | None
+    pass_index: int = 0  # passes since this step began: 1 after a fill pass
+    shift: int = 0  # of the model family: row p - shift predicts position p
+    sees: Reach | None = None  # row p attends to positions below sees[p]; None: to all
+    response: int | None = None  # the response ends before this position; None: at the end of the canvas
+    stop: int | None = None  # the first settled stop token: the response ends there at the latest; None without one
+    seed: int = 0  # of the request: what a policy draws depends on it and on the step alone
+    steps: int | None = None  # of the whole response; None where no schedule says how many there are
+    decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
+    last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
+    told: Any = None  # what the policy's layer hook told of earlier passes, on the host; None before the first
+    memo: SpanMemo = field(default_factory=SpanMemo)  # of the canvas; see `spans`
+
+    def spans(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
+        """The spans that `make` returns, or those that it returned before for this canvas under an equal `key`.
+
+        Whatever the spans depend on must be in `key`, but for what never changes on a canvas: the settings of its
+        policy, and the fields `layers`, `prompt`, `prefix`, `shift` and `response`.
+        """
+        return self.memo.get(key, make)
+
+    def over(self, start: int, stop: int) -> Spans:
+        """All layers over the rows from `start` up to `stop`, as one span."""
+        return self.memo.get((start, stop), lambda: _over(self.layers, self.length, start, stop))
+
+    def over_rows(self, rows: Mask) -> Spans:
+        """All layers over `rows`, as one span."""
+        return self.memo.get(rows.tobytes(), lambda: [Span(range(self.layers), rows)])
+
+    def rows(self, start: int, stop: int) -> Mask:
+        """A fresh mask of the positions from `start` up to `stop`."""
+        mask = np.zeros(len(self.noisy), dtype=np.bool_)
+        mask[start:stop] = True
+        return mask
+
+    @property
+    def length(self) -> int:
+        """Canvas length T."""
+        return len(self.noisy)
+
+    @property
+    def everything(self) -> Mask:
+        """A fresh mask of all positions."""
+        return np.ones(self.length, dtype=np.bool_)
+
+    @property
+    def horizon(self) -> int:
+        """How many leading positions the current block's rows attend to. Later positions have no effect on them."""
+        return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
+
+    @property
+    def first(self) -> Mask:
+        """A fresh mask of the current block's first position."""
+        mask = np.zeros(self.length, dtype=np.bool_)
+        mask[self.block.start] = True
+        return mask
+
+    @property
+    def opens(self) -> bool:
+        """Whether a block-causal block must get its first token, which the last row before the block predicts."""
+        return self.shift > 0 and self.sees is not None and bool(self.noisy[self.block.start])
+
+    @property
+    def candidates(self) -> Mask:
+        """The noisy positions of the current block."""
+        mask = np.zeros(self.length, dtype=np.bool_)
+        mask[self.block.start : self.block.stop] = self.noisy[self.block.start : self.block.stop]
+        return mask
+
+
+@lru_cache(maxsize=64)
+def _positions(block: range) -> Positions:
+    return np.arange(block.start, block.stop)
+
+
+@lru_cache(maxsize=64)
+def _over(layers: int, length: int, start: int, stop: int) -> Spans:
+    """All layers over the rows from `start` up to `stop`, as one span. Canvases of one length have the same."""
+    rows = rows_of([range(start, stop)], length)
+    rows.setflags(write=False)
+    return Spans([Span(range(layers), rows)])

@@ -1,0 +1,1 @@
+"""What a request may ask, and what the engine reports of it. NumPy only."""

@@ -1,0 +1,113 @@
+"""What the engine reports about a request: events of its steps, usage, transfers, drafts and the result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from remask.plan.prefix_work import LayerWork
+
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "error"]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Work done for one request.
+
+    Attributes:
+        prompt_tokens: tokens that were given: the prompt, and the fixed parts of the response.
+        completion_tokens: tokens of the response that were generated.
+        cached_tokens: tokens whose K/V were read from the store.
+        steps: denoising steps, those of a correction included.
+        forwards: forward passes. The two canvases of a guided pair count as one, the prefix-only pass does not count.
+        row_layers: rows times layers that these passes computed, on both canvases of a guided pair.
+        prefix_depth: number of leading layers that read the K/V of a shared prefix from the store.
+        prefix_tokens: length of that prefix, whether it was stored before or this request brought it.
+        prefix_note: why no shared prefix was read although the request named one.
+        correction_steps: steps of a correction. None where the request names none.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    steps: int = 0
+    forwards: int = 0
+    row_layers: int = 0
+    prefix_depth: int = 0
+    prefix_tokens: int = 0
+    prefix_note: str | None = None
+    correction_steps: int | None = None
+
+
+@dataclass(slots=True, unsafe_hash=True)  # nobody changes one; to freeze it takes four times as long, in every step
+class Transfer:
+    """Positions on the canvas that got tokens at the end of `step`, in ascending order.
+
+    They are final, except on uniform models. There tokens may change until their block is done, and until the response
+    is corrected where the request names a correction. Under a rule that edits, tokens may change until their block is
+    done, and `edits` are those of `positions` whose token replaces one that an earlier step gave them.
+
+    Where the request asks for log-probabilities, `logprobs` are those of `token_ids` and `top_logprobs` hold, for each
+    position, the most probable tokens with theirs (`sampling/logprobs.py` says of which distribution).
+    """
+
+    step: int
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    edits: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a pass predicted.
+
+    Attributes:
+        step: the denoising step.
+        positions: predicted positions, ascending. They need not be final.
+        token_ids: the predicted token of each.
+        confidences: how confident the model is of each, on the scale of the request's `remasking`.
+        passes: what each pass of the step computed, and what of the shared prefix it reused. Fill passes come before
+            the pass that predicts. Of a guided pair this is the conditional canvas.
+    """
+
+    step: int
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+    passes: tuple[tuple[LayerWork, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished request. `token_ids` end with the first honoured stop token, or are `max_tokens` long.
+
+    `reads` holds what the request's readers have found, by their names (`remask.readers.base.Reader.result`).
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    trace: tuple[Transfer, ...]
+    first_settled_s: float | None  # seconds from arrival until the first response token was final
+    elapsed_s: float  # seconds from arrival until the end
+    error: str | None = None
+    reads: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)  # not frozen, as one is made for each step of each request
+class Event:
+    """What a step did to one request.
+
+    `queued_s` is given when the request first begins: the seconds that it waited. `settled` holds the response tokens
+    that have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop;
+    the tokens of the result do not.
+    """
+
+    id: str
+    queued_s: float | None = None
+    draft: Draft | None = None
+    transfer: Transfer | None = None
+    settled: tuple[int, ...] = ()
+    result: Result | None = None

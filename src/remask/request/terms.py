@@ -1,0 +1,157 @@
+"""What a request says beside its prompt and its sampling parameters. Each term is declared here, and nowhere else."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remask.checks.fields import Nested, check, declare, parse
+from remask.checks.values import LARGEST, LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
+from remask.errors import ConfigError
+from remask.request.forms import StructuredOutputs
+from remask.request.holes import MAX_PARTS, Part
+from remask.request.sampling_params import SamplingParams
+from remask.request.segments import MAX_SEGMENTS, Segment
+from remask.request.trace import TOP_LOGPROBS, Trace
+
+PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of one request, in a JSONL line and in a body alike. `None` leaves a choice to the command or server.
+
+    Raises `ConfigError` when made, naming the field, the value and what is allowed.
+    """
+
+    prefix_length: int | None = declare(
+        None,
+        Whole(0, POSITIONS),
+        "Leading prompt tokens that may be shared with other requests, 0 for none; by default everything before the "
+        "last user turn of a conversation, and nothing of a text or of token ids, unless `--prefix-sharing auto` "
+        "finds it.",
+    )
+    segments: Sequence[Segment] | None = declare(
+        None,
+        ListOf(Nested(Segment, "segment field"), "parts", MAX_SEGMENTS),
+        "Parts of the prompt that may be shared with other requests wherever they stand in them, such as documents, in "
+        "place of a shared prefix; each is an object of `start` and `length`.",
+        kinds=("masked",),
+    )
+    cache: str | None = declare(
+        None,
+        Text(1024, noun="the name of a cache policy"),
+        "Cache policy, or a composition such as `bicache+block-dual`; null takes the default of the command or server.",
+    )
+    cache_config: Mapping[str, Any] | None = declare(
+        None, Settings("settings of the policy", 64), "Settings of the cache policy."
+    )
+    cache_salt: str = declare(
+        "",
+        Text(1024, empty=True),
+        "Only requests of the same salt share stored prefixes; one per tenant keeps them apart.",
+    )
+    priority: int = declare(
+        0,
+        Whole(-LARGEST),
+        "Requests of lower priority numbers begin first, equal ones in order of arrival. "
+        f"Each number weighs as much as {PRIORITY_STEP_S:g} seconds of waiting.",
+    )
+    deadline_s: float | None = declare(
+        None,
+        Real(0, 1e8, above=True),
+        'Seconds from arrival after which the request ends with "timeout"; null sets no deadline.',
+    )
+    top_logprobs: int | None = declare(
+        None,
+        Whole(0, TOP_LOGPROBS),
+        "Report the log-probability of each token in the step that wrote it, and of so many of the most probable "
+        "tokens there; null reports none.",
+        kinds=("masked", "block_causal"),
+    )
+    return_trace: bool = declare(
+        False, Flag(), "Report what each step wrote, and all else that `replay` needs to make the same run again."
+    )
+    return_step_maps: bool = declare(
+        False,
+        Flag(),
+        "Report for each token the step that first wrote it, counted from 1, as trainers read it.",
+        kinds=("masked", "block_causal"),
+    )
+    replay: Trace | None = declare(
+        None,
+        Nested(Trace, "trace field"),
+        "The trace of an earlier run of this prompt: each step writes what it wrote there, under its sampling "
+        "parameters and, where the request names none, its cache policy. Log-probabilities are this run's.",
+    )
+
+    structured_outputs: StructuredOutputs | None = declare(
+        None,
+        Nested(StructuredOutputs, "structured_outputs field"),
+        "The form of the answer, which it always has; of the hole, where a canvas has one.",
+        kinds=("masked", "block_causal"),
+    )
+    canvas: Sequence[Part] | None = declare(
+        None,
+        ListOf(Nested(Part, "part field"), "parts", MAX_PARTS, together=2 * LIST),
+        "What the response is made of: parts of fixed `text` or `token_ids`, and holes (`mask`), a number of tokens or "
+        "an object of `min` and `max`.",
+    )
+    control_tokens: bool | None = declare(
+        None,
+        Flag(),
+        "Whether names of special tokens in the texts of a request become these tokens. By default they do in a plain "
+        "`prompt`, which is in the model's own format; in messages, tools, `canvas` and `suffix` they are text as any "
+        "other.",
+    )
+    suffix: str | None = declare(
+        None, Text(POSITIONS), "What stands behind the response, which fills the `max_tokens` positions before it."
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.segments is not None and self.prefix_length is not None:
+            raise ConfigError(
+                "segments and prefix_length both say what is shared; send one of them (a prefix is the part at start 0)"
+            )
+        if self.canvas is not None and self.suffix is not None:
+            raise ConfigError("canvas and suffix both say what stands around the response; send one of them")
+
+    @property
+    def policy(self) -> tuple[str | None, Mapping[str, Any] | None]:
+        """The cache policy that is asked for and its settings: those of a replayed trace where none is named."""
+        if self.cache is None and self.replay is not None:
+            return self.replay.cache, self.replay.cache_config
+        return self.cache, self.cache_config
+
+    def shared(self, default: int) -> int:
+        """Leading prompt tokens that may be shared: as asked for, those of a replayed trace, or `default`.
+
+        None are where the request names parts.
+        """
+        if self.segments is not None:
+            return 0
+        usual = default if self.replay is None else self.replay.prefix_length
+        return usual if self.prefix_length is None else self.prefix_length
+
+    @property
+    def parts(self) -> Sequence[Segment]:
+        """Parts of the prompt that may be shared: as asked for, or those of a replayed trace."""
+        if self.segments is not None:
+            return self.segments
+        return () if self.replay is None or self.prefix_length is not None else self.replay.segments
+
+    def params(self, own: Mapping[str, Any], usual: Callable[[], SamplingParams]) -> SamplingParams:
+        """The sampling parameters of a request that sets `own`: those of a replayed trace, or the `usual` ones.
+
+        Raises `ConfigError` where a replay comes with parameters of its own.
+        """
+        if self.replay is None:
+            return usual()
+        if own:
+            raise ConfigError(f"{next(iter(own))}: a replay has the sampling parameters of its trace; leave it out")
+        return SamplingParams.from_mapping(self.replay.sampling or {})
+
+    @classmethod
+    def from_mapping(cls, values: object) -> "Terms":
+        """Terms from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
+        return parse(cls, values, "a request", "term")

@@ -1,0 +1,82 @@
+"""Chat templates: programs of whoever made a checkpoint. They run in processes of their own, with limits."""
+
+import marshal
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remask.errors import ConfigError
+from remask.text.template_worker import FAILED, REFUSED, TEXT
+from remask.text.workers import FrameWorkers, WorkerEndedError
+
+MAX_SECONDS = 1.0
+"""Processor time of one rendering. Ordinary conversations take well under a hundredth of it."""
+MAX_BYTES = 512 << 20
+"""Memory of a process that renders, of which Python itself takes 24 MiB."""
+MAX_CHARACTERS = 8 << 20
+"""Length of a rendered conversation: twice the longest request body that a server takes by default."""
+
+_PROGRAM = Path(__file__).with_name("template_worker.py")
+
+
+class ChatTemplate:
+    """A Jinja template and the processes that render it, one for each thread that renders at the same time.
+
+    A process is started when it is first needed, kept for the next conversation, and replaced where a rendering had to
+    be ended. It ends with this object, or with the process that made it.
+
+    Args:
+        text: the template.
+        variables: what it reads beside the conversation, such as the special tokens.
+    """
+
+    def __init__(self, text: str, variables: Mapping[str, Any]) -> None:
+        limits = {"seconds": MAX_SECONDS, "bytes": MAX_BYTES, "longest": MAX_CHARACTERS}
+        job = marshal.dumps({"template": text, "variables": dict(variables), **limits})
+        # `-P`: a file beside the program must not stand for a module of the standard library.
+        self._workers = FrameWorkers([sys.executable, "-P", str(_PROGRAM)], job)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation. Safe on any thread; the interpreter's lock is not held meanwhile.
+
+        `variables` are further ones that the template reads, such as `enable_thinking` and `tools`.
+
+        Raises:
+            ConfigError: the template refuses the conversation, fails on it, or goes beyond a limit; or `variables` hold
+                a name that stands for the conversation.
+        """
+        # A key without a value is left out: templates ask whether a key is there.
+        chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        values = {"messages": chat, "add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
+        taken = sorted((set(values) - {"tools"}) & set(variables or {}))
+        if taken:
+            raise ConfigError(f"chat_template_kwargs: {taken[0]} is no variable to choose; leave it out")
+        values |= variables or {}
+        try:
+            content = marshal.dumps(values)
+        except ValueError as error:
+            raise ConfigError(
+                f"messages and chat_template_kwargs must hold texts, numbers, lists and objects only: {error}"
+            ) from error
+        kind, text = self._ask(content)
+        if kind == TEXT:
+            return text
+        verb = "refuses" if kind == REFUSED else "fails on"
+        raise ConfigError(f"The model's chat template {verb} these messages: {text}")
+
+    def _ask(self, content: bytes) -> tuple[bytes, str]:
+        """What a process answers: the kind of the answer, and its text."""
+        try:
+            kind, answer = self._workers.ask(content)
+        except WorkerEndedError as ended:
+            if sys.platform != "win32" and ended.status == -signal.SIGPROF:
+                return FAILED, f"it takes more than {MAX_SECONDS:g} s of processor time"
+            return FAILED, str(ended)
+        return kind, answer.decode("utf-8", "surrogatepass")

@@ -1,0 +1,153 @@
+"""Turns settled tokens into text, piece by piece. Text that has been returned never changes."""
+
+from collections.abc import Sequence
+
+from remask.plan.canvas import Template
+from remask.request.sampling_params import SamplingParams
+from remask.text.incremental import MAX_CHAR_TOKENS, IncrementalDecoder
+from remask.text.tokenizer import Tokenizer
+
+
+def cut_at_stop(text: str, stops: Sequence[str], included: bool) -> str:
+    """Return `text` up to the first of `stops`, with it where it is `included`; all of `text` without any."""
+    found = _first_stop(text, stops)
+    return text if found is None else text[: found[included]]
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """Return where the first of `stops` begins and ends; of those that begin there, the shortest."""
+    found = [(place, place + len(stop)) for stop in stops if (place := text.find(stop)) >= 0]
+    return min(found, default=None)
+
+
+class Detokenizer:
+    """Turns tokens into text as they settle, left to right. The joined pieces equal the text of all tokens.
+
+    Holds back a character whose bytes span tokens until it is complete, and text that may become one of `stops`. The
+    text ends before the first stop text, or with it where stops are `included`. Each character is compared with the
+    stops once. `context` holds tokens that stand before the first one.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), included: bool = False, context: Sequence[int] = ()
+    ) -> None:
+        self._special_ids = tokenizer.special_ids
+        self._decoder = IncrementalDecoder(tokenizer.decode, context)
+        self._stops, self._included = tuple(stops), included
+        self._held = ""  # text that may become a stop text
+        self.length = 0  # decoded characters, held ones included
+        self.stopped = False
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Append `tokens`. Returns the text that is final with them."""
+        # `decode` omits special tokens. Many of them within a character would count as bytes that never make one.
+        shown = [token for token in tokens if token not in self._special_ids]
+        return self._certain(self._decoder.push(shown), final=False)
+
+    def finish(self) -> str:
+        """Return the text that was held back. There must be no more tokens."""
+        return self._certain(self._decoder.finish(), final=True)
+
+    def _certain(self, new: str, *, final: bool) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + new
+        self.length += len(new)
+        if _first_stop(text, self._stops) is not None:
+            self.stopped = True
+            self._held = ""
+            return cut_at_stop(text, self._stops, self._included)
+        keep = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+class ResponseText:
+    """Turns the tokens of a response into text as they settle, left to right, by its template.
+
+    Padding, and what stands behind a stop in its hole, is no part of the text. A part ends with a whole character.
+
+    Attributes:
+        holes: the text of each hole so far.
+        length: decoded characters of the answer, held ones included.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: Template, params: SamplingParams) -> None:
+        self.holes = [""] * len(template.holes)
+        self._tokenizer, self._template, self._params = tokenizer, template, params
+        self._parts = _parts(template)
+        self._padding, self._stop_ids = frozenset(template.padding), frozenset(params.stop_token_ids)
+        self._place = self._part = self._before = 0
+        self._context: list[int] = []
+        self._begin()
+
+    @property
+    def length(self) -> int:
+        """See the class."""
+        return self._before + (self._text.length if self._shown else 0)
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Append `tokens`. Returns the text of the answer that is final with them."""
+        told, rest = "", list(tokens)
+        while rest:
+            count = self._parts[self._part][0] - self._place
+            told += self._tell(self._text.push(self._kept(rest[:count])))
+            self._place += len(rest[:count])
+            rest = rest[count:]
+            if self._place == self._parts[self._part][0]:
+                told += self.finish()
+                self._before = self.length
+                self._part += 1
+                self._begin()
+        return told
+
+    def finish(self) -> str:
+        """Return the text of the answer that was held back. There must be no more tokens of this part."""
+        return self._tell(self._text.finish())
+
+    def _begin(self) -> None:
+        """Begin with the next part, or with nothing behind the last one."""
+        self._hole = self._parts[self._part][1] if self._part < len(self._parts) else None
+        params, inside = self._params, self._hole is not None
+        stops = params.stop if inside else ()
+        self._text = Detokenizer(self._tokenizer, stops, params.include_stop_str_in_output, self._context)
+        self._shown = inside or not self._template.fill_only
+        self._stopped = False
+
+    def _kept(self, tokens: Sequence[int]) -> list[int]:
+        """Those of `tokens` of one part that make text."""
+        kept: list[int] = []
+        for token in tokens:
+            if self._hole is None or not (self._stopped or token in self._padding):
+                kept.append(token)
+            self._stopped |= self._hole is not None and token in self._stop_ids
+        special = self._tokenizer.special_ids
+        self._context = [*self._context, *(token for token in kept if token not in special)][-MAX_CHAR_TOKENS:]
+        return kept
+
+    def _tell(self, text: str) -> str:
+        if self._hole is not None:
+            self.holes[self._hole] += text
+        return text if self._shown else ""
+
+
+def _parts(template: Template) -> list[tuple[int, int | None]]:
+    """Where each part ends, and which hole it is; None for a fixed part."""
+    parts: list[tuple[int, int | None]] = []
+    place = 0
+    for number, hole in enumerate(template.holes):
+        if hole.start > place:
+            parts.append((hole.start, None))
+        parts.append((hole.stop, number))
+        place = hole.stop
+    return parts if place == len(template) else [*parts, (len(template), None)]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
+    return 0

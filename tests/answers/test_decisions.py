@@ -1,0 +1,250 @@
+"""Decisions of `LLM.decide`, against a dense model, the checkpoint's tokenizer and a chat template written out here."""
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as RawTokenizer
+
+from remask.checkpoint.source import BUNDLED
+from remask.engine.config import EngineConfig
+from remask.errors import ConfigError, DecisionError
+from remask.llm import LLM
+from remask.request.questions import Decision, Decisions
+from tests.oracles import reading as oracle
+from tests.oracles.dense import DenseModel, load
+
+FOLDER = Path(__file__).parents[2] / "src" / "remask" / "bundled"
+STATE = "Orders: rope Anna; soap Ben; lamp Carl."
+NAMES = ["Anna", "Ben", "Carl"]
+NAMED: dict[str, Any] = {
+    "instructions": "Who ordered soap?",
+    "criteria": NAMES,
+    "labels": "names",
+    "show_options": False,
+    "template": "soap {answer}",
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(BUNDLED, dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=16))
+
+
+@pytest.fixture(scope="module")
+def truth() -> "Truth":
+    return Truth()
+
+
+class Truth:
+    """The distribution over labels as it follows from the weights and the texts."""
+
+    def __init__(self) -> None:
+        self.model: DenseModel = load(FOLDER, torch.float32)
+        self._tokenizer = RawTokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+    def tokens(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def turns(self, state: str, question: str) -> list[int]:
+        def header(role: str) -> str:
+            return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
+
+        system = f"{header('system')}{state}<|eot_id|>" if state else ""
+        text = f"<|startoftext|>{system}{header('user')}{question}<|eot_id|>{header('assistant')}"
+        return self.tokens(text)
+
+    def label(self, prompt: Sequence[int], before: str, label: str, after: str = "<|eot_id|>") -> float:
+        """The log-probability of a label, its tokens from left to right, each with the later ones masked."""
+        answer, start = self.tokens(before + label + after), len(self.tokens(before.rstrip()))
+        own = answer[start : len(answer) - len(self.tokens(after))]
+        total = 0.0
+        for done in range(len(own)):
+            masks = range(start + done, start + len(own))
+            total += float(oracle.logprobs(self.model, prompt, answer, masks)[start + done, own[done]])
+        return total
+
+
+def shares(logs: Sequence[float]) -> list[float]:
+    return torch.tensor(logs, dtype=torch.float64).softmax(0).tolist()
+
+
+def check(decision: Decision, logs: Sequence[float]) -> None:
+    expected = shares(logs)
+    assert list(decision.probabilities.values()) == pytest.approx(expected, abs=2e-4)
+    assert decision.label_mass == pytest.approx(math.fsum(map(math.exp, logs)), rel=2e-3)
+    assert decision.entropy == pytest.approx(-math.fsum(p * math.log(p) for p in expected if p), abs=2e-3)
+    assert decision.choice == max(decision.probabilities, key=lambda name: decision.probabilities[name])
+    assert decision.content["confidence"] == decision.probabilities[decision.choice]
+
+
+def test_a_choice_of_words(llm: LLM, truth: Truth) -> None:
+    prompt = truth.turns(STATE, NAMED["instructions"])
+    found = llm.decide(STATE, {"who": NAMED})
+    check(found.answers["who"], [truth.label(prompt, "soap ", name) for name in NAMES])
+    assert (found.usage.steps, found.usage.completion_tokens) == (1, 0)
+    open_end = llm.decide(STATE, {"who": NAMED}, end_turn=False).answers["who"]
+    check(open_end, [truth.label(prompt, "soap ", name, "") for name in NAMES])
+    assert open_end.probabilities != found.answers["who"].probabilities
+
+
+def test_letters_stand_for_what_is_shown(llm: LLM, truth: Truth) -> None:
+    asked = {"instructions": "Who ordered soap?", "criteria": {"Anna": None, "Ben": "the second"}}
+    prompt = truth.turns(STATE, "Who ordered soap?\nA: Anna\nB: Ben, the second\nAnswer with one of A, B.")
+    found = llm.decide(STATE, {"who": asked}).answers["who"]
+    check(found, [truth.label(prompt, "", letter) for letter in "AB"])
+    assert found.labels == {"Anna": "A", "Ben": "B"}
+
+
+def test_yes_and_no_take_labels_that_the_vocabulary_tells_apart(llm: LLM, truth: Truth) -> None:
+    """This vocabulary spells yes in three tokens and no in two."""
+    asked = {"type": "noul", "instructions": "Is it soap?", "criteria": {"true": "it is", "false": None}}
+    prompt = truth.turns(STATE, "Is it soap?\nY: yes, it is\nN: no\nAnswer with one of Y, N.")
+    found = llm.decide(STATE, {"q": asked}).answers["q"]
+    check(found, [truth.label(prompt, "", letter) for letter in "YN"])
+    assert found.value == found.content["noul"] == found.probabilities["yes"]
+
+
+def test_a_score_is_an_expected_level(llm: LLM, truth: Truth) -> None:
+    prompt = truth.turns(STATE, "How good?\n1: bad\n2: fair\n3: good\nAnswer with one of 1, 2, 3.")
+    asked = {"type": "score", "instructions": "How good?", "criteria": ["bad", "fair", "good"]}
+    found = llm.decide(STATE, {"q": asked}).answers["q"]
+    logs = [truth.label(prompt, "", level) for level in "123"]
+    check(found, logs)
+    assert found.value == pytest.approx(sum(n * p for n, p in enumerate(shares(logs), 1)), abs=1e-3)
+    assert found.content["score"] == found.value
+    assert found.content["legend"] == {"1": "bad", "2": "fair", "3": "good"}
+
+
+@pytest.mark.parametrize(("low", "high", "passes"), [(3, 7, 1), (98, 103, 5), (0, 12, 3)])
+def test_a_number_may_take_several_tokens(llm: LLM, truth: Truth, low: int, high: int, passes: int) -> None:
+    """Labels of several tokens take a canvas for each beginning of one; shorter ones are filled up with zeros."""
+    width = len(str(high))
+    texts = [str(n).zfill(width) for n in range(low, high + 1)]
+    prompt = truth.turns(STATE, f"How many?\nAnswer with a number from {texts[0]} to {texts[-1]}.")
+    found = llm.decide(STATE, {"q": {"type": "number", "instructions": "How many?", "min": low, "max": high}})
+    logs = [truth.label(prompt, "", text) for text in texts]
+    check(found.answers["q"], logs)
+    assert list(found.answers["q"].probabilities) == [str(n) for n in range(low, high + 1)]
+    assert found.answers["q"].value == int(found.answers["q"].choice)
+    mean = sum(n * p for n, p in zip(range(low, high + 1), shares(logs), strict=True))
+    assert found.answers["q"].mean == pytest.approx(mean, abs=0.01)
+    assert found.usage.forwards == passes
+
+
+def test_masks_of_a_template_are_not_read(llm: LLM, truth: Truth) -> None:
+    """Also where the question spells the mask token, which stays text there."""
+    asked = NAMED | {"instructions": "Who <|mdm_mask|>?", "template": "{mask} Anna soap {answer} {mask} Ben"}
+    prompt, mask = truth.turns(STATE, asked["instructions"]), truth.model.mask_id
+    assert prompt.count(mask) == 1
+    answer = truth.tokens("<|mdm_mask|> Anna soap Ben <|mdm_mask|> Ben<|eot_id|>")
+    assert [at for at, token in enumerate(answer) if token == mask] == [0, 5]
+    truths = oracle.logprobs(truth.model, prompt, answer, (0, 3, 5))[3]
+    found = llm.decide(STATE, {"q": asked}).answers["q"]
+    check(found, [float(truths[truth.tokens(f"soap {name}")[1]]) for name in NAMES])
+
+
+def test_calibration_divides_by_what_is_said_without_the_state(llm: LLM, truth: Truth) -> None:
+    logs, base = (
+        [truth.label(truth.turns(state, NAMED["instructions"]), "soap ", name) for name in NAMES]
+        for state in (STATE, "N/A")
+    )
+    found = llm.decide(STATE, {"who": NAMED}, calibrate=True)
+    ratios = [p / q for p, q in zip(shares(logs), shares(base), strict=True)]
+    expected = [ratio / sum(ratios) for ratio in ratios]
+    assert list(found.answers["who"].probabilities.values()) == pytest.approx(expected, abs=1e-3)
+    assert found.answers["who"].label_mass == pytest.approx(math.fsum(map(math.exp, logs)), rel=1e-3)
+    assert found.usage.forwards == 2
+
+
+def test_many_are_one_at_a_time_and_together_is_another_thing(llm: LLM, truth: Truth) -> None:
+    rng = random.Random(3)
+    asked = {str(n): NAMED | {"instructions": f"Who ordered {rng.choice(['rope', 'soap'])}{n}?"} for n in range(30)}
+    many = llm.decide(STATE, asked).answers
+    for name, question in asked.items():
+        one = llm.decide(STATE, {name: question}).answers[name]
+        assert list(many[name].probabilities.values()) == pytest.approx(list(one.probabilities.values()), abs=1e-4)
+    few = {name: asked[name] for name in ("3", "7")}
+    prompt = truth.turns(
+        STATE,
+        f"3: {few['3']['instructions']}\n\n7: {few['7']['instructions']}\n\n"
+        "Give each answer on a line of its own, behind its name and a colon.",
+    )
+    answer = truth.tokens("3: soap Anna\n7: soap Anna<|eot_id|>")
+    label = truth.tokens("soap Anna")[1]
+    masks = [at for at, token in enumerate(answer) if token == label]
+    truths = oracle.logprobs(truth.model, prompt, answer, masks)
+    joint = llm.decide(STATE, few, together=True)
+    for name, place in zip(few, masks, strict=True):
+        check(joint.answers[name], [float(truths[place, truth.tokens(f"soap {label}")[1]]) for label in NAMES])
+        assert joint.answers[name].probabilities != many[name].probabilities
+    assert joint.usage.forwards == 1
+
+
+def test_the_state_is_one_shared_prefix(llm: LLM) -> None:
+    """Exactly the shared prefix of a conversation, read by all questions but the first."""
+    state = "Orders: " + "; ".join(f"rope {name}" for name in NAMES * 30)
+    asked = {str(n): NAMED | {"instructions": f"Who {n}?"} for n in range(4)}
+    assert llm.tokenizer is not None
+    turns = [{"role": "system", "content": state}, {"role": "user", "content": "Who 0?"}]
+    plan = llm.decisions(Decisions(state, asked))
+    prefix = llm.tokenizer.shared_prefix(turns)
+    assert list(plan.shared) == llm.tokenizer.apply_chat(turns)[:prefix]
+    before = llm.engine.stats.prefix_passes
+    found = llm.decide(state, asked, cache="bicache", cache_config={"depth": 4})
+    assert llm.engine.stats.prefix_passes == before + 1
+    assert found.usage.prefix_depth == 4
+    # The first has made the entry, and the others have hit it.
+    assert found.usage.cached_tokens == 3 * prefix
+
+
+def test_a_state_of_json_is_read_as_text(llm: LLM) -> None:
+    state = {"orders": [["soap", "Bén"]]}
+    one, other = (llm.decide(each, {"q": NAMED}) for each in (state, '{"orders": [["soap", "Bén"]]}'))
+    assert one.answers == other.answers
+    assert llm.decide("", {"q": NAMED}).answers != one.answers
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "questions.q: the label 'yes' takes more tokens than 'no'": ({"labels": ["no", "yes", "oh"]}, {}),
+    "the label 'yes' takes more tokens than 'no'": ({"labels": ["yes", "no", "a"]}, {}),
+    "differ in 5 tokens, and at most 4": ({"labels": ["vwxyz", "wxyzv", "zvwxy"]}, {}),
+    "differ in 2 tokens, and at most 1": ({"labels": ["xy", "yx", "zz"]}, {"together": True}),
+    "must hold {answer} once": ({"template": "x{answer}{mask}{answer}"}, {}),
+}
+
+
+def test_labels_that_cannot_be_told_apart_are_refused(llm: LLM) -> None:
+    for message, (fields, more) in REFUSED.items():
+        with pytest.raises(ConfigError, match=message):
+            llm.decide(STATE, {"q": NAMED | fields}, **more)
+    transit = LLM("bundled-transit", dtype="float32", device="cpu")
+    with pytest.raises(ConfigError, match="vocabulary cannot tell the labels 'yes' and 'no' apart"):
+        transit.decide("x", {"q": {"type": "yes_no", "instructions": "Is it?", "labels": ["yes", "no"]}})
+    found = transit.decide("x", {"q": {"type": "yes_no", "instructions": "Is it?", "labels": ["oak", "elm"]}})
+    assert found.answers["q"].labels == {"yes": "oak", "no": "elm"}
+
+
+def test_models_without_masks_are_refused() -> None:
+    uniform = LLM("bundled-uniform", dtype="float32", device="cpu")
+    with pytest.raises(ConfigError, match="uniform models"):
+        uniform.decide("x", {"q": NAMED})
+
+
+def test_a_pass_that_fails_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.model, "head", lambda _: 1 / 0)
+    monkeypatch.setattr(llm.engine.model, "head", lambda _: 1 / 0)
+    with pytest.raises(DecisionError, match="could not be read"):
+        llm.decide(STATE, {"q": NAMED})
+
+
+def test_more_canvases_than_allowed_are_refused_before_any_is_read(llm: LLM) -> None:
+    asked = Decisions(STATE, {"q": {"type": "number", "instructions": "n", "min": 10, "max": 99}}, calibrate=True)
+    assert len(llm.decisions(asked, 20).asks) == 20
+    with pytest.raises(ConfigError, match="more than 19 canvases"):
+        llm.decisions(asked, 19)

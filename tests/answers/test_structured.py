@@ -1,0 +1,398 @@
+"""Answers of a given form, in text: each one matches, as judged by `re` and by a validator of JSON Schema."""
+
+import json
+import random
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import numpy as np
+import pytest
+
+from remask import LLM
+from remask.answers import structured as structure
+from remask.answers import structured_worker as structure_worker
+from remask.errors import ConfigError
+from remask.request.forms import StructuredOutputs
+from remask.text.token_bytes import token_bytes
+from tests.server.serving import Running, serving
+from tests.text.test_detokenize import BYTES
+from tests.waiting import LONGEST_S, eventually
+
+pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
+
+URL = "/v1/chat/completions"
+USER = {"role": "user", "content": "which line goes from abbey to arch ?"}
+ROBOT = {
+    "type": "object",
+    "title": "Robot",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "on": {"type": "boolean"}, "legs": {"type": "integer"}},
+    "required": ["name", "on", "legs"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("bundled", cache="bicache", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def served(llm: LLM) -> Iterator[Running]:
+    with serving(llm, model_names=["bundled"], sampling={}) as running:
+        yield running
+
+
+def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
+    """A random schema of the keywords that are understood."""
+    kind = rng.choice(["string", "integer", "number", "boolean", "null", "enum", "const", "anyOf", "array", "object"])
+    if depth > 1 and kind in ("array", "object", "anyOf"):
+        kind = "boolean"
+    match kind:
+        case "string" if rng.random() < 0.3:
+            return {"type": "string", "pattern": rng.choice(PATTERNS)}
+        case "string" if rng.random() < 0.3:
+            return {"type": "string", "format": rng.choice(["date", "time", "ipv4"])}
+        case "integer" | "number" if rng.random() < 0.7:
+            low = rng.randint(-1200, 1200)
+            bounds = {rng.choice(["minimum", "exclusiveMinimum"]): low}
+            return {"type": kind, **bounds, rng.choice(["maximum", "exclusiveMaximum"]): low + rng.randint(2, 2000)}
+        case "string":
+            return {"type": "string", "minLength": rng.randint(0, 2), "maxLength": rng.randint(2, 4)}
+        case "enum":
+            return {"enum": rng.sample(["a", "é b", 3, None, True, [1, "x"], {"k": 'quo"te'}], 3)}
+        case "const":
+            return {"const": rng.choice(["x\\y", 17, {"a": [None]}])}
+        case "anyOf":
+            return {"anyOf": [schema(rng, depth + 1) for _ in range(2)]}
+        case "array":
+            return {"type": "array", "items": schema(rng, depth + 1), "minItems": rng.randint(0, 1), "maxItems": 2}
+        case "object":
+            names = rng.sample(["id", "näme", "tags"], rng.randint(1, 2))
+            required = rng.sample(names, rng.randint(0, len(names)))
+            return {
+                "type": "object",
+                "properties": {name: schema(rng, depth + 1) for name in names},
+                "required": required,
+                "additionalProperties": False,
+            }
+    return {"type": kind}
+
+
+PATTERNS = ("^[a-c]{1,4}$", "b|^c$", '^("|x){2}$', r"^\d{2}[^a-z]$", r"^.\\\\\w?$", r"^[\s\S]{2}\u0041$")
+REGEXES = ("[a-z]{2,9}", "(ja|nein)( [0-9]+)?", "€[0-9]{1,3}(,[0-9]{2})?", "(?:[ab]c?)*", "[^a-z]{3}")
+SAMPLERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"block_length": 8},
+    {"temperature": 1.5},
+    {"temperature": 1.0, "top_k": 3, "block_length": 16},
+    {"remasking": "random", "temperature": 0.7},
+    {"remasking": "entropy"},
+    {"threshold": 0.2, "block_length": 16},
+    {"cfg_scale": 1.0},
+)
+CACHES = ("none", "bicache", "block-prefix", "block-dual", "dkv-decode", "dllm-cache", "bicache+block-dual")
+
+
+def matches(form: dict[str, Any], text: str) -> None:
+    if "regex" in form:
+        assert re.fullmatch(form["regex"], text), (form, text)
+    elif "choice" in form:
+        assert text in form["choice"]
+    else:
+        jsonschema_rs.validator_for(form["json"], validate_formats=True).validate(json.loads(text))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", range(5))
+def test_every_answer_has_its_form(llm: LLM, seed: int) -> None:
+    """Random schemas, expressions and choices under random samplers and caches, some answers together."""
+    rng = random.Random(seed)
+    policy = llm.policy(rng.choice(CACHES))
+    forms: list[dict[str, Any]] = [{"json": schema(rng)} for _ in range(3)]
+    forms += [{"regex": rng.choice(REGEXES)}, {"choice": rng.sample(["yes", "no", "näh?", "a+b*"], 2)}]
+    requests = []
+    for number, form in enumerate(forms):
+        params: dict[str, Any] = {"max_tokens": 48, "steps": 24, "seed": number, **rng.choice(SAMPLERS)}
+        (request,) = llm.requests([[USER]], params, policy=policy)
+        requests.append(replace(request, id=str(number)).with_readers(llm.constraint(form)))
+    outputs = {output.id: output for output in llm.run(requests)}
+    for number, form in enumerate(forms):
+        output = outputs[str(number)]
+        assert output.error is None
+        assert output.text is not None
+        matches(form, output.text)
+
+
+def test_over_http_in_openais_way_and_vllms(served: Running) -> None:
+    formats = (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "robot", "schema": ROBOT, "strict": True}}},
+        {"structured_outputs": {"json": ROBOT}},
+    )
+    texts = []
+    for fields in formats:
+        body = {"messages": [USER], "max_tokens": 48, **fields}
+        told = served.client.post(URL, json=body)
+        assert told.status_code == 200, told.text
+        texts.append(told.json()["choices"][0]["message"]["content"])
+        streamed = [chunk["choices"][0]["delta"].get("content", "") for chunk in served.stream(body)]
+        assert "".join(streamed) == texts[-1]
+    assert texts[0] == texts[1]
+    matches({"json": ROBOT}, texts[0])
+    body = {"messages": [USER], "max_tokens": 32, "response_format": {"type": "json_object"}}
+    assert isinstance(json.loads(served.client.post(URL, json=body).json()["choices"][0]["message"]["content"]), dict)
+    body = {"prompt": "x", "max_tokens": 8, "structured_outputs": {"choice": ["arch", "acorn"]}}
+    assert served.client.post("/v1/completions", json=body).json()["choices"][0]["text"] in ("arch", "acorn")
+
+
+HOSTILE = ("(a{1000}){1000}", "(a|aa)+b{0,900}(c|d{0,900}){0,900}", r"(\p{L}|\p{N}){0,5000}", "(?=a)b", "(", "x*+?{")
+
+
+@pytest.mark.few(11)
+@pytest.mark.parametrize("regex", HOSTILE)
+def test_a_hostile_expression_ends_in_an_error(served: Running, regex: str) -> None:
+    begun = time.thread_time()
+    body = {"messages": [USER], "max_tokens": 8, "structured_outputs": {"regex": regex}}
+    told = served.client.post(URL, json=body)
+    assert told.status_code == 400, told.text
+    assert "structured_outputs" in told.json()["error"]["message"]
+    assert time.thread_time() - begun < 1.0
+    assert served.client.post(URL, json={"messages": [USER], "max_tokens": 4}).status_code == 200
+
+
+def test_forms_that_take_long_to_compile_leave_a_thread_to_others(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilations hold every text thread but one, also those of short bodies; a form that is kept is a short one."""
+    passing, begun = threading.Event(), []
+    compile_form = structure.Structures._run
+
+    def held(*args: Any) -> Any:
+        begun.append(args)
+        assert passing.wait(LONGEST_S)
+        return compile_form(*args)
+
+    def ask(running: Running, regex: str) -> int:
+        body = {"messages": [USER], "max_tokens": 4, "structured_outputs": {"regex": regex}}
+        return httpx.post(f"{running.base}{URL}", json=body, timeout=LONGEST_S).status_code
+
+    llm.constraint({"regex": "[a-d]{4}"})
+    monkeypatch.setattr(structure.Structures, "_run", held)
+    with (
+        serving(llm, model_names=["bundled"], sampling={}, text_workers=2) as running,
+        ThreadPoolExecutor(4) as clients,
+    ):
+        hostile = [clients.submit(ask, running, f"[x-z]{{4}}|held{number}") for number in range(4)]
+        eventually(lambda: bool(begun))
+        assert running.client.post(URL, json={"messages": [USER], "max_tokens": 4}).status_code == 200
+        assert ask(running, "[a-d]{4}") == 200
+        assert len(begun) == 1
+        passing.set()
+        assert [each.result() for each in hostile] == [200] * 4
+
+
+BAD_FORMS: list[tuple[dict[str, Any], str]] = [
+    ({}, "exactly one of regex, choice, json and json_object; got none"),
+    ({"regex": "a", "choice": ["a"]}, "got regex, choice"),
+    ({"choice": []}, "holds no text"),
+    ({"choice": ["x" * 9000, "y" * 9000]}, "is too long"),
+    ({"grammar": "x"}, "structured_outputs.grammar: a context-free grammar has no finite automaton"),
+    (
+        {"json": {"type": "integer", "multipleOf": 3}},
+        "holds 'multipleOf', which cannot be guaranteed, as multiples are",
+    ),
+    ({"json": {"type": "array", "items": {"type": "null"}, "uniqueItems": True}}, "holds 'uniqueItems'"),
+    ({"json": {"type": "object", "properties": {"a": {"oneOf": []}}}}, "json.properties.a holds 'oneOf'"),
+    ({"json": {"type": "string", "minimum": 3}}, "minimum needs the type 'integer' or 'number', got 'string'"),
+    ({"json": {"type": "integer", "pattern": "a"}}, "pattern needs the type 'string', got 'integer'"),
+    ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "minimum and maximum leave no number"),
+    ({"json": {"type": "number", "exclusiveMinimum": 3, "maximum": 3}}, "leave no number"),
+    ({"json": {"type": "number", "minimum": 0.5}}, "minimum of a 'number' is guaranteed where it is whole, got 0.5"),
+    ({"json": {"type": "integer", "minimum": True}}, "minimum must be a number"),
+    ({"json": {"type": "integer", "minimum": 10**30}}, "minimum has more than 18 digits"),
+    ({"json": {"type": "string", "format": "iri"}}, "format 'iri' cannot be guaranteed; understood: date"),
+    (
+        {"json": {"type": "string", "format": "date", "maxLength": 3}},
+        "format and maxLength are not guaranteed together",
+    ),
+    (
+        {"json": {"items": {"type": "string", "pattern": "(?=a)b"}}},
+        "json.items: pattern '(?=a)b' has a group that looks",
+    ),
+    ({"json": {"type": "string", "pattern": "a^b"}}, "has ^ within it"),
+    ({"json": {"type": "string", "pattern": "(a$)"}}, "has $ within it"),
+    ({"json": {"type": "string", "pattern": "a$b"}}, "has $ within it"),
+    ({"json": {"type": "string", "pattern": "(a"}}, "has brackets that do not close"),
+    ({"json": {"type": "string", "pattern": r"(a)\1"}}, "has \\1"),
+    ({"json": {"type": "string", "pattern": "a\nb"}}, "has the character"),
+    ({"json": {"type": "string", "pattern": 3}}, "pattern must be a text"),
+    ({"json": {"type": "object", "properties": [1]}}, "must be an object of schemas"),
+    ({"json": {"items": 3}}, "must be an object of keywords"),
+    ({"json": {"anyOf": [], "minLength": 2}}, "anyOf and minLength, of which one alone"),
+    ({"json": {"type": "string", "enum": [3]}}, "not of its own type 'string'"),
+    ({"json": {"type": "object", "required": ["a"]}}, "a schema for each property, such as 'a'"),
+    ({"json": {"type": "object", "additionalProperties": False}}, "a schema for each property"),
+    ({"json": {"type": "array", "prefixItems": [{"type": "null"}], "maxItems": 1}}, "prefixItems alone"),
+]
+
+
+@pytest.mark.parametrize(("form", "error"), BAD_FORMS)
+def test_a_form_that_cannot_be_guaranteed_is_refused(form: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        StructuredOutputs.from_mapping(form)
+
+
+def test_schemas_within_schemas_within_schemas() -> None:
+    deep: dict[str, Any] = {"type": "null"}
+    for _ in range(40):
+        deep = {"anyOf": [deep]}
+    with pytest.raises(ConfigError, match="nested in more than 32"):
+        StructuredOutputs(json=deep)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "go together"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "go together"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "send one of them"),
+        ({"structured_outputs": {"regex": "a{30}"}, "max_tokens": 8}, "max_tokens=8 does not suit structured_outputs"),
+        ({"structured_outputs": {"regex": "a+"}, "stop": "b", "max_tokens": 8}, "stop: a stop within an answer"),
+    ],
+)
+def test_bodies_that_are_refused(served: Running, fields: dict[str, Any], error: str) -> None:
+    told = served.client.post(URL, json={"messages": [USER], **fields})
+    assert told.status_code == 400
+    assert error in told.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("cache", ["none", "dllm-cache", "bicache"])
+def test_a_replay_of_an_answer_with_a_form_ends_as_the_answer_did(served: Running, cache: str) -> None:
+    """The answer fills all places, so no token after it tells that it is whole."""
+    body = {"messages": [USER], "return_trace": True}
+    form = {"structured_outputs": {"regex": "[0-9]{2}-[a-z]{2,9}"}, "max_tokens": 5, "cache": cache}
+    (first,) = served.client.post(URL, json=body | form).json()["choices"]
+    written = [place for event in first["remask"]["trace"]["events"] for place in event["positions"]]
+    assert (first["finish_reason"], sorted(written)) == ("stop", [*range(5)])
+    for beside in ({}, {"structured_outputs": form["structured_outputs"]}):
+        (again,) = served.client.post(URL, json=body | beside | {"replay": first["remask"]["trace"]}).json()["choices"]
+        assert (again["message"], again["finish_reason"]) == (first["message"], "stop")
+        assert again["remask"]["trace"]["formed"] is True
+
+
+def test_a_form_is_compiled_once(llm: LLM) -> None:
+    one = llm.constraint({"choice": ["one", "other"]})
+    assert llm.constraint(StructuredOutputs(choice=["one", "other"])) is one
+    assert llm.constraint(None) is None
+
+
+def job(kind: str, text: str, most: int = 1000) -> dict[str, Any]:
+    return structure_worker.compiled(
+        {
+            "kind": kind,
+            "text": text,
+            "parts": {},
+            "tokens": [(0, b"a"), (1, b"b"), (2, b"ab"), (3, b"1")],
+            "vocab": 5,
+            "most": most,
+        }
+    )
+
+
+def test_what_the_worker_answers() -> None:
+    made = job("regex", "ab?")
+    edges = {name: np.frombuffer(made[name], dtype=np.int64) for name in ("source", "label", "target")}
+    taken = set(edges["label"][edges["source"] == made["start"]].tolist())
+    assert taken == {0, 2}, "a, and ab at once; the token that ends an answer is left out"
+    assert set(made["final"]) == set(edges["target"].tolist())
+    assert "source" in job("json", '{"type": "integer"}')
+    assert job("regex", "[ab]{9}", most=3) == {"error": "its automaton has more than 3 transitions"}
+    assert "error" in job("regex", "(")
+    assert "Unsupported" in job("json", '{"minLength": 1}')["error"]
+
+
+def test_the_forms_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "KEPT", 2)
+    structures = structure.Structures([b"a", b"b", b"c", None], [3])
+    one, _ = (structures.compiled(StructuredOutputs(regex=text)) for text in "ab")
+    assert structures.compiled(StructuredOutputs(regex="a")) is one
+    structures.compiled(StructuredOutputs(regex="c"))
+    assert [text for _, text in structures._kept] == ["a", "c"]
+
+
+def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    structures = structure.Structures([b"a", None], [1])
+    monkeypatch.setattr(structure, "MAX_STATES", 3)
+    with pytest.raises(ConfigError, match="states, and at most 3 are taken"):
+        structures.compiled(StructuredOutputs(regex="aaaaaa"))
+    monkeypatch.setattr(structure, "MAX_STATES", 99)
+    monkeypatch.setattr(structure, "MAX_CLASS_TRANSITIONS", 3)
+    with pytest.raises(ConfigError, match="transitions, and at most 3 are taken"):
+        structures.compiled(StructuredOutputs(regex="aaaaa"))
+    monkeypatch.setattr(structure, "MAX_SECONDS", 0.01)
+    with pytest.raises(ConfigError, match="it takes more than"):
+        structures.compiled(StructuredOutputs(regex="a"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="need the package outlines-core"):
+        structures.compiled(StructuredOutputs(regex="aa"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, runs, release = structure.Structures._run, 0, threading.Event()
+
+    def run(self: structure.Structures, *args: Any) -> dict[str, Any]:
+        nonlocal runs
+        runs += 1
+        assert release.wait(60)
+        if fails:
+            raise ConfigError("it is too slow")
+        return plain(self, *args)
+
+    monkeypatch.setattr(structure.Structures, "_run", run)
+    structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(structures.compiled, form) for _ in range(8)]
+        release.set()
+        errors = [each.exception() for each in asked]
+    if fails:
+        assert {str(error) for error in errors} == {"it is too slow"}
+        with pytest.raises(ConfigError, match="too slow"):
+            structures.compiled(form)
+    else:
+        assert {id(each.result()) for each in asked} == {id(structures.compiled(form))}
+    assert structures.keeps(form)
+    assert runs == 1
+    assert not structures._making
+
+
+def test_what_failed_as_the_machine_was_busy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
+
+    def late(*_: Any, **__: Any) -> None:
+        raise subprocess.TimeoutExpired("compile", 40)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", late)
+        with pytest.raises(ConfigError, match="try again later"):
+            structures.compiled(form)
+    assert structures.compiled(form) is structures.compiled(form)
+
+
+def test_a_tokenizer_that_joins_words_is_refused() -> None:
+    words = LLM("bundled-transit", dtype="float32", device="cpu")
+    with pytest.raises(ConfigError, match="texts of their own, and this model's has not: its decoder is none"):
+        words.constraint({"choice": ["abbey"]})
+
+
+def test_the_bytes_of_bytewise_tokens() -> None:
+    found = token_bytes(BYTES._backend, BYTES.special_ids, 300)
+    assert found[256:] == [None] * 44, "the special token, and ids without one"
+    text = "Grüße, 你好 \U0001f600"
+    assert b"".join(found[token] or b"" for token in BYTES.encode(text)) == text.encode()

@@ -1,0 +1,311 @@
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from remask.checkpoint.presets import preset
+from remask.errors import CheckpointError, UnknownNameError
+from remask.families import DREAM as DREAM_FAMILY
+from remask.families import FAMILIES, Family, family_of
+from remask.families import GIDD as GIDD_FAMILY
+from remask.families import LLADA as LLADA_FAMILY
+from remask.families import SDAR as SDAR_FAMILY
+from remask.families.family import Factors
+from remask.model.config import ModelConfig
+from remask.model.weights import empty_weights
+from remask.request.sampling_params import SamplingDefaults
+from remask.sampling.noise import Noise
+from tests.checkpoint.checkpoints import DREAM, FAST_DLLM_V2, GIDD, LLADA, LLADA2, LLADA_MOE, SDAR, SDAR_MOE
+
+LLADA_8B = LLADA | {
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "n_layers": 32,
+    "mlp_hidden_size": 12288,
+    "vocab_size": 126464,
+    "embedding_size": 126464,
+    "max_sequence_length": 4096,
+    "mask_token_id": 126336,
+    "eos_token_id": 126081,
+}
+
+DREAM_7B = DREAM | {
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 28,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "sliding_window": 131072,
+    "mask_token_id": 151666,
+    "eos_token_id": 151643,
+}
+
+
+RAW = {
+    "llada": LLADA,
+    "dream": DREAM,
+    "gidd": GIDD,
+    "sdar": SDAR,
+    "fast-dllm-v2": FAST_DLLM_V2,
+    "llada-moe": LLADA_MOE,
+    "llada2": LLADA2,
+    "sdar-moe": SDAR_MOE,
+}
+
+GIDD_3B = GIDD | {
+    "hidden_size": 3072,
+    "num_attention_heads": 24,
+    "head_dim": 128,
+    "num_hidden_layers": 19,
+    "intermediate_size": 12288,
+    "vocab_size": 131072,
+    "max_position_embeddings": 2048,
+}
+
+SDAR_4B = SDAR | {
+    "hidden_size": 2560,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 36,
+    "intermediate_size": 9728,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "mask_token_id": 151669,
+    "eos_token_id": 151643,
+}
+
+
+def test_published_configurations_map_to_their_presets() -> None:
+    assert LLADA_FAMILY.config(LLADA_8B) == preset("llada-8b") == preset("llada-1.5")
+    assert DREAM_FAMILY.config(DREAM_7B) == preset("dream-7b") == preset("diffucoder-7b")
+    assert GIDD_FAMILY.config(GIDD_3B) == preset("gidd-unif-3b")
+    assert SDAR_FAMILY.config(SDAR_4B) == preset("sdar-4b")
+
+
+def test_every_key_of_a_small_configuration_arrives() -> None:
+    assert LLADA_FAMILY.config(LLADA | {"weight_tying": True}) == ModelConfig(
+        family="llada", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,
+        rope_theta=500000.0, norm_eps=1e-5, mask_id=39, stop_ids=(38,), qkv_bias=False, tied=True, shift=0,
+        rope_float32=True,
+    )  # fmt: skip
+    assert DREAM_FAMILY.config(DREAM) == ModelConfig(
+        family="dream", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,
+        rope_theta=1e6, norm_eps=1e-6, mask_id=39, stop_ids=(38,), qkv_bias=True, tied=False, shift=1,
+        sampling=SamplingDefaults("entropy", time_schedule=True),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", [LLADA, DREAM])
+def test_the_turn_end_stops_only_in_the_published_vocabulary(raw: dict[str, Any]) -> None:
+    assert family_of(raw).config(raw).stop_ids == (38,)
+    assert family_of(raw).config(raw | {"eos_token_id": [7, 38, 7]}).stop_ids == (7, 38)
+    assert family_of(raw).config(raw | {"eos_token_id": None}).stop_ids == ()
+
+
+def test_the_embedding_may_have_more_rows_than_words() -> None:
+    assert LLADA_FAMILY.config(LLADA | {"embedding_size": 64}).vocab == 64
+    assert LLADA_FAMILY.config(LLADA | {"embedding_size": None}).vocab == 40
+    with pytest.raises(CheckpointError, match=r"'embedding_size' is 39.*at least 'vocab_size' = 40"):
+        LLADA_FAMILY.config(LLADA | {"embedding_size": 39})
+
+
+def test_absent_key_heads_are_as_many_as_heads() -> None:
+    assert LLADA_FAMILY.config(LLADA | {"n_kv_heads": None}).kv_heads == 4
+    assert LLADA_FAMILY.config(LLADA | {"n_kv_heads": 1, "multi_query_attention": True}).kv_heads == 1
+    with pytest.raises(CheckpointError, match="'n_kv_heads' is 2"):
+        LLADA_FAMILY.config(LLADA | {"multi_query_attention": True})
+    without = {key: value for key, value in DREAM.items() if key != "num_key_value_heads"}
+    assert DREAM_FAMILY.config(without).kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("raw", "key", "value"),
+    [
+        (LLADA, "alibi", True),
+        (LLADA, "layer_norm_type", "default"),
+        (LLADA, "block_type", "sequential"),
+        (LLADA, "activation_type", "swiglu"),
+        (LLADA, "rope", False),
+        (LLADA, "include_bias", True),
+        (LLADA, "include_qkv_bias", True),
+        (LLADA, "bias_for_layer_norm", True),
+        (LLADA, "attention_layer_norm", True),
+        (LLADA, "scale_logits", True),
+        (LLADA, "input_emb_norm", True),
+        (LLADA, "layer_norm_with_affine", False),
+        (LLADA, "block_group_size", 2),
+        (LLADA, "clip_qkv", 8.0),
+        (LLADA, "rope_scaling", {"type": "linear", "factor": 2}),
+        (LLADA, "n_heads", 3),
+        (LLADA, "n_kv_heads", 3),
+        (LLADA, "n_layers", 0),
+        (LLADA, "n_layers", True),
+        (LLADA, "n_layers", "2"),
+        (LLADA, "rope_theta", float("nan")),
+        (LLADA, "rms_norm_eps", -1.0),
+        (LLADA, "mask_token_id", 40),
+        (LLADA, "eos_token_id", [1, 40]),
+        (LLADA, "eos_token_id", "</s>"),
+        (LLADA, "weight_tying", "no"),
+        (DREAM, "hidden_act", "gelu"),
+        (DREAM, "use_sliding_window", True),
+        (DREAM, "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        (DREAM, "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e6}),
+        (DREAM, "num_attention_heads", 16),
+        (DREAM, "mask_token_id", -1),
+        (GIDD, "head_dim", 8),
+        (GIDD, "num_attention_heads", 3),
+        (GIDD, "noise_type", "uniform"),
+        (GIDD, "min_log_snr", float("inf")),
+        (GIDD, "attn_soft_cap", -30.0),
+        (GIDD, "use_qk_norm", 1),
+        (GIDD, "attention_bias", "yes"),
+        (GIDD, "mask_token_id", 40),
+        (GIDD, "eos_token_id", [1, -1]),
+        (SDAR, "hidden_act", "gelu"),
+        (SDAR, "attention_bias", True),
+        (SDAR, "use_sliding_window", True),
+        (SDAR, "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        (SDAR, "num_key_value_heads", 3),
+        (SDAR, "head_dim", 1),
+        (SDAR, "block_size", 0),
+        (SDAR, "mask_token_id", 40),
+    ],
+)
+def test_what_the_transformer_cannot_do_is_refused_by_key_and_value(raw: dict[str, Any], key: str, value: Any) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        family_of(raw).config(raw | {key: value})
+    message = str(caught.value)
+    assert f"{key!r} is {json.dumps(value)}" in message
+    assert "supported: " in message
+
+
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [(LLADA, key) for key in LLADA if key not in ("model_type", "architectures", "auto_map", "embedding_size")]
+    + [(raw, key) for raw in (DREAM, GIDD, SDAR) for key in raw],
+)
+def test_a_missing_key_is_named_or_has_a_documented_meaning(raw: dict[str, Any], key: str) -> None:
+    family = family_of(raw)
+    without = {other: value for other, value in raw.items() if other != key}
+    optional = {"model_type", "architectures", "auto_map", "eos_token_id", "n_kv_heads", "num_key_value_heads"}
+    optional |= {"hidden_act", "rope_scaling", "sliding_window", "use_sliding_window", "tie_word_embeddings"}
+    optional |= {"block_size", "attention_bias"} if raw is SDAR else {"attn_soft_cap"}
+    # Read by what multiplies the weights, not by what shapes the model; SDAR's heads have a width of their own.
+    factors = {"resid_scale", "head_scaling", "weight_scaling"}
+    optional |= {"head_dim"} if raw is GIDD else set()
+    if key in factors:
+        with pytest.raises(CheckpointError, match=f"the key '{key}' is missing; supported: "):
+            family.factors(without)
+    elif key in optional:
+        assert family.config(without).layers == 2
+    else:
+        with pytest.raises(CheckpointError, match=f"the key '{key}' is missing; supported: "):
+            family.config(without)
+
+
+def test_newer_files_keep_the_rotary_base_elsewhere() -> None:
+    moved = {key: value for key, value in DREAM.items() if key != "rope_theta"}
+    nested = {"rope_type": "default", "rope_theta": 1e6}
+    assert DREAM_FAMILY.config(moved | {"rope_parameters": nested}).rope_theta == 1e6
+    with pytest.raises(CheckpointError, match=r"rope_parameters.*'rope_theta' is missing"):
+        DREAM_FAMILY.config(moved | {"rope_parameters": {"rope_type": "default"}})
+
+
+def test_fast_dllm_v2_is_block_causal_and_shifted() -> None:
+    config = family_of(FAST_DLLM_V2).config(FAST_DLLM_V2)
+    assert (config.kind, config.shift, config.qkv_bias, config.block_length) == ("block_causal", 1, True, 8)
+    published = {key: value for key, value in FAST_DLLM_V2.items() if key not in ("bd_size", "mask_token_id")}
+    config = family_of(published).config(published | {"vocab_size": 152064})
+    assert (config.block_length, config.mask_id, config.stop_ids) == (32, 151665, (38, 151645))
+
+
+def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
+    assert family_of({"model_type": "dream"}) is DREAM_FAMILY
+    assert family_of({"architectures": ["LLaDAModelLM"]}) is LLADA_FAMILY
+    with pytest.raises(
+        UnknownNameError,
+        match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, Fast_dLLM_Qwen, gidd",
+    ):
+        family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
+    with pytest.raises(
+        UnknownNameError,
+        match=r"'BertModel'.*Available: DreamModel, Fast_dLLM",
+    ):
+        family_of({"architectures": ["BertModel"]})
+    neither: list[dict[str, Any]] = [{}, {"model_type": 3}, {"architectures": []}]
+    for raw in neither:
+        with pytest.raises(CheckpointError, match="Supported model types: llada, Dream"):
+            family_of(raw)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("tied", [False, True])
+def test_slots_fill_every_weight_exactly_once(family: Family, tied: bool) -> None:
+
+    raw = RAW[family.name] | {"weight_tying" if family is LLADA_FAMILY else "tie_word_embeddings": tied}
+    config = family.config(raw)
+    weights = empty_weights(config, torch.float32, torch.device("cpu"))
+    for tensor in weights.tensors():
+        tensor.zero_()
+    slots = family.tensors(config)
+    for slot in slots:
+        assert slot.target(weights).shape == slot.shape
+        slot.target(weights).add_(1)
+    assert all(bool((tensor == 1).all()) for tensor in weights.tensors())
+    assert len({slot.name for slot in slots}) == len(slots)
+    assert sum(slot.target(weights).numel() for slot in slots) == config.parameters
+
+
+def test_every_key_of_the_newer_families_arrives() -> None:
+    assert GIDD_FAMILY.config(GIDD) == ModelConfig(
+        family="gidd", layers=2, hidden=16, heads=4, kv_heads=4, head_dim=4, intermediate=24, vocab=40, max_length=64,
+        rope_theta=10000.0, norm_eps=1e-6, mask_id=3, stop_ids=(1,), kind="uniform", qk_norm="whole", sink=True,
+        score_cap=30.0, mlp="relu2", mlp_bias=True, noise=Noise(1000.0, -9.0, 9.0, 40, 3),
+    )  # fmt: skip
+    assert SDAR_FAMILY.config(SDAR) == ModelConfig(
+        family="sdar", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=8, intermediate=24, vocab=40, max_length=64,
+        rope_theta=1e6, norm_eps=1e-6, mask_id=39, stop_ids=(38,), kind="block_causal", qk_norm="head", block_length=4,
+    )  # fmt: skip
+
+
+def test_what_null_means() -> None:
+    gidd = GIDD_FAMILY.config(GIDD | {"mask_token_id": None, "eos_token_id": None, "attn_soft_cap": None})
+    assert (gidd.mask_id, gidd.stop_ids, gidd.score_cap) == (3, (1,), None)
+    assert GIDD_FAMILY.config(GIDD | {"attn_soft_cap": 0}).score_cap is None
+    other = GIDD_FAMILY.config(GIDD | {"mask_token_id": 7, "eos_token_id": [5, 6]})
+    assert (other.mask_id, other.stop_ids, other.noise) == (7, (5, 6), Noise(1000.0, -9.0, 9.0, 40, 7))
+    assert SDAR_FAMILY.config(SDAR | {"block_size": None}).block_length is None
+
+
+def test_an_assistant_turn_ends_an_answer_of_the_published_vocabulary_alone() -> None:
+    assert SDAR_FAMILY.config(SDAR_4B).stop_ids == (151643, 151645)
+    assert SDAR_FAMILY.config(SDAR | {"eos_token_id": [7, 38, 7]}).stop_ids == (7, 38)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_scaling": "fan-in"}, '\'weight_scaling\' is "fan-in"; supported: "fan_in", "fan_out" or a positive'),
+        ({"weight_scaling": 0}, "'weight_scaling' is 0"),
+        ({"resid_scale": "4"}, "'resid_scale' is"),
+        ({"head_scaling": -1.0}, "'head_scaling' is -1.0"),
+    ],
+)
+def test_bad_factors(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        GIDD_FAMILY.factors(GIDD | change)
+
+
+def test_factors() -> None:
+    plain = GIDD_FAMILY.factors(GIDD)
+    assert plain == Factors(linear=1.0, residual=4.0 / 2, head=0.5, gain=1.0)
+    assert GIDD_FAMILY.factors(GIDD | {"tie_word_embeddings": True, "head_scaling": None}).head == 1.0
+    assert SDAR_FAMILY.factors(SDAR) == Factors()
+    for linear, expected in (("fan_in", 0.5), ("fan_out", 0.25), (0.3, 0.3)):
+        assert GIDD_FAMILY.factors(GIDD | {"weight_scaling": linear}).of((16, 4)) == expected

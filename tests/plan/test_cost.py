@@ -1,0 +1,212 @@
+"""FLOPs and bytes of plans, against counts made by hand and against a count row by row."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.plan.cost import NOTHING, OPERATIONS, FeedForward, OperationCost, Widths
+from remask.plan.pass_cost import CostMeter, ExecutedPlan, pass_cost
+from remask.plan.plan import Plan, PrefixHit
+from remask.plan.spans import Mask, Span, TopRho
+from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, Reuse
+from remask.policies.block import BlockDual
+from remask.policies.dllm import DllmCache
+from remask.policies.elastic import Watch
+from tests.policies.views import Walk
+
+D, Q, K, UP, F, V, ITEM = 8, 12, 4, 20, 10, 50, 2
+FEED = FeedForward(UP, F)
+WIDTHS = Widths(hidden=D, queries=Q, keys=K, feeds=(FEED,) * 2, vocab=V, sink=False, item=ITEM)
+T = 6
+ALL = np.ones(T, dtype=np.bool_)
+
+
+def rows(*positions: int) -> Mask:
+    out = np.zeros(T, dtype=np.bool_)
+    out[list(positions)] = True
+    return out
+
+
+def plan_of(*spans: Span, predict: Mask | None = None) -> Plan:
+    return Plan(spans, predict=rows() if predict is None else predict)
+
+
+def test_a_full_pass() -> None:
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(2), ALL), predict=rows(3, 4)))])
+    assert cost.repeated == 0
+    assert cost.operations == {
+        "projections": OperationCost(
+            flops=2 * 2 * T * D * (2 * Q + 2 * K),
+            weights=ITEM * 2 * D * (2 * Q + 2 * K),
+            kv_written=ITEM * 2 * T * 2 * K,
+            activations=ITEM * 2 * T * (2 * D + 2 * Q),
+        ),
+        "attention": OperationCost(
+            flops=2 * 4 * T * T * Q, kv_read=ITEM * 2 * T * 2 * K, activations=ITEM * 2 * T * 2 * Q
+        ),
+        "mlp": OperationCost(
+            flops=2 * 2 * T * D * (UP + F), weights=ITEM * 2 * D * (UP + F), activations=ITEM * 2 * T * (2 * D + UP + F)
+        ),
+        "head": OperationCost(flops=2 * 2 * D * V, weights=ITEM * D * V, activations=ITEM * 2 * (D + V)),
+        "selection": OperationCost(),
+        "watch": OperationCost(),
+    }
+    total = cost.total
+    assert total.flops == sum(cost.operations[name].flops for name in OPERATIONS)
+    assert total.bytes == sum(cost.operations[name].bytes for name in OPERATIONS)
+    assert cost.intensity == total.flops / total.bytes
+
+
+def test_weights_are_read_once_however_many_canvases_pass() -> None:
+    one = ExecutedPlan(plan_of(Span(range(2), rows(5)), predict=rows(5)))
+    alone, both = pass_cost(WIDTHS, [one]), pass_cost(WIDTHS, [one, one])
+    assert both.total == replace(alone.total + alone.total, weights=alone.total.weights)
+
+
+def test_without_rows_there_is_no_cost() -> None:
+    empty = plan_of(Span(range(1), rows()), Span(range(1, 2), rows()))
+    assert pass_cost(WIDTHS, [ExecutedPlan(empty)]) == pass_cost(WIDTHS, []) == NOTHING
+    assert NOTHING.intensity == 0
+
+
+def test_a_layer_without_rows_reads_no_weights() -> None:
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(1), ALL), Span(range(1, 2), rows())))])
+    assert cost.total.weights == ITEM * D * (2 * Q + 2 * K + UP + F)
+
+
+def test_rows_that_see_a_part_attend_to_that_part() -> None:
+    sees = np.array([2, 2, 4, 4, 6, 6])
+    plan = replace(plan_of(Span(range(2), rows(1, 2))), sees=sees)
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan)]).operations["attention"]
+    assert cost.flops == 2 * 4 * (2 + 4) * Q
+    assert cost.kv_read == ITEM * 2 * 4 * 2 * K
+
+
+def test_a_sink_is_a_key_whose_value_is_added() -> None:
+    passed = ExecutedPlan(plan_of(Span(range(2), rows(0, 1, 2))))
+    plain, sunk = (pass_cost(replace(WIDTHS, sink=sink), [passed]).operations["attention"] for sink in (False, True))
+    assert sunk.flops - plain.flops == 2 * 2 * 3 * Q
+    assert sunk.weights - plain.weights == ITEM * 2 * 2 * K
+
+
+def test_looked_at_rows_project_one_side_and_chosen_ones_the_rest() -> None:
+    live = rows(2, 3, 4, 5)
+    span = Span(range(1), live, pick=TopRho(rows(3, 4, 5), 1), held=rows(2))
+    cost = pass_cost(replace(WIDTHS, feeds=(FEED,) * 1), [ExecutedPlan(plan_of(span), outputs=True)])
+    projections, selection = cost.operations["projections"], cost.operations["selection"]
+    assert selection == OperationCost(
+        flops=2 * D * 3 * K,
+        weights=ITEM * D * K,
+        kv_read=ITEM * 3 * K,
+        kv_written=ITEM * 3 * K,
+        activations=ITEM * 3 * D,
+    ), "V of three rows"
+    assert projections.flops == 2 * D * (2 * Q + K), "Q, K and output of one"
+    assert cost.repeated == 2 * D * K, "V of the chosen row again"
+    assert projections.kv_written == ITEM * K
+    assert projections.states == ITEM * D * 2 * 4, "one row leaves its outputs, three add theirs"
+    assert cost.operations["attention"].flops == 4 * T * Q
+
+
+def test_frozen_rows_need_no_keys() -> None:
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(2), ALL, frozen=rows(0, 1))))])
+    full = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(2), ALL)))])
+    assert full.total.flops - cost.total.flops == 2 * 2 * 2 * D * 2 * K
+    assert cost.repeated == 0
+    assert cost.operations["projections"].kv_written == ITEM * 2 * (T - 2) * 2 * K
+
+
+def test_states_that_are_kept_and_restored_move_once() -> None:
+    deep = Span(range(1, 2), ALL, save=rows(4, 5))
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(1), rows(3, 4, 5)), deep))])
+    assert cost.total.states == ITEM * D * (3 + 2), "three rows rejoin, two are kept"
+
+
+@pytest.mark.parametrize("hit", [PrefixHit(3, 1), PrefixHit(3, 0, 1)], ids=str)
+def test_a_shared_prefix_is_read_once_where_it_is_lent(hit: PrefixHit) -> None:
+    plan = plan_of(Span(range(2), rows(4, 5)))
+    together = [ExecutedPlan(plan, hit, sharing=7)] * 3
+    apart = [ExecutedPlan(plan, hit, sharing=number) for number in range(3)]
+    reads = [pass_cost(WIDTHS, canvases).operations["attention"].kv_read for canvases in (together, apart)]
+    assert reads == [ITEM * 2 * K * (3 + 3 * 3 + 3 * T), ITEM * 2 * K * (3 * T + 3 * T)]
+    assert pass_cost(WIDTHS, together).total.flops == pass_cost(WIDTHS, apart).total.flops
+
+
+def test_watching_projects_queries_and_scores_again() -> None:
+    spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
+    widths, score = replace(WIDTHS, feeds=(FEED,) * 3), 2 * Q * (D + T)
+    first = Plan(tuple(spans), predict=rows(4), hook=Watch(rows(4, 5), ALL, 0.9, rows()))
+    later = Plan(tuple(spans), predict=rows(4), hook=Watch(rows(4, 5), ALL, 0.9, rows(0, 2, 3)))
+    assert isinstance(later.hook, Watch)
+    refreshed = later.hook.refresh(later, 1)
+    costs = [pass_cost(widths, [ExecutedPlan(plan)]).operations["watch"] for plan in (first, later, refreshed)]
+    assert costs[0].flops == 3 * 2 * score, "three layers, and the window"
+    assert costs[1].flops == (3 * 2 + 2 * 2 * 3) * score, "and what is tracked, before and after all but the last"
+    assert costs[2].flops == (3 * 2 + 2 * 1 * 3) * score, "nothing is compared where all is computed anew"
+    assert [cost.weights for cost in costs] == [layers * ITEM * D * Q for layers in (3, 5, 4)]
+    assert [cost.kv_read for cost in costs] == [layers * ITEM * T * K for layers in (3, 5, 4)]
+
+
+POLICIES: list[CachePolicy] = [
+    Dense(),
+    BlockDual(),
+    DkvDecode(3),
+    DllmCache(2, 3, 0.5, select="random"),
+    DllmCache(3, 4, 0.5),
+    DllmCache(100, 4, 0.0),
+    BiCache(DkvDecode(2), 1),
+    Reuse(),
+]
+
+
+@given(st.sampled_from(POLICIES), st.integers(1, 3), st.integers(0, 9))
+def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, seed: int) -> None:
+    walk = Walk(layers=layers, prompt=3, block_length=4, seed=seed)
+    widths, meter = replace(WIDTHS, feeds=(FEED,) * layers), CostMeter(replace(WIDTHS, feeds=(FEED,) * layers))
+    flops = dict.fromkeys(OPERATIONS, 0)
+    for view in walk.views():
+        plan = policy.plan(view)
+        meter.note([ExecutedPlan(plan)])
+        assert meter.last == pass_cost(widths, [ExecutedPlan(plan)])
+        for layer in range(layers):
+            span = next(span for span in plan.spans if layer in span.layers)
+            chosen = 0 if span.pick is None else span.pick.count
+            for position in range(walk.length):
+                looked = span.pick is not None and span.pick.among[position]
+                full = span.rows[position] and not looked and not (span.held is not None and span.held[position])
+                flops["selection"] += 2 * D * K * bool(looked)
+                flops["projections"] += 2 * D * (2 * Q + 2 * K) * full
+                flops["attention"] += 4 * Q * walk.length * full
+                flops["mlp"] += 2 * D * (UP + F) * full
+            flops["projections"] += 2 * D * (2 * Q + K) * chosen
+            flops["attention"] += 4 * Q * walk.length * chosen
+            flops["mlp"] += 2 * D * (UP + F) * chosen
+        flops["head"] += 2 * D * V * int(plan.predict.sum())
+    assert {name: meter.total.operations[name].flops for name in OPERATIONS} == flops
+    assert meter.passes == len(walk.moved)
+
+
+EXPERTS = FeedForward(up=6, intermediate=3, experts=16, active=2, expert_up=8, expert_intermediate=4)
+
+
+def test_a_row_pays_for_its_own_experts_and_the_pass_reads_what_its_rows_may_choose() -> None:
+    widths = replace(WIDTHS, feeds=(FEED, EXPERTS))
+    some = plan_of(Span(range(2), rows(1, 2, 5)))
+    cost = pass_cost(widths, [ExecutedPlan(some)]).operations["mlp"]
+    per_row = 16 + 6 + 3 + 2 * (8 + 4)
+    assert cost.flops == 2 * 3 * D * (UP + F + per_row)
+    assert cost.weights == ITEM * D * (UP + F + 16 + 6 + 3 + 3 * 2 * (8 + 4)), "three rows choose six experts at most"
+    # The router reads a row and leaves 16 scores; the shared expert and two others read one and leave one.
+    assert cost.activations == ITEM * 3 * (2 * D + UP + F + D + 3 * 2 * D + per_row)
+    both = pass_cost(widths, [ExecutedPlan(some), ExecutedPlan(plan_of(Span(range(2), ALL)))]).operations["mlp"]
+    assert both.flops == 3 * cost.flops
+    assert both.weights == ITEM * D * (UP + F + 16 + 6 + 3 + 16 * (8 + 4)), "nine rows may choose all of them"
+
+
+def test_layers_without_rows_read_no_experts() -> None:
+    widths = replace(WIDTHS, feeds=(EXPERTS, EXPERTS))
+    cost = pass_cost(widths, [ExecutedPlan(plan_of(Span(range(1), rows(0)), Span(range(1, 2), rows())))])
+    assert cost.operations["mlp"].weights == ITEM * D * (16 + 6 + 3 + 2 * (8 + 4))
