@@ -1,8 +1,8 @@
 """What is read of predicted rows beside their tokens.
 
 A reader is a file, with its check, its device part and its result; `Reader` is the protocol. A request brings
-readers (`Request.readers`), and `remask.readers.own` adds those that follow from its sampling parameters, its template and
-its cache policy.
+readers (`Request.readers`), and `remask.readers.own` adds those that follow from its sampling parameters, its
+template and its cache policy.
 """
 
 from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
