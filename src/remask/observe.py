@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.engine.canvas_state import SlotTable
-from remask.engine.chunks import SidePass
 from remask.engine.engine import Engine
 from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
+from remask.engine.prefix_pass import PrefixPass
 from remask.engine.runner import Items, Runner
 from remask.engine.running import Reads, RunningRequest
 from remask.errors import ConfigError
@@ -328,7 +328,7 @@ class _SectionedRunner(Runner):
         super().__init__(model, pool)
         self.section = section
 
-    def pack(self, items: Items, passes: Sequence[SidePass], first: int = 0) -> StepBatch:
+    def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
         with self.section("packing"):
             return super().pack(items, passes, first)
 

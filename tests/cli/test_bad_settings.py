@@ -68,7 +68,7 @@ CASES = [
     Case("block-dual", {"fill_pass": "separate"}, "use fill_pass='transfer'", model="dream"),
     Case("block-dual", {"fill_pass": "seperate"}, "Did you mean 'separate'?"),
     Case("bicache", {"depth": 7}, "depth=7 exceeds the model's 6 layers; use 0 to 6"),
-    Case("bicache", {"depth": -1}, "depth must be a number of layers >= 0, 'table' or 'online', got -1"),
+    Case("bicache", {"depth": -1}, "depth must be a number of layers >= 0 or 'table', got -1"),
     Case("bicache", {"depth": 1, "boundary": "kept"}, "Unknown boundary 'kept'. Available: recomputed, stored"),
     Case("bicache+reuse", {"depth": 1}, "both own the shared prefix"),
     Case("bicache+bicache", {"depth": 1}, "name bicache once"),

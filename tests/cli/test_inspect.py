@@ -96,19 +96,6 @@ def test_nested_prefixes_are_a_tree(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "(held by 2)" in tree[0]
 
 
-def test_what_audits_found_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "requests.jsonl"
-    settings = {"cache": "bicache", "cache_config": {"depth": "online", "tau": -1}}
-    asked = [
-        {"prompt_token_ids": [*range(12), 50 + n], "prefix_length": 12, "sampling": {"max_tokens": 7}, **settings}
-        for n in range(3)
-    ]
-    file.write_text("\n".join(map(json.dumps, asked)) + "\n")
-    model = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32"]
-    assert main(["--quiet", "inspect", "store", "--input", str(file), *model]) == 0
-    assert "ratio 60 %: depth 2 at tau -1, 2 audits, 3 requests" in capsys.readouterr().out
-
-
 def test_unused_slots_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = {"prompt_token_ids": [1, 2], "sampling": {"max_tokens": 2, "ignore_eos": True}}
     assert inspect(tmp_path, [short], "--json") == 0

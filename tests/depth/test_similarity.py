@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from remask.depth.similarity import Measure, PrefixProbe, token_cosine
+from remask.depth.similarity import Measure, PrefixProbe, flat_cosine, joint_cosine, token_cosine
 from remask.errors import ConfigError
-from remask.model.similarity import flat_cosine, joint_cosine
 from tests import goldens
 from tests.depth.models import loaded, transformer
 from tests.oracles import dense

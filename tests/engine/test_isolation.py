@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState
-from remask.engine.chunks import SidePass
 from remask.engine.engine import Engine
+from remask.engine.prefix_pass import PrefixPass
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest
@@ -91,7 +91,7 @@ def breaks_decoder(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 def breaks_pack(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     pack = engine.runner.pack
 
-    def packed(items: Items, passes: Sequence[SidePass], first: int = 0) -> Any:
+    def packed(items: Items, passes: Sequence[PrefixPass], first: int = 0) -> Any:
         late = any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
         return defect() if late else pack(items, passes, first)
 
@@ -105,7 +105,7 @@ def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "
     layers = {id(weights): number for number, weights in enumerate(model.weights.layers)}
     among = False
 
-    def ran(items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
+    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
         nonlocal among
         among = any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
         return run_pass(items, passes)
@@ -211,7 +211,7 @@ def test_a_prefix_pass_that_fails_ends_those_that_wait_for_it(broken: str, monke
     engine = make_engine(max_num_seqs=8)
     whole = getattr(engine.runner, broken)
 
-    def act(items: Items, passes: Sequence[SidePass], *rest: Any) -> Any:
+    def act(items: Items, passes: Sequence[PrefixPass], *rest: Any) -> Any:
         return defect() if any(work.entry.tokens[0] == BAD for work in passes) else whole(items, passes, *rest)
 
     bad = [Work(request(f"bad {i}", [BAD, *range(1, 8)], prefix=6), Reuse()) for i in range(2)]
@@ -315,7 +315,7 @@ def test_a_request_that_always_brings_the_engine_down_ends_alone(monkeypatch: py
     engine = make_engine(max_num_seqs=8)
     run_pass = engine.runner.run
 
-    def ran(items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
+    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
         if any(blamed(branch) for branch, _ in items):
             raise torch.OutOfMemoryError("out of memory")
         return run_pass(items, passes)
@@ -393,7 +393,7 @@ def test_a_pass_that_nobody_waits_for_does_not_bring_the_engine_down(monkeypatch
     engine.cancel("gone")
     whole = engine.runner.run
 
-    def ran(items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
+    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
         if passes:
             raise torch.OutOfMemoryError("out of memory")
         return whole(items, passes)

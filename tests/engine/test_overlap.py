@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.engine.chunks import SidePass
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.overlap import next_steps
+from remask.engine.prefix_pass import PrefixPass
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.errors import ConfigError
@@ -253,7 +253,7 @@ def test_a_failure_in_what_does_not_come_to_be_is_none(monkeypatch: pytest.Monke
     engine = queueing()
     whole, last = engine.runner.run, expected.usage.steps
 
-    def run_pass(items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
+    def run_pass(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
         if any(branch.ledger.step == last for branch, _ in items):
             raise ValueError("a pass that nobody asked for")
         return whole(items, passes)
@@ -297,7 +297,7 @@ def test_the_device_fails_in_what_is_queued(monkeypatch: pytest.MonkeyPatch) -> 
     engine = queueing()
     whole = engine.runner.run
 
-    def run_pass(items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
+    def run_pass(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
         if any(branch.ledger.step == 3 for branch, _ in items):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return whole(items, passes)

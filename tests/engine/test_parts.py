@@ -370,7 +370,6 @@ def at(*parts: tuple[int, int], **more: Any) -> Request:
         (at((10, 3)), "segments: start=10 and length=3 end at 13, and the prompt has 12 tokens"),
         (at((12, 1)), "segments: start=12 and length=1 end at 13"),
         (at((0, 4), prefix_length=2), "segments and prefix_length=2 both say what is shared"),
-        (at((0, 4), policy=BiCache(depth="online")), "segments: audits measure prefixes alone"),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from remask.engine.engine import Engine
-from remask.engine.placement import Awaiting, NoRoom, Placement
+from remask.engine.placement import AwaitsPage, NoRoom, Placement
 from remask.engine.request import Request
 from remask.errors import IntegrityError
 from remask.plan.plan import Plan, PrefixHit, View
@@ -120,7 +120,7 @@ def test_a_request_awaits_the_page_that_another_one_computes() -> None:
     assert isinstance(engine.memory.plan(pending), Placement)
     engine._admit()
     before = state(engine)
-    assert engine.memory.plan(pending) is Awaiting.PAGE
+    assert engine.memory.plan(pending) == AwaitsPage()
     assert state(engine) == before
     run(engine, [])
 

@@ -163,14 +163,6 @@ def test_policies_that_share_nothing_are_not_remembered() -> None:
     assert engine.memory.recent.prompts == 0
 
 
-def test_an_online_depth_is_found_for_a_level_that_is_found() -> None:
-    engine = auto()
-    items = [asks(name, SYSTEM, policy=BiCache(depth="online", tau=-1)) for name in "abc"]
-    results = served(engine, *items)
-    assert read(results) == [(0, 0), (20, 0), (20, 20)]
-    assert engine.store.entries[0].depths.describe()[0].requests == 2
-
-
 @FAMILIES
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 8))])
 def test_what_was_read_says_all(family: str, seed: int) -> None:

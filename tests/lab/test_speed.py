@@ -29,7 +29,6 @@ from remask_lab.speed import (
     invariance,
     mixture,
     neighbours,
-    online_depth,
     overhead,
     parts,
     policies,
@@ -293,21 +292,6 @@ def test_within_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert none["right"] == fewer["right"] == often["right"] == seldom["right"] == once["right"] == none["of"] == 3
     assert reuse["right"] == 0
     assert none["row_layers"] > often["row_layers"] > seldom["row_layers"] > once["row_layers"] > reuse["row_layers"]
-
-
-@pytest.mark.thorough
-def test_online_depth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--requests", "4", "--prompts", "1", "--depths", "8", "--intervals", "8"]
-    monkeypatch.setattr(sys, "argv", ["online_depth", *options])
-    online_depth.main()
-    head, _, rest = capsys.readouterr().out.partition("\n}\n")
-    assert json.loads(head + "}")["requests"] == 8
-    none, table, deep, online = map(json.loads, rest.splitlines())
-    assert none["plan"]["accuracy"] == table["plan"]["accuracy"] == deep["lookup"]["accuracy"] == 1
-    assert deep["plan"]["accuracy"] == 0
-    assert online["plan"]["depth"]["1"] < online["lookup"]["depth"]["1"] == 8
-    assert online["audits"] == 6
-    assert online["lookup"]["row_layers"] == deep["lookup"]["row_layers"] < table["lookup"]["row_layers"]
 
 
 @pytest.mark.thorough

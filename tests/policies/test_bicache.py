@@ -71,7 +71,7 @@ def test_at_depth_0_parts_are_refreshed_within_the_request(
 
 def test_when_parts_are_refreshed_within_the_request() -> None:
     parts, table = (range(3),), DepthLookup({90: 2})
-    for policy in (BiCache(depth=table), BiCache(depth="online"), BiCache(depth=0, within_request=True)):
+    for policy in (BiCache(depth=table), BiCache(depth=0, within_request=True)):
         assert policy.within(parts) == WithinRequest(Dense(), parts, 16)
         assert policy.within(()) == Dense()
         assert policy.within(parts).traits.schedule.idle_passes == "all"

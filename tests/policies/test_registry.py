@@ -5,7 +5,7 @@ import pytest
 
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import BiCache, Dense, Reuse, parse, policy_names, settings_of
-from remask.policies.depth_lookup import Audits, DepthLookup
+from remask.policies.depth_lookup import DepthLookup
 from remask.policies.registry import setting_names
 
 TABLE = DepthLookup({50: 3})
@@ -146,9 +146,9 @@ def test_unknown_settings(spec: str, settings: dict[Any, Any], message: str) -> 
         parse(spec, settings, no_table)
 
 
-@pytest.mark.parametrize("depth", [-1, 1.0, "2", "Table", True, None, math.nan, [1]])
+@pytest.mark.parametrize("depth", [-1, 1.0, "2", "Table", "online", True, None, math.nan, [1]])
 def test_bad_depths(depth: Any) -> None:
-    with pytest.raises(ConfigError, match="depth must be a number of layers >= 0, 'table' or 'online'"):
+    with pytest.raises(ConfigError, match="depth must be a number of layers >= 0 or 'table', got "):
         parse("bicache", {"depth": depth}, lambda: TABLE)
 
 
@@ -156,41 +156,12 @@ def test_settings_have_names_whether_they_are_shown_or_not() -> None:
     for spec, hidden in {
         "none": set(),
         "dkv-greedy": {"extent"},
-        "bicache+dkv-decode": {"tau", "audit_interval", "within_request"},
+        "bicache+dkv-decode": {"within_request"},
         "acache+block-dual": {"anchor_interval"},
     }.items():
         policy = parse(spec, {"depth": 2} if "bicache" in spec else {}, no_table)
         assert set(setting_names(spec)) == {*settings_of(policy), *hidden}
         assert len(setting_names(spec)) == len(set(setting_names(spec)))
-
-
-def test_an_online_depth_shows_how_it_is_audited() -> None:
-    policy = parse("bicache", {"depth": "online", "tau": -1}, no_table)
-    assert policy.traits.audits == Audits(-1, 32)
-    assert settings_of(policy) == {
-        "depth": "online",
-        "refresh_interval": 16,
-        "boundary": "stored",
-        "tau": -1,
-        "audit_interval": 32,
-    }
-    assert parse("bicache", settings_of(policy), no_table) == policy
-    assert policy.boundary(1, 1000, 7) == 7
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tau": 1.01}, "tau must be a number from -1 to 1, got 1.01"),
-        ({"tau": math.nan}, "tau must be a number from -1 to 1, got nan"),
-        ({"audit_interval": 0}, "audit_interval must be a whole number from 1 .*, got 0"),
-        ({"depth": 3, "tau": 0.9}, "tau=0.9 is for depth='online'"),
-        ({"depth": "table", "audit_interval": 4}, "audit_interval=4 is for depth='online'"),
-    ],
-)
-def test_audits_that_cannot_be(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse("bicache", {"depth": "online", **settings}, lambda: TABLE)
 
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5, "16", True, math.nan, math.inf, []])

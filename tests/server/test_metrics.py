@@ -98,24 +98,6 @@ def test_work_and_refreshes_of_every_policy(server: Running) -> None:
         assert (now["row_layers_saved_total"] > 0) is (cache != "none")
 
 
-def test_audits_are_counted_and_what_they_found_is_listed(server: Running) -> None:
-    server.client.delete("/v1/cache")
-    before = scrape(server)
-    fields: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "cache_salt": "audited"}
-    for _ in range(3):
-        told = server.ask(0, cache="bicache", cache_config={"depth": "online", "tau": -1}, **fields).json()
-    server.settle()
-    now = {name: value - before[name] for name, value in scrape(server).items()}
-    assert now["depth_audits_total"] == 2, "of the first request and the second"
-    canvas = told["usage"]["prompt_tokens"] + 8
-    assert now["audit_row_layers_total"] == 2 * canvas * 10
-    assert (now["request_prefix_depth_count"], now["request_prefix_depth_sum"]) == (3, 30)
-    (entry,) = server.client.get("/v1/cache").json()["entries"]
-    (found,) = entry["depths"]
-    assert (found["requests"], found["audits"], found["depth"], found["tau"]) == (3, 2, 10, -1)
-    assert len(found["limits"]) == 10
-
-
 def test_the_process_tells_of_itself(server: Running) -> None:
     text = server.client.get("/metrics").text
     found = dict(re.findall(r"^(process_\w+) (\S+)$", text, re.MULTILINE))

@@ -101,9 +101,6 @@ def _tree(stored: Sequence[StoredPart], parent: str | None = None, indent: str =
         if part.parent == parent:
             readers = ", ".join(part.readers) or "nobody"
             yield f"{indent}{part.id}  {part.tokens} tokens, {_table_text(part.table)}: {readers}"
-            for info in part.depths:
-                known = f"depth {info.depth} at tau {info.tau:g}"
-                yield f"{indent}  ratio {info.ratio} %: {known}, {info.audits} audits, {info.requests} requests"
             yield from _tree(stored, part.id, indent + "  ")
 
 

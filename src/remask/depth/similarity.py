@@ -12,12 +12,35 @@ from torch import Tensor
 from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
 from remask.model.pool import Pool
-from remask.model.similarity import flat_cosine, joint_cosine
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
 
 Measure = Literal["flat", "joint", "official"]
 KV: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # K, then V: a tensor [P, kv_heads, Dh] per layer
+
+
+def _flat_products(a: Tensor, b: Tensor) -> Tensor:
+    """Products over all tokens, heads and channels: a b, a a, b b. [P, H, Dh] twice -> float32 [3]."""
+    a, b = a.float().flatten(1), b.float().flatten(1)
+    # Token by token first: one float32 sum over millions of products would lose digits.
+    return torch.stack([torch.linalg.vecdot(x, y).sum() for x, y in ((a, b), (a, a), (b, b))])
+
+
+def joint_cosine(keys: tuple[Tensor, Tensor], values: tuple[Tensor, Tensor]) -> Tensor:
+    """One cosine over K and V as one vector (equation 3 read literally): two pairs [P, H, Dh] twice -> [].
+
+    It weighs K and V by the squares of their norms, where the mean of two cosines weighs them alike.
+    """
+    dot, left, right = _flat_products(*keys) + _flat_products(*values)
+    cosine: Tensor = dot / (left * right).sqrt()
+    return cosine
+
+
+def flat_cosine(a: Tensor, b: Tensor) -> Tensor:
+    """One cosine over all tokens, heads and channels (BiCache section 4.1, equation 3). [P, H, Dh] twice -> []."""
+    dot, left, right = _flat_products(a, b)
+    cosine: Tensor = dot / (left * right).sqrt()
+    return cosine
 
 
 def token_cosine(a: Tensor, b: Tensor) -> Tensor:

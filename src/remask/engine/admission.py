@@ -5,11 +5,10 @@ from collections import Counter
 from remask.engine.lifecycle import Lifecycle
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import AuditPlan, Awaiting, NoRoom, Placement
+from remask.engine.placement import AwaitsPage, NoRoom, Placement
 from remask.engine.prefix_pass import PrefixPass
 from remask.engine.request import Owner
 from remask.engine.running import POLICY
-from remask.store.prefix import Lease
 
 
 class Admission:
@@ -41,17 +40,14 @@ class Admission:
                     return False
                 case Placement():
                     self._begin(pending, decision)
-                case AuditPlan():
-                    passed[pending.request.owner] += 1
-                    self._audit(pending, decision)
-                case Awaiting():
+                case AwaitsPage():
                     passed[pending.request.owner] += 1
             return True
 
     def _has_slot(self, pending: PendingRequest) -> bool:
         """Whether a request may begin beside what runs, if there is memory."""
         running = self._lifecycle.requests()
-        canvases = sum(each.canvases for each in running) + len(self._memory.audits.passes)
+        canvases = sum(each.canvases for each in running)
         if not canvases:
             return True
         # One of them was running when the engine failed.
@@ -68,24 +64,6 @@ class Admission:
             return
         self._lifecycle.begin(running)
         for lease in running.leases:
-            self._bring(lease, running.owner)
-        audit = placement.audit
-        if audit is not None and audit.own is not None:
-            self._lifecycle.add(self._memory.audits.place(pending, audit, awaited=False))
-
-    def _audit(self, pending: PendingRequest, plan: AuditPlan) -> None:
-        """Begin an audit that a waiting request awaits. The request ends with the error where it cannot begin."""
-        audit = self._lifecycle.attempt(
-            pending,
-            lambda: self._memory.audits.place(pending, plan, awaited=True),
-            "the audit of its prefix could not begin",
-        )
-        if audit is not None:
-            self._bring(audit.lease, audit.owner)
-            self._lifecycle.add(audit)
-
-    def _bring(self, lease: Lease, owner: Owner) -> None:
-        """Queue the pass over the entry that was made for this lease, if one was."""
-        work = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, owner)
-        if work is not None:
-            self._lifecycle.add(work)
+            work = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running.owner)
+            if work is not None:
+                self._lifecycle.add(work)

@@ -190,16 +190,10 @@ def plain_table(extent: PageRange) -> SlotTable:
 
 def prefix_canvas(entry: PrefixEntry, layers: int) -> tuple[CanvasState, Plan]:
     """The prefix-only pass of a store entry: its canvas is the prefix alone, and every layer's output is kept."""
-    return whole_canvas(Canvas(entry.tokens, (), 0), entry.extent, layers, entry.states, keep=True)
-
-
-def whole_canvas(
-    canvas: Canvas, extent: PageRange, layers: int, states: Tensor | None, *, keep: bool
-) -> tuple[CanvasState, Plan]:
-    """A pass over a whole canvas that predicts nothing. With `keep` the output of every layer goes into `states`."""
+    canvas = Canvas(entry.tokens, (), 0)
     rows = np.ones(len(canvas), dtype=np.bool_)
-    spans = tuple(Span(range(i, i + 1), rows, save=rows if keep and i else None) for i in range(layers))
-    branch = CanvasState(canvas, Ledger(layers, len(canvas), None), (plain_table(extent),), states=states)
+    spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
+    branch = CanvasState(canvas, Ledger(layers, len(canvas), None), (plain_table(entry.extent),), states=entry.states)
     return branch, Plan(spans=spans, predict=np.zeros(len(canvas), dtype=np.bool_))
 
 

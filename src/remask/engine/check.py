@@ -167,11 +167,6 @@ def _check_segments(request: Request, shape: ModelConfig) -> None:
             f"segments and prefix_length={request.prefix_length} both say what is shared; give one of them (a prefix "
             "is the part at start 0)"
         )
-    if request.policy.traits.audits is not None:
-        raise ConfigError(
-            "segments: audits measure prefixes alone, so depth='online' has no depth for parts; set depth to a number "
-            "of layers or to 'table'"
-        )
     stored_parts(segments, len(request.prompt_token_ids))
 
 

@@ -141,11 +141,6 @@ class Engine:
         Raises `ConfigError` on a request that cannot run.
         """
         self._check_id(request.id)
-        if self.config.batch_invariant and request.policy.traits.audits is not None:
-            raise ConfigError(
-                "depth='online' cannot stand beside batch_invariant: an answer depends on the depth that audits of "
-                "earlier requests found; use a depth table or a number of layers"
-            )
         self.memory.check_kept(request.policy)
         shape, longest = self.model.config, self.max_model_len
         return check_request(request, shape, longest, self.limits, self.decode, self.memory.page_keys)

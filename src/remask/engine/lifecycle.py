@@ -1,14 +1,14 @@
 """Requests from their arrival to their result: who waits, who runs, and how each of them ends."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
-from remask.engine.chunks import SidePass
 from remask.engine.faults import failure, poisons
 from remask.engine.member import Batch, Member
 from remask.engine.memory import Memory
 from remask.engine.observer import Observers
 from remask.engine.pending import PendingRequest
+from remask.engine.prefix_pass import PrefixPass
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest, Scores
@@ -23,7 +23,7 @@ Args = TypeVarTuple("Args")
 
 SETTLING = "its tokens could not be settled"
 PREFIX = "the pass of its shared prefix failed"
-LOST, LOST_AUDIT = "the engine failed while it ran", "the engine failed in its audit"
+LOST = "the engine failed while it ran"
 MAX_STARTS = 2  # of one request, where the engine fails while it runs
 
 
@@ -97,8 +97,8 @@ class Lifecycle:
         self.running.add(member, member.owner, member.canvases)
         self.grown = True
 
-    def leave(self, work: SidePass) -> None:
-        """Let a pass beside those of requests take part no more."""
+    def leave(self, work: PrefixPass) -> None:
+        """Let a prefix-only pass take part no more."""
         self.running.remove(work)
 
     def expire(self, now: float) -> None:
@@ -125,12 +125,11 @@ class Lifecycle:
         return False
 
     def start_over(self, error: Exception) -> None:
-        """Let what ran wait again, as `error` has emptied the memory. What reported something or began too often ends.
+        """Let what ran wait again, as `error` has emptied the memory.
 
-        So do requests that awaited audits too often.
+        What reported something or began too often ends.
         """
-        begun, awaited = self.unfinished(), self.memory.audits.awaited_by
-        awaiting = [pending for pending in self.waiting if any(pending is each for each in awaited)]
+        begun = self.unfinished()
         self.stats.recoveries += 1
         self.running = Scheduler(self.running.limits)
         self.waiting.nobody_holds()
@@ -140,10 +139,6 @@ class Lifecycle:
                 self._report(running.result("error", failure(running.request, error, LOST)))
             else:
                 self.waiting.add(running.pending)
-        for pending in awaiting:
-            pending.starts += 1
-            if pending.starts >= MAX_STARTS:
-                self.end_waiting(pending, "error", failure(pending.request, error, LOST_AUDIT))
 
     def attempt(self, pending: PendingRequest, act: Callable[[], T], what: str) -> T | None:
         """What `act` returns. None where it raised: then `pending` has ended with the error, which `what` describes.
@@ -182,10 +177,6 @@ class Lifecycle:
         self.runner.move(running.claim.moves)
         running.claim.moves.clear()
 
-    def similarity(self, work: SidePass) -> list[float]:
-        """How alike K and V of an entry are on the canvas of `work` and in the store, for each layer."""
-        return self.runner.similarity(work)
-
     def settle(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer what a request's pass predicted, report it, and end the request where its response is complete."""
         if self.guarded(running, SETTLING, self._apply, running, scores):
@@ -210,17 +201,11 @@ class Lifecycle:
         """End a running request with `error`, which `what` describes."""
         self.end(running, "error", failure(running.request, error, what))
 
-    def fail_waiting(self, pending: PendingRequest | None, error: Exception, what: str) -> None:
-        """End a request with `error`, which `what` describes, if there is one and it still waits."""
-        if pending is not None and any(pending is each for each in self.waiting):
-            self.end_waiting(pending, "error", failure(pending.request, error, what))
-
     def fail_readers(self, entry: PrefixEntry, error: Exception) -> None:
-        """End what leases `entry`, which cannot be computed: the requests, then the audits."""
-        for running in _readers(self.requests(), entry):
-            self.fail(running, error, PREFIX)
-        for member in _readers(self.running, entry):
-            member.failed(self, error)
+        """End the requests that lease `entry`, which cannot be computed."""
+        for running in self.requests():
+            if any(lease.entry is entry for lease in running.leases):
+                self.fail(running, error, PREFIX)
 
     def take_events(self) -> list[Event]:
         """What was not reported yet."""
@@ -273,11 +258,3 @@ class Lifecycle:
 def _late(pending: PendingRequest, now: float) -> bool:
     limit = pending.request.deadline_s
     return limit is not None and now - pending.arrived >= limit
-
-
-M = TypeVar("M", bound=Member)
-
-
-def _readers(members: Iterable[M], entry: PrefixEntry) -> list[M]:
-    """Those of `members` that lease `entry`."""
-    return [member for member in members if any(lease.entry is entry for lease in member.leases)]

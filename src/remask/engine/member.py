@@ -1,16 +1,15 @@
-"""What takes part in passes: requests, passes over shared prefixes, and audits."""
+"""What takes part in passes: requests, and passes over shared prefixes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from remask.engine.canvas_state import CanvasState
-from remask.engine.chunks import Loop, SidePass
+from remask.engine.prefix_pass import Loop, PrefixPass
 from remask.engine.request import Owner
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest, Scores
 from remask.plan.plan import Plan
-from remask.store.prefix import Lease
 
 
 class Member(Protocol):
@@ -28,11 +27,6 @@ class Member(Protocol):
     @property
     def canvases(self) -> int:
         """How many canvases it has."""
-        ...
-
-    @property
-    def leases(self) -> Sequence[Lease]:
-        """The stored parts that it reads."""
         ...
 
     @property
@@ -89,7 +83,7 @@ class Batch:
     """What takes part in one pass."""
 
     requests: list[RunningRequest] = field(default_factory=list)
-    passes: list[SidePass] = field(default_factory=list)
+    passes: list[PrefixPass] = field(default_factory=list)
 
     @classmethod
     def of(cls, members: Iterable[Member]) -> "Batch":
@@ -101,7 +95,7 @@ class Batch:
 
     @property
     def members(self) -> list[Member]:
-        """Side passes, then requests."""
+        """Prefix-only passes, then requests."""
         return [*self.passes, *self.requests]
 
     @property

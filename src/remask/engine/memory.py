@@ -15,7 +15,6 @@ from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim, Decision, NoRoom, Placement
 from remask.engine.request import Request
 from remask.engine.running import Record, RunningRequest
-from remask.engine.sharing.audits import AuditPass, Audits
 from remask.engine.sharing.pages import Pages
 from remask.engine.sharing.parts import Parts
 from remask.engine.sharing.prefixes import Prefixes
@@ -71,10 +70,8 @@ class Memory:
             prefix_cover=config.prefix_cover,
             new_states=self.new_states,
         )
-        pieces = config.max_row_layers is not None
-        self.audits = Audits(self.allocator, self.store, self.shape.layers, pieces=pieces)
-        self._prefixes = Prefixes(config, self.shape, self.store, self.audits, self.recent)
-        self._parts = Parts(config, self.shape, self.store, self.audits)
+        self._prefixes = Prefixes(config, self.shape, self.store, self.recent)
+        self._parts = Parts(config, self.shape, self.store)
         self._exact = Pages(self.chain, self.shape.layers)
 
     def reset(self) -> None:
@@ -114,7 +111,7 @@ class Memory:
     def bytes_used(self) -> int:
         """Bytes of the pages in use and of the hidden states held, weights not counted."""
         page = self.allocator.page_size * self.pool.bytes_per_token
-        return self.allocator.used * page + self.store.state_bytes + self.extra_bytes + self.audits.extra_bytes
+        return self.allocator.used * page + self.store.state_bytes + self.extra_bytes
 
     def page_keys(self, request: Request, block: int) -> tuple[int, ...]:
         """Identities of the exact pages that a prompt fills, in blocks of `block` tokens. Any thread may ask for them.
@@ -150,7 +147,6 @@ class Memory:
             self.store.stats.refused += 1
             log.warning("request %s: %s", pending.request.id, placement.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.branches)
-        self.audits.count(placement.audit)
         return running
 
     def _place(self, pending: PendingRequest, placement: Placement, undo: ExitStack) -> RunningRequest:
@@ -205,10 +201,9 @@ class Memory:
         expected = np.zeros_like(self.allocator.references)
         leases: dict[int, int] = {}
         owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
-        holders: list[RunningRequest | AuditPass] = [*requests, *self.audits.passes]
-        for holder in holders:
-            owned += holder.owned
-            for lease in holder.leases:
+        for running in requests:
+            owned += running.owned
+            for lease in running.leases:
                 owned.append(lease.extent)
                 leases[id(lease.entry)] = leases.get(id(lease.entry), 0) + 1
         for extent in owned:

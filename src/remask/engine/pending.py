@@ -26,7 +26,6 @@ class PendingRequest:
         starts: how often it has begun, or brought the engine down before: more than once only where the engine failed.
         begun: whether its beginning has been reported.
         common: leading tokens that an earlier prompt has too; None where the request says itself what is shared.
-        brought: the stored prefix whose pass an audit on its behalf caused, by its key.
     """
 
     request: Request
@@ -39,7 +38,6 @@ class PendingRequest:
     starts: int = 0
     begun: bool = False
     common: int | None = None
-    brought: int | None = None
 
     @property
     def turn(self) -> float:

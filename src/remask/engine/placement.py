@@ -1,14 +1,12 @@
 """Where a request goes in memory, decided before anything is changed."""
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TypeAlias
 
 from remask.engine.canvas_state import Move
 from remask.engine.sharing.publishing import PageSharing
 from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy
-from remask.policies.depth_lookup import Audits
 from remask.store.chain import Page
 from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
@@ -85,25 +83,6 @@ class PagePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditPlan:
-    """A request whose depth audits bound.
-
-    Attributes:
-        entry: the entry of its prefix. None where a prefix-only pass of its own publishes it.
-        asked: number of leading tokens that the request may share.
-        ratio: its prefix ratio in percent, by the tokens that it reads.
-        audits: how it is measured.
-        own: free pages for an audit of its canvas; None where it is not audited.
-    """
-
-    entry: PrefixEntry | None
-    asked: int
-    ratio: int
-    audits: Audits
-    own: PageRange | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Placement:
     """The place of one request: valid until the memory next changes.
 
@@ -114,7 +93,6 @@ class Placement:
         pages: its part in exact sharing of pages, if its policy shares them.
         note: why it reads no shared prefix although it asked for one.
         refused: its prefix is larger than the whole store may be.
-        audit: what audits have to do with its depth, if anything.
     """
 
     policy: CachePolicy
@@ -123,7 +101,6 @@ class Placement:
     pages: PagePlan | None = None
     note: str | None = None
     refused: bool = False
-    audit: AuditPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +118,9 @@ class NoRoom:
     evictable: bool = True
 
 
-class Awaiting(Enum):
-    """What a request waits for: a page that a running request is about to publish, or an audit of its prefix."""
-
-    PAGE = "page"
-    AUDIT = "audit"
+@dataclass(frozen=True, slots=True)
+class AwaitsPage:
+    """A request waits for a page that a running request is about to publish."""
 
 
-Decision: TypeAlias = Placement | AuditPlan | NoRoom | Awaiting
+Decision: TypeAlias = Placement | NoRoom | AwaitsPage

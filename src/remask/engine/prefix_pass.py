@@ -1,19 +1,67 @@
-"""The pass that computes a shared prefix for all requests that lease it."""
+"""The pass that computes a shared prefix for all requests that lease it.
 
-from dataclasses import dataclass
+It runs in pieces of some layers, so that a long prefix does not hold up what runs.
+"""
 
-from remask.engine.canvas_state import prefix_canvas
-from remask.engine.chunks import Loop, SidePass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from remask.engine.canvas_state import CanvasState, Kept, prefix_canvas
 from remask.engine.request import Owner
-from remask.engine.running import Scores
+from remask.engine.running import RequestLoop, Scores
+from remask.engine.stats import EngineStats
+from remask.model.stage import Save, Stage, StepBatch
+from remask.plan.plan import Plan
+from remask.plan.spans import Span
+from remask.store.entry import PrefixEntry
 from remask.store.prefix import Lease, PrefixStore
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class PrefixPass(SidePass):
-    """The prefix-only pass of an entry of `store`, whose hidden states are kept in the entry."""
+class Loop(RequestLoop, Protocol):
+    """What members of passes need of the engine's loop."""
 
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters."""
+        ...
+
+    def leave(self, work: "PrefixPass") -> None:
+        """Take it out of what runs."""
+        ...
+
+    def fail_readers(self, entry: PrefixEntry, error: Exception) -> None:
+        """End the requests that lease `entry`, which cannot be computed."""
+        ...
+
+
+class PassList(Protocol):
+    """Where the prefix-only passes are listed."""
+
+    passes: list["PrefixPass"]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PrefixPass:
+    """The prefix-only pass of an entry of `store`, which runs some layers at a time: a `Member` of passes.
+
+    The hidden states that leave the last layer of a piece are kept in the entry, like every boundary state. The next
+    piece restarts from them, so the pieces compute what one pass would. `done` layers have run, and `offered` more may
+    run in this step. `whole` has a span a layer. It takes the turns of `owner`.
+    """
+
+    entry: PrefixEntry
+    branch: CanvasState
+    whole: Plan
+    owner: Owner
     store: PrefixStore
+    done: int = 0
+    offered: int = 0
+    canvases: int = 1
+    ready: bool = True
+    refreshes: bool = False
 
     @classmethod
     def of(cls, lease: Lease, store: PrefixStore, layers: int, owner: Owner) -> "PrefixPass | None":
@@ -21,23 +69,68 @@ class PrefixPass(SidePass):
         if lease.hit or lease.entry.ready:
             return None
         branch, whole = prefix_canvas(lease.entry, layers)
+        branch.restored = (Kept(0, lease.entry.states),)
         return cls(entry=lease.entry, branch=branch, whole=whole, owner=owner, store=store)
 
     @property
-    def ready(self) -> bool:
-        """Always."""
-        return True
+    def rows(self) -> int:
+        """Positions of its canvas."""
+        return len(self.branch.canvas)
 
     @property
-    def leases(self) -> tuple[Lease, ...]:
-        """None: it writes the entry."""
-        return ()
+    def widest(self) -> int:
+        """Most rows of a piece in any layer: all of them."""
+        return self.rows
+
+    @property
+    def cost(self) -> int:
+        """Row-layers of the next piece."""
+        return self.offered * self.rows
+
+    @property
+    def piece(self) -> range:
+        """The layers of the next piece."""
+        return range(self.done, self.done + self.offered)
+
+    def offer(self, row_layers: int | None) -> int:
+        """Cut the next piece to `row_layers` (None: no limit), but never to less than a layer. Returns its cost."""
+        self.offered = self.whole.layers - self.done
+        if row_layers is not None:
+            self.offered = min(self.offered, max(1, row_layers // self.rows))
+        return self.cost
+
+    def prepare(self, loop: Loop) -> bool:  # noqa: ARG002
+        """See `Member`: there is nothing to plan."""
+        return True
+
+    def enter(self, loop: Loop, batch: PassList) -> None:  # noqa: ARG002
+        """See `Member`."""
+        batch.passes.append(self)
+
+    def join(self, batch: PassList) -> None:
+        """See `Member`."""
+        batch.passes.append(self)
+
+    def items(self) -> Sequence[tuple[CanvasState, Plan]]:
+        """See `Member`."""
+        return ((self.branch, self.plan),)
+
+    @property
+    def plan(self) -> Plan:
+        """The next piece: the whole pass, without live rows outside the piece's layers."""
+        start, stop, layers = self.done, self.done + self.offered, self.whole.layers
+        nothing = np.zeros(self.rows, dtype=np.bool_)
+        # The whole has a span a layer. What the first one would keep is kept already: the rows restart from it.
+        first, *others = self.whole.spans[start:stop]
+        spans = [Span(range(start), nothing), replace(first, save=None), *others, Span(range(stop, layers), nothing)]
+        return self.whole.over(span for span in spans if len(span.layers))
 
     def ran(self, loop: Loop, scores: Scores) -> None:  # noqa: ARG002
-        """See `Member`: once all layers have run the prefix can be read."""
+        """See `Member`: once all layers have run the prefix can be read. It predicts nothing, so no `scores` come."""
         loop.stats.prefix_row_layers += self.cost
-        self.advance()
-        if self.finished:
+        self.done += self.offered
+        self.offered = 0
+        if self.done == self.whole.layers:
             self.store.publish(self.entry)
             loop.stats.prefix_passes += 1
             loop.leave(self)
@@ -47,3 +140,33 @@ class PrefixPass(SidePass):
         loop.leave(self)
         loop.fail_readers(self.entry, error)
         self.store.withdraw(self.entry)
+
+
+def keep_leaving_states(batch: StepBatch, passes: Sequence[PrefixPass]) -> StepBatch:
+    """`batch` with the states kept that leave the pieces of `passes`, and without the stages that have no rows.
+
+    `passes` are the first canvases that were packed, in order. Changes neither argument.
+    """
+    stages: list[Stage] = []
+    for stage in batch.stages:
+        if len(stage.positions):
+            stages.append(stage)
+        saves = _leaving(stage.layers, passes)
+        if saves:
+            end = stage.layers.stop
+            # A stage without layers has the rows of the stage before, and only keeps states.
+            stages.append(replace(stage, layers=range(end, end), carry=None, restore=(), save=saves))
+    return replace(batch, stages=tuple(stages))
+
+
+def _leaving(layers: range, passes: Sequence[PrefixPass]) -> tuple[Save, ...]:
+    """The states to keep of rows that leave `layers`, where pieces end there."""
+    saves, at = [], 0
+    for work in passes:
+        if layers.start not in work.piece:
+            continue
+        rows = slice(at, at + work.rows)
+        at = rows.stop
+        if layers.stop == work.piece.stop < work.whole.layers:
+            saves.append(Save(rows, work.entry.states[layers.stop - 1], slice(None)))
+    return tuple(saves)

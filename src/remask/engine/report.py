@@ -1,7 +1,7 @@
 """Who holds which K/V pages, what is stored in them, and how many of their slots are of use."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -9,7 +9,6 @@ import numpy as np
 from remask.engine.memory import Memory
 from remask.engine.running import RunningRequest
 from remask.store.chain import Page
-from remask.store.depths import DepthInfo
 from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
 
@@ -37,8 +36,7 @@ class Holder:
     """A running request, or a part of the store. Pages are counted once a layer.
 
     Attributes:
-        name: the request's id; "audit 0" and so on for audits; "prefixes" or "pages" for the store's entries and exact
-            pages.
+        name: the request's id; "prefixes" or "pages" for the store's entries and exact pages.
         tokens: positions whose K/V it can read, a layer's worth.
         pages: page-layers that it references.
         shared: those of `pages` that another holder references too.
@@ -64,7 +62,6 @@ class StoredPart:
         tokens: from the first of the canvas to its last, those of its ancestors included.
         readers: ids of the running requests that read it.
         table: its pages.
-        depths: of a prefix what audits found, by class of prefix ratios.
     """
 
     id: str
@@ -72,7 +69,6 @@ class StoredPart:
     tokens: int
     readers: tuple[str, ...]
     table: PageTable
-    depths: tuple[DepthInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +121,6 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         holders.append(_holder(name, tokens, extents, counts, filled, running.record.usage.cached_tokens, tables))
         if detail:
             held[name] = set().union(*map(_pairs, extents))
-    for number, audit in enumerate(memory.audits.passes):
-        name, extents = f"audit {number}", [*audit.owned, *(lease.extent for lease in audit.leases)]
-        tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
-        holders.append(_holder(name, audit.rows, extents, counts, filled, tables=tables))
     prefixes = [entry.extent for entry in memory.store.entries]
     pages = [page.extent for page in memory.chain.pages]
     if prefixes:
@@ -162,8 +154,7 @@ def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, held: Mapping[str,
     for entry in sorted(entries, key=len):
         levels = [each for each in shorter if each.holds(entry.tokens[: len(each)], entry.cache_salt)]
         parent = _hex(levels[-1].key) if levels else None
-        part = _stored(entry.key, parent, len(entry), entry.extent, counts, held)
-        told.append(replace(part, depths=entry.depths.describe()))
+        told.append(_stored(entry.key, parent, len(entry), entry.extent, counts, held))
         shorter.append(entry)
     return told
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.capacity import logit_rows
-from remask.engine.chunks import SidePass, keep_leaving_states
 from remask.engine.pack import Packer
+from remask.engine.prefix_pass import PrefixPass, keep_leaving_states
 from remask.engine.read import read_rows
 from remask.engine.running import Reads, RunningRequest
 from remask.engine.token_buffer import TokenBuffer
@@ -18,7 +18,6 @@ from remask.machine.transfers import Arrival
 from remask.model.graphs import Graphs
 from remask.model.pool import Pool
 from remask.model.runs import send_run
-from remask.model.similarity import flat_products
 from remask.model.stage import Run, Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.plan.plan import Plan
@@ -41,7 +40,7 @@ class Runner:
         self._packer = Packer(model.device, model.arithmetic.invariant, self.token_buffer)
 
     @torch.inference_mode()
-    def run(self, items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
+    def run(self, items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
@@ -86,7 +85,7 @@ class Runner:
         self,
         batch: StepBatch,
         admitted: Items,
-        passes: Sequence[SidePass],
+        passes: Sequence[PrefixPass],
         hooks: Sequence[DeviceHook],
         begun: list[Stage],
         revised: set[int],
@@ -131,7 +130,7 @@ class Runner:
                 branch.ledger.revise(plan)
         return hidden, items
 
-    def pack(self, items: Items, passes: Sequence[SidePass], first: int = 0) -> StepBatch:
+    def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
         batch = self._packer.pack(items, first)
         return keep_leaving_states(batch, passes) if passes else batch
@@ -153,17 +152,6 @@ class Runner:
     def after_layer(self, hooks: Sequence[DeviceHook], layer: int, plans: Sequence[Plan]) -> dict[int, Plan]:
         """What `hooks` change once `layer` has run."""
         return {number: plan for hook in hooks for number, plan in hook.after(layer, plans).items()}
-
-    def similarity(self, work: SidePass) -> list[float]:
-        """How alike a prefix's K and V on the canvas of `work` and in the store are, for each layer, from -1 to 1.
-
-        The mean of one cosine over flattened K and one over flattened V, as `remask profile` measures it. Waits for the
-        device.
-        """
-        slots = work.branch.slots(0)[: len(work.entry)], work.entry.extent.slots()
-        these, those = (send_run(each, self.model.device) for each in slots)
-        found: list[float] = self.model.ranks.everywhere(_similarity, self.model, self.pool, these, those).tolist()
-        return found
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy stored K/V to where canvases need them. The host does not wait."""
@@ -198,14 +186,6 @@ def _run(model: Transformer, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
 @torch.inference_mode()
 def _leave(model: Transformer, h: Tensor, predict: Tensor) -> Tensor:
     return model.leave(h[predict])
-
-
-@torch.inference_mode()
-def _similarity(model: Transformer, pool: Pool, these: Run | Tensor, those: Run | Tensor) -> Tensor:
-    """Float32 [layers]: mean cosine of K and V at the slots `these` and `those`, over the heads of all ranks."""
-    sides = [torch.stack([flat_products(kv[these], kv[those]) for kv in kvs]) for kvs in (pool.k, pool.v)]
-    dot, left, right = model.ranks.sum(torch.stack(sides)).unbind(-1)
-    return (dot / (left * right).sqrt()).clamp(-1, 1).mean(0).cpu()
 
 
 @torch.inference_mode()

@@ -16,8 +16,6 @@ class EngineStats:
     prefix_row_layers: int = 0
     refreshes: int = 0  # passes of requests that filled or renewed what their policies cache
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
-    audits: int = 0  # of shared prefixes
-    audit_row_layers: int = 0
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
     recoveries: int = 0  # times that the engine began again with empty memory
     queued_passes: int = 0  # passes that were queued before the one before them was read

@@ -6,7 +6,6 @@ from typing import Literal, TypeAlias
 
 from remask.checks.kinds import ModelKind
 from remask.plan import Plan, View
-from remask.policies.depth_lookup import Audits
 
 ALWAYS = 1 << 62
 """What `CachePolicy.repeats` answers of a plan that serves until its block is done."""
@@ -75,7 +74,6 @@ class Traits:
             noisy or settled, and of the last pass, they depend on no more, but for the positions that they predict. The
             device then chooses positions where it can, and a plan that repeats may be queued while the pass before it
             runs. False is always right.
-        audits: how the engine measures what a prefix bears, which bounds `CachePolicy.boundary`; None: nothing does.
     """
 
     kinds: tuple[ModelKind, ...] = ("masked",)
@@ -84,7 +82,6 @@ class Traits:
     sharing: Sharing = "prefix"
     reads: Literal["entropy"] | None = None
     by_clock: bool = False
-    audits: Audits | None = None
     copies: bool = False
 
 

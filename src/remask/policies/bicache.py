@@ -9,11 +9,9 @@ from remask.errors import ConfigError
 from remask.plan import Plan, PrefixHit, Span, Spans, View
 from remask.policies.base import CachePolicy, RequestFacts, Traits
 from remask.policies.dense import Dense
-from remask.policies.depth_lookup import Audits, DepthLookup
+from remask.policies.depth_lookup import DepthLookup
 
 BOUNDARIES = ("stored", "recomputed")
-ONLINE = "online"
-_UNSET = {"unset": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +29,21 @@ class BiCache(CachePolicy):
 
     Attributes:
         inner: the policy for everything but the prefix.
-        depth: number of shallow layers, a table that gives it from the prefix ratio, or "online": the most that audits
-            of this prefix allow.
+        depth: number of shallow layers, or a table that gives it from the prefix ratio.
         refresh_interval: R; steps with step % R == 0 refresh. None refreshes at step 0 only.
         boundary_state: "stored" restarts the deep layers from the prefix-only pass (the paper). "recomputed" also runs
             the prefix rows through the shallow layers on refresh steps, against the leased K/V, so that the deep layers
             start from states which have seen the suffix; it costs the whole canvas on those steps.
-        tau, audit_interval: of the audits of an "online" depth, see `Audits`; None elsewhere.
         within_request: at depth 0 the prefix is refreshed every `refresh_interval` steps within the request, in all
-            layers; if not, this is the inner policy there. None: it is where a table or audits say 0, and not where
-            `depth=0` is set, which asks for nothing to be reused.
+            layers; if not, this is the inner policy there. None: it is where a table says 0, and not where `depth=0`
+            is set, which asks for nothing to be reused.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
-    depth: int | DepthLookup | Literal["online"] = 0
+    depth: int | DepthLookup = 0
     refresh_interval: int | None = 16
     boundary_state: Literal["stored", "recomputed"] = field(default="stored", metadata={"setting": "boundary"})
-    tau: float | None = field(default=None, metadata=_UNSET)
-    audit_interval: int | None = field(default=None, metadata=_UNSET)
-    within_request: bool | None = field(default=None, metadata=_UNSET)
+    within_request: bool | None = field(default=None, metadata={"unset": None})
 
     def __post_init__(self) -> None:
         if isinstance(self.inner, BiCache):
@@ -60,23 +54,8 @@ class BiCache(CachePolicy):
                 "other from the request's own; name one of them"
             )
         depth: object = self.depth
-        if depth == ONLINE:
-            usual = Audits()
-            audits = Audits(
-                usual.tau if self.tau is None else self.tau,
-                usual.interval if self.audit_interval is None else self.audit_interval,
-            )
-            object.__setattr__(self, "tau", audits.tau)
-            object.__setattr__(self, "audit_interval", audits.interval)
-        elif not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
-            raise ConfigError(f"depth must be a number of layers >= 0, 'table' or 'online', got {depth!r}")
-        else:
-            for name in ("tau", "audit_interval"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(
-                        f"{name}={getattr(self, name)!r} is for depth='online'; a table has a tau of its own "
-                        "(remask profile --tau): set depth to 'online', or leave it out"
-                    )
+        if not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
+            raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {depth!r}")
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
         one_of("boundary", self.boundary_state, BOUNDARIES)
         if self.within_request is not None:
@@ -90,8 +69,7 @@ class BiCache(CachePolicy):
     @property
     def traits(self) -> Traits:
         """The traits of the inner policy, except that idle passes run, because they may be refreshes."""
-        audits = None if self.tau is None or self.audit_interval is None else Audits(self.tau, self.audit_interval)
-        return replace(_traits(self.inner), audits=audits)
+        return _traits(self.inner)
 
     @property
     def without_prefix(self) -> CachePolicy:
@@ -115,10 +93,9 @@ class BiCache(CachePolicy):
         return self.inner.guides(step)
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
-        """Depth b, from the table or as given, at most `layers`; all of them where audits bound it."""
-        if isinstance(self.depth, DepthLookup):
-            return min(self.depth.depth(prefix, canvas), layers)
-        return layers if isinstance(self.depth, str) else min(self.depth, layers)
+        """Depth b, from the table or as given, at most `layers`."""
+        depth = self.depth.depth(prefix, canvas) if isinstance(self.depth, DepthLookup) else self.depth
+        return min(depth, layers)
 
     def leased_layers(self, boundary: int, layers: int) -> int:
         """With a stored boundary one more than `boundary`: the K/V there are a function of the stored state alone.

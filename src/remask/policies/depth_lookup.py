@@ -1,10 +1,9 @@
-"""How many shallow layers may reuse a shared prefix: a table by prefix ratio, or audits while requests are served."""
+"""How many shallow layers may reuse a shared prefix: a table by prefix ratio."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from remask.checks.values import real, whole
 from remask.errors import ConfigError
 
 
@@ -35,25 +34,3 @@ class DepthLookup:
         """Depth of the largest profiled ratio that is not above this request's; 0 (reuse nothing) below the first."""
         ratio = percent(prefix, canvas)
         return max((b for r, b in self.entries.items() if r <= ratio), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Audits:
-    """How the depth of a shared prefix is measured while requests are served.
-
-    An audit computes a request's canvas at its first step without any cache, and compares the prefix's K and V with
-    those of the store: the similarity of BiCache's profile (section 5.1), for this prefix and this request.
-
-    Attributes:
-        tau: similarity that a layer must exceed, from -1 (any does) to 1 (none does).
-        interval: N; in the long run one in N requests of a prefix and ratio is audited.
-
-    Raises `ConfigError` on values out of range.
-    """
-
-    tau: float = 0.97
-    interval: int = 32
-
-    def __post_init__(self) -> None:
-        real("tau", self.tau, -1, 1)
-        whole("audit_interval", self.interval, low=1)

@@ -237,8 +237,8 @@ class Intake:
     def _table(self) -> DepthLookup:
         if self._lookup is None:
             raise ConfigError(
-                "cache 'bicache' needs a depth table, and this server has none for its model: send cache_config "
-                '{"depth": "online"} or a number of layers, or start the server with --depth-table, or with --cache '
+                "cache 'bicache' needs a depth table, and this server has none for its model: send a number of "
+                'layers, as cache_config {"depth": 2}, or start the server with --depth-table, or with --cache '
                 "bicache, which measures one"
             )
         return self._lookup

@@ -164,12 +164,10 @@ class Metrics:
             ),
             "engine_captured_graphs": ("Graphs that were made.", graphs.captured if graphs is not None else 0),
             "engine_recoveries": ("Times that the engine began again with empty memory.", stats.recoveries),
-            "row_layers_computed": ("Rows times layers computed, prefix passes and audits included.", stats.row_layers),
+            "row_layers_computed": ("Rows times layers computed, prefix passes included.", stats.row_layers),
             "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),
             "prefix_passes": ("Prefix-only passes.", stats.prefix_passes),
             "prefix_row_layers": ("Rows times layers computed in prefix-only passes.", stats.prefix_row_layers),
-            "depth_audits": ("Audits of the depth that shared prefixes bear.", stats.audits),
-            "audit_row_layers": ("Rows times layers computed in audits.", stats.audit_row_layers),
             "refreshes": ("Passes of requests that filled or renewed what their policies cache.", stats.refreshes),
             "prefix_refreshes": ("Passes that computed rows of a leased prefix anew.", stats.prefix_refreshes),
         }

@@ -1,12 +1,11 @@
 """A stored prefix, and its description for an operator."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from remask.store.depths import DepthInfo, PrefixDepths
 from remask.store.pages import PageRange
 
 
@@ -22,7 +21,6 @@ class PrefixEntry:
     leases: int = 0
     hits: int = 0
     cache_salt: str = ""
-    depths: PrefixDepths = field(default_factory=PrefixDepths)  # what audits found; they go with the entry
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -44,7 +42,6 @@ class EntryInfo:
         hits: requests that read it without having run its pass.
         leases: running requests that read it.
         ready: whether its prefix-only pass has run.
-        depths: what audits found, by class of prefix ratios.
     """
 
     id: str
@@ -54,4 +51,3 @@ class EntryInfo:
     hits: int
     leases: int
     ready: bool
-    depths: tuple[DepthInfo, ...] = ()

@@ -101,7 +101,6 @@ class PrefixStore:
                 hits=entry.hits,
                 leases=entry.leases,
                 ready=entry.ready,
-                depths=entry.depths.describe(),
             )
             for entry in self.entries
         )
@@ -140,10 +139,6 @@ class PrefixStore:
         entry.hits += 1
         self._order.used(entry.key)
         return self._lease(entry, layers, hit=True)
-
-    def hold(self, entry: PrefixEntry, layers: int) -> Lease:
-        """Lease an entry to whom it is no hit: to the request that brought it, or to an audit."""
-        return self._lease(entry, layers, hit=False)
 
     def match(self, tokens: Sequence[int], layers: int, cache_salt: str = "") -> Lease | None:
         """`find` and `lend` in one call, for a number of layers that does not depend on the entry."""

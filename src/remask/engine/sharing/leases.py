@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from remask.engine.config import EngineConfig
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import AuditPlan, Decision, LeasePlan, NoRoom, PartPlan, Placement
+from remask.engine.placement import Decision, LeasePlan, NoRoom, PartPlan, Placement
 from remask.engine.request import Request
-from remask.engine.sharing.audits import Audits
 from remask.engine.sharing.way import Shared, reserved
 from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
@@ -21,16 +20,12 @@ class Wish:
 
     Attributes:
         lease: what it would lease.
-        audit: what audits have to do with its depth, where they bound it.
-        unknown: the audit without which nobody knows how deep it may read.
         note: why it leases nothing although it asked to.
         refused: its prefix is larger than the whole store may be.
         kept: the positions that it shares, where its policy reads none of them from the store.
     """
 
     lease: LeasePlan | None = None
-    audit: AuditPlan | None = None
-    unknown: AuditPlan | None = None
     note: str | None = None
     refused: bool = False
     kept: tuple[range, ...] = ()
@@ -39,9 +34,9 @@ class Wish:
 class Leases(ABC):
     """A `Sharing` of whole entries of the store, which are leased for as long as a request runs."""
 
-    def __init__(self, config: EngineConfig, shape: ModelConfig, store: PrefixStore, audits: Audits) -> None:
+    def __init__(self, config: EngineConfig, shape: ModelConfig, store: PrefixStore) -> None:
         """For requests under `config` to a model of `shape`."""
-        self.config, self.shape, self.store, self.audits = config, shape, store, audits
+        self.config, self.shape, self.store = config, shape, store
         self.allocator = store.allocator
 
     @abstractmethod
@@ -52,8 +47,6 @@ class Leases(ABC):
         """See `Sharing`: a place with leases, where they are asked for and the store can hold what is shared."""
         policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
         wish = self.wish(pending)
-        if wish.unknown is not None:
-            return self.audits.plan(pending, wish.unknown)
         lease = wish.lease
         entries = () if lease is None else lease.entries
         # Of what is not read in place the canvas has a copy of its own, so one extent serves all layers.
@@ -70,9 +63,8 @@ class Leases(ABC):
         if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
             return NoRoom(evictable=False)
         own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
-        audit = self.audits.beside(pending, wish.audit, [*wanted, *others])
         chosen = policy if lease else policy.within(wish.kept)
-        return Placement(chosen, own, lease, note=wish.note, refused=wish.refused, audit=audit)
+        return Placement(chosen, own, lease, note=wish.note, refused=wish.refused)
 
     def claim(
         self,
@@ -110,8 +102,6 @@ class Leases(ABC):
             entry = self.store.whole(tokens, request.cache_salt)  # of an equal part before it
         if entry is None:
             return reserved(self.store, tokens, layers, request.cache_salt)
-        if entry.key == pending.brought:
-            return self.store.hold(entry, layers)
         return self.store.lend(entry, layers, tokens)
 
     def _unlease(self, lease: Lease) -> None:

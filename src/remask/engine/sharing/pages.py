@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import Awaiting, Decision, NoRoom, PagePlan, Placement
+from remask.engine.placement import AwaitsPage, Decision, NoRoom, PagePlan, Placement
 from remask.engine.request import Request
 from remask.engine.sharing.publishing import PageSharing
 from remask.engine.sharing.way import Shared
@@ -32,7 +32,7 @@ class Pages:
         """See `Sharing`. A request awaits the next page that it needs, if one computes it."""
         request, block, size = pending.request, pending.decoding.block, self.chain.page_size
         if self.chain.awaited(pending.page_keys):
-            return Awaiting.PAGE
+            return AwaitsPage()
         salt = _salt(request, block)
         pages = tuple(self.chain.find(_whole_blocks(request, block), pending.page_keys, salt))
         own = self.allocator.find([(pending.decoding.length - len(pages) * size, range(self.layers))])

@@ -2,13 +2,11 @@
 
 from remask.engine.config import EngineConfig
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import AuditPlan, LeasePlan, PartPlan
-from remask.engine.sharing.audits import Audits
+from remask.engine.placement import LeasePlan, PartPlan
 from remask.engine.sharing.leases import Leases, Wish
 from remask.model.config import ModelConfig
 from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy
-from remask.policies.depth_lookup import percent
 from remask.store.entry import PrefixEntry
 from remask.store.prefix import PrefixStore
 from remask.store.recent import RecentPrompts
@@ -17,11 +15,9 @@ from remask.store.recent import RecentPrompts
 class Prefixes(Leases):
     """A `Sharing` of prefixes: those that requests name, and those that recent prompts are found to have in common."""
 
-    def __init__(
-        self, config: EngineConfig, shape: ModelConfig, store: PrefixStore, audits: Audits, recent: RecentPrompts
-    ) -> None:
+    def __init__(self, config: EngineConfig, shape: ModelConfig, store: PrefixStore, recent: RecentPrompts) -> None:
         """As `Leases`; `recent` are the prompts of late."""
-        super().__init__(config, shape, store, audits)
+        super().__init__(config, shape, store)
         self.recent = recent
 
     def remember(self, pending: PendingRequest) -> None:
@@ -46,13 +42,11 @@ class Prefixes(Leases):
         entry = self.store.find(request.prompt_token_ids[:prefix], request.cache_salt)
         if entry is not None:
             wish = self._read(policy, entry, prefix, canvas)
-            if wish.lease is not None or wish.unknown is not None or len(entry) == prefix:
+            if wish.lease is not None or len(entry) == prefix:
                 return wish
         if not self.store.fits(prefix):
             note = f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
             return Wish(note=note, refused=True)
-        if (audits := policy.traits.audits) is not None:
-            return Wish(unknown=AuditPlan(None, prefix, percent(prefix, canvas), audits))
         return Wish(_lease(policy, prefix, boundary, shape.layers, prefix, None))
 
     def _asked(self, pending: PendingRequest) -> int:
@@ -69,18 +63,11 @@ class Prefixes(Leases):
     def _read(self, policy: CachePolicy, entry: PrefixEntry, asked: int, canvas: int) -> Wish:
         """What a request under `policy` that asked for `asked` tokens would lease of `entry`."""
         # The boundary depends on the length that is read, not on the length that was asked for.
-        length, audits, audit, note = len(entry), policy.traits.audits, None, None
+        length = len(entry)
         boundary = policy.boundary(length, canvas, self.shape.layers)
-        if audits is not None:
-            audit = AuditPlan(entry, asked, percent(length, canvas), audits)
-            depth = entry.depths.depth(audit.ratio, audits.tau)
-            if depth is None:
-                return Wish(unknown=audit)
-            boundary = min(boundary, depth)
-            note = None if boundary else f"audits of this prefix allow no layer a similarity above tau={audits.tau:g}"
         if not boundary:
-            return Wish(None, audit, note=note, kept=(range(asked),))
-        return Wish(_lease(policy, length, boundary, self.shape.layers, asked, entry), audit, note=note)
+            return Wish(kept=(range(asked),))
+        return Wish(_lease(policy, length, boundary, self.shape.layers, asked, entry))
 
 
 def _lease(

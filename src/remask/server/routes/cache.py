@@ -58,7 +58,6 @@ def _contents(engine: Engine) -> dict[str, Any]:
             "hits": entry.hits,
             "leases": entry.leases,
             "ready": entry.ready,
-            "depths": [asdict(info) for info in entry.depths.describe()],
         }
         for entry in store.entries
     ]
