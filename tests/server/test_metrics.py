@@ -74,6 +74,9 @@ def test_every_number_is_what_it_says() -> None:
         assert now[f"{name}_count"] == 3
         assert now[f"{name}_sum"] > 0
     assert now["request_denoising_steps_sum"] == sum(each["steps"] for each in work)
+    depths = [each["prefix_depth"] for each in work]
+    assert (now["request_prefix_depth_count"], now["request_prefix_depth_sum"]) == (3, sum(depths))
+    assert depths[0] == depths[1] > depths[2] == 0
     assert now["kv_cache_usage_perc"] > 0, "a prefix is stored"
 
 

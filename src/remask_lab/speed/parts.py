@@ -11,18 +11,27 @@ import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from remask import LLM, EngineConfig
+from remask import LLM, EngineConfig, Output
 from remask.engine.request import Request
 from remask.request.segments import Segment
-from remask.tasks.tariff import KINDS, TariffSettings, make_workload, messages
-from remask_lab.speed.asked import Asked, accuracy_by_kind
+from remask.tasks.tariff import KINDS, TariffSettings, is_correct, make_workload, messages
+from remask_lab.records.interval import wilson
 from remask_lab.speed.command import command_parser, print_report, run_command
 
 WORDS = 3
 """Tokens of an order: the title, the name, and what separates it from the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, the kind of its question, and its right answer."""
+
+    request: Request
+    kind: str
+    answer: str
 
 
 def main() -> None:
@@ -72,7 +81,7 @@ def workload(llm: LLM, prompts: int, requests: int, documents: int) -> list[Aske
                 at += WORDS * len(piece)
             name = f"{kind} {len(made)}"
             asked = replace(request, id=name, prefix_length=0, find_prefix=False, segments=segments)
-            made.append(Asked(asked, kind, item.reference, len(made) + 1))
+            made.append(Asked(asked, kind, item.reference))
     return made
 
 
@@ -94,6 +103,17 @@ def measure(llm: LLM, work: Sequence[Asked], cache: str, settings: Mapping[str, 
         "passes_over_parts": engine.stats.prefix_passes,
         "cached_share": round(sum(u.cached_tokens for u in usages) / sum(u.prompt_tokens for u in usages), 3),
     }
+
+
+def accuracy_by_kind(work: Sequence[Asked], found: Mapping[str, Output]) -> dict[str, dict[str, Any]]:
+    """Share of right answers of each kind with its 95 % interval. `found` has the answers by the requests' names."""
+    told = {}
+    for kind in KINDS:
+        own = [each for each in work if each.kind == kind]
+        right = sum(is_correct(found[each.request.id].text or "", each.answer) for each in own)
+        bounds = [round(bound, 3) for bound in wilson(right, len(own))]
+        told[kind] = {"accuracy": round(right / len(own), 3), "interval": bounds}
+    return told
 
 
 def _first(llm: LLM, request: Request, title: str) -> int:
