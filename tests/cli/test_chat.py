@@ -13,8 +13,8 @@ from tests.server.serving import CHATS, QUESTIONS, Running, make_llm, serving
 
 SYSTEM, USER = CHATS[0][0]["content"], CHATS[0][1]["content"]
 HELP = (
-    "/new starts a new conversation, /exit or /quit ends it, /system shows the system prompt, /help says this. All else "
-    "is for the model."
+    "/new starts a new conversation, /exit or /quit ends it, /system shows the system prompt, /help says this. All "
+    "else is for the model."
 )
 
 

@@ -31,8 +31,8 @@ Card = Mapping[str, Any]  # what `remask.tasks.cards` and a server's list of mod
 LEAVE, ANEW, HELP, SYSTEM = ("/exit", "/quit"), "/new", "/help", "/system"
 COMMANDS = (HELP, ANEW, SYSTEM, *LEAVE)
 _HELP = (
-    f"{ANEW} starts a new conversation, {LEAVE[0]} or {LEAVE[1]} ends it, {SYSTEM} shows the system prompt, {HELP} says "
-    "this. All else is for the model."
+    f"{ANEW} starts a new conversation, {LEAVE[0]} or {LEAVE[1]} ends it, {SYSTEM} shows the system prompt, {HELP} "
+    "says this. All else is for the model."
 )
 _ALONE: Final = "Each line is a conversation of its own, as the model knows one question only."
 _CONNECT_S = 5.0  # to ask a server what it serves

@@ -127,8 +127,8 @@ def _timetable() -> Card:
         return Question(table.text, table.response(32), f"{first} [[1]] {third} [[29]]", None)
 
     return Card(
-        "A demonstration model: it goes on with the minutes at which a bus leaves, every 1 to 4 minutes. It knows texts "
-        "of exactly this form and goes on with nonsense after all others.",
+        "A demonstration model: it goes on with the minutes at which a bus leaves, every 1 to 4 minutes. It knows "
+        "texts of exactly this form and goes on with nonsense after all others.",
         None,
         draw,
     )

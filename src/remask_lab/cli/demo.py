@@ -123,7 +123,7 @@ def _show_timetable(llm: LLM, workload: Workload) -> None:
 def _say_what_to_ask(llm: LLM) -> None:
     name = llm.loaded.name
     known = card(name)
-    assert known is not None, "the demo runs bundled models"
+    assert known is not None  # the demo runs bundled models
     print(f"\nTo ask {name} yourself: remask serve {name}, and the page at its address", end="")
     print("." if known.system is None else f"; or remask chat --model {name}.")
     print("\n".join([known.answers, *(f"  {each.question}" for each in known.questions)]))
