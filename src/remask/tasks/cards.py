@@ -84,7 +84,7 @@ def _tariff() -> Card:
             # The space before a name is part of its token.
             " ".join([f"{first} {names[0]}", *(f"{asked}[[1]]" for asked in others)]),
             _decision(
-                question.text, names, " ".join([f"{first} {{answer}}", *(f"{asked} {{mask}}" for asked in others)])
+                question.text, names, " ".join([f"{first} {{answer}}", *(f"{asked}{{mask}}" for asked in others)])
             ),
         )
 

@@ -85,9 +85,9 @@ export class Run {
       `Did not run to its end${canvas.length ? `: ${count(settled)} of ${plural(canvas.length, "position")} settled` : ""}.`;
     const lead = canvas.findIndex((token) => token.settled === null); // what stands before is in the text
     const rest = lead < 0 ? [] : canvas.slice(lead);
-    const shown = rest.map((token, place) => {
-      if (token.settled === null) return rest[place - 1]?.settled === null ? "" : make("span", { className: "gap", text: "…" });
-      return this.ends.has(token.token_id) ? "" : make("span", { className: "token settled", text: token.text });
+    const shown = rest.flatMap((token, place) => {
+      if (token.settled === null) return rest[place - 1]?.settled === null ? [] : [" ", make("span", { className: "gap", text: "…" })];
+      return this.ends.has(token.token_id) ? [] : [" ", make("span", { className: "token settled", text: token.text.trim() || "␣" })];
     });
     this.answer.replaceChildren(this.text, ...shown);
   }
