@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from remask.checkpoint.source import resolve
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
+from remask.tasks.cards import card
 from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.serving import CHATS, SLOW, URL, Running, held, serving
 
@@ -449,6 +451,88 @@ def test_a_run_is_stopped_by_keyboard(tab: Tab, server: Running) -> None:
 
 
 @pytest.mark.thorough
+def test_a_stopped_run_keeps_what_was_settled(browser: Any) -> None:
+    """On a model that settles names here and there, where nothing can be said from left to right yet."""
+    llm = LLM("bundled", dtype="float32", device="cpu")
+    with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
+        with held(server, steps=4) as hold:
+            tab.page.click("#run-b-only")
+            hold.wait()
+            tab.shown("#run-b .token.settled")
+            tab.page.click("#stop")
+            tab.says("#run-b .clock", "of 8 positions settled")
+        settled = "[...document.querySelectorAll('#run-b .token.settled')].map(e => e.firstChild.textContent.trim())"
+        assert tab.text("#answer-b").replace("…", " ").split() == tab.page.evaluate(settled) != []
+        assert "…" in tab.text("#answer-b"), "what is left open is seen"
+        server.settle()
+        tab.page.click("#run-b-only")
+        tab.ran("b")
+        assert tab.text("#expected").endswith(tab.text("#answer-b")), "the next run begins anew"
+        assert tab.said == []
+
+
+@pytest.mark.thorough
+def test_a_bundled_model_says_what_it_can_answer(tab: Tab) -> None:
+    known = card("bundled-transit")
+    assert known is not None
+    assert tab.text("#known-line") == known.answers
+    offers = tab.page.locator("#offers button")
+    assert offers.all_inner_texts() == [each.question for each in known.questions]
+    for place in (1, 0):
+        offered = known.questions[place]
+        offers.nth(place).click()
+        sync_api.expect(tab.page.locator("#user")).to_have_value(offered.question)
+        assert tab.page.get_attribute("#canvas", "placeholder") == offered.canvas
+        assert offered.decision is not None
+        assert tab.page.input_value("#decide-question") == offered.question
+        assert tab.text("#expected") == f"The right answer: {offered.answer}"
+        assert tab.text("#answer-b") == "Not run yet.", "the last one is another question's"
+        tab.page.click("#run-b-only")
+        tab.says("#run-status", "Policy B:")
+        assert tab.text("#answer-b") == offered.answer
+    tab.page.click("#decide-run")
+    tab.says("#decide-status", f"{known.questions[0].answer.split()[2]}. Entropy")
+    for typed in ("#user", "#system"):
+        before = tab.page.input_value(typed)
+        tab.page.fill(typed, f"{before} ?")
+        assert not tab.page.is_visible("#expected"), "it is another question now"
+        tab.page.fill(typed, before)
+        assert tab.page.is_visible("#expected")
+    tab.page.fill("#decide-question", "mine")
+    tab.page.click("#another")
+    tab.says("#expected", known.draw(1).answer)
+    assert tab.page.input_value("#decide-question") == "mine", "what somebody typed stays"
+
+
+@pytest.mark.thorough
+def test_another_model_promises_nothing(browser: Any) -> None:
+    llm = LLM(str(resolve("bundled-transit")), cache="none", dtype="float32", device="cpu")
+    with serving(llm) as server, opened(browser, server.base) as tab:
+        for hidden in ("#known", "#expected", "#another"):
+            assert not tab.page.is_visible(hidden)
+        assert tab.count("#offers button") == 0
+        assert "The sky is" in tab.page.get_attribute("#canvas", "placeholder")
+        assert tab.page.input_value("#decide-question") == ""
+
+
+@pytest.mark.thorough
+def test_a_model_without_conversations_goes_on_with_a_text(browser: Any) -> None:
+    known = card("bundled-uniform")
+    assert known is not None
+    llm = LLM("bundled-uniform", dtype="float32", device="cpu")
+    with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
+        assert not tab.page.is_visible("#system")
+        tab.page.click("#run")
+        tab.shown("#compare:not([hidden])")
+        assert tab.text("#answer-a") == tab.text("#answer-b") == known.questions[0].answer
+        tab.page.fill("#canvas", tab.page.get_attribute("#canvas", "placeholder"))
+        tab.page.click("#run-a-only")
+        tab.says("#run-status", "Policy A:")
+        assert tab.text("#answer-a") == known.questions[0].answer
+        assert tab.said == []
+
+
+@pytest.mark.thorough
 def test_the_focus_survives_a_redrawn_page_table(tab: Tab) -> None:
     for number in (1, 2, 3):
         tab.press("add-own" if number == 3 else "add-shared", f"Request {number} added")
@@ -490,7 +574,17 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> N
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert tab.text("#answer-a") == tab.text("#answer-b") != ""
         assert top(tab, "#answer-b") < 740, "the answers are seen without scrolling"
-        below = ["#system", "#cache-a", "#max_tokens", "#settings", "#store", ".legends", "#compare", "#allocator"]
+        below = [
+            "#known",
+            "#system",
+            "#cache-a",
+            "#max_tokens",
+            "#settings",
+            "#store",
+            ".legends",
+            "#compare",
+            "#allocator",
+        ]
         for each in (*below, ".card.run", "label:has(#system) ~ p"):
             assert top(tab, "#answer-b") < top(tab, each), f"{each} stands above the answer"
         assert tab.page.evaluate("getComputedStyle(document.querySelector('.token')).transitionDuration") == "0s"
@@ -514,6 +608,8 @@ def test_decisions_are_the_apis(browser: Any, server: Running, size: tuple[int, 
         tab.page.fill("#decide-question", "where am i ?")
         tab.page.fill("#decide-names", "oak\n elm\n\nivy")
         tab.page.fill("#decide-template", "oak > {answer}")
+        tab.page.select_option("#decide-labels", "auto")
+        tab.page.check("#decide-options")
         tab.page.press("#decide-template", "Enter")
         tab.says("#decide-status", "Passes: 1.")
         question = {"instructions": "where am i ?", "criteria": ["oak", "elm", "ivy"], "template": "oak > {answer}"}
@@ -524,6 +620,10 @@ def test_decisions_are_the_apis(browser: Any, server: Running, size: tuple[int, 
         assert list(shown) == sorted(shown, key=lambda name: -answer["probabilities"][name])
         assert all(f"{100 * answer['probabilities'][name]:.1f} %" in text for name, text in shown.items())
         assert "the most probable" in shown[answer["choice"]]
+        tracks = "[...document.querySelectorAll('#decide-answer meter')].map(e => e.getBoundingClientRect().width)"
+        widths = tab.page.evaluate(tracks)
+        assert widths == [widths[0]] * 3, "bars of one scale"
+        assert widths[0] > 100
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         tab.page.fill("#decide-names", "oak")
         tab.page.click("#decide-run")
@@ -600,16 +700,20 @@ def test_answers_have_the_form_that_was_typed(browser: Any, width: int) -> None:
     with serving(llm) as own, opened(browser, own.base, viewport={"width": width, "height": 800}) as tab:
         tab.ask_for(8, block_length=8, steps=8)
         tab.page.locator("#form-of-answer summary").click()
+        assert not tab.page.is_visible("#structured_outputs"), "any text needs no form"
+        hints: set[str] = set()
         for kind, form, fits in (
             ("regex", "[0-9]{2}-[0-9]", r"\d\d-\d"),
             ("choice", "rope\n  soap\n\n", "rope|soap"),
             ("json", '{"type": "boolean"}', "true|false"),
         ):
             tab.page.select_option("#form-kind", kind)
+            hints.add(tab.page.get_attribute("#structured_outputs", "placeholder"))
             tab.page.fill("#structured_outputs", form)
             tab.page.click("#run-b-only")
             tab.ran("b")
             assert re.fullmatch(fits, tab.text("#answer-b")), kind
+        assert len(hints) == 3, "each kind has an example of its own"
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
         tab.page.fill("#structured_outputs", "{")
         tab.page.click("#run-b-only")

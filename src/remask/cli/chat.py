@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from remask.checkpoint.source import BUNDLED
 from remask.cli.options import (
@@ -20,16 +20,22 @@ from remask.cli.serve import KEY_VARIABLE, check_extra
 from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.llm import AUTO, LLM
 from remask.server.answer import Answer
+from remask.tasks.cards import card
 
-_COMMAND = re.compile(r"/[a-z]+")
+_COMMAND = re.compile(r"/([a-z]+|[0-9])")
 Turns = list[dict[str, str]]
 Answerer = Callable[[Turns], Iterator[str]]
 
-LEAVE, ANEW, HELP = ("/exit", "/quit"), "/new", "/help"
-COMMANDS = (HELP, ANEW, *LEAVE)
+Card = Mapping[str, Any]  # what `remask.tasks.cards` and a server's list of models say of a bundled model
+
+LEAVE, ANEW, HELP, SYSTEM = ("/exit", "/quit"), "/new", "/help", "/system"
+COMMANDS = (HELP, ANEW, SYSTEM, *LEAVE)
 _HELP = (
-    f"{ANEW} starts a new conversation, {LEAVE[0]} or {LEAVE[1]} ends it, {HELP} says this. All else is for the model."
+    f"{ANEW} starts a new conversation, {LEAVE[0]} or {LEAVE[1]} ends it, {SYSTEM} shows the system prompt, {HELP} "
+    "says this. All else is for the model."
 )
+_ALONE: Final = "Each line is a conversation of its own, as the model knows one question only."
+_CONNECT_S = 5.0  # to ask a server what it serves
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,27 +58,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read turns until the end of input or `/exit`; `/new` starts a new conversation, and `/help` lists such words."""
-    answer = _remote(args) if args.base_url else _local(args)
-    opening: Turns = [] if args.system is None else [{"role": "system", "content": args.system}]
+    answer, known = _remote(args) if args.base_url else _local(args)
+    system = args.system
+    offered: dict[str, str] = {}
+    if known is not None and known["system"] is not None and system is None:
+        # The questions are about the model's own system prompt.
+        system = known["system"]
+        offered = {f"/{number}": each["question"] for number, each in enumerate(known["questions"], 1)}
+    told = "\n".join([_HELP, *_offer(known, offered)])
+    opening: Turns = [] if system is None else [{"role": "system", "content": system}]
     turns = list(opening)
     shown = sys.stdin.isatty()
     if shown:
-        print(_HELP)
+        print(told)
     while (line := _read(shown)) is not None:
         if line == ANEW:
             turns = list(opening)
         elif line == HELP:
-            print(_HELP)
-        elif _COMMAND.fullmatch(line):
-            print(f"error: {UnknownNameError('command', line, COMMANDS)}", file=sys.stderr)
+            print(told)
+        elif line == SYSTEM:
+            print("There is no system prompt; --system gives one." if system is None else system)
+        elif line not in offered and _COMMAND.fullmatch(line):
+            print(f"error: {UnknownNameError('command', line, (*offered, *COMMANDS))}", file=sys.stderr)
         elif line:
-            turns.append({"role": "user", "content": line})
+            if known is not None:
+                turns = list(opening)
+            turns.append({"role": "user", "content": offered.get(line, line)})
             said = _say(answer, turns)
             if said is None:
                 turns.pop()
             else:
                 turns.append({"role": "assistant", "content": said})
     return 0
+
+
+def _offer(known: Card | None, offered: Mapping[str, str]) -> list[str]:
+    """What a bundled model can answer, and what to type for it; nothing of other models."""
+    return [] if known is None else [known["answers"], *(f"  {key}  {text}" for key, text in offered.items()), _ALONE]
 
 
 def _read(shown: bool) -> str | None:
@@ -98,13 +120,14 @@ def _say(answer: Answerer, turns: Turns) -> str | None:
     return said
 
 
-def _local(args: argparse.Namespace) -> Answerer:
+def _local(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
     args.model = args.model or BUNDLED
     sampling = sampling_option(args)
     llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigError(f"the model {args.model!r} has no chat template; a conversation needs one")
-    return lambda turns: _in_process(llm, turns, sampling)
+    found = card(llm.loaded.name)
+    return lambda turns: _in_process(llm, turns, sampling), None if found is None else found.as_json()
 
 
 def _in_process(llm: LLM, turns: Turns, sampling: Mapping[str, Any]) -> Iterator[str]:
@@ -120,7 +143,7 @@ def _in_process(llm: LLM, turns: Turns, sampling: Mapping[str, Any]) -> Iterator
         yield delta.text
 
 
-def _remote(args: argparse.Namespace) -> Answerer:
+def _remote(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
     for name, default in vars(args.in_process).items():
         if name != "model" and getattr(args, name) != default:
             flag = "--" + name.replace("_", "-")
@@ -152,4 +175,11 @@ def _remote(args: argparse.Namespace) -> Answerer:
         except openai.OpenAIError as error:
             raise RemaskError(str(error)) from error
 
-    return answer
+    try:
+        served = client.with_options(timeout=_CONNECT_S).models.list().data
+    except openai.OpenAIError:
+        served = []  # the first question says what is wrong
+    model = next((each for each in served if args.model in (None, each.id)), None)
+    if model is None or model.owned_by != "remask":
+        return answer, None
+    return answer, (model.model_extra or {}).get("card")

@@ -34,7 +34,7 @@ from remask_lab.records.record import Record
 
 SUMMARY = "responses to the same prompts side by side, differences marked"
 EXAMPLES = (
-    """remask analyze compare --model bundled --prompt 'from abbey go 2' --variants '["none", "reuse"]'""",
+    """remask analyze compare --model bundled-transit --prompt 'from abbey go 2' --variants '["none", "reuse"]'""",
     """remask analyze compare --model bundled --input requests.jsonl --variants '["none", "bicache"]' --page x.html""",
 )
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "how K and V move around the step that decodes a token, by layer"
 EXAMPLES = (
-    "remask analyze decoding --model bundled --prompt 'from abbey go 2 , where am i ?'",
+    "remask analyze decoding --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
     "remask analyze decoding --model bundled --input requests.jsonl --plots pictures",
 )
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "K/V drift, attention mass, entropy and token changes by region and pass"
 EXAMPLES = (
-    "remask analyze drift --model bundled --prompt 'from abbey go 2 , where am i ?'",
+    "remask analyze drift --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
     "remask analyze drift --model bundled --input requests.jsonl --plots pictures",
 )
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "similarity of K, V, attention and FFN outputs between passes, and how V foretells the others"
 EXAMPLES = (
-    "remask analyze features --model bundled --prompt 'from abbey go 2 , where am i ?'",
+    "remask analyze features --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
     "remask analyze features --model bundled --input requests.jsonl --plots pictures",
 )
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "entropy, largest probability, token changes, drift, row-layers and milliseconds by pass"
 EXAMPLES = (
-    "remask analyze steps --model bundled --prompt 'from abbey go 2 , where am i ?' --caches bicache",
+    "remask analyze steps --model bundled-transit --prompt 'from abbey go 2 , where am i ?' --caches bicache",
     "remask analyze steps --model bundled --input requests.jsonl --plots pictures",
 )
 
