@@ -18,7 +18,7 @@ from remask.checks.kinds import ModelKind
 from remask.checks.values import one_of, whole
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.engine.capacity import DeviceMemory, check_weights_fit
-from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
+from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.device_defaults import read_defaults
 from remask.engine.engine import Engine
 from remask.engine.request import Request
@@ -26,7 +26,8 @@ from remask.errors import ConfigError, DecisionError
 from remask.machine.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.machine.device import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
 from remask.model.invariant import check_ranks
-from remask.model.quantised import Quantization, check_quantization, described
+from remask.model.quantised import check_quantization, described
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Ranks, Shard
 from remask.model.transformer import Transformer
 from remask.parallel import lead
@@ -55,7 +56,6 @@ log = logging.getLogger(__name__)
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
 Segments: TypeAlias = Sequence[Segment | Mapping[str, Any]]
-AUTO = "auto"
 _USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
 

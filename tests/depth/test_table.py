@@ -11,7 +11,8 @@ from remask.checkpoint.presets import preset
 from remask.depth import cuts
 from remask.depth import profile as profiling
 from remask.depth.find import DepthTable, Growth, find_table, shipped_table
-from remask.depth.rule import AUTHORS, DepthRule, depth_entries
+from remask.depth.limits import depth_entries, limits_of
+from remask.depth.rule import AUTHORS, DepthRule
 from remask.errors import ConfigError, TableError
 from remask.policies.depth_lookup import DepthLookup, percent
 from tests import goldens
@@ -44,7 +45,7 @@ CASES = [
 
 @pytest.mark.parametrize(("similarity", "tau", "expected"), CASES)
 def test_golden_tables_and_lookups(similarity: list[list[float]], tau: float, expected: dict[str, Any]) -> None:
-    entries = depth_entries(dict(enumerate(AUTHORS.limits(np.array(similarity)).tolist())), tau)
+    entries = depth_entries(dict(enumerate(limits_of(AUTHORS, np.array(similarity)).tolist())), tau)
     assert entries == {int(r): b for r, b in expected["table"].items()}
     lookup = DepthLookup(entries)
     for ratio, depth in expected["lookup"].items():

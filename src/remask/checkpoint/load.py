@@ -22,7 +22,8 @@ from remask.families import Family, Slot
 from remask.families.fields import Fields
 from remask.gguf.header import is_gguf
 from remask.model.config import ModelConfig
-from remask.model.quantised import Codes, QuantisedMatrix, Quantization
+from remask.model.quantised import Codes, QuantisedMatrix
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, Weights, empty_weights
 

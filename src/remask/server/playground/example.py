@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
