@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from remask.errors import ConfigError
 from remask.plan import Plan, View
-from remask.policies.base import CachePolicy
+from remask.policies import CachePolicy
 
 
 @dataclass(frozen=True, slots=True)
