@@ -115,7 +115,7 @@ def test_files_and_models_that_cannot_be_used(tmp_path: Path, capsys: pytest.Cap
     assert "--prompts: there is no file" in capsys.readouterr().err
     (tmp_path / "bad.jsonl.gz").write_bytes(b"not gzip")
     assert likelihood(tmp_path / "bad.jsonl.gz") == 2
-    assert "--prompts: there is no file" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
     path = write_lines(tmp_path / "x.jsonl", [{"prompt": "a", "response": "b"}])
     assert likelihood(path, model=str(kinds.checkpoint("sdar").folder)) == 2
     assert "bounds of masked and uniform models" in capsys.readouterr().err

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from remask.remasking.rules import Remasking, Step, every_block
-from remask.remasking.select import Chosen
+from remask.remasking import Chosen, Remasking, Step, every_block
 
 
 def choose(step: Step) -> Chosen:
