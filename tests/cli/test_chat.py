@@ -5,18 +5,29 @@ import json
 
 import pytest
 
+from remask.checkpoint.source import resolve
 from remask.cli import main
-from tests.server.serving import CHATS, QUESTIONS, make_llm, serving
+from remask.llm import LLM
+from remask.tasks.cards import card
+from tests.server.serving import CHATS, QUESTIONS, Running, make_llm, serving
 
 SYSTEM, USER = CHATS[0][0]["content"], CHATS[0][1]["content"]
+HELP = (
+    "/new starts a new conversation, /exit or /quit ends it, /system shows the system prompt, /help says this. All "
+    "else is for the model."
+)
 
 
 def chat(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: list[str], *words: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    *words: str,
+    system: str | None = SYSTEM,
 ) -> tuple[int, list[str], str]:
     """Exit status, answers and stderr."""
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    status = main(["--quiet", "chat", "--system", SYSTEM, *words])
+    status = main(["--quiet", "chat", *([] if system is None else ["--system", system]), *words])
     told = capsys.readouterr()
     return status, told.out.splitlines(), told.err
 
@@ -40,31 +51,62 @@ def test_in_process_and_with_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
         assert "max_tokens must be" in error
 
 
+def sent(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+    """The conversations that the server gets from here on."""
+    seen: list[list[dict[str, str]]] = []
+    intake = running.service.intake
+    original = intake.chat
+
+    def spy(body: object, name: str) -> object:
+        seen.append([{"role": each.role, "content": each.content} for each in body.messages])  # type: ignore[attr-defined]
+        return original(body, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(intake, "chat", spy)
+    return seen
+
+
 def test_turns_add_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a model that says nothing of what it can answer: the same one, as a folder."""
+    llm = LLM(str(resolve("bundled-transit")), cache="none", dtype="float32", device="cpu")
+    with serving(llm) as running:
+        seen = sent(running, monkeypatch)
+        _, told, _ = chat(monkeypatch, capsys, ["/help", USER, USER], "--base-url", f"{running.base}/v1")
+    assert told[0] == HELP
+    assert len(told) == 3
+    roles = [[message["role"] for message in turns] for turns in seen]
+    assert roles == [["system", "user"], ["system", "user", "assistant", "user"]]
+
+
+def test_a_bundled_model_says_what_it_can_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = card("bundled-transit")
+    assert known is not None
+    lines = ["/help", "/system", "/2", known.questions[0].question, "/1", "/4"]
+    asked = [known.questions[number] for number in (1, 0, 0)]
+    offered = [f"  /{number}  {each.question}" for number, each in enumerate(known.questions, 1)]
+    said = [known.answers, *offered, "Each line is a conversation of its own, as the model knows one question only."]
+    expected = [HELP, *said, known.system, *(question.answer for question in asked)]
     with serving(make_llm()) as running:
-        seen = []
-        intake = running.service.intake
-        original = intake.chat
-
-        def spy(body: object, name: str) -> object:
-            seen.append([message.role for message in body.messages])  # type: ignore[attr-defined]
-            return original(body, name)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(intake, "chat", spy)
-        chat(monkeypatch, capsys, [USER, USER], "--base-url", f"{running.base}/v1")
-    assert seen == [["system", "user"], ["system", "user", "assistant", "user"]]
+        seen = sent(running, monkeypatch)
+        status, remote, error = chat(monkeypatch, capsys, lines, "--base-url", f"{running.base}/v1", system=None)
+        own = chat(monkeypatch, capsys, ["/help", "/system"], "--base-url", f"{running.base}/v1")[1]
+    assert (status, remote) == (0, expected)
+    assert "Unknown command '/4'. Did you mean '/" in error
+    assert seen == [known.messages(question) for question in asked], "each line is a conversation of its own"
+    assert own == [HELP, known.answers, said[-1], SYSTEM], "with another system prompt its questions have no answer"
+    words = ["--model", "bundled-transit", "--dtype", "float32"]
+    assert chat(monkeypatch, capsys, lines, *words, system=None)[1] == expected
 
 
 def test_help_is_the_chats_own_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is sent: there is no server."""
+    """Nothing is asked: there is no server."""
     lines = ["/help", "/hepl", "/exit", "never read"]
     status, told, error = chat(monkeypatch, capsys, lines, "--base-url", "http://127.0.0.1:9/v1")
     assert status == 0
-    assert told == [
-        "/new starts a new conversation, /exit or /quit ends it, /help says this. All else is for the model."
-    ]
+    assert told == [HELP]
     assert error.splitlines() == [
-        "error: Unknown command '/hepl'. Did you mean '/help'? Available: /exit, /help, /new, /quit."
+        "error: Unknown command '/hepl'. Did you mean '/help'? Available: /exit, /help, /new, /quit, /system."
     ]
 
 

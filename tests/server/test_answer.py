@@ -53,6 +53,14 @@ def test_tokens_of_uniform_models_may_change_until_they_settle() -> None:
     assert [place["token_id"] for place in second.canvas["canvas"]] == [A, C, None, None]
 
 
+def test_noise_that_is_kept_settles_with_its_block() -> None:
+    choice = answer(rewrites=True, scored=False)
+    draft = Draft(5, (2, 3, 4, 5), (B, B, C, D), (0.5, 0.1, 0.1, 0.1))
+    last = choice.take([Event("r", draft=draft, transfer=wrote(5, {0: A}).transfer, settled=(A, B))])
+    assert last.canvas is not None
+    assert [place["settled"] for place in last.canvas["canvas"]] == [5, 5, None, None]
+
+
 def test_blocks_are_told_as_places_of_the_response() -> None:
     assert TOKENIZER is not None
     params = SamplingParams(max_tokens=6)

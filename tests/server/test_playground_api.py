@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from remask.checkpoint.source import resolve
 from remask.llm import LLM
 from remask.server.errors import ApiError
 from remask.server.playground.example import example
 from remask.server.playground.files import FILES
 from remask.server.playground.sandbox import PAGE_SIZE, PAGES, PoolFullError, Sandbox
 from remask.server.playground.sessions import Sessions
+from remask.tasks.cards import card
 from tests.server.serving import Running, serving
 
 URL = "/playground/pages"
@@ -205,11 +207,25 @@ def test_the_example_is_one_that_the_model_can_answer(server: Running) -> None:
         body = {"messages": told["messages"], **told["sampling"], "cache": told["cache"]}
         answer = server.chat({**body, "cache_config": told["cache_config"]}).json()
         assert answer["choices"][0]["message"]["content"].strip() == told["answer"]
+        assert told["canvas"].count("[[") > 0 < len(told["decision"]["criteria"])
     assert first["pair"] == ["none", "bicache"]
     assert {"none", "bicache", "bicache+block-dual"} <= set(first["policies"])
     assert not {"uniform-cache", "exact", "dkv-greedy"} & set(first["policies"]), "not of this model, or not so sampled"
     for bad in ("-1", "1000", "x"):
         assert server.client.get(f"/playground/example?number={bad}").json()["error"]["param"] == "number"
+
+
+def test_the_list_of_models_says_what_a_bundled_one_can_answer(server: Running) -> None:
+    known = card("bundled-transit")
+    assert known is not None
+    listed = server.client.get("/v1/models").json()["data"]
+    assert [each["card"] for each in listed] == [known.as_json()] * len(listed)
+    assert server.client.get(f"/v1/models/{listed[0]['id']}").json() == listed[0]
+    first = server.client.get("/playground/example").json()
+    assert first["messages"] == known.messages(known.questions[0])
+    folder = LLM(str(resolve("bundled-transit")), cache="none", dtype="float32", device="cpu")
+    with serving(folder) as other:
+        assert all("card" not in each for each in other.client.get("/v1/models").json()["data"])
 
 
 def test_every_policy_of_the_page_is_one_that_the_server_takes(server: Running) -> None:
@@ -233,6 +249,7 @@ def test_other_models_get_a_plain_example_and_their_own_policies(
     cache = min(some - {"bicache+dkv-decode"})
     llm = LLM(str(GOLDENS / folder), cache=cache, cache_config=None, dtype="float32", device="cpu")
     told = example(llm, {}, 3)
+    assert (told["decision"], told["canvas"]) == (None, "The sky is [[4]] because [[2-12]].")
     assert (told["answer"], told["sampling"], told["cache"], told["cache_config"]) == (None, {}, cache, None)
     assert [message["role"] for message in told["messages"]] == ["system", "user"]
     assert some <= set(told["policies"])

@@ -10,10 +10,14 @@ from remask.engine.config import AUTO
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.server.answer import Answer
+from remask.tasks.cards import card
 
 
-def local_answers(args: argparse.Namespace) -> Callable[[list[dict[str, str]]], Iterator[str]]:
-    """Load the model, and return what answers the turns of a conversation, text by text as it settles.
+def local_answers(
+    args: argparse.Namespace,
+) -> tuple[Callable[[list[dict[str, str]]], Iterator[str]], Mapping[str, Any] | None]:
+    """Load the model. Returns what answers the turns of a conversation, text by text as it settles, and the model's
+    card, which bundled ones have.
 
     Raises what `LLM` raises, and `ConfigError` where the model reads no conversations.
     """
@@ -22,7 +26,8 @@ def local_answers(args: argparse.Namespace) -> Callable[[list[dict[str, str]]], 
     llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigError(f"the model {args.model!r} has no chat template; a conversation needs one")
-    return lambda turns: _settled(llm, turns, sampling)
+    found = card(llm.loaded.name)
+    return lambda turns: _settled(llm, turns, sampling), None if found is None else found.as_json()
 
 
 def _settled(llm: LLM, turns: list[dict[str, str]], sampling: Mapping[str, Any]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from remask.answers.rollout import trace_of
 from remask.checks.values import json_list, json_object, shown
 from remask.cli.lines import Defaults, as_request, defaults_of, open_text, terms_of
+from remask.cli.logs import tell
 from remask.cli.options import (
     check_folder,
     engine_config,
@@ -167,7 +168,7 @@ def _steps(wanted: bool, output: Output) -> dict[str, Any]:
 
 
 def _failure(name: object, number: str, error: str) -> dict[str, Any]:
-    print(f"remask generate: line {number}: {error}", file=sys.stderr)
+    tell(f"remask generate: line {number}: {error}")
     return {"id": name, "error": error}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
-from remask.machine.logs import TEXT, JsonFormatter
+from remask.machine.logs import TEXT, JsonFormatter, logs_json
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +71,6 @@ class StderrLog:
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
 
-    @property
-    def json(self) -> bool:
-        """Whether every line is an object of JSON."""
-        return isinstance(self._handler.formatter, JsonFormatter)
-
     def set(self, level: str, form: str) -> None:
         """Take another level, one of `LEVELS`, and another format, one of `FORMATS`."""
         self._handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
@@ -88,12 +83,13 @@ class StderrLog:
         for name in _CHATTY:
             logging.getLogger(name).setLevel(max(number, logging.WARNING))
 
-    def tell(self, text: str) -> None:
-        """Say why a command ends: a line on stderr, which is one of the log where that is JSON."""
-        if self.json:
-            log.error("%s", text)
-        else:
-            print(text, file=sys.stderr)
+
+def tell(text: str) -> None:
+    """Say on stderr what went wrong: a line of its own, which is one of the log where that is JSON."""
+    if logs_json():
+        log.error("%s", text)
+    else:
+        print(text, file=sys.stderr)
 
 
 def tell_people(args: argparse.Namespace, text: str) -> None:

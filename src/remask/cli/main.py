@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 from remask import __version__
 from remask.cli import config_file
 from remask.cli.commands import all_commands
-from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell_people
+from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell, tell_people
 from remask.cli.parser import Parser, examples
 from remask.errors import RemaskError, UnknownNameError
 from remask.machine.cpu import wait_passively
+from remask.machine.logs import logs_json
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
         finally:
             sys.stdout.flush()  # Python would do so at exit, where nothing can be said of an error
     except RemaskError as error:
-        stderr.tell(f"{program}: error: {error}")
+        tell(f"{program}: error: {error}")
         return 2
     except BrokenPipeError:
         # The reader of the output has closed the pipe.
@@ -54,13 +55,13 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
         if error.filename is not None or error.errno not in FULL:
             raise
         _drop_output()
-        stderr.tell(f"{program}: error: standard output cannot be written: {error.strerror}")
+        tell(f"{program}: error: standard output cannot be written: {error.strerror}")
         return 2
     except KeyboardInterrupt:
-        stderr.tell(f"{program}: interrupted")
+        tell(f"{program}: interrupted")
         return 130
     except Exception:
-        if not stderr.json:
+        if not logs_json():
             raise
         log.critical("%s failed", program, exc_info=True)
         return 1

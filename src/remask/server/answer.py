@@ -117,7 +117,7 @@ class Answer:
                     delta.canvas = {"step": event.draft.step, "passes": _passes(event.draft)}
             if event.transfer is not None:
                 self._write(event.transfer)
-            self._settle(event.settled)
+            self._settle(event)
             if event.result is not None:
                 delta.result = event.result
         self._advance(delta)
@@ -136,10 +136,15 @@ class Answer:
             if place < len(self._tokens):
                 self._tokens[place], self._written[place], self._read[place] = read.token_id, read.step, read
 
-    def _settle(self, tokens: Sequence[int]) -> None:
+    def _settle(self, event: Event) -> None:
         # A draft may differ from the token that settled.
-        self._tokens[len(self._final) : len(self._final) + len(tokens)] = tokens
-        self._final += tokens
+        first, end = len(self._final), len(self._final) + len(event.settled)
+        self._tokens[first:end] = event.settled
+        self._final += event.settled
+        if event.draft is not None:
+            for place in range(first, min(end, len(self._written))):
+                if self._written[place] is None:  # noise that was right: it became final with its block
+                    self._written[place] = event.draft.step
 
     def _advance(self, delta: Delta) -> None:
         """Move the leading settled tokens into the text, up to the first token that ends the response."""

@@ -11,6 +11,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.request.sampling_params import SamplingParams
+from remask.tasks.cards import card
 from remask_lab.asked.workload import asked_task
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths, by_depth_text, draw_by_depth, reading
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         workload = timetable_workload(llm, args.requests, args.seed, params)
         _show_timetable(llm, workload)
         _compare(llm, workload, args)
+        _say_what_to_ask(llm)
         return 0
     workload = usual_workload(llm, args.requests, args.seed, {}, prefixes=4, task=task)
     _show_answer(llm, workload)
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     print("\nPicture:", end=" ", flush=True)
     save_figure(draw_by_depth(record, llm.depth_table), picture, llm.loaded.name)
     print(picture)
+    _say_what_to_ask(llm)
     return 0
 
 
@@ -100,3 +103,12 @@ def _show_timetable(llm: LLM, workload: Workload) -> None:
     prompt, output = _answer(llm, workload, "uniform-cache")
     print("A timetable, by uniform diffusion: the response begins as noise, and any token of a block may change.")
     print(f"  {prompt}\n  -> {output.text}   ({'right' if task.correct(output.text) else f'right: {task.answer}'})\n")
+
+
+def _say_what_to_ask(llm: LLM) -> None:
+    name = llm.loaded.name
+    known = card(name)
+    assert known is not None  # the demo runs bundled models
+    print(f"\nTo ask {name} yourself: remask serve {name}, and the page at its address", end="")
+    print("." if known.system is None else f"; or remask chat --model {name}.")
+    print("\n".join([known.answers, *(f"  {each.question}" for each in known.questions)]))

@@ -9,6 +9,7 @@ import pytest
 
 from remask.cli import main
 from remask.policies import names_for
+from remask.tasks.cards import card
 from remask_lab.records.record import read_record
 from tests.depth.models import with_ascii_tokenizer
 from tests.goldens import model_dir
@@ -110,6 +111,13 @@ def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureF
     assert "leave one of them out" in capsys.readouterr().err
 
 
+def offered(model: str) -> list[str]:
+    """How the demo ends: what the model can answer, and three questions."""
+    known = card(model)
+    assert known is not None
+    return [known.answers, *(f"  {each.question}" for each in known.questions)]
+
+
 def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "deep" / "depth.png"
     assert main(["--quiet", "demo", "--requests", "8", "--picture", str(picture)]) == 0
@@ -117,6 +125,8 @@ def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: 
     assert "right answer:" in out
     assert all(f"| {name}" in out for name in ("none", "reuse", "bicache"))
     assert picture.stat().st_size > 10_000
+    assert "To ask bundled yourself: remask serve bundled, and the page at its address; or remask chat" in out
+    assert out.splitlines()[-4:] == offered("bundled")
 
 
 def test_the_demo_speaks_before_it_loads_pytorch() -> None:
@@ -151,6 +161,7 @@ def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFi
     assert "(right" in out
     assert all(f"| {name} " in out for name in ("none", "block-prefix", "uniform-cache"))
     assert "on canvases of 128" in out
+    assert out.splitlines()[-4:] == offered("bundled-uniform")
     for name, message in (("x.txt", "must end in .png or .svg, got 'x.txt'"), ("/dev/null/x.png", "cannot be made")):
         assert main(["--quiet", "demo", "--picture", name]) == 2, "before anything runs"
         assert message in capsys.readouterr().err

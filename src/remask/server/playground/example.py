@@ -1,11 +1,9 @@
 """The example that the page starts with: a conversation, and the policies that can run it."""
 
 import logging
-import random
 from collections.abc import Mapping
 from typing import Any
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -13,14 +11,14 @@ from remask.policies import names_for
 from remask.policies.depth_lookup import DepthLookup
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import overlaid
-from remask.tasks import tariff, transit
+from remask.tasks.cards import card
 
 log = logging.getLogger(__name__)
 
 _REFRESHES = {"refresh_interval": 4}  # often enough for a response of 8 tokens to show some
-_SHARED = 20  # seed of the system prompt, equal in all examples so that they share a prefix
 _OUTER = "bicache"
 _NOT_INNER = ("none", "reuse", "exact", _OUTER)  # cannot be the inner policy of a composition
+_PLAIN_CANVAS = "The sky is [[4]] because [[2-12]]."
 _PLAIN = (
     {"role": "system", "content": "You are a helpful assistant. Answer in one or two short sentences."},
     {"role": "user", "content": "Why is the sky blue?"},
@@ -28,40 +26,39 @@ _PLAIN = (
 
 
 def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return messages, the right answer if it is known, the usual sampling parameters, and policies.
+    """Return a question, the usual sampling parameters, and policies.
 
-    `defaults` are the server's sampling parameters. With a bundled masked model, `number` selects the question; all
-    questions are about one system prompt.
+    The question is `messages`, its `answer` (the right one, null if none is known), the answer with holes (`canvas`)
+    and as a question of `POST /v1/decisions` (`decision`, or null). With a bundled model, `number` selects it; all
+    questions are about one system prompt. `defaults` are the server's sampling parameters.
     """
     settings = llm.cache_config or None
-    chat: dict[str, Any] = {"messages": list(_PLAIN), "answer": None}
-    if llm.loaded.name in (BUNDLED, BUNDLED_TRANSIT):
-        request = _tariff(number) if llm.loaded.name == BUNDLED else _transit(number)
-        chat = {
-            "messages": request.messages,
-            "answer": request.reference,
+    asked: dict[str, Any] = {
+        "messages": list(_PLAIN),
+        "answer": None,
+        "canvas": _PLAIN_CANVAS,
+        "decision": None,
+    }
+    known = card(llm.loaded.name)
+    if known is not None:
+        question = known.draw(number)
+        asked = {
+            "messages": known.messages(question),
+            "answer": question.answer,
+            "canvas": question.canvas,
+            "decision": question.decision,
         }
         settings = settings or (_REFRESHES if llm.cache == _OUTER else None)
     specs = _specs(llm, llm.params({}, defaults, prompt_tokens=1))
     usual = overlaid(llm.sampling, defaults)
     return {
-        **chat,
+        **asked,
         "sampling": usual,
         "policies": specs,
         "pair": _pair(llm, specs),
         "cache": llm.cache_name,
         "cache_config": settings,
     }
-
-
-def _tariff(number: int) -> tariff.TariffRequest:
-    prompt = tariff.draw_prompt(random.Random(_SHARED), tariff.TariffSettings())
-    return tariff.TariffRequest(0, prompt, tariff.draw_question(random.Random(number), prompt, "plan"))
-
-
-def _transit(number: int) -> transit.TransitRequest:
-    line = transit.draw_prompt(random.Random(_SHARED))
-    return transit.TransitRequest(0, line, transit.draw_question(random.Random(number), line))
 
 
 def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:

@@ -11,6 +11,7 @@ from remask.server.errors import ApiError, json_response
 from remask.server.metrics import CONTENT_TYPE
 from remask.server.routes.common import documented, service_of
 from remask.server.service import Service
+from remask.tasks.cards import card
 
 
 async def models(request: Request) -> Response:
@@ -112,10 +113,12 @@ def router() -> APIRouter:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    return {
+    told = {
         "id": name,
         "object": "model",
         "created": service.started,
         "owned_by": "remask",
         "max_model_len": service.llm.engine.max_model_len,
     }
+    known = card(service.llm.loaded.name)
+    return told if known is None else {**told, "card": known.as_json()}

@@ -2,14 +2,18 @@
 
 import { call, Problem, useKey } from "./api.js";
 import { allow, count, describe, find, make, millis, percent, plural, setText } from "./dom.js";
-import { startDecisions } from "./decide.js";
+import { fillDecision, startDecisions } from "./decide.js";
 import { startPages } from "./pages.js";
 import { Run } from "./run.js";
 
 const NUMBERS = ["max_tokens", "block_length", "steps", "threshold"];
 const runs = { a: new Run("A"), b: new Run("B") };
 find("runs").append(runs.a.panel, runs.b.panel);
+// An example of each kind of form.
+const FORMS = { json: '{"type": "integer"}', regex: "[0-9]{1,3}", choice: "yes\nno" };
 let exampleNumber = 0;
+let asked = null; // the question whose right answer is known: its system prompt, its text and that answer
+let chats = true; // whether the model has a chat template; else it goes on with a text
 let stopper = null; // aborts the run in progress; null while none is
 
 async function begin() {
@@ -24,6 +28,9 @@ async function begin() {
     for (const each of Object.values(runs)) each.ends = new Set(info.stop_token_ids);
     find("served").textContent =
       `${models.data[0].id}: ${plural(info.layers, "layer")}, ${count(info.parameters)} parameters, ${info.dtype} on ${info.device}`;
+    chats = info.has_chat_template;
+    find("system-label").hidden = find("system-note").hidden = !chats;
+    offer(models.data[0].card);
     fill(example, true);
     await drawStore();
     await startPages();
@@ -42,10 +49,27 @@ function askForKey(problem = "") {
   find("key").focus();
 }
 
+/** Say what a bundled model can answer, with questions to click. Other models have no such card. */
+function offer(card) {
+  find("known").hidden = !card;
+  if (!card) return;
+  find("known-line").textContent = card.answers;
+  find("offers").replaceChildren(
+    ...card.questions.map((each, number) => {
+      const button = make("button", { type: "button", text: each.question });
+      button.addEventListener("click", () => another(number));
+      return button;
+    }),
+  );
+}
+
 function fill(example, everything) {
   find("system").value = example.messages.find((message) => message.role === "system")?.content ?? "";
   find("user").value = example.messages.at(-1).content;
-  setText(find("expected"), example.answer ? `The right answer: ${example.answer}` : "");
+  find("canvas").placeholder = example.canvas;
+  asked = example.answer && { system: find("system").value, user: find("user").value, answer: example.answer };
+  drawExpected();
+  fillDecision(example.decision);
   find("another").hidden = !example.answer;
   if (!everything) return;
   for (const name of NUMBERS) {
@@ -64,6 +88,25 @@ function fill(example, everything) {
     adapt();
   }
   find("settings").open = settings !== "";
+}
+
+/** Show the right answer of the question that stands there, if it is known. */
+function drawExpected() {
+  const same = asked && find("system").value === asked.system && find("user").value === asked.user;
+  setText(find("expected"), same ? `The right answer: ${asked.answer}` : "");
+}
+
+/** Put the question of a number into the form, in place of the last one and its answers. */
+async function another(number) {
+  if (stopper) return;
+  exampleNumber = number;
+  try {
+    fill(await call("GET", `playground/example?number=${number}`), false);
+    for (const each of Object.values(runs)) each.answer.textContent = "Not run yet.";
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    fail(error, "a");
+  }
 }
 
 /** The parts of an answer with holes, such as "a [[2]] b"; null where nothing is typed. */
@@ -94,11 +137,17 @@ function formOf() {
   }
 }
 
-/** The request body of one run. Throws `Problem` if a field cannot be sent. */
-function bodyOf(which) {
+/** The conversation, or the text where the model has no conversations. */
+function promptOf() {
+  if (!chats) return { prompt: find("user").value };
   const messages = [{ role: "user", content: find("user").value }];
   if (find("system").value) messages.unshift({ role: "system", content: find("system").value });
-  const body = { messages, cache: find(`cache-${which}`).value };
+  return { messages };
+}
+
+/** The request body of one run. Throws `Problem` if a field cannot be sent. */
+function bodyOf(which) {
+  const body = { ...promptOf(), cache: find(`cache-${which}`).value };
   const canvas = partsOf(find("canvas").value);
   if (canvas) body.canvas = canvas;
   const form = formOf();
@@ -158,7 +207,8 @@ function fail(error, which) {
 }
 
 function allowButtons() {
-  for (const id of ["run", "run-a-only", "run-b-only", "another"]) allow(find(id), !stopper);
+  const others = [...find("offers").children, ...["run", "run-a-only", "run-b-only", "another"].map(find)];
+  for (const button of others) allow(button, !stopper);
   allow(find("stop"), stopper !== null);
 }
 
@@ -208,15 +258,11 @@ find("ask").addEventListener("submit", (event) => {
 find("run-a-only").addEventListener("click", () => run(["a"]));
 find("run-b-only").addEventListener("click", () => run(["b"]));
 find("stop").addEventListener("click", () => stopper?.abort());
-find("another").addEventListener("click", async () => {
-  if (stopper) return;
-  exampleNumber = (exampleNumber + 1) % 1000;
-  try {
-    fill(await call("GET", `playground/example?number=${exampleNumber}`), false);
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-    fail(error, "a");
-  }
+find("another").addEventListener("click", () => another((exampleNumber + 1) % 1000));
+for (const id of ["system", "user"]) find(id).addEventListener("input", drawExpected);
+find("form-kind").addEventListener("change", () => {
+  find("form-label").hidden = !find("form-kind").value;
+  find("structured_outputs").placeholder = FORMS[find("form-kind").value] ?? "";
 });
 find("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();

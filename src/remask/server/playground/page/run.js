@@ -45,12 +45,12 @@ export class Run {
     const started = performance.now();
     let first = null;
     try {
-      for await (const chunk of events("v1/chat/completions", body, signal)) {
+      for await (const chunk of events(body.messages ? "v1/chat/completions" : "v1/completions", body, signal)) {
         if (chunk.remask?.prompts) {
           this.prompt = chunk.remask.prompts[0];
           this.canvas.lay(chunk.remask.blocks[0]);
         }
-        const text = chunk.choices[0]?.delta?.content ?? "";
+        const text = chunk.choices[0]?.delta?.content ?? chunk.choices[0]?.text ?? "";
         if (text && first === null) first = performance.now() - started;
         this.text += text;
         this.answer.textContent = this.text;
@@ -58,7 +58,7 @@ export class Run {
         if (chunk.usage) this.done = { first, total: performance.now() - started, usage: chunk.usage, work: chunk.remask };
       }
     } catch (error) {
-      this.part(".clock").textContent = "Did not run to its end.";
+      this.keep();
       throw error;
     }
     this.finish();
@@ -75,6 +75,21 @@ export class Run {
         if (!this.done) this.show(this.frames.length - 1);
       });
     }
+  }
+
+  /** Show what was settled of an answer that did not come to its end: its text, then tokens with gaps between them. */
+  keep() {
+    const canvas = this.frames.at(-1)?.canvas ?? [];
+    const settled = canvas.filter((token) => token.settled !== null).length;
+    this.part(".clock").textContent =
+      `Did not run to its end${canvas.length ? `: ${count(settled)} of ${plural(canvas.length, "position")} settled` : ""}.`;
+    const lead = canvas.findIndex((token) => token.settled === null); // what stands before is in the text
+    const rest = lead < 0 ? [] : canvas.slice(lead);
+    const shown = rest.map((token, place) => {
+      if (token.settled === null) return rest[place - 1]?.settled === null ? "" : make("span", { className: "gap", text: "…" });
+      return this.ends.has(token.token_id) ? "" : make("span", { className: "token settled", text: token.text });
+    });
+    this.answer.replaceChildren(this.text, ...shown);
   }
 
   finish() {

@@ -1,0 +1,150 @@
+"""What the bundled models can answer: a sentence, and questions with their right answers, for whoever talks to them."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from remask.tasks import tariff, timetable, transit
+
+OFFERED: Final = 3
+"""Questions that a card shows."""
+
+_SHARED: Final = 20  # seed of the system prompt, which all questions of a model have in common
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and its only right answer, and the same as an answer with holes and as a decision.
+
+    Attributes:
+        question: the user's turn, or the text that the model goes on with.
+        answer: the right answer.
+        canvas: the answer with holes; `[[n]]` is one of n tokens.
+        decision: a question of `POST /v1/decisions` whose right choice is the first name or stop to be found; None for
+            a model that reads none.
+    """
+
+    question: str
+    answer: str
+    canvas: str
+    decision: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What one model can answer.
+
+    Attributes:
+        answers: a sentence that says it.
+        system: the system prompt that all questions are about; None for a model that goes on with a text.
+        draw: the question of a number, from 0 on.
+    """
+
+    answers: str
+    system: str | None
+    draw: Callable[[int], Question]
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """The first `OFFERED` questions."""
+        return tuple(map(self.draw, range(OFFERED)))
+
+    def messages(self, question: Question) -> list[dict[str, str]]:
+        """The conversation that asks `question`."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": question.question}]
+
+    def as_json(self) -> dict[str, Any]:
+        """The card as JSON values."""
+        return {
+            "answers": self.answers,
+            "system": self.system,
+            "questions": [asdict(question) for question in self.questions],
+        }
+
+
+def card(model: str) -> Card | None:
+    """The card of the model that is loaded under this name; None for all but bundled models."""
+    return _CARDS[model]() if model in _CARDS else None
+
+
+def _tariff() -> Card:
+    prompt = tariff.draw_prompt(random.Random(_SHARED), tariff.TariffSettings())
+
+    def draw(number: int) -> Question:
+        kind = tariff.KINDS[number % len(tariff.KINDS)]
+        question = tariff.draw_question(random.Random(number), prompt, kind)
+        names = tariff.names(prompt, question)
+        first, *others = question.asked
+        return Question(
+            question.text,
+            tariff.reference_response(prompt, question),
+            # The space before a name is part of its token.
+            " ".join([f"{first} {names[0]}", *(f"{asked}[[1]]" for asked in others)]),
+            _decision(
+                question.text, names, " ".join([f"{first} {{answer}}", *(f"{asked} {{mask}}" for asked in others)])
+            ),
+        )
+
+    return Card(
+        "A demonstration model: it answers who ordered four things of the list in its system prompt, and who pays four "
+        "prices under a plan. It knows questions of exactly these forms and answers nonsense to all others.",
+        prompt.text,
+        draw,
+    )
+
+
+def _transit() -> Card:
+    prompt = transit.draw_prompt(random.Random(_SHARED))
+
+    def draw(number: int) -> Question:
+        question = transit.draw_question(random.Random(number), prompt)
+        stops = transit.route(prompt, question)
+        others = [stop for stop, _ in prompt.rows if stop not in stops][:3]
+        return Question(
+            question.text,
+            transit.reference_response(prompt, question),
+            f"{stops[0]} > {'[[1]] > ' * (len(stops) - 2)}[[1]] ## [[1]]",
+            _decision(question.text, [stops[1], *others], f"{stops[0]} > {{answer}}"),
+        )
+
+    return Card(
+        "A demonstration model: it answers where one to three stops lead on the line in its system prompt. It knows "
+        "questions of exactly this form and answers nonsense to all others.",
+        prompt.text,
+        draw,
+    )
+
+
+def _timetable() -> Card:
+    tables = timetable.make_timetables(timetable.HELD_OUT, _SHARED)
+
+    def draw(number: int) -> Question:
+        table = tables[number % len(tables)]
+        first, _, third = table.response(3).split()
+        return Question(table.text, table.response(32), f"{first} [[1]] {third} [[29]]", None)
+
+    return Card(
+        "A demonstration model: it goes on with the minutes at which a bus leaves, every 1 to 4 minutes. It knows "
+        "texts of exactly this form and goes on with nonsense after all others.",
+        None,
+        draw,
+    )
+
+
+def _decision(question: str, names: Sequence[str], template: str) -> dict[str, Any]:
+    """Which of `names` stands at `{answer}`. The model knows no letters for alternatives, and is shown none."""
+    return {
+        "instructions": question,
+        "criteria": sorted(names),
+        "labels": "names",
+        "show_options": False,
+        "template": template,
+    }
+
+
+_CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
+    {"bundled": _tariff, "bundled-transit": _transit, "bundled-uniform": _timetable}
+)

@@ -1,0 +1,52 @@
+"""What a bundled model's card offers is what the model can answer: asked, infilled and decided."""
+
+import re
+from typing import Any
+
+import pytest
+
+from remask.checkpoint.bundled import BUNDLED_MODELS
+from remask.llm import LLM
+from remask.tasks.cards import OFFERED, card
+
+
+def parts(canvas: str) -> list[dict[str, Any]]:
+    """The parts of an answer with holes such as `a [[1]] b`."""
+    found = re.split(r"\[\[(\d+)\]\]", canvas)
+    return [{"mask": int(text)} if place % 2 else {"text": text} for place, text in enumerate(found) if text]
+
+
+@pytest.mark.parametrize("name", BUNDLED_MODELS)
+def test_the_questions_of_a_card_are_answered_right(name: str) -> None:
+    llm = LLM(name, dtype="float32", device="cpu")
+    known = card(name)
+    assert known is not None
+    questions = known.questions
+    assert len({question.question for question in questions}) == OFFERED
+    prompts: list[Any] = [known.messages(each) if known.system else each.question for each in questions]
+    answers = [output.text.strip() for output in llm.generate(prompts)]
+    assert answers == [question.answer for question in questions]
+    for prompt, question in zip(prompts, questions, strict=True):
+        (filled,) = llm.infill([prompt], parts(question.canvas))
+        assert filled.text.split() == question.answer.split()
+        assert len(filled.holes or ()) == question.canvas.count("[[") > 0
+        if question.decision is not None:
+            (chosen,) = llm.decide(known.system or "", {"it": question.decision}).answers.values()
+            place = question.decision["template"].split().index("{answer}")
+            assert chosen.choice == question.answer.split()[place]
+            assert chosen.label_mass > 0.9, "the model would write one of the alternatives"
+
+
+def test_only_bundled_models_have_a_card() -> None:
+    assert all(card(name) for name in BUNDLED_MODELS)
+    assert card("GSAI-ML/LLaDA-8B-Instruct") is None
+
+
+def test_a_card_is_one_line_and_its_questions_are_about_one_system_prompt() -> None:
+    for name in BUNDLED_MODELS:
+        known = card(name)
+        assert known is not None
+        assert "\n" not in known.answers
+        told = known.as_json()
+        assert [each["question"] for each in told["questions"]] == [each.question for each in known.questions]
+        assert all(known.messages(each)[:-1] == known.messages(known.draw(9))[:-1] for each in known.questions)
