@@ -27,6 +27,8 @@ class Command:
         arguments: the module that has `add_arguments(parser)`, and imports little, as help and every misspelled word
             wait for it; without it `module` has that too.
         log_level: the level of the log where `--log-level` is not given.
+        banner: what people are told under the line of the model: where, and which command comes next, in which
+            `{model}` stands for the model.
     """
 
     module: str
@@ -36,6 +38,7 @@ class Command:
     opening: str | None = None
     arguments: str | None = None
     log_level: str = "warning"
+    banner: tuple[str, str] | None = None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add its options, and make `run` the default of `parser`.
@@ -80,6 +83,10 @@ OWN: Mapping[str, Command] = {
             "remask generate --model bundled --input requests.jsonl --output answers.jsonl --cache bicache",
         ),
         arguments=f"{_ARGUMENTS}.generate",
+        banner=(
+            "the answers go to standard output, or into the file of --output",
+            "remask chat --model {model} talks to it; remask serve {model} offers an API and a page in the browser",
+        ),
     ),
     "decide": Command(
         "remask.cli.decide",
@@ -89,6 +96,10 @@ OWN: Mapping[str, Command] = {
             "remask decide --model GSAI-ML/LLaDA-8B-Instruct --input questions.json --cache bicache",
         ),
         arguments=f"{_ARGUMENTS}.decide",
+        banner=(
+            "the answers go to standard output, as JSON",
+            "remask serve {model} answers such questions at /v1/decisions",
+        ),
     ),
     "serve": Command(
         "remask.cli.serve",
@@ -121,6 +132,10 @@ OWN: Mapping[str, Command] = {
             "remask chat --model GSAI-ML/LLaDA-8B-Instruct --system 'You answer in one sentence.'",
         ),
         arguments=f"{_ARGUMENTS}.chat",
+        banner=(
+            "in this process, for you alone",
+            "type a line, or /help; remask serve {model} lets many ask at a time",
+        ),
     ),
     "profile": Command(
         "remask.cli.profile",
@@ -131,6 +146,10 @@ OWN: Mapping[str, Command] = {
             "remask profile --model GSAI-ML/LLaDA-8B-Instruct --tau 0.97 --ratios 50 75 90 --output depth.json",
         ),
         arguments=f"{_ARGUMENTS}.profile",
+        banner=(
+            "the table goes to standard output, and into the file of --output",
+            "remask bench --model {model} --depth-table FILE compares caches with it",
+        ),
     ),
     "quantize": Command(
         "remask.cli.quantize",
@@ -146,6 +165,7 @@ OWN: Mapping[str, Command] = {
         "look into a model, or into the engine's memory",
         examples=(MODEL_EXAMPLES[0], STORE_EXAMPLES[0]),
         arguments=f"{_ARGUMENTS}.inspect",
+        banner=("the memory goes to standard output", "remask serve {model} shows it live in the playground"),
     ),
 }
 

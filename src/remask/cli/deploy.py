@@ -9,6 +9,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from remask.cli.logs import tell_people
 from remask.cli.options import (
     engine_config,
     model_settings,
@@ -79,7 +80,14 @@ def _serve(settings: "FleetSettings", args: argparse.Namespace) -> None:
         cluster.start(build(settings), NAME, args.host, args.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop_on_signal)
-        log.info("running on http://%s:%d", args.host, args.port)
+        url = f"http://{args.host}:{args.port}"
+        log.info("running on %s", url)
+        tell_people(
+            args,
+            f"remask deploy: {settings.model}, {settings.min_replicas} to {settings.max_replicas} replicas\n"
+            f"  API {url}/v1 (Ctrl-C stops the replicas)\n"
+            f"  next: remask chat --base-url {url}/v1",
+        )
         stop.wait()
         log.info("stopping: accepted requests have %g s to end", settings.server_config.drain_timeout)
         serve.delete(NAME)

@@ -108,7 +108,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                 words = [*words[: place + 1], *config_file.expand(words[place + 1 :], _flags(own))]
     args = parser.parse_args(words)
     used = known[args.command]
-    args.opening = used.opening
+    args.opening, args.banner = used.opening, used.banner
     args.log_level = args.log_level or ("warning" if args.quiet else used.log_level)
     args.progress = not args.quiet and args.log_format == "text"
     return args

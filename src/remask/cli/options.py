@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.checks.values import json_object
+from remask.cli.banner import show_banner
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -32,6 +33,20 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def open_llm(
+    args: argparse.Namespace,
+    cache: str = "none",
+    cache_config: dict[str, Any] | None = None,
+    engine: EngineConfig | None = None,
+) -> LLM:
+    """Load the model that the options name, and show the command's banner. Raises what `LLM` raises."""
+    llm = load_llm(args, cache, cache_config, engine)
+    if args.banner is not None:
+        where, then = args.banner
+        show_banner(args, llm, where, then.format(model=args.model))
+    return llm
+
+
+def load_llm(
     args: argparse.Namespace,
     cache: str = "none",
     cache_config: dict[str, Any] | None = None,

@@ -14,15 +14,17 @@ import torch
 from remask.checks.fields import declared
 from remask.checks.values import whole
 from remask.cli.arguments.serve import KEY_VARIABLE, PRIORITY_KEY_VARIABLE
+from remask.cli.banner import show_banner
 from remask.cli.options import (
     engine_config,
+    load_llm,
     object_option,
-    open_llm,
     sampling_option,
 )
 from remask.engine.config import AUTO
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.machine.logs import FIELDS
 from remask.sampling.defaults import overlaid
 from remask.server.limits import ServerLimits
 
@@ -48,17 +50,23 @@ def run(args: argparse.Namespace) -> int:
     # Loading a model may take minutes. If the port is taken, the error comes before that.
     with (
         bind(args.host, args.port) as listener,
-        open_llm(args, args.cache or AUTO, cache_config, limits, spare_cores=1) as llm,
+        load_llm(args, args.cache or AUTO, cache_config, limits, spare_cores=1) as llm,
     ):
         if template is not None and llm.tokenizer is not None:
             llm.tokenizer.use_chat_template(template)
         app = create_app(llm, config, trace)
-        _announce(args, url_of(listener), llm, config, trace is not None)
+        url = url_of(listener)
+        _announce(args, url, llm, config, trace is not None)
+        where = f"API {url}/v1, playground {url}/ (Ctrl-C stops the server)"
+        show_banner(args, llm, where, f"remask chat --base-url {url}/v1, or open the playground in a browser")
         # What is loaded stays. Without this every large body makes the collector look at all of it again, and the event
         # loop stands still meanwhile.
         gc.collect()
         gc.freeze()
-        Server(app, listener).run()
+        try:
+            Server(app, listener).run()
+        finally:
+            gc.unfreeze()  # what stays for ever is reported as leaked when the process ends, by Triton among others
     return 0
 
 
@@ -120,4 +128,4 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "profile_dir": args.profile_dir if traced else None,
         "profile_steps": args.profile_steps if traced else None,
     }
-    log.info("remask serve: %s", json.dumps(settings))
+    log.info("remask serve: %s", json.dumps(settings), extra={FIELDS: settings})

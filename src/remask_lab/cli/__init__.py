@@ -12,6 +12,10 @@ COMMANDS: Mapping[str, Command] = {
         examples=("remask demo", "remask demo --uniform --requests 32"),
         opening="loading PyTorch and the model, a few seconds; then questions are answered under each cache policy",
         arguments="remask_lab.cli.arguments.demo",
+        banner=(
+            "the comparison goes to standard output, its picture into the file of --picture",
+            "remask serve {model} offers an API and a page in the browser; remask chat --model {model} talks to it",
+        ),
     ),
     "bench": Command(
         "remask_lab.cli.bench",
@@ -22,6 +26,10 @@ COMMANDS: Mapping[str, Command] = {
             "remask bench --model GSAI-ML/LLaDA-8B-Instruct --caches none,reuse,bicache --detail",
         ),
         arguments="remask_lab.cli.arguments.bench",
+        banner=(
+            "the table goes to standard output, all figures into the file of --json",
+            "remask analyze curves --model {model} moves every knob of every cache",
+        ),
     ),
     "bench serve": Command(
         "remask_lab.cli.bench_serve",
@@ -42,6 +50,10 @@ COMMANDS: Mapping[str, Command] = {
             "remask profile-ops --model llada-100m --load-format dummy --dtype float32 --plot roofline.png",
         ),
         arguments="remask_lab.cli.arguments.profile_ops",
+        banner=(
+            "the table goes to standard output, all figures into the file of --json",
+            "remask bench --model {model} compares whole answers",
+        ),
     ),
     "analyze": Command(
         "remask_lab.cli.analyze",
@@ -52,6 +64,10 @@ COMMANDS: Mapping[str, Command] = {
             "remask analyze drift --model bundled --input requests.jsonl --output drift.json",
         ),
         arguments="remask_lab.cli.arguments.analyze",
+        banner=(
+            "the findings go to standard output, all figures into the file of --output",
+            "remask analyze --help lists the other subjects",
+        ),
     ),
     "eval": Command(
         "remask_lab.cli.evaluate",
@@ -62,5 +78,9 @@ COMMANDS: Mapping[str, Command] = {
             "remask eval likelihood --model GSAI-ML/LLaDA-8B-Base --prompts pairs.jsonl --output likelihood.json",
         ),
         arguments="remask_lab.cli.arguments.evaluate",
+        banner=(
+            "the scores go to standard output, every row into the file of --output",
+            "remask bench --model {model} compares speed",
+        ),
     ),
 }
