@@ -109,7 +109,9 @@ def test_a_defect_is_a_line_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_levels_are_those_of_this_project_and_the_rest_stays_readable(capsys: pytest.CaptureFixture[str]) -> None:
-    before = [logging.getLogger(name).level for name in ("", "remask", "remask_lab", "httpx")]
+    names = ("", "remask", "remask_lab", "httpx")
+    before = [logging.getLogger(name).level for name in names]
+    assert before[1] == logging.NOTSET, "no command has left its level"
     with StderrLog() as stderr:
         stderr.set("debug", "text")
         for name in ("remask.engine", "remask_lab.bench", "matplotlib.font_manager", "httpx"):
@@ -123,7 +125,7 @@ def test_levels_are_those_of_this_project_and_the_rest_stays_readable(capsys: py
         "INFO info of remask_lab.bench",
         "INFO info of matplotlib.font_manager",
     ]
-    assert [logging.getLogger(name).level for name in ("", "remask", "remask_lab", "httpx")] == before
+    assert [logging.getLogger(name).level for name in names] == before
 
 
 @pytest.mark.parametrize(("number", "text"), [(12, "12"), (988_672, "989 k"), (8_015_581_184, "8.02 B")])

@@ -58,11 +58,11 @@ class StderrLog:
     def __init__(self) -> None:
         self._handler = _Stderr()
         self._levels: dict[str, int] = {}
-        self.set("warning", FORMATS[0])
 
     def __enter__(self) -> "StderrLog":
         self._levels = {name: logging.getLogger(name).level for name in ("", *_OWN, *_CHATTY)}
         logging.getLogger().addHandler(self._handler)
+        self.set("warning", FORMATS[0])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
