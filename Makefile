@@ -5,9 +5,12 @@ PYTHON ?= python3
 EXTRAS ?= dev
 
 .PHONY: demo test check suite thorough soak docs
-demo: .venv/installed-lab
+demo: .venv/installed-lab,server
 	@echo "Asking the bundled model 40 questions under every cache: about a minute."
 	scripts/demo
+	@echo
+	@echo "From here on the command is .venv/bin/remask, such as: .venv/bin/remask serve bundled"
+	@echo "After '. .venv/bin/activate' it is remask in this shell."
 test: check suite
 suite: .venv/installed-$(EXTRAS)
 	@echo "Quick tests: about four minutes on two cores."

@@ -53,6 +53,7 @@ ORDER = (
     "remask_lab.load",
     "remask_lab.harness",
     "remask_lab.arguments",
+    "remask_lab.asked",
     "remask_lab.instruments",
     "remask_lab.subjects",
     "remask_lab.speed",

@@ -16,9 +16,9 @@ from remask.answers.structured import Structures
 from remask.checkpoint.loaded import FoundModel, LoadedModel, find_model
 from remask.checks.kinds import ModelKind
 from remask.checks.values import one_of, whole
-from remask.depth.find import DepthTable, find_table, shipped_table
+from remask.depth.find import DepthTable, find_table, has_table
 from remask.engine.capacity import DeviceMemory, check_weights_fit
-from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
+from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.device_defaults import read_defaults
 from remask.engine.engine import Engine
 from remask.engine.request import Request
@@ -26,7 +26,8 @@ from remask.errors import ConfigError, DecisionError
 from remask.machine.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.machine.device import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
 from remask.model.invariant import check_ranks
-from remask.model.quantised import Quantization, check_quantization, described
+from remask.model.quantised import check_quantization, described
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Ranks, Shard
 from remask.model.transformer import Transformer
 from remask.parallel import lead
@@ -55,7 +56,6 @@ log = logging.getLogger(__name__)
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
 Segments: TypeAlias = Sequence[Segment | Mapping[str, Any]]
-AUTO = "auto"
 _USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
 
@@ -308,7 +308,7 @@ class LLM:
 
     @property
     def depth_table(self) -> DepthTable:
-        """The depth table of this model: from the given file, a shipped one, or from profiling the model now.
+        """The depth table of this model: of the given file, shipped, kept by an earlier start, or profiled now.
 
         Raises `ConfigError` where a model of several processes would have to be profiled.
         """
@@ -324,7 +324,7 @@ class LLM:
     @property
     def has_depth_table(self) -> bool:
         """Whether `depth_table` can be read without profiling the model."""
-        return (self._table or shipped_table(self.loaded)) is not None
+        return self._table is not None or has_table(self.loaded)
 
     def new_engine(self, config: EngineConfig | None = None) -> Engine:
         """Another engine on the same weights, with its own memory and prefix store."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer as RawTokenizer
 
-from remask.checkpoint.source import BUNDLED
+from remask.checkpoint.bundled import BUNDLED
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, DecisionError
 from remask.llm import LLM

@@ -27,7 +27,8 @@ from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
 from remask.gguf import header
 from remask.gguf.header import read_header
-from remask.model.quantised import QuantisedMatrix, Quantization
+from remask.model.quantised import QuantisedMatrix
+from remask.model.quantization_names import Quantization
 from remask.model.weights import Weights
 from remask.text.tokenizer import load_tokenizer
 from tests import goldens

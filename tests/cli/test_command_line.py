@@ -27,7 +27,17 @@ MISSPELLED = {
     "analyze drfit --model x": ("remask analyze SUBJECT ...", "Unknown subject 'drfit'. Did you mean 'drift'?"),
     "analyze drift --modl x": ("remask analyze drift (--prompt", "no option --modl; did you mean --model?"),
     "generate --load-format dumy --model x --prompt x": ("remask generate", "Did you mean 'dummy'?"),
-    "generate --model x --prompt x --quiet": ("remask generate", "--quiet stands before the command"),
+    "generate --model x --prompt x --version": ("remask generate", "--version stands before the command"),
+    "generate --log-level loud": (
+        "remask generate",
+        "Unknown --log-level 'loud'. Available: debug, error, info, warning.",
+    ),
+    "--log-format yaml generate": ("remask COMMAND", "Unknown --log-format 'yaml'. Available: json, text."),
+    "generate --quantization int9": ("remask generate", "Unknown --quantization 'int9'. Did you mean 'int"),
+    "generate --eviction lur": ("remask generate", "Unknown --eviction 'lur'. Did you mean 'lru'?"),
+    "generate --prefix-match longets": ("remask generate", "Unknown --prefix-match 'longets'. Did you mean 'longest'?"),
+    "generate --prefix-sharing aut": ("remask generate", "Unknown --prefix-sharing 'aut'. Did you mean 'auto'?"),
+    "generate --attention trition": ("remask generate", "Unknown --attention 'trition'. Did you mean 'triton'?"),
     "generate --zzz": ("remask generate", "there is no option --zzz\n"),
     "--quite generate": ("remask COMMAND ...", "no option --quite; did you mean --quiet?"),
     "generate --model bundled": ("remask generate (--prompt TEXT | --input FILE) --model MODEL", "is required"),
@@ -58,6 +68,70 @@ def test_abbreviations_and_values_are_no_misspellings() -> None:
     assert parse(["analyze", "sweep", "--model", "x", "--seed", "-1"]).seed == -1
 
 
+@pytest.mark.parametrize(
+    "words", ["--quiet --log-level info --log-format json {}", "{} --quiet --log-level=info --log-format json"]
+)
+@pytest.mark.parametrize(
+    "command", ["generate --model x --prompt y", "bench serve --base-url z", "analyze drift --model x --prompt y"]
+)
+def test_what_all_commands_have_stands_before_or_after_them(words: str, command: str) -> None:
+    args = parse(shlex.split(words.format(command)))
+    assert (args.quiet, args.log_level, args.log_format) == (True, "info", "json")
+    plain = parse(shlex.split(command))
+    assert (plain.quiet, plain.log_level, plain.log_format) == (False, "warning", "text")
+    assert parse(shlex.split(f"--quiet {command}")).log_level == "warning"
+
+
+def test_servers_log_what_they_do_unless_they_are_told_to_be_quiet() -> None:
+    assert [parse(words.split()).log_level for words in ("serve", "deploy", "--quiet serve")] == [
+        "info",
+        "info",
+        "warning",
+    ]
+
+
+HEAVY = ("torch", "numpy", "transformers", "pydantic", "fastapi", "huggingface_hub", "openai", "httpx")
+LIGHT = (
+    *MISSPELLED,
+    "chat --base-url http://127.0.0.1:9/v1",
+    "generate --model x --input nowhere.jsonl",
+    "--help",
+    "--version",
+)
+
+
+def test_help_misspelled_words_and_a_chat_with_a_server_import_no_pytorch() -> None:
+    """One process does all of it, and what it has imported at the end is what any of them imports."""
+    code = (
+        "import contextlib, io, json, sys\n"
+        "from remask.cli import main\n"
+        "ended = []\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
+        "        try:\n"
+        "            ended.append(main(words))\n"
+        "        except SystemExit as end:\n"
+        "            ended.append(end.code)\n"
+        "print(json.dumps([ended, list(sys.modules)]))"
+    )
+    helps = [
+        [*own.prog.split()[1:], "--help"]
+        for name in all_commands()
+        for own in (Parser(prog=f"remask {name}"), *filled(name))
+    ]
+    lines = [*helps, *(line.split() for line in LIGHT)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(lines)], capture_output=True, text=True, input="", check=True
+    )
+    ended, modules = json.loads(done.stdout)
+    assert ended[: len(helps)] == [0] * len(helps)
+    assert len(helps) > 30, "those of subjects too"
+    assert set(ended[len(helps) : -4]) == {2}
+    assert ended[-4:] == [0, 2, 0, 0]
+    assert "remask_lab.arguments.subjects.drift" in modules
+    assert not set(HEAVY) & set(modules)
+
+
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """A parser and those of its subcommands."""
     yield parser
@@ -71,7 +145,7 @@ def filled(name: str) -> list[argparse.ArgumentParser]:
     """The parsers of a command and of its subcommands."""
     command = all_commands()[name]
     parser = Parser(prog=f"remask {name}")
-    command.load().add_arguments(parser)
+    command.add_arguments(parser)
     return [own for own in parsers(parser) if own is not parser]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.cli import serve
+from remask.cli.arguments import serve
 
 ROOT = Path(__file__).parents[2]
 CONTAINER = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8")

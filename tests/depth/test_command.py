@@ -1,9 +1,9 @@
-import argparse
 from pathlib import Path
 
 import pytest
 
 from remask.cli import profile
+from remask.cli.main import parse
 from remask.depth.find import DepthTable
 from remask.depth.rule import DepthRule
 from remask.errors import ConfigError
@@ -13,10 +13,7 @@ MODEL = ["--model", str(goldens.model_dir("llada")), "--dtype", "float32", "--de
 
 
 def remask(*args: str) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quiet", action="store_true")
-    profile.add_arguments(parser)
-    return profile.run(parser.parse_args(["--quiet", *MODEL, *args]))
+    return profile.run(parse(["--quiet", "profile", *MODEL, *args]))
 
 
 def test_table_file_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,11 @@ import pytest
 from remask.depth import profile as profiling
 from remask.depth.conversations import Conversation, RandomPrompts
 from remask.depth.find import Growth
-from remask.depth.profile import ProfileSettings, profile, run_depth, stands_still, table_distance
+from remask.depth.limits import depth_entries
+from remask.depth.profile import profile, run_depth, stands_still, table_distance
 from remask.depth.prompts import default_prompts
-from remask.depth.rule import AUTHORS, DepthRule, depth_entries
+from remask.depth.rule import AUTHORS, DepthRule
+from remask.depth.settings import ProfileSettings
 from remask.depth.similarity import PrefixProbe
 from remask.errors import ConfigError
 from remask.llm import LLM

@@ -8,8 +8,9 @@ import pytest
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.conversations import ChatPrompts, RandomPrompts, TariffPrompts, TokenPrompts, TransitPrompts
-from remask.depth.profile import ProfileSettings, profile
+from remask.depth.profile import profile
 from remask.depth.prompts import default_prompts, read_prompts, task_prompts
+from remask.depth.settings import ProfileSettings
 from remask.errors import ConfigError
 from remask.policies.depth_lookup import percent
 from remask.tasks import tariff

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remask.depth.limits import depth_at, depth_entries, limits_of
 from remask.depth.profile import mean_curves, request_depths, rule_limits
-from remask.depth.rule import AUTHORS, RULES, DepthRule, depth_at, depth_entries
+from remask.depth.rule import AUTHORS, RULES, DepthRule
 from remask.errors import ConfigError
 
 TAU = 0.97
@@ -70,12 +71,12 @@ def test_a_higher_tau_is_never_deeper(curves: list[list[float]], rule: DepthRule
 def test_the_layer_above_the_depth_must_exceed_tau_too(curve: list[float], paper: int, safe: int) -> None:
     for boundary, expected in (("paper", paper), ("safe", safe)):
         rule = DepthRule(boundary=boundary)  # type: ignore[arg-type]
-        assert depth_at(rule.limits(np.array(curve)).tolist(), TAU) == expected
+        assert depth_at(limits_of(rule, np.array(curve)).tolist(), TAU) == expected
 
 
 def test_the_largest_layer_may_stand_behind_a_smaller_one() -> None:
     curve = np.array([1.0, 0.9, 0.98, 0.9])
-    depths = [depth_at(rule.limits(curve).tolist(), TAU) for rule in RULES if rule.requests == "mean-depth"]
+    depths = [depth_at(limits_of(rule, curve).tolist(), TAU) for rule in RULES if rule.requests == "mean-depth"]
     assert depths == [0, 1, 2, 3]  # leading safe, leading paper, largest safe, largest paper
 
 
@@ -91,7 +92,7 @@ def test_mean_of_similarities_is_not_the_mean_of_depths() -> None:
 
 def test_entries_grow() -> None:
     curves = {50: [1.0, 0.99, 0.5], 10: [1.0, 0.5, 0.5], 70: [1.0, 0.9, 0.9], 90: [1.0, 1.0, 1.0], 5: [0.1, 1.0, 1.0]}
-    limits = {ratio: AUTHORS.limits(np.array(curve)).tolist() for ratio, curve in curves.items()}
+    limits = {ratio: limits_of(AUTHORS, np.array(curve)).tolist() for ratio, curve in curves.items()}
     assert depth_entries(limits, TAU) == {10: 1, 50: 2, 90: 3}
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from remask.depth.conversations import Conversation, RandomPrompts, SystemPrompt
 from remask.depth.cuts import cut_at, reachable
-from remask.depth.profile import Cuts, ProfileSettings
+from remask.depth.profile import Cuts
 from remask.depth.prompts import default_prompts, under_system_prompt
+from remask.depth.settings import ProfileSettings
 from remask.errors import ConfigError
 from remask.policies.depth_lookup import percent
 from tests import goldens

@@ -9,9 +9,11 @@ import pytest
 
 from remask.checkpoint.presets import preset
 from remask.depth import cuts
+from remask.depth import find as finding
 from remask.depth import profile as profiling
-from remask.depth.find import DepthTable, Growth, find_table, shipped_table
-from remask.depth.rule import AUTHORS, DepthRule, depth_entries
+from remask.depth.find import DepthTable, Growth, find_table, has_table, shipped_table
+from remask.depth.limits import depth_entries, limits_of
+from remask.depth.rule import AUTHORS, DepthRule
 from remask.errors import ConfigError, TableError
 from remask.policies.depth_lookup import DepthLookup, percent
 from tests import goldens
@@ -44,7 +46,7 @@ CASES = [
 
 @pytest.mark.parametrize(("similarity", "tau", "expected"), CASES)
 def test_golden_tables_and_lookups(similarity: list[list[float]], tau: float, expected: dict[str, Any]) -> None:
-    entries = depth_entries(dict(enumerate(AUTHORS.limits(np.array(similarity)).tolist())), tau)
+    entries = depth_entries(dict(enumerate(limits_of(AUTHORS, np.array(similarity)).tolist())), tau)
     assert entries == {int(r): b for r, b in expected["table"].items()}
     lookup = DepthLookup(entries)
     for ratio, depth in expected["lookup"].items():
@@ -195,3 +197,66 @@ def test_without_a_table_the_model_is_profiled(caplog: pytest.LogCaptureFixture,
     assert "remask profile --model llada-tiny" in caplog.text
     assert table.layers == 2
     assert list(table.curves) == [50, 90]
+
+
+def few_ratios(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Profiles that end soon, and a cache folder of the test's own."""
+    monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
+    monkeypatch.setattr(cuts, "RATIOS", (50, 90))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+def unprofiled(*_: Any, **__: Any) -> DepthTable:
+    raise AssertionError("the model is profiled")
+
+
+def test_a_model_is_profiled_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    few_ratios(monkeypatch, tmp_path)
+    first = open_model("llada-tiny", dummy=True)
+    assert not first.has_depth_table
+    table = first.depth_table
+    (file,) = (tmp_path / "remask" / "depth").iterdir()
+    assert file.name.startswith(f"{first.loaded.fingerprint}-")
+    assert f"keeping the table in {file} for the next start" in caplog.text
+    monkeypatch.setattr(finding, "profile", unprofiled)
+    second = open_model("llada-tiny", dummy=True)
+    assert second.has_depth_table
+    with caplog.at_level(logging.INFO):
+        assert second.depth_table == table
+    assert f"depth table of an earlier start, {file}" in caplog.text
+    assert not has_table(replace(first.loaded, fingerprint="another"))
+    assert not has_table(loaded("sdar-tiny", dummy=True)), "such models have no tables"
+
+
+def test_a_table_measured_in_another_way_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    few_ratios(monkeypatch, tmp_path)
+    llm = open_model("llada-tiny", dummy=True)
+    find_table(llm)
+    assert has_table(llm.loaded)
+    monkeypatch.setattr(cuts, "RATIOS", (50,))
+    assert not has_table(llm.loaded)
+    assert list(find_table(llm).curves) == [50]
+
+
+def test_a_kept_file_that_cannot_be_used_is_measured_anew(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    few_ratios(monkeypatch, tmp_path)
+    llm = open_model("llada-tiny", dummy=True)
+    table = find_table(llm)
+    (file,) = (tmp_path / "remask" / "depth").iterdir()
+    file.write_text("{", encoding="utf-8")
+    assert find_table(llm) == table
+    assert f"{file} is not used, and written anew" in caplog.text
+    assert DepthTable.load(file, llm.loaded) == table
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_time_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    few_ratios(monkeypatch, tmp_path / "file")
+    assert find_table(open_model("llada-tiny", dummy=True)).layers == 2
+    assert "the depth table is not kept" in caplog.text

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from remask.depth.conversations import TokenPrompts
-from remask.depth.profile import ProfileSettings, profile
-from remask.depth.rule import RULES, DepthRule, depth_entries
+from remask.depth.limits import depth_entries
+from remask.depth.profile import profile
+from remask.depth.rule import RULES, DepthRule
+from remask.depth.settings import ProfileSettings
 from remask.depth.table import DepthTable
 from remask.llm import LLM
 from tests.goldens import tariff

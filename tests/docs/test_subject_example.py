@@ -8,6 +8,7 @@ import pytest
 
 from remask.cli import main
 from remask_lab import subjects
+from remask_lab.arguments import subjects as options
 from remask_lab.records.record import read_record
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -15,16 +16,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 @pytest.fixture
 def certainty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The subject as a module of `remask_lab.subjects`."""
+    """The subject as a module of `remask_lab.arguments.subjects` and one of `remask_lab.subjects`."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (code,) = [block for block in blocks if "`remask analyze certainty`" in block]
-    folder = tmp_path / "subjects"
-    folder.mkdir()
-    (folder / "certainty.py").write_text(code, encoding="utf-8")
-    monkeypatch.setattr(subjects, "__path__", [*subjects.__path__, str(folder)])
-    # What the test imports under this name goes when it ends.
-    monkeypatch.setitem(sys.modules, f"{subjects.__name__}.certainty", None)
-    monkeypatch.delitem(sys.modules, f"{subjects.__name__}.certainty")
+    for package, first in (
+        (options, "The options of `remask analyze certainty`"),
+        (subjects, "`remask analyze certainty`"),
+    ):
+        (code,) = [block for block in blocks if block.startswith(f'"""{first}')]
+        folder = tmp_path / package.__name__
+        folder.mkdir()
+        (folder / "certainty.py").write_text(code, encoding="utf-8")
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+        # What the test imports under this name goes when it ends.
+        monkeypatch.setitem(sys.modules, f"{package.__name__}.certainty", None)
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.certainty")
 
 
 @pytest.mark.usefixtures("certainty")

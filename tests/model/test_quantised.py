@@ -31,11 +31,11 @@ from remask.model.quantised import (
     Int8Matrix,
     PackedInt8Matrix,
     QuantisedMatrix,
-    Quantization,
     check_quantization,
     empty_matrix,
     encode,
 )
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import empty_weights
 from tests.checkpoint import checkpoints

@@ -9,7 +9,7 @@ import torch
 
 from remask.checkpoint.presets import preset
 from remask.checks.fields import declared
-from remask.cli import serve
+from remask.cli.arguments import serve
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.errors import _CODES

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from remask.checkpoint.source import BUNDLED_MODELS
+from remask.checkpoint.bundled import BUNDLED_MODELS
 from remask.llm import LLM
 from remask.tasks.cards import OFFERED, card
 

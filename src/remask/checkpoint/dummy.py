@@ -5,7 +5,7 @@ from torch import Tensor
 
 from remask.families.family import Slot
 from remask.model.config import ModelConfig
-from remask.model.quantised import Quantization
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, Weights, empty_weights
 

@@ -18,7 +18,8 @@ from remask.errors import CheckpointError
 from remask.families.fields import EXPERTS
 from remask.gguf.architecture import EXPERT, interleaved_heads
 from remask.gguf.header import TENSORS, Header, StoredTensor, read_header
-from remask.model.quantised import GROUP, Codes, Quantization
+from remask.model.quantised import GROUP, Codes
+from remask.model.quantization_names import Quantization
 
 _STEP = 2**22  # numbers that are unpacked at a time, which takes several times their memory
 _STACKED = "_exps.weight"

@@ -22,7 +22,8 @@ from remask.families import Family, Slot
 from remask.families.fields import Fields
 from remask.gguf.header import is_gguf
 from remask.model.config import ModelConfig
-from remask.model.quantised import Codes, QuantisedMatrix, Quantization
+from remask.model.quantised import Codes, QuantisedMatrix
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, Weights, empty_weights
 
@@ -32,6 +33,7 @@ _UNPACKED = 2**24  # numbers of the embedding or the output matrix that stand un
 # Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
 # each expert.
 _FEW = 4
+_BAR_AFTER_S = 1.0  # a bar that is full at once tells nobody anything
 
 
 def read_config(folder: Path) -> tuple[Family, ModelConfig]:
@@ -85,7 +87,8 @@ def load_weights(
     slots = [part for slot in slots for part in _unpacked_parts(slot, stored[slot.name])]
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_size(slot, stored) for slot in slots)
-    with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
+    bar = tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress, delay=_BAR_AFTER_S)
+    with bar:
         for file, few in _together(slots, stored):
             _read(file, few, stored, weights, check, quantization)
             bar.update(sum(_size(slot, stored) for slot in few))

@@ -16,7 +16,7 @@ from remask.checkpoint.quantised_files import stored_kind
 from remask.checkpoint.source import resolve
 from remask.families.family import Family
 from remask.model.config import ModelConfig
-from remask.model.quantised import Quantization
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, Weights
 from remask.text.tokenizer import Tokenizer, load_tokenizer

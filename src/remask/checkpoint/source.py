@@ -8,12 +8,10 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
 
+from remask.checkpoint.bundled import BUNDLED_MODELS
 from remask.checkpoint.presets import PRESETS, presets
 from remask.errors import CheckpointError
 from remask.gguf.header import SUFFIX
-
-BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM = "bundled", "bundled-transit", "bundled-uniform"
-BUNDLED_MODELS = (BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM)
 
 # What a model needs, and nothing that could be executed: no Python files, no pickles.
 _PATTERNS = ["*.safetensors", "*.json", "merges.txt", "tokenizer.model", "*.jinja"]

@@ -7,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 
 from remask.checkpoint.json_files import read_json
 from remask.errors import CheckpointError
-from remask.model.quantised import Quantization
+from remask.model.quantization_names import Quantization
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -7,20 +7,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from remask.checkpoint.source import BUNDLED
-from remask.cli.options import (
-    add_engine_options,
-    add_model_options,
-    engine_config,
-    object_option,
-    open_llm,
-    sampling_option,
-)
-from remask.cli.serve import KEY_VARIABLE, check_extra
-from remask.errors import ConfigError, RemaskError, UnknownNameError
-from remask.llm import AUTO, LLM
-from remask.server.answer import Answer
-from remask.tasks.cards import card
+from remask.checks.values import json_object
+from remask.cli.arguments.serve import KEY_VARIABLE
+from remask.cli.chat_client import ChatClient
+from remask.cli.logs import tell, tell_people
+from remask.errors import RemaskError, UnknownNameError
 
 _COMMAND = re.compile(r"/([a-z]+|[0-9])")
 Turns = list[dict[str, str]]
@@ -36,24 +27,6 @@ _HELP = (
 )
 _ALONE: Final = "Each line is a conversation of its own, as the model knows one question only."
 _CONNECT_S = 5.0  # to ask a server what it serves
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    in_process = argparse.ArgumentParser(add_help=False)
-    for each in (in_process, parser):
-        add_model_options(each, BUNDLED)
-        add_engine_options(each)
-        each.set_defaults(model=None)
-    parser.add_argument("--base-url", metavar="URL", help="a server's, such as http://127.0.0.1:8000/v1")
-    parser.add_argument("--api-key", metavar="KEY", help=f"for --base-url; also from {KEY_VARIABLE}")
-    parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument("--cache", metavar="SPEC", help="policy (default: the one that 'remask serve' chooses)")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
-    parser.add_argument(
-        "--sampling", metavar="JSON", help="sampling parameters; 'remask generate --help-fields' lists them"
-    )
-    parser.set_defaults(in_process=in_process.parse_args([]))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         elif line == SYSTEM:
             print("There is no system prompt; --system gives one." if system is None else system)
         elif line not in offered and _COMMAND.fullmatch(line):
-            print(f"error: {UnknownNameError('command', line, (*offered, *COMMANDS))}", file=sys.stderr)
+            tell(f"error: {UnknownNameError('command', line, (*offered, *COMMANDS))}")
         elif line:
             if known is not None:
                 turns = list(opening)
@@ -114,72 +87,35 @@ def _say(answer: Answerer, turns: Turns) -> str | None:
             print(text, end="", flush=True)
             said += text
     except RemaskError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         return None
     print()
     return said
 
 
 def _local(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
-    args.model = args.model or BUNDLED
-    sampling = sampling_option(args)
-    llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
-    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-        raise ConfigError(f"the model {args.model!r} has no chat template; a conversation needs one")
-    found = card(llm.loaded.name)
-    return lambda turns: _in_process(llm, turns, sampling), None if found is None else found.as_json()
+    # Imported here, as a conversation with a server needs no PyTorch.
+    from remask.cli.chat_local import local_answers
 
-
-def _in_process(llm: LLM, turns: Turns, sampling: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settled text of the answer, computed by the engine of `llm`."""
-    assert llm.tokenizer is not None
-    (request,) = llm.requests([turns], sampling)
-    answer = Answer(0, request, llm.tokenizer, llm.loaded.config.stop_ids)
-    llm.engine.add(request)
-    while llm.engine.busy:
-        delta = answer.take(llm.engine.step())
-        if delta.result is not None and delta.result.error is not None:
-            raise RemaskError(delta.result.error)
-        yield delta.text
+    return local_answers(args)
 
 
 def _remote(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
-    for name, default in vars(args.in_process).items():
-        if name != "model" and getattr(args, name) != default:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} is for a model in this process; leave out either {flag} or --base-url")
-    check_extra("openai")
-    import openai
-
-    client = openai.OpenAI(
-        base_url=args.base_url, api_key=args.api_key or os.environ.get(KEY_VARIABLE) or "none", max_retries=0
-    )
-    extra = object_option("--sampling", args.sampling)
+    client = ChatClient(args.base_url, args.api_key or os.environ.get(KEY_VARIABLE))
+    extra = {} if args.sampling is None else json_object("--sampling", args.sampling)
     if args.cache is not None:
         extra["cache"] = args.cache
     if args.cache_config is not None:
-        extra["cache_config"] = object_option("--cache-config", args.cache_config)
+        extra["cache_config"] = json_object("--cache-config", args.cache_config)
 
     def answer(turns: Turns) -> Iterator[str]:
-        try:
-            model = args.model or client.models.list().data[0].id
-            messages: Any = turns
-            stream = client.chat.completions.create(model=model, messages=messages, stream=True, extra_body=extra)
-            for chunk in stream:
-                for choice in chunk.choices:
-                    yield choice.delta.content or ""
-        except openai.APIConnectionError as error:
-            raise RemaskError(
-                f"the connection to {args.base_url} failed: {error.__cause__ or error}; is a server running there?"
-            ) from error
-        except openai.OpenAIError as error:
-            raise RemaskError(str(error)) from error
+        model = args.model or client.first_model()
+        yield from client.stream({"model": model, "messages": turns, **extra})
 
     try:
-        served = client.with_options(timeout=_CONNECT_S).models.list().data
-    except openai.OpenAIError:
+        served = client.models(_CONNECT_S)
+    except RemaskError:
         served = []  # the first question says what is wrong
-    model = next((each for each in served if args.model in (None, each.id)), None)
-    if model is None or model.owned_by != "remask":
-        return answer, None
-    return answer, (model.model_extra or {}).get("card")
+    model = next((each for each in served if args.model in (None, each["id"])), {})
+    tell_people(args, f"remask chat: {args.model or model.get('id', 'no model yet')} at {args.base_url}")
+    return answer, model.get("card") if model.get("owned_by") == "remask" else None

@@ -1,11 +1,13 @@
 """The commands of `remask`: this package's own, and those that other packages register."""
 
+import argparse
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
 from remask.checks.plugins import Plugin, Registry
+from remask.cli.parser import examples
 from remask.errors import ConfigError, PluginError
 
 GROUP = "remask.commands"
@@ -14,14 +16,19 @@ GROUP = "remask.commands"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. Its module is imported when the command is used, so that a list of commands costs little time.
+    """One command. Its modules are imported when it is used, so that a list of commands costs little time.
 
     Attributes:
-        module: has `add_arguments(parser)` and `run(args) -> int`, the exit status.
+        module: has `run(args) -> int`, the exit status.
         summary: its line in `remask --help`.
         examples: whole command lines, with which its own help ends.
         extra: the extra that installs the further packages that the module needs.
         opening: what is said on stderr before the module is imported, which may take seconds; without it nothing is.
+        arguments: the module that has `add_arguments(parser)`, and imports little, as help and every misspelled word
+            wait for it; without it `module` has that too.
+        log_level: the level of the log where `--log-level` is not given.
+        banner: what people are told under the line of the model: where, and which command comes next, in which
+            `{model}` stands for the model.
     """
 
     module: str
@@ -29,11 +36,31 @@ class Command:
     extra: str | None = None
     examples: tuple[str, ...] = ()
     opening: str | None = None
+    arguments: str | None = None
+    log_level: str = "warning"
+    banner: tuple[str, str] | None = None
 
-    def load(self) -> ModuleType:
-        """Import the module. Raises `ConfigError` if a package of its extra is missing."""
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add its options, and make `run` the default of `parser`.
+
+        Raises `ConfigError` if a package of its extra is missing.
+        """
+        parser.set_defaults(run=self.run)
+        if self.examples:
+            parser.epilog = examples(*self.examples)
+        self._load(self.arguments or self.module).add_arguments(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run it. Returns the exit status. Raises `ConfigError` if a package of its extra is missing."""
         try:
-            return importlib.import_module(self.module)
+            status: int = self._load(self.module).run(args)
+        except ModuleNotFoundError as error:
+            raise missing(error, self.extra) from error
+        return status
+
+    def _load(self, module: str) -> ModuleType:
+        try:
+            return importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise missing(error, self.extra) from error
 
@@ -46,6 +73,7 @@ STORE_EXAMPLES = (
     "remask inspect store --model bundled --input requests.jsonl --cache bicache",
     "remask inspect store --model bundled --input requests.jsonl --cache reuse --json",
 )
+_ARGUMENTS = "remask.cli.arguments"
 OWN: Mapping[str, Command] = {
     "generate": Command(
         "remask.cli.generate",
@@ -53,6 +81,11 @@ OWN: Mapping[str, Command] = {
         examples=(
             "remask generate --model GSAI-ML/LLaDA-8B-Instruct --prompt 'What is a diffusion language model?'",
             "remask generate --model bundled --input requests.jsonl --output answers.jsonl --cache bicache",
+        ),
+        arguments=f"{_ARGUMENTS}.generate",
+        banner=(
+            "the answers go to standard output, or into the file of --output",
+            "remask chat --model {model} talks to it; remask serve {model} offers an API and a page in the browser",
         ),
     ),
     "decide": Command(
@@ -62,41 +95,60 @@ OWN: Mapping[str, Command] = {
             "remask decide --model bundled --input examples/decisions.json",
             "remask decide --model GSAI-ML/LLaDA-8B-Instruct --input questions.json --cache bicache",
         ),
+        arguments=f"{_ARGUMENTS}.decide",
+        banner=(
+            "the answers go to standard output, as JSON",
+            "remask serve {model} answers such questions at /v1/decisions",
+        ),
     ),
     "serve": Command(
         "remask.cli.serve",
         "serve a model over HTTP, as OpenAI's API does",
         "server",
-        (
+        examples=(
             "remask serve bundled",
             "remask serve GSAI-ML/LLaDA-8B-Instruct --port 8080 --max-num-seqs 16 --api-key KEY",
         ),
+        log_level="info",
+        arguments=f"{_ARGUMENTS}.serve",
     ),
     "deploy": Command(
         "remask.cli.deploy",
         "serve a model on many machines, with Ray Serve",
         "ray",
-        (
+        examples=(
             "remask deploy bundled --min-replicas 2",
             "remask deploy GSAI-ML/LLaDA-8B-Instruct --num-gpus 1 --max-replicas 4 --ray-address auto",
         ),
+        log_level="info",
+        arguments=f"{_ARGUMENTS}.deploy",
     ),
     "chat": Command(
         "remask.cli.chat",
         "talk to a model in the terminal",
         "server",
-        (
+        examples=(
             "remask chat --base-url http://127.0.0.1:8000/v1",
             "remask chat --model GSAI-ML/LLaDA-8B-Instruct --system 'You answer in one sentence.'",
+        ),
+        arguments=f"{_ARGUMENTS}.chat",
+        banner=(
+            "in this process, for you alone",
+            "type a line, or /help; remask serve {model} lets many ask at a time",
         ),
     ),
     "profile": Command(
         "remask.cli.profile",
         "measure the depth table that BiCache reads",
         "lab",
-        (
+        examples=(
             "remask profile --model bundled --output depth.json --plot depth.png",
             "remask profile --model GSAI-ML/LLaDA-8B-Instruct --tau 0.97 --ratios 50 75 90 --output depth.json",
+        ),
+        arguments=f"{_ARGUMENTS}.profile",
+        banner=(
+            "the table goes to standard output, and into the file of --output",
+            "remask bench --model {model} --depth-table FILE compares caches with it",
         ),
     ),
     "quantize": Command(
@@ -106,11 +158,14 @@ OWN: Mapping[str, Command] = {
             "remask quantize --model bundled --quantization int8 --output bundled-int8",
             "remask quantize --model GSAI-ML/LLaDA-8B-Instruct --quantization int4 --output llada-int4",
         ),
+        arguments=f"{_ARGUMENTS}.quantize",
     ),
     "inspect": Command(
         "remask.cli.inspect",
         "look into a model, or into the engine's memory",
         examples=(MODEL_EXAMPLES[0], STORE_EXAMPLES[0]),
+        arguments=f"{_ARGUMENTS}.inspect",
+        banner=("the memory goes to standard output", "remask serve {model} shows it live in the playground"),
     ),
 }
 

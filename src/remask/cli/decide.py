@@ -6,19 +6,8 @@ import sys
 
 from remask.checks.values import json_object
 from remask.cli.lines import open_text
-from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
+from remask.cli.options import engine_config, object_option, open_llm
 from remask.request.questions import Decisions
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "--input", required=True, metavar="FILE", help="JSON object with state and questions ('-': standard input)"
-    )
-    parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
-    add_model_options(parser)
-    add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:

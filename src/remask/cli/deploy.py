@@ -9,19 +9,14 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from remask.checkpoint.source import BUNDLED
+from remask.cli.logs import tell_people
 from remask.cli.options import (
-    add_engine_options,
-    add_model_options,
-    add_tensor_parallel,
     engine_config,
     model_settings,
     object_option,
 )
-from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
+from remask.cli.serve import check_extra, read_template, server_settings
 from remask.errors import ConfigError
-from remask.llm import AUTO
-from remask.server.limits import RequestLimits
 
 if TYPE_CHECKING:
     from remask.deploy.settings import FleetSettings
@@ -30,43 +25,6 @@ log = logging.getLogger(__name__)
 
 NAME = "remask"
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.allow_abbrev = False
-    parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
-    add_model_options(parser, BUNDLED)
-    add_tensor_parallel(parser)
-    add_engine_options(parser)
-    parser.set_defaults(store_budget_tokens=AUTO)  # a server's engine is alone on its device
-    add_answer_options(parser)
-    add_server_options(parser, RequestLimits)
-    fleet = parser.add_argument_group("fleet")
-    fleet.add_argument(
-        "--ray-address", metavar="ADDRESS", help="address of a running cluster (default: start one here)"
-    )
-    fleet.add_argument("--min-replicas", type=int, default=1, metavar="N", help="fewest replicas (default 1)")
-    fleet.add_argument("--max-replicas", type=int, metavar="N", help="most replicas (default --min-replicas)")
-    fleet.add_argument(
-        "--target-ongoing-requests",
-        type=float,
-        metavar="N",
-        help="open requests a replica to scale for (default --max-num-seqs)",
-    )
-    fleet.add_argument(
-        "--upscale-delay", type=float, default=30.0, metavar="S", help="seconds of higher load before one is added"
-    )
-    fleet.add_argument("--downscale-delay", type=float, default=600.0, metavar="S", help="the same of lower load")
-    fleet.add_argument("--routing", default="prefix", metavar="NAME", help="prefix or round-robin (default prefix)")
-    fleet.add_argument(
-        "--balance",
-        type=float,
-        default=1.25,
-        help="multiple of the mean load at which prefixes spill over (default 1.25)",
-    )
-    fleet.add_argument("--num-cpus", type=float, default=1.0, help="CPUs that Ray sets aside per replica (default 1)")
-    fleet.add_argument("--num-gpus", type=float, default=0.0, help="GPUs that Ray sets aside per replica (default 0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,7 +80,14 @@ def _serve(settings: "FleetSettings", args: argparse.Namespace) -> None:
         cluster.start(build(settings), NAME, args.host, args.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop_on_signal)
-        log.info("running on http://%s:%d", args.host, args.port)
+        url = f"http://{args.host}:{args.port}"
+        log.info("running on %s", url)
+        tell_people(
+            args,
+            f"remask deploy: {settings.model}, {settings.min_replicas} to {settings.max_replicas} replicas\n"
+            f"  API {url}/v1 (Ctrl-C stops the replicas)\n"
+            f"  next: remask chat --base-url {url}/v1",
+        )
         stop.wait()
         log.info("stopping: accepted requests have %g s to end", settings.server_config.drain_timeout)
         serve.delete(NAME)

@@ -1,6 +1,5 @@
 """The fields of a request as a list in the terminal."""
 
-import argparse
 import json
 import textwrap
 from collections.abc import Iterator
@@ -13,15 +12,6 @@ from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 
 WIDTH = 100
-
-
-class FieldsAction(argparse.Action):
-    """Prints the fields of a request, then ends the process as `--help` does."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Print the list and exit with status 0."""
-        print(listing())
-        parser.exit()
 
 
 def listing() -> str:

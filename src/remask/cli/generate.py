@@ -13,11 +13,9 @@ from typing import Any, TextIO
 
 from remask.answers.rollout import trace_of
 from remask.checks.values import json_list, json_object, shown
-from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text, terms_of
+from remask.cli.lines import Defaults, as_request, defaults_of, open_text, terms_of
+from remask.cli.logs import tell
 from remask.cli.options import (
-    add_engine_options,
-    add_model_options,
-    add_tensor_parallel,
     check_folder,
     engine_config,
     open_llm,
@@ -30,25 +28,6 @@ from remask.request.terms import Terms
 from remask.request.trace import step_map
 
 log = logging.getLogger(__name__)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="one prompt; its answer is printed as text")
-    source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
-    parser.add_argument("--system", metavar="TEXT", help="system prompt of --prompt")
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument(
-        "--canvas", metavar="JSON", help="parts of --prompt's answer: fixed ones, and holes to be filled"
-    )
-    shape.add_argument("--suffix", metavar="TEXT", help="what stands behind --prompt's answer")
-    parser.add_argument("--output", metavar="FILE", help="JSONL answers (default: standard output)")
-    add_default_options(parser)
-    parser.add_argument("--trace", action="store_true", help="write which positions settled at which step")
-    add_model_options(parser)
-    add_tensor_parallel(parser)
-    add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -189,7 +168,7 @@ def _steps(wanted: bool, output: Output) -> dict[str, Any]:
 
 
 def _failure(name: object, number: str, error: str) -> dict[str, Any]:
-    print(f"remask generate: line {number}: {error}", file=sys.stderr)
+    tell(f"remask generate: line {number}: {error}")
     return {"id": name, "error": error}
 
 

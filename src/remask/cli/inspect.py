@@ -7,38 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from remask.checks.values import real
-from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
 from remask.cli.inspect_model import inspect_model
-from remask.cli.lines import add_default_options, defaults_of, read_requests
-from remask.cli.options import add_engine_options, add_model_options, add_tensor_parallel, engine_config, open_llm
-from remask.cli.parser import examples
+from remask.cli.lines import defaults_of, read_requests
+from remask.cli.options import engine_config, open_llm
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
-    model = subjects.add_parser("model", help="family, shape, parameters, memory and policies, without loading weights")
-    model.add_argument(
-        "path", metavar="PATH", help="folder, GGUF file or hub id of a checkpoint, or the name of a preset"
-    )
-    model.add_argument(
-        "--memory", type=float, metavar="GB", help="memory of a device, for what fits (default: this machine's)"
-    )
-    add_tensor_parallel(model)
-    model.add_argument("--json", action="store_true", help="print JSON")
-    model.epilog = examples(*MODEL_EXAMPLES)
-    model.set_defaults(run=run_model)
-    store = subjects.add_parser("store", help="pages, who references them, and what was shared, for a file of requests")
-    store.epilog = examples(*STORE_EXAMPLES)
-    store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")
-    add_default_options(store)
-    store.add_argument("--json", action="store_true", help="print JSON")
-    add_model_options(store)
-    add_engine_options(store)
-    store.set_defaults(run=run)
 
 
 def run_model(args: argparse.Namespace) -> int:
@@ -51,6 +25,11 @@ def run_model(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Look into what the subject names."""
+    return run_model(args) if args.subject == "model" else run_store(args)
+
+
+def run_store(args: argparse.Namespace) -> int:
     """Answer the requests, and print the memory when it was fullest and at the end."""
     defaults = defaults_of(args)
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))

@@ -9,7 +9,6 @@ from typing import Any, TextIO
 
 from remask.checks.fields import declared
 from remask.checks.values import json_object, shown
-from remask.cli.fields_help import FieldsAction
 from remask.cli.options import object_option, sampling_option
 from remask.engine.asked import request_of
 from remask.engine.request import Request
@@ -30,18 +29,6 @@ class Defaults:
     sampling: Mapping[str, Any]
     cache: str
     cache_config: Mapping[str, Any]
-
-
-def add_default_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that give values to what a line leaves out."""
-    parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
-    parser.add_argument(
-        "--sampling",
-        metavar="JSON",
-        help="sampling parameters, on top of the model's own; a line's come on top of these",
-    )
-    parser.add_argument("--help-fields", action=FieldsAction, nargs=0, help="list the fields of a request and leave")
 
 
 def defaults_of(args: argparse.Namespace) -> Defaults:

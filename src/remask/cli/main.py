@@ -10,30 +10,41 @@ from collections.abc import Collection, Sequence
 
 from remask import __version__
 from remask.cli import config_file
-from remask.cli.commands import Command, all_commands, missing
+from remask.cli.commands import all_commands
+from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell, tell_people
 from remask.cli.parser import Parser, examples
 from remask.errors import RemaskError, UnknownNameError
 from remask.machine.cpu import wait_passively
+from remask.machine.logs import logs_json
+
+log = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
 
-_SILENT = frozenset({"--quiet", "-h", "--help"})
 _EXAMPLES = ("remask demo", "remask generate --model bundled --input requests.jsonl --cache bicache")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `remask`. Returns the exit status: 0 for success, 1 if some requests failed, 2 if nothing could be run."""
     wait_passively()
+    words = sys.argv[1:] if argv is None else argv
+    with StderrLog() as stderr:
+        stderr.set("warning", asked_format(words))
+        return _main(words, stderr)
+
+
+def _main(words: Sequence[str], stderr: StderrLog) -> int:
     program = "remask"
     try:
         try:
-            args = parse(sys.argv[1:] if argv is None else argv)
+            args = parse(words)
             program = f"remask {args.command}"
+            stderr.set(args.log_level, args.log_format)
             return _run(args)
         finally:
             sys.stdout.flush()  # Python would do so at exit, where nothing can be said of an error
     except RemaskError as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
+        tell(f"{program}: error: {error}")
         return 2
     except BrokenPipeError:
         # The reader of the output has closed the pipe.
@@ -44,11 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None or error.errno not in FULL:
             raise
         _drop_output()
-        print(f"{program}: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        tell(f"{program}: error: standard output cannot be written: {error.strerror}")
         return 2
     except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+        tell(f"{program}: interrupted")
         return 130
+    except Exception:
+        if not logs_json():
+            raise
+        log.critical("%s failed", program, exc_info=True)
+        return 1
 
 
 def _drop_output() -> None:
@@ -57,57 +73,53 @@ def _drop_output() -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=logging.WARNING if args.quiet else logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr
-    )
-    # These libraries log every request that they send.
-    for name in ("httpx", "httpx2"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        status: int = args.run(args)
-    except ModuleNotFoundError as error:
-        raise missing(error, args.extra) from error
+    if args.early is not None:
+        args.early(args)
+    if args.opening is not None:
+        tell_people(args, f"remask {args.command}: {args.opening}")
+    status: int = args.run(args)
     return status
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse `argv`. The attribute `run` of the result runs the command.
 
-    Only the command that `argv` names is imported. If `argv` is invalid, prints the usage and ends the process. Raises
-    `ConfigError` where a package that the command needs is missing.
+    Only the options of the command that `argv` names are imported. If `argv` is invalid, prints the usage and ends the
+    process. Raises `ConfigError` where a package that the command needs is missing.
     """
     known = all_commands()
     words = _joined(list(argv), known)
     place = _place(words)
     chosen = words[place] if place < len(words) else None
     parser = Parser(
-        prog="remask", description="Inference engine for diffusion language models.", epilog=examples(*_EXAMPLES)
+        prog="remask",
+        description="Inference engine for diffusion language models.",
+        epilog=examples(*_EXAMPLES),
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"remask {__version__}")
-    parser.add_argument("--quiet", action="store_true", help="warnings and errors only, no progress bars")
+    parser.set_defaults(**DEFAULTS, early=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in known.items():
         own = commands.add_parser(name, help=command.summary)
         if name == chosen:
-            if command.opening is not None and not _SILENT & set(words):
-                print(f"remask {name}: {command.opening}", file=sys.stderr, flush=True)
-            _fill(own, command)
+            command.add_arguments(own)
             if name == "serve":
                 words = [*words[: place + 1], *config_file.expand(words[place + 1 :], _flags(own))]
-    return parser.parse_args(words)
-
-
-def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
-    module = command.load()
-    parser.set_defaults(run=getattr(module, "run", None), extra=command.extra)
-    if command.examples:
-        parser.epilog = examples(*command.examples)
-    module.add_arguments(parser)
+    args = parser.parse_args(words)
+    used = known[args.command]
+    args.opening, args.banner = used.opening, used.banner
+    args.log_level = args.log_level or ("warning" if args.quiet else used.log_level)
+    args.progress = not args.quiet and args.log_format == "text"
+    return args
 
 
 def _place(words: list[str]) -> int:
     """Return the index of the command in `words`; their number if there is no command."""
-    return next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
+    taken = {index + 1 for index, word in enumerate(words) if word in WITH_VALUE}
+    return next(
+        (index for index, word in enumerate(words) if not word.startswith("-") and index not in taken), len(words)
+    )
 
 
 def _joined(words: list[str], known: Collection[str]) -> list[str]:

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from remask.cli.logs import add_log_options
 from remask.errors import UnknownNameError
 
 _EXAMPLES = "examples:\n"
-_FIRST = ("--quiet", "--version")  # options that stand before the command
+_FIRST = ("--version",)  # options that stand before the command
 
 
 def examples(*commands: str) -> str:
@@ -33,11 +34,19 @@ class Formatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser of one command, or of the whole line. Parsers of subcommands are of this class too.
 
-    Each refuses what it does not know by itself, so that an error stands under the usage of its own command.
+    Each refuses what it does not know by itself, so that an error stands under the usage of its own command, and each
+    has the options of `remask.cli.logs`, so that they may stand before the command or after it.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"formatter_class": Formatter, **settings})
+        self._messages = self.add_argument_group("messages, on stderr")
+        add_log_options(self._messages)
+
+    def format_help(self) -> str:
+        """Return the help. What all commands have in common comes last."""
+        self._action_groups.sort(key=lambda group: group is self._messages)
+        return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse `args`, all of which must be known. Unknown options are named before required ones are missed."""

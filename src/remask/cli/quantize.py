@@ -10,18 +10,10 @@ from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.source import resolve
 from remask.errors import ConfigError, UnknownNameError
-from remask.model.quantised import QUANTIZATIONS, check_sizes
+from remask.model.quantised import check_sizes
+from remask.model.quantization_names import QUANTIZATIONS
 
 log = logging.getLogger(__name__)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--model", required=True, help="folder or hub id of a checkpoint, or a bundled model")
-    parser.add_argument(
-        "--quantization", required=True, metavar="|".join(QUANTIZATIONS), help="bits of the matrices' numbers"
-    )
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the quantised checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     check_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)
     try:
-        size = save_quantised(folder, family, config, args.quantization, Path(args.output), not args.quiet)
+        size = save_quantised(folder, family, config, args.quantization, Path(args.output), args.progress)
     except OSError as error:
         raise ConfigError(f"--output: {args.output!r} cannot be written: {error.strerror or error}") from error
     print(f"{args.output}: {config.parameters:,} parameters in {size / 1e9:.3f} GB ({args.quantization})")

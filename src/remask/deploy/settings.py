@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from remask.checkpoint.source import BUNDLED
+from remask.checkpoint.bundled import BUNDLED
 from remask.checks.fields import declared
 from remask.checks.values import real, whole
 from remask.deploy.routing import Spill

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
@@ -11,10 +10,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.checks.values import real, whole
 from remask.depth.conversations import Conversation, PromptSet, SystemPrompt
 from remask.depth.cuts import Cut, cut_at, reachable
-from remask.depth.rule import DepthRule, depth_at, depth_entries
+from remask.depth.limits import depth_at, depth_entries, limits_of, table_limits
+from remask.depth.rule import DepthRule
+from remask.depth.settings import ProfileSettings
 from remask.depth.similarity import Measure, PrefixProbe
 from remask.depth.table import DepthTable, Growth
 from remask.errors import ConfigError
@@ -31,49 +31,6 @@ class Subject(Protocol):
     loaded: LoadedModel
     model: Transformer
     progress: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileSettings:
-    """How to profile.
-
-    Attributes:
-        tau: similarity that a layer must exceed.
-        rule: how depths follow from similarities.
-        ratios: prefix ratios in percent; None takes every 5 % from 5 to 95, and 97 to 99, as far as they fit.
-        samples: requests per ratio; None doubles their number until the table stands still.
-        max_samples: most requests per ratio.
-        tolerance: L1 distance between tables, in layers per ratio, up to which a table counts as unchanged.
-        official: follow the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token.
-            Otherwise the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
-        joint: one cosine over K and V as one flattened vector (equation 3 read literally), where the default is the
-            mean of two. Not together with `official`.
-        canvas: tokens of the longest canvas; None takes the prompt set's usual length, at most the model's.
-        response: masks at the end of a canvas, at most half of what follows the prefix; None: the prompt set's.
-        seed: seed of the choice of prompts.
-    """
-
-    tau: float = 0.97
-    rule: DepthRule = field(default_factory=DepthRule)
-    ratios: tuple[int, ...] | None = None
-    samples: int | None = None
-    max_samples: int = 512
-    tolerance: float = 0.1  # rare requests move a least depth by a layer at few ratios
-    official: bool = False
-    joint: bool = False
-    canvas: int | None = None
-    response: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_tau(self.tau)
-        if self.official and self.joint:
-            raise ConfigError("official and joint are two definitions of similarity; choose one of them")
-        real("tolerance", self.tolerance, low=0)
-        for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
-            whole(name, getattr(self, name), low=least, optional=True)
-        if self.ratios is not None and (not self.ratios or any(not 0 <= r < 100 for r in self.ratios)):
-            raise ConfigError(f"ratios must be percents from 0 to 99, got {list(self.ratios)}")
 
 
 class Cuts:
@@ -193,12 +150,6 @@ def profile(
     )
 
 
-def check_tau(tau: float) -> None:
-    """Raise `ConfigError` unless `tau` is a cosine similarity that a layer can exceed or miss."""
-    if not 0 < tau < 1:
-        raise ConfigError(f"tau must lie between 0 and 1, got {tau}")
-
-
 def run_depth(similarity: Sequence[float], tau: float) -> int:
     """Number of leading layers whose similarity is strictly above `tau`."""
     return sum(1 for _ in takewhile(lambda value: value > tau, similarity))
@@ -213,14 +164,14 @@ def rule_limits(
     rule: DepthRule, ratios: Iterable[int], measured: Sequence[NDArray[np.float64]]
 ) -> dict[int, tuple[float, ...]]:
     """Limits of the table that `rule` makes of these requests, to six digits; `measured` as in `mean_curves`."""
-    return _by_ratio(ratios, rule.table_limits(np.array(measured)))
+    return _by_ratio(ratios, table_limits(rule, np.array(measured)))
 
 
 def request_depths(
     rule: DepthRule, ratios: Iterable[int], measured: Sequence[NDArray[np.float64]], tau: float
 ) -> dict[int, float]:
     """Mean of the depths that single requests have under `rule`, per ratio, fractions kept."""
-    depths = [[depth_at(limits, tau) for limits in request] for request in rule.limits(np.array(measured)).tolist()]
+    depths = [[depth_at(limits, tau) for limits in request] for request in limits_of(rule, np.array(measured)).tolist()]
     return dict(zip(ratios, np.mean(depths, axis=0).round(3).tolist(), strict=True))
 
 

@@ -1,12 +1,8 @@
 """`DepthRule`: how similarities become the depths of a table."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from remask.checks.values import one_of
 
@@ -16,8 +12,6 @@ AtBoundary: TypeAlias = Literal["safe", "paper"]
 OVER_LAYERS: tuple[OverLayers, ...] = ("leading", "largest")
 OVER_REQUESTS: tuple[OverRequests, ...] = ("least-depth", "mean-depth", "mean-curve")
 AT_BOUNDARY: tuple[AtBoundary, ...] = ("safe", "paper")
-
-Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +44,9 @@ class DepthRule:
     def __str__(self) -> str:
         return f"{self.layers}, {self.requests}, {self.boundary}"
 
-    def limits(self, curves: Floats) -> Floats:
-        """Limits of single curves of similarities, which may be those of requests or means: [..., layers] both."""
-        if self.layers == "leading":
-            reached = np.minimum.accumulate(curves, axis=-1)
-        else:
-            reached = np.maximum.accumulate(curves[..., ::-1], axis=-1)[..., ::-1]
-        if self.boundary == "paper":
-            return reached
-        return np.concatenate([reached[..., 1:], reached[..., -1:]], axis=-1)
-
-    def table_limits(self, measured: Floats) -> Floats:
-        """Limits of a table, [ratios, layers], from the curves of N requests, [N, ratios, layers]."""
-        if self.requests == "mean-curve":
-            return self.limits(measured.mean(axis=0))
-        if self.requests == "least-depth":
-            least: Floats = self.limits(measured).min(axis=0)
-            return least
-        requests, ratios, _ = measured.shape
-        falling = -np.sort(-np.moveaxis(self.limits(measured), 0, 1).reshape(ratios, -1), axis=1)
-        # The mean of N depths is at least b where N b of all their limits are above tau.
-        return falling[:, requests - 1 :: requests]
-
 
 RULES = tuple(DepthRule(*parts) for parts in product(OVER_LAYERS, OVER_REQUESTS, AT_BOUNDARY))
 """All rules, the default one first."""
 
 AUTHORS = DepthRule("leading", "mean-curve", "paper")
 """The reading of the authors' code."""
-
-
-def depth_at(limits: Sequence[float], tau: float) -> int:
-    """The depth that `limits` give at `tau`."""
-    return sum(limit > tau for limit in limits)
-
-
-def depth_entries(limits: Mapping[int, Sequence[float]], tau: float) -> dict[int, int]:
-    """Entries of a table with these limits by ratio: a ratio is added where it is deeper than all before it."""
-    entries: dict[int, int] = {}
-    deepest = 0
-    for ratio in sorted(limits):
-        depth = depth_at(limits[ratio], tau)
-        if depth > deepest:
-            entries[ratio] = deepest = depth
-    return entries

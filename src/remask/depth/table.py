@@ -11,7 +11,8 @@ import xxhash
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.checks.values import LARGEST, real, whole
-from remask.depth.rule import AUTHORS, DepthRule, depth_entries
+from remask.depth.limits import depth_entries, limits_of
+from remask.depth.rule import AUTHORS, DepthRule
 from remask.errors import ConfigError, TableError
 from remask.machine.disk import write_whole
 from remask.policies.depth_lookup import DepthLookup
@@ -170,7 +171,7 @@ def _parse(raw: Any) -> DepthTable:
     curves = _curves(raw, "curves", layers)
     if raw["version"] == FIRST:
         rule = None if raw["definition"] == "published" else AUTHORS
-        limits = {r: tuple(AUTHORS.limits(np.array(curve)).tolist()) for r, curve in curves.items()}
+        limits = {r: tuple(limits_of(AUTHORS, np.array(curve)).tolist()) for r, curve in curves.items()}
     else:
         rule, limits = _rule(raw["rule"]), _curves(raw, "limits", layers)
         if limits and depth_entries(limits, tau) != entries:

@@ -10,7 +10,7 @@ from remask.errors import ConfigError
 from remask.model.attention import Attention, SizedAttention
 from remask.model.attention_torch import GPU_SCORES
 from remask.model.config import ModelConfig
-from remask.model.quantised import Quantization
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import empty_weights
 from remask.model.work_list import WorkList, WorkListBuilder

@@ -7,8 +7,9 @@ from remask.checks.values import flag, one_of, real, whole
 from remask.errors import ConfigError
 from remask.model.attention_names import ATTENTIONS, AttentionName
 from remask.store.eviction import EVICTIONS, Eviction
-from remask.store.prefix_index import PREFIX_MATCHES, PREFIX_SHARINGS, PrefixMatch, PrefixSharing
+from remask.store.prefix_names import PREFIX_MATCHES, PREFIX_SHARINGS, PrefixMatch, PrefixSharing
 
+AUTO: Final = "auto"  # in place of a value that is then chosen for the model and the device
 DEFAULT_STORE_TOKENS: Final = 8192
 DEFAULT_UTILIZATION: Final = 0.9
 

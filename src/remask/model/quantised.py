@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,7 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.model import int8_kernels
 from remask.model.config import ModelConfig
 from remask.model.int8_kernels import TINY, int8_kernel
-
-Quantization: TypeAlias = Literal["int8", "int4", "fp8"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+from remask.model.quantization_names import QUANTIZATIONS, Quantization
 
 GROUP = 32  # columns of an int4 matrix that have a scale and a zero of their own
 ROWS = 16  # the kernel for int4 takes rows in such blocks

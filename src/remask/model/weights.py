@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from remask.model.config import Mixture, ModelConfig
-from remask.model.quantised import Quantization, empty_matrix
+from remask.model.quantised import empty_matrix
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 
 

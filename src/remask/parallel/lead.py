@@ -14,7 +14,8 @@ import torch
 
 from remask.checkpoint.loaded import FoundModel, LoadedModel
 from remask.errors import CheckpointError, ConfigError, RankLostError
-from remask.model.quantised import Quantization
+from remask.machine.logs import logs_json
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.parallel.group import GroupRanks, join_group, join_store, open_store, remove_store
 from remask.parallel.message import Names
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+JSON = "--json"
+"""Tells the process of another rank to log as this one does."""
 END_S = 5.0
 """Seconds that the other ranks have to end, before they are killed."""
 WATCH_S = 0.5
@@ -36,7 +39,7 @@ class Worker:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.connection, theirs = Pipe()
-        command = [sys.executable, "-m", "remask.parallel", str(theirs.fileno())]
+        command = [sys.executable, "-m", "remask.parallel", str(theirs.fileno()), *([JSON] if logs_json() else [])]
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         theirs.close()
 

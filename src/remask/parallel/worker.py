@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from remask.checkpoint.loaded import find_model
-from remask.model.quantised import Quantization
+from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.transformer import Transformer
 from remask.parallel.group import join_group, join_store, remove_store

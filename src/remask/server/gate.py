@@ -14,6 +14,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from remask.machine.logs import FIELDS
 from remask.server.errors import ApiError, error_response
 from remask.server.hosts import ANY, AllowedHosts
 from remask.server.playground.files import FILES
@@ -84,7 +85,7 @@ class Gate:
         finally:
             line = {"id": name, "method": scope["method"], "path": scope["path"], "status": status, **log_fields}
             line["total_ms"] = round(1e3 * (time.perf_counter() - started), 1)
-            log.info("%s", json.dumps(line))
+            log.info("%s", json.dumps(line), extra={FIELDS: line})
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         if not self._hosts.admit(headers.get("host", "")) and scope["path"] not in PROBES:

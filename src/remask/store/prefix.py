@@ -12,7 +12,8 @@ from remask.store.entry import EntryInfo, PrefixEntry
 from remask.store.eviction import Eviction, EvictionOrder
 from remask.store.hashing import prefix_hashes
 from remask.store.pages import PageAllocator, PageRange
-from remask.store.prefix_index import PREFIX_MATCHES, Hashes, PrefixIndex, PrefixMatch
+from remask.store.prefix_index import Hashes, PrefixIndex
+from remask.store.prefix_names import PREFIX_MATCHES, PrefixMatch
 
 log = logging.getLogger(__name__)
 

@@ -4,15 +4,10 @@ from bisect import bisect_right, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 from remask.store.entry import PrefixEntry
 from remask.store.hashing import prefix_hashes, salted
-
-PrefixMatch: TypeAlias = Literal["exact", "longest"]
-PREFIX_MATCHES: tuple[str, ...] = get_args(PrefixMatch)
-PrefixSharing: TypeAlias = Literal["off", "exact", "auto"]
-PREFIX_SHARINGS: tuple[str, ...] = get_args(PrefixSharing)
 
 Hashes: TypeAlias = Callable[[Sequence[int], Sequence[int], bytes], list[int]]
 """Keys of the prefixes of a sequence that have the given, ascending lengths; the bytes are a salt."""

@@ -1,1 +1,1 @@
-"""Groups of command-line options that several commands and subjects share, and what they come to."""
+"""Groups of command-line options that several commands and subjects share. Nothing here imports PyTorch or NumPy."""

@@ -8,7 +8,7 @@ from typing import Any
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy, name_of, names_for, settings_of
-from remask.store.prefix_index import PrefixMatch
+from remask.store.prefix_names import PrefixMatch
 from remask_lab.bench.workload import Workload
 
 log = logging.getLogger(__name__)

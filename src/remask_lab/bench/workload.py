@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.values import one_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -25,6 +25,7 @@ from remask.tasks.transit import (
     make_workload,
     reference_response,
 )
+from remask_lab.bench.names import OWN_TASKS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
 
 TARIFF_SAMPLING = {"max_tokens": 8, "steps": 8, "block_length": 8}
 TRANSIT_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
@@ -32,13 +33,9 @@ TIMETABLE_SAMPLING = {"max_tokens": 32, "block_length": 16}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
-PREFIXES = 4  # different shared prefixes of a workload
-PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # lengths of a random shared prefix, and of the random tokens after it
 MAX_GSM8K_PREFIXES = 12
 Parts: TypeAlias = Mapping[str, Callable[[str], float]]
 MAX_HISTORY = 2  # the transit model is trained on conversations of up to three turns
-_OWN_TASKS = {BUNDLED: "tariff", BUNDLED_TRANSIT: "transit", BUNDLED_UNIFORM: "timetable"}
-TASKS = (*_OWN_TASKS.values(), "gsm8k", "random")
 _SETTINGS: Mapping[str, type[TariffSettings] | type[TransitSettings]] = {
     "tariff": TariffSettings,
     "transit": TransitSettings,
@@ -149,7 +146,7 @@ def choose_task(name: str | None, settings: Mapping[str, Any]) -> TaskChoice | N
 
 def own_task(llm: LLM) -> TaskChoice:
     """The task that suits a model: that of a bundled one, GSM8K where it reads chats, else random tokens."""
-    return TaskChoice(_OWN_TASKS.get(llm.loaded.name, "gsm8k" if reads_chats(llm) else "random"))
+    return TaskChoice(OWN_TASKS.get(llm.loaded.name, "gsm8k" if reads_chats(llm) else "random"))
 
 
 def usual_workload(
@@ -322,12 +319,12 @@ def random_workload(
 
 def reads_chats(llm: LLM) -> bool:
     """Whether the model takes chat messages in plain English, as the GSM8K workload gives them."""
-    return llm.tokenizer is not None and llm.tokenizer.has_chat_template and llm.loaded.name not in _OWN_TASKS
+    return llm.tokenizer is not None and llm.tokenizer.has_chat_template and llm.loaded.name not in OWN_TASKS
 
 
 def has_own_task(llm: LLM) -> bool:
     """Whether a bundled model is loaded, which is trained for one task."""
-    return llm.loaded.name in _OWN_TASKS
+    return llm.loaded.name in OWN_TASKS
 
 
 def is_bundled(llm: LLM) -> bool:

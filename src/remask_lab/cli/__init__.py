@@ -9,52 +9,78 @@ COMMANDS: Mapping[str, Command] = {
         "remask_lab.cli.demo",
         "cache policies side by side on a bundled model",
         "lab",
-        ("remask demo", "remask demo --uniform --requests 32"),
+        examples=("remask demo", "remask demo --uniform --requests 32"),
         opening="loading PyTorch and the model, a few seconds; then questions are answered under each cache policy",
+        arguments="remask_lab.cli.arguments.demo",
+        banner=(
+            "the comparison goes to standard output, its picture into the file of --picture",
+            "remask serve {model} offers an API and a page in the browser; remask chat --model {model} talks to it",
+        ),
     ),
     "bench": Command(
         "remask_lab.cli.bench",
         "compare cache policies side by side",
         "lab",
-        (
+        examples=(
             "remask bench --model bundled --requests 48 --json bench.json",
             "remask bench --model GSAI-ML/LLaDA-8B-Instruct --caches none,reuse,bicache --detail",
+        ),
+        arguments="remask_lab.cli.arguments.bench",
+        banner=(
+            "the table goes to standard output, all figures into the file of --json",
+            "remask analyze curves --model {model} moves every knob of every cache",
         ),
     ),
     "bench serve": Command(
         "remask_lab.cli.bench_serve",
         "put load on a running server",
         "server",
-        (
+        examples=(
             "remask bench serve --base-url http://127.0.0.1:8000 --max-concurrency 8",
             "remask bench serve --base-url http://127.0.0.1:8000 --request-rate 2 --num-prompts 100 --json load.json",
         ),
+        arguments="remask_lab.cli.arguments.bench_serve",
     ),
     "profile-ops": Command(
         "remask_lab.cli.profile_ops",
         "time a policy's operations, and set them against the machine's roofline",
         "lab",
-        (
+        examples=(
             "remask profile-ops --model bundled --cache bicache",
             "remask profile-ops --model llada-100m --load-format dummy --dtype float32 --plot roofline.png",
+        ),
+        arguments="remask_lab.cli.arguments.profile_ops",
+        banner=(
+            "the table goes to standard output, all figures into the file of --json",
+            "remask bench --model {model} compares whole answers",
         ),
     ),
     "analyze": Command(
         "remask_lab.cli.analyze",
         "look into a model while it denoises",
         "lab",
-        (
+        examples=(
             "remask analyze reuse --model bundled --plots pictures",
             "remask analyze drift --model bundled --input requests.jsonl --output drift.json",
+        ),
+        arguments="remask_lab.cli.arguments.analyze",
+        banner=(
+            "the findings go to standard output, all figures into the file of --output",
+            "remask analyze --help lists the other subjects",
         ),
     ),
     "eval": Command(
         "remask_lab.cli.evaluate",
         "measure how good a model is",
         "lab",
-        (
+        examples=(
             "remask eval tasks --model GSAI-ML/LLaDA-8B-Instruct --tasks remask_gsm8k --caches none,bicache --limit 9",
             "remask eval likelihood --model GSAI-ML/LLaDA-8B-Base --prompts pairs.jsonl --output likelihood.json",
+        ),
+        arguments="remask_lab.cli.arguments.evaluate",
+        banner=(
+            "the scores go to standard output, every row into the file of --output",
+            "remask bench --model {model} compares speed",
         ),
     ),
 }

@@ -3,80 +3,23 @@
 import argparse
 from dataclasses import asdict, replace
 
-from remask.checkpoint.source import BUNDLED_TRANSIT
-from remask.cli.options import (
-    add_batch_invariant,
-    add_model_options,
-    add_tensor_parallel,
-    check_folder,
-    object_option,
-    open_llm,
-)
+from remask.checkpoint.bundled import BUNDLED_TRANSIT
+from remask.cli.options import check_folder, object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask.store.prefix_index import PREFIX_MATCHES
-from remask_lab.arguments.common import COMPARED_CACHES, check_least, separated
-from remask_lab.arguments.workload import add_workload_options, asked_sampling, asked_task, asked_workload
+from remask_lab.arguments.common import check_least, separated
+from remask_lab.asked.workload import asked_sampling, asked_task, asked_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.fewer_steps import step_baselines
+from remask_lab.bench.names import COMPARED_CACHES, PREFIXES
 from remask_lab.bench.report import table
-from remask_lab.bench.workload import (
-    PREFIXES,
-    TRANSIT_SAMPLING,
-    Workload,
-    chat_workload,
-    conversation_workload,
-    own_task,
-)
+from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, chat_workload, conversation_workload, own_task
+from remask_lab.cli.arguments.bench import ALL
 from remask_lab.records.record import write_record
-
-ALL = "all"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.description = (
-        "Compare cache policies side by side: on their own tasks for the bundled models, on GSM8K "
-        "questions for a model with a chat template, and on random tokens for all others or where lengths are given. "
-        "'remask bench serve' puts load on a running server."
-    )
-    parser.add_argument(
-        "--caches",
-        help="policies, separated by commas (default: what suits the model's kind, as none,reuse,bicache or "
-        "none,block-prefix,uniform-cache); 'all' for every one and their usual compositions, in detail",
-    )
-    parser.add_argument("--cache-config", metavar="JSON", help='settings, as one object per policy: {"bicache": {}}')
-    parser.add_argument("--depths", metavar="B,B,...", help="also bicache at these depths; 'all' for every one")
-    parser.add_argument(
-        "--baseline-steps",
-        metavar="N,...",
-        help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute the work of each cache",
-    )
-    parser.add_argument(
-        "--detail",
-        action="store_true",
-        help="also one request at a time, forwards, row-layers, cache ratio, staleness and extra memory",
-    )
-    parser.add_argument("--without-prefix", action="store_true", help="also 'none' without the shared prefix")
-    parser.add_argument(
-        "--prefix-match",
-        default="exact",
-        choices=PREFIX_MATCHES,
-        help="longest: run turns of conversations, and compare reading the longest stored prefix with exact matches",
-    )
-    parser.add_argument(
-        "--concurrency", type=int, default=8, metavar="C", help="requests that run at a time (default 8)"
-    )
-    add_batch_invariant(parser)
-    add_workload_options(parser, requests=200)
-    parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
-    parser.add_argument("--json", metavar="FILE", help="write the full result to FILE")
-    add_model_options(parser)
-    add_tensor_parallel(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         workload = _workload(llm, args)
         rows, left_out = _contenders(llm, args, workload)
         detail = args.detail or args.caches == ALL
-        record = run_bench(llm, workload, rows, args.rounds, llm.engine_config, not args.quiet, detail=detail)
+        record = run_bench(llm, workload, rows, args.rounds, llm.engine_config, args.progress, detail=detail)
     record.data["left_out"] = [asdict(left) for left in left_out]
     if args.json:
         write_record(args.json, record)

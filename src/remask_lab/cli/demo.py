@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
-from remask.cli.options import add_threads_option, open_llm
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.cli.options import open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.request.sampling_params import SamplingParams
 from remask.tasks.cards import card
-from remask_lab.arguments.common import COMPARED_CACHES
-from remask_lab.arguments.workload import add_task_options, asked_task
+from remask_lab.asked.workload import asked_task
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths, by_depth_text, draw_by_depth, reading
 from remask_lab.bench.contenders import Contender
+from remask_lab.bench.names import COMPARED_CACHES
 from remask_lab.bench.report import table
 from remask_lab.bench.workload import (
     TIMETABLE_SAMPLING,
@@ -25,27 +25,12 @@ from remask_lab.bench.workload import (
     timetable_workload,
     usual_workload,
 )
+from remask_lab.cli.arguments.demo import PICTURE
 from remask_lab.depth_plot import check_target
 from remask_lab.drawing import check_drawing, save_figure
 from remask_lab.records.record import Record
 
-PICTURE = "out/demo.png"
 _MODELS = {"tariff": BUNDLED, "transit": BUNDLED_TRANSIT}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.description = (
-        "No caching, all-layer reuse and BiCache on requests that share a system prompt; with --uniform no "
-        "caching, block-prefix and uniform-cache on a model of uniform diffusion."
-    )
-    parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
-    add_task_options(parser)
-    parser.add_argument("--requests", type=int, default=40, metavar="N", help="questions (default 40)")
-    parser.add_argument("--picture", metavar="FILE", help=f"PNG or SVG file of the picture (default {PICTURE})")
-    parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
-    add_threads_option(parser)
-    parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, skip_weight_check=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def _compare(llm: LLM, workload: Workload, args: argparse.Namespace, others: Sequence[Contender] = ()) -> Record:
     """Print the table of the usual caches. Returns the record of them and of `others`, which ran beside them."""
     usual = [Contender(name, llm.policy(name)) for name in COMPARED_CACHES[llm.loaded.config.kind]]
-    record = run_bench(llm, workload, [*usual, *others], 1, llm.engine_config, not args.quiet)
+    record = run_bench(llm, workload, [*usual, *others], 1, llm.engine_config, args.progress)
     shown = replace(record, data={**record.data, "results": record.data["results"][: len(usual)]})
     print(table(shown))
     return record

@@ -18,7 +18,7 @@ from remask.engine.proof import prove
 from remask.errors import ConfigError, RemaskError
 from remask.model.attention_names import AttentionName
 from remask.model.executors import check_graphs, resolve_executor
-from remask.model.quantised import Quantization
+from remask.model.quantization_names import Quantization
 from remask.model.transformer import Transformer
 from remask_lab.gpu.children import run_child
 from remask_lab.gpu.results import Result

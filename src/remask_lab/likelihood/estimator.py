@@ -7,9 +7,9 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.likelihood.draws import Likelihood
 from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
+from remask_lab.likelihood.names import MAX_ROWS
 from remask_lab.likelihood.noised import NoiseDraws, NoiseLikelihoods
 from remask_lab.likelihood.pairs import Pair
-from remask_lab.likelihood.uncached_pass import MAX_ROWS
 
 KINDS = ("masked", "uniform")
 """Kinds of models that have one."""

@@ -17,8 +17,8 @@ from remask.llm import LLM
 from remask.plan.spans import Mask
 from remask_lab.likelihood.draws import Floats, Likelihood, StratifiedDraws
 from remask_lab.likelihood.masked_pass import MaskedPair, MaskedPasses
+from remask_lab.likelihood.names import MAX_ROWS
 from remask_lab.likelihood.pairs import Pair
-from remask_lab.likelihood.uncached_pass import MAX_ROWS
 
 TOGETHER = 64  # pairs whose masks are in memory at a time
 

@@ -11,8 +11,9 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.plan.canvas import Canvas
 from remask.plan.spans import Mask
+from remask_lab.likelihood.names import MAX_ROWS
 from remask_lab.likelihood.pairs import Pair
-from remask_lab.likelihood.uncached_pass import MAX_ROWS, Job, UncachedPasses
+from remask_lab.likelihood.uncached_pass import Job, UncachedPasses
 
 MaskedPair = tuple[Pair, Mask]
 """A pair, and the mask of its response: bool [response], at least one position."""

@@ -20,12 +20,12 @@ from remask.plan.canvas import Canvas
 from remask.request.sampling_params import SamplingParams
 from remask.request.uniform_presets import ANCESTRAL, MARGINAL
 from remask_lab.likelihood.draws import Likelihood, StratifiedDraws
+from remask_lab.likelihood.names import MAX_ROWS, SCHEDULES
 from remask_lab.likelihood.noise_bound import chain, divergences
 from remask_lab.likelihood.pairs import Pair
-from remask_lab.likelihood.uncached_pass import MAX_ROWS, Job, UncachedPasses
+from remask_lab.likelihood.uncached_pass import Job, UncachedPasses
 
 GREEDY_TOKENS = 3  # positions that a step of greedy decoding may change, as in the Uniform-Cache thesis
-SCHEDULES = ("cosine", "linear")
 
 
 @dataclass(frozen=True, slots=True)

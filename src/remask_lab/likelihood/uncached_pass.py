@@ -15,10 +15,10 @@ from remask.model.pool import Pool
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Reach
 from remask.plan.spans import Mask
+from remask_lab.likelihood.names import MAX_ROWS
 from remask_lab.likelihood.pairs import Pair
 
 HEAD_ROWS = 256  # rows of logits held at a time
-MAX_ROWS = 4096  # rows of a pass, where a canvas has fewer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from remask.checkpoint.source import BUNDLED, BUNDLED_TRANSIT
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT
 from remask.checks.values import real, whole
 from remask.errors import ConfigError, UnknownNameError
 from remask.tasks import gsm8k, tariff, transit

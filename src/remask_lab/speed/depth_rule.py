@@ -14,8 +14,10 @@ from typing import Any
 
 from remask import LLM, EngineConfig, Output, SamplingParams
 from remask.depth.conversations import TokenPrompts
-from remask.depth.profile import Cuts, ProfileSettings, rule_limits
-from remask.depth.rule import RULES, Floats, depth_at
+from remask.depth.limits import Floats, depth_at
+from remask.depth.profile import Cuts, rule_limits
+from remask.depth.rule import RULES
+from remask.depth.settings import ProfileSettings
 from remask.engine.request import Request
 from remask_lab.records.interval import wilson
 from remask_lab.speed.command import command_parser, run_command

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from remask import LLM, EngineConfig
-from remask.checkpoint.source import BUNDLED
+from remask.checkpoint.bundled import BUNDLED
 from remask.engine.uncached import pack_uncached
 from remask.model.pool import Pool
-from remask.model.quantised import QUANTIZATIONS
+from remask.model.quantization_names import QUANTIZATIONS
 from remask.plan.canvas import Canvas
 from remask.tasks import tariff
 from remask_lab.arguments.common import check_least, separated

@@ -18,43 +18,20 @@ from jinja2 import Environment
 from tqdm import tqdm
 
 from remask.checks.values import listed
-from remask.cli.options import add_model_options
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.policies import CachePolicy, name_of, settings_of
 from remask.request.sampling_params import SamplingParams
-from remask_lab.arguments.requests import about_requests, add_source_options, open_requests
-from remask_lab.arguments.results import add_output_option, add_page_option
+from remask_lab.asked.requests import about_requests, open_requests
 from remask_lab.bench.contenders import described
 from remask_lab.bench.workload import seeded, token_agreement
 from remask_lab.records.machine import processor_text
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record
 
-SUMMARY = "responses to the same prompts side by side, differences marked"
-EXAMPLES = (
-    """remask analyze compare --model bundled-transit --prompt 'from abbey go 2' --variants '["none", "reuse"]'""",
-    """remask analyze compare --model bundled --input requests.jsonl --variants '["none", "bicache"]' --page x.html""",
-)
-
 TEMPLATE = Path(__file__).with_name("compare.html")
 PROMPT_CHARACTERS = 600  # of a prompt's end that the page shows before one asks for all of it
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument(
-        "--variants",
-        required=True,
-        metavar="JSON",
-        help='what to compare, the first one with all others: ["none", {"cache": "dkv-decode", '
-        '"cache_config": {"refresh_interval": 4}, "sampling": {}}]',
-    )
-    add_page_option(parser)
-    add_source_options(parser)
-    add_output_option(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from remask.checks.kinds import ModelKind
 from remask.checks.values import listed
-from remask.cli.options import add_model_options, object_option, open_llm
+from remask.cli.options import object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.sampling.blocks import even_blocks
 from remask_lab.arguments.common import check_least
-from remask_lab.arguments.results import add_result_options
-from remask_lab.arguments.workload import add_workload_options, asked_workload, heading
+from remask_lab.asked.workload import asked_workload, heading
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.rows import Row, holds, quality, quality_bars, work
@@ -36,12 +35,6 @@ from remask_lab.records.record import Record
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SUMMARY = "accuracy against work, with every knob of every policy swept"
-EXAMPLES = (
-    "remask analyze curves --model bundled --dtype float32 --output curves.json --plots pictures",
-    "remask analyze curves --model bundled --knobs '{\"bicache\": {\"depth\": [2, 4]}}' --sampling-knobs '{}'",
-)
 
 OPTIONS = ("--knobs", "--sampling-knobs")
 Values: TypeAlias = Mapping[str, Sequence[Any]]
@@ -73,24 +66,6 @@ _COLORS = (K_COLOR, V_COLOR, "#2c8c4a")
 _MARKERS = "osD"
 _COLUMNS = 3
 _LARGE_STEP = 20.0  # percent
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.description = (
-        "Every policy that can run the requests, at its defaults and with one knob moved at a time, in one run."
-    )
-    parser.add_argument(
-        "--knobs", metavar="JSON", help='values of knobs, instead of the usual ones: {"bicache": {"depth": [0, 2]}}'
-    )
-    parser.add_argument(
-        "--sampling-knobs", metavar="JSON", help='the same for the sampler: {"none": {"steps": [2, 4]}}'
-    )
-    parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
-    parser.add_argument("--rounds", type=int, default=1, metavar="K", help="turns of each point (default 1)")
-    add_workload_options(parser, requests=200)
-    add_result_options(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -22,7 +22,7 @@ from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask_lab.arguments.common import check_least
-from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
+from remask_lab.asked.requests import about_requests, open_requests
 from remask_lab.drawing import (
     K_COLOR,
     V_COLOR,
@@ -42,26 +42,12 @@ from remask_lab.records.record import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "how K and V move around the step that decodes a token, by layer"
-EXAMPLES = (
-    "remask analyze decoding --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
-    "remask analyze decoding --model bundled --input requests.jsonl --plots pictures",
-)
-
 SIDES = ("k", "v")
 MEASURES = ("cosine", "euclidean")
 KEPT = 24  # passes of a request whose states are kept to be compared with one another
 
 Moves = NDArray[np.float32]
 """K's cosine distance, V's, K's Euclidean distance, V's, from one pass to the next: [4, layers, rows]."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument(
-        "--window", type=int, default=8, metavar="N", help="passes before and after it that are reported (default 8)"
-    )
-    add_request_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

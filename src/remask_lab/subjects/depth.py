@@ -18,24 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.cli.options import add_model_options
-from remask.cli.profile import add_rule_options, add_similarity_options, add_system_prompt_option, rule_of
+from remask.cli.arguments.profile import rule_of
 from remask.depth.conversations import Conversation, PromptSet
-from remask.depth.profile import (
-    Cuts,
-    ProfileSettings,
-    Subject,
-    rule_limits,
-    run_depth,
-    table_distance,
-)
+from remask.depth.limits import depth_entries
+from remask.depth.profile import Cuts, Subject, rule_limits, run_depth, table_distance
 from remask.depth.prompts import read_prompts, task_prompts, under_system_prompt
-from remask.depth.rule import RULES, DepthRule, depth_entries
+from remask.depth.rule import RULES, DepthRule
+from remask.depth.settings import ProfileSettings
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.depth_lookup import DepthLookup
-from remask_lab.arguments.common import open_without_pool, tau_option
-from remask_lab.arguments.results import add_result_options
+from remask_lab.arguments.subjects.depth import SAMPLES
+from remask_lab.asked.common import open_without_pool
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures
 from remask_lab.instruments.passes import check_masked
 from remask_lab.instruments.series import Floats
@@ -46,47 +40,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUMMARY = "depth of reuse by task and ratio, its convergence, and its stability under other system prompts"
-EXAMPLES = (
-    "remask analyze depth --model bundled --samples 8 --plots pictures",
-    "remask analyze depth --model bundled --tau 0.95 --ratios 50 75 90 --output depth.json",
-)
-
-SAMPLES = 16  # requests per ratio and task, where no number is given
 SHOWN = 6  # ratios at which rules are compared in the text, or a few more
 QUESTIONS = 4  # requests under each system prompt
 _COLORS = (K_COLOR, V_COLOR, "#2ca02c", "#7f7f7f", "#9467bd", "#ff7f0e", "#17becf")
 
 Ints = NDArray[np.int64]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument(
-        "--task",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="a kind of task and its prompts, as 'profile --prompts' takes them; may be given again (default: those "
-        "that the model's tokenizer reads)",
-    )
-    add_system_prompt_option(parser)
-    tau_option(parser)
-    parser.add_argument("--ratios", type=int, nargs="+", metavar="R", help="prefix ratios in percent")
-    parser.add_argument("--samples", type=int, metavar="N", help=f"requests per ratio and task (default {SAMPLES})")
-    parser.add_argument("--system-prompts", type=int, default=8, metavar="N", help="default 8")
-    add_similarity_options(parser)
-    parser.add_argument(
-        "--behind-masks",
-        action="store_true",
-        help="what requests share stands behind the masks, as a suffix (default: in front, as a prefix)",
-    )
-    parser.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
-    parser.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts (default 0)")
-    add_rule_options(parser)
-    add_result_options(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

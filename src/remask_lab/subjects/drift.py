@@ -22,7 +22,7 @@ from torch import Tensor
 from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass
-from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
+from remask_lab.asked.requests import about_requests, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, log_axis, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.distances import Changes
 from remask_lab.instruments.mass import QueryTap, attention_mass
@@ -37,20 +37,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUMMARY = "K/V drift, attention mass, entropy and token changes by region and pass"
-EXAMPLES = (
-    "remask analyze drift --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
-    "remask analyze drift --model bundled --input requests.jsonl --plots pictures",
-)
-
 DISTANCES = (0.001, 0.01, 0.1)
 """Cosine distances that `DriftReport.v_moved` counts."""
 COLORS = ("#7f7f7f", "#8c564b", "#9467bd", "#1f77b4", "#d62728", "#ff7f0e", "#2ca02c", "#17becf")  # of `REGIONS`
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    add_request_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -22,7 +22,7 @@ from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask.policies.base import Traits
 from remask.policies.dense import Dense
-from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
+from remask_lab.asked.requests import about_requests, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.distances import Changes
 from remask_lab.instruments.moments import Moments
@@ -34,25 +34,11 @@ from remask_lab.records.record import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "similarity of K, V, attention and FFN outputs between passes, and how V foretells the others"
-EXAMPLES = (
-    "remask analyze features --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
-    "remask analyze features --model bundled --input requests.jsonl --plots pictures",
-)
-
 FEATURES = ("k", "v", "attention", "ffn")
 WORDS = {"k": "K", "v": "V", "attention": "attention output", "ffn": "FFN output"}
 PAIRS = (("k", "attention"), ("k", "ffn"), ("v", "attention"), ("v", "ffn"))  # what is seen early, what follows from it
 _COLORS = {"k": K_COLOR, "v": V_COLOR, "attention": "#2ca02c", "ffn": "#9467bd"}
 FLOOR = 1e-8  # changes below it are rounding, and drawn at it
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument(
-        "--ratio", type=float, default=0.25, metavar="RHO", help="share of the response that is picked (default 0.25)"
-    )
-    add_request_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from remask.checks.values import listed
-from remask.cli.options import add_model_options, object_option, open_llm
+from remask.cli.options import object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import check_least, separated
-from remask_lab.arguments.results import add_result_options
-from remask_lab.arguments.workload import add_task_options, asked_task
+from remask_lab.arguments.subjects.grid import MEASURED
+from remask_lab.asked.workload import asked_task
 from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grid
-from remask_lab.bench.workload import PREFIXES, Workload, usual_workload
+from remask_lab.bench.names import PREFIXES
+from remask_lab.bench.workload import Workload, usual_workload
 from remask_lab.drawing import distinct_line, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import about, read_record
@@ -32,49 +33,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUMMARY = "accuracy, speed, work and memory of policies over grids of their settings"
-EXAMPLES = (
-    """remask analyze grid --model bundled --cache bicache --grid '{"depth": [0, 4, 8]}' --requests 16""",
-    """remask analyze grid --model bundled --cache reuse --sampling-grid '{"steps": [8, 16]}' --output grid.json""",
-)
-
 Rows: TypeAlias = Sequence[GridRow]
 Points: TypeAlias = Sequence[Mapping[str, Any]]  # the axes of rows
 Value: TypeAlias = Callable[[GridRow], float]
 T = TypeVar("T")
 
 SUBJECT = "analyze grid"
-MEASURED = "cache_ratio"
 LOAD = ("prompt_tokens", "concurrency")  # axes over which absolute speed and memory are of interest
 _MARKERS = "osD^vP*X"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.description = (
-        "Each policy at every combination of the values that vary. With --output, rows are written as they are "
-        "measured, and rows that the file holds are not measured again."
-    )
-    parser.add_argument("--cache", required=True, metavar="SPEC,...", help="policies or compositions")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings that stay, as one object per policy")
-    parser.add_argument(
-        "--grid", metavar="JSON", help='settings that vary: {"prompt_interval": [1, 100], "ratio": [0]}'
-    )
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters that stay")
-    parser.add_argument("--sampling-grid", metavar="JSON", help='sampling parameters that vary: {"steps": [8, 16]}')
-    parser.add_argument("--prompt-tokens", metavar="N,...", help="random prompts of these lengths, on any model")
-    parser.add_argument("--concurrency", default="8", metavar="C,...", help="requests run at a time (default 8)")
-    parser.add_argument("--without-delay", action="store_true", help="also dkv-decode without its one-step delay")
-    add_task_options(parser)
-    parser.add_argument("--requests", type=int, default=32, metavar="N", help="of each point (default 32)")
-    parser.add_argument("--rounds", type=int, default=1, metavar="K", help="turns of each policy (default 1)")
-    parser.add_argument("--seed", type=int, default=2024, help="of the workload and of its requests")
-    parser.add_argument(
-        "--beside", metavar="FILE,...", help="results of other models that pictures and reading show too"
-    )
-    parser.add_argument("--x", metavar="AXIS", help=f"what the pictures' lines run over: an axis, or {MEASURED}")
-    add_result_options(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.cli.options import add_model_options
 from remask.depth.conversations import PromptSet
-from remask.depth.profile import Cuts, ProfileSettings, run_depth
+from remask.depth.profile import Cuts, run_depth
 from remask.depth.prompts import default_prompts, read_prompts
+from remask.depth.settings import ProfileSettings
 from remask.depth.similarity import KV, PrefixProbe
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask.request.sampling_params import SamplingParams
-from remask_lab.arguments.common import open_without_pool, tau_option
-from remask_lab.arguments.results import add_result_options
+from remask_lab.arguments.subjects.leakage import SAMPLES
+from remask_lab.asked.common import open_without_pool
 from remask_lab.drawing import K_COLOR, distinct_line, label, new_figure, save_figures
 from remask_lab.instruments.mass import TILE, QueryTap, attention_scores
 from remask_lab.instruments.passes import Passes, check_masked, leading_kv
@@ -39,30 +39,8 @@ from remask_lab.records.record import Record, about
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "attention from a shared prefix to the rest over the ratio, and the depth that it guarantees"
-EXAMPLES = (
-    "remask analyze leakage --model bundled --samples 4 --plots pictures",
-    "remask analyze leakage --model bundled --ratios 50 90 --output leakage.json",
-)
-
-RATIOS = (10, 30, 50, 70, 80, 90, 95)
-SAMPLES = 4  # requests per ratio, where no number is given
 QUANTITIES = ("leakage", "deviation", "shift", "similarity", "value_norm", "least_norm")
 LEAKAGE, DEVIATION, SHIFT, SIMILARITY, VALUE_NORM, LEAST_NORM = range(len(QUANTITIES))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
-    tau_option(parser)
-    parser.add_argument("--ratios", type=int, nargs="+", metavar="R", default=RATIOS, help="prefix ratios in percent")
-    parser.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"requests per ratio ({SAMPLES})")
-    parser.add_argument("--steps", type=int, default=4, metavar="S", help="denoising steps of a request (default 4)")
-    parser.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
-    parser.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts (default 0)")
-    add_result_options(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

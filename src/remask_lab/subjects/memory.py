@@ -21,19 +21,12 @@ from remask.model.config import ModelConfig
 from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy
 from remask_lab.arguments.common import separated
-from remask_lab.arguments.results import add_result_options
-from remask_lab.arguments.shape import add_shape_options, open_with_requests, settings_of
+from remask_lab.asked.shape import open_with_requests, settings_of
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.workload import Workload
 from remask_lab.drawing import K_COLOR, new_figure, save_figures
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record, about
-
-SUMMARY = "bytes that cache policies keep between passes, and their formulas"
-EXAMPLES = (
-    "remask analyze memory --model bundled --caches none,reuse,bicache",
-    "remask analyze memory --model bundled --requests 8 --prefix-tokens 256 --plots pictures",
-)
 
 STORES = ("prefixes", "pages")  # how a memory report names what the store holds
 _PARTS = {
@@ -44,14 +37,6 @@ _PARTS = {
     "boundary": ("hidden states of the shared prefix", "#f5b041"),
     "unused": ("slots without a token", "#bfbfbf"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument("--caches", help="policies, separated by commas (default: every one that the model can have)")
-    parser.add_argument("--cache-config", metavar="JSON", help='settings, as one object per policy: {"bicache": {}}')
-    add_result_options(parser)
-    add_shape_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -16,43 +16,23 @@ import numpy as np
 from tqdm import tqdm
 
 from remask.checks.kinds import ModelKind
-from remask.cli.options import add_model_options, object_option, open_llm
+from remask.cli.options import object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.model.attention_torch import TorchAttention
 from remask.observe import replace_attention
 from remask_lab.arguments.common import check_least, separated
-from remask_lab.arguments.results import add_result_options
 from remask_lab.bench.workload import Workload, token_agreement, usual_workload
 from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record, about
 
-SUMMARY = "tokens that change where only rounding does: dtype, batch, kernel"
-EXAMPLES = (
-    "remask analyze precision --model bundled --requests 8",
-    "remask analyze precision --model bundled --dtypes float32,bfloat16 --batch 4 --output precision.json",
-)
-
-DTYPES = "float32,bfloat16"
 USUAL, OTHER = "the model's attention", "softmax step by step"  # the latter in place of PyTorch's fused one
 # Policies that compute the same as `none` but for rounding, by kind: the thesis' prefix cache, and final K/V.
 EXACT: dict[ModelKind, str] = {"uniform": "block-prefix", "block_causal": "exact"}
 
 Tokens: TypeAlias = tuple[tuple[int, ...], ...]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument("--dtypes", default=DTYPES, metavar="D,...", help=f"the first is compared with ({DTYPES})")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="requests at a time, against one (default 8)")
-    parser.add_argument("--requests", type=int, default=32, metavar="N", help="of the model's usual workload")
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="random prompts of this length, on any model")
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters")
-    parser.add_argument("--seed", type=int, default=2024, help="of the workload and of its requests")
-    add_result_options(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

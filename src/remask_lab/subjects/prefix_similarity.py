@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from remask.cli.options import add_model_options
-from remask.depth.profile import check_tau, run_depth
+from remask.depth.profile import run_depth
+from remask.depth.settings import check_tau
 from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
 from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass
-from remask_lab.arguments.common import open_without_pool, tau_option
-from remask_lab.arguments.results import add_result_options
-from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
+from remask_lab.asked.common import open_without_pool
+from remask_lab.asked.workload import asked_workload, described, heading
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.passes import Passes, check_masked, leading_kv
 from remask_lab.instruments.series import Floats, Table, as_table, mean, padded
@@ -32,21 +31,6 @@ from remask_lab.records.record import Record, about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SUMMARY = "K/V of a shared prefix in its canvas against the prefix alone, by layer and step"
-EXAMPLES = (
-    "remask analyze prefix-similarity --model bundled --requests 8 --plots pictures",
-    "remask analyze prefix-similarity --model bundled --tau 0.95 --official",
-)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    add_workload_options(parser, requests=16)
-    parser.add_argument("--official", action="store_true", help="the authors' profiler: one cosine per token")
-    tau_option(parser)
-    add_result_options(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from tqdm import tqdm
 
-from remask.cli.options import add_model_options, open_llm
+from remask.cli.options import open_llm
 from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
@@ -26,8 +26,7 @@ from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask.policies import CachePolicy
 from remask_lab.arguments.common import check_least
-from remask_lab.arguments.results import add_result_options
-from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
+from remask_lab.asked.workload import asked_workload, described, heading
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import contender
 from remask_lab.bench.workload import Workload
@@ -39,12 +38,6 @@ from remask_lab.records.record import Record, about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SUMMARY = "K/V reuse in deep layers in three settings; throughput and collapse of plain reuse"
-EXAMPLES = (
-    "remask analyze reuse --model bundled --requests 16 --plots pictures",
-    "remask analyze reuse --model bundled --depth 4 --refresh-interval 4 --output reuse.json",
-)
 
 Row: TypeAlias = Mapping[str, Any]  # what `run_bench` reports of one policy
 
@@ -61,18 +54,6 @@ _SHARES = {
 _SUFFER = {"rules": "the rules suffer", "format": "the format suffers"}
 _STYLES: Mapping[str, tuple[str, str]] = {ANOTHER: ("black", ".-"), ONCE: (K_COLOR, ".-"), PERIODIC: (V_COLOR, ".--")}
 _BARS = ("#7f7f7f", V_COLOR, K_COLOR)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument("--depth", type=int, metavar="B", help="shallow layers (default: the depth table's)")
-    parser.add_argument("--refresh-interval", type=int, default=8, metavar="R", help="default 8")
-    parser.add_argument("--traced", type=int, default=8, metavar="N", help="requests compared by step (default 8)")
-    parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
-    parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
-    add_workload_options(parser, requests=48)
-    add_result_options(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -18,16 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.cli.options import add_model_options, open_llm
+from remask.cli.options import open_llm
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass, RoutedRows, observe_passes, observe_routes
 from remask.policies import CachePolicy, settings_of
-from remask_lab.arguments.common import COMPARED_CACHES, compared_policies
-from remask_lab.arguments.results import add_result_options
-from remask_lab.arguments.workload import add_workload_options, asked_workload, described
+from remask_lab.asked.common import compared_policies
+from remask_lab.asked.workload import asked_workload, described
+from remask_lab.bench.names import COMPARED_CACHES
 from remask_lab.bench.workload import token_agreement
 from remask_lab.drawing import distinct_line, label, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.series import Floats, Series
@@ -38,23 +38,8 @@ from remask_lab.records.record import Record, about
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "expert choices: how they change between steps, and how far caches move them, by layer"
-EXAMPLES = (
-    "remask analyze routing --model MODEL --task tariff --requests 40 --caches reuse,bicache,dllm-cache",
-    "remask analyze routing --model llada-moe-tiny --load-format dummy --requests 2 --max-tokens 8 --plots pictures",
-)
-
 Sets = NDArray[np.int32]
 """Experts of a row, ascending, by layer with experts and position: [layers, T, k]; -1 where it was never computed."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument("--caches", metavar="SPEC,...", help="policies beside none (default: what suits the model)")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
-    add_workload_options(parser, requests=16)
-    add_result_options(parser)
-    add_model_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

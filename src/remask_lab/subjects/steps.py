@@ -23,8 +23,10 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy, settings_of
-from remask_lab.arguments.common import COMPARED_CACHES, check_least, compared_policies
-from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
+from remask_lab.arguments.common import check_least
+from remask_lab.asked.common import compared_policies
+from remask_lab.asked.requests import about_requests, open_requests
+from remask_lab.bench.names import COMPARED_CACHES
 from remask_lab.bench.workload import seeded
 from remask_lab.drawing import distinct_line, label, legend_below, log_axis, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.distances import Changes
@@ -37,21 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUMMARY = "entropy, largest probability, token changes, drift, row-layers and milliseconds by pass"
-EXAMPLES = (
-    "remask analyze steps --model bundled-transit --prompt 'from abbey go 2 , where am i ?' --caches bicache",
-    "remask analyze steps --model bundled --input requests.jsonl --plots pictures",
-)
-
 PANELS = 4  # policies whose positions are drawn one by one
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.add_argument("--caches", metavar="SPEC,...", help="policies beside none (default: what suits the model)")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
-    parser.add_argument("--rounds", type=int, default=3, metavar="K", help="timed turns of each policy (default 3)")
-    add_request_options(parser)
 
 
 def measure(args: argparse.Namespace) -> Outcome:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tqdm import tqdm
 
-from remask.cli.options import add_model_options, open_llm
-from remask.depth.profile import check_tau
+from remask.cli.options import open_llm
+from remask.depth.settings import check_tau
 from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.arguments.common import check_least, separated, tau_option
-from remask_lab.arguments.results import add_result_options
-from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
+from remask_lab.arguments.common import check_least, separated
+from remask_lab.arguments.subjects.sweep import CACHES, REFRESH_INTERVAL
+from remask_lab.asked.workload import asked_workload, described, heading
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import Workload
@@ -36,19 +36,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUMMARY = "throughput and accuracy over the threshold tau and the refresh interval R"
-EXAMPLES = (
-    "remask analyze sweep --model bundled --taus 0.9 0.97 --requests 16",
-    "remask analyze sweep --model bundled --refresh-intervals 1 4 8 --output sweep.json --plots pictures",
-)
-
 Parameter: TypeAlias = Literal["tau", "refresh_interval"]
 Point: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = Mapping[str, Any]  # cache, tau, refresh_interval, and what `run_bench` reports
 
 PARAMETERS: tuple[Parameter, ...] = ("tau", "refresh_interval")
 NAMES: Mapping[Parameter, str] = {"tau": "tau", "refresh_interval": "R"}
-CACHES = ("bicache", "bicache+block-dual")
 _LABELS: Mapping[Parameter, str] = {"tau": "threshold tau", "refresh_interval": "refresh interval R (steps)"}
 _COLORS = (K_COLOR, V_COLOR, "#2ca02c", "#9467bd", "#ff7f0e")
 
@@ -63,7 +56,7 @@ class SweepValues:
     taus: tuple[float, ...] = (0.91, 0.93, 0.95, 0.97, 0.99)
     refresh_intervals: tuple[int, ...] = (8, 16, 32, 64)
     tau: float = 0.97
-    refresh_interval: int = 16
+    refresh_interval: int = REFRESH_INTERVAL
     caches: tuple[str, ...] = CACHES
 
     def __post_init__(self) -> None:
@@ -86,29 +79,6 @@ class SweepValues:
         ]
 
 
-_DEFAULTS = SweepValues()
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subject's options."""
-    parser.description = (
-        "Each value of tau at one R, and each value of R at one tau. With --output, what an interrupted sweep has "
-        "measured is kept, and the same command goes on from there."
-    )
-    parser.add_argument("--taus", type=float, nargs="*", metavar="TAU", help="values of tau; none leaves them out")
-    parser.add_argument("--refresh-intervals", type=int, nargs="*", metavar="R", help="values of R, in the same way")
-    tau_option(parser)
-    parser.add_argument(
-        "--refresh-interval", type=int, default=_DEFAULTS.refresh_interval, help="R while tau changes (default 16)"
-    )
-    parser.add_argument("--caches", default=",".join(CACHES), help=f"default {','.join(CACHES)}")
-    parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
-    parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
-    add_workload_options(parser, requests=48)
-    add_result_options(parser)
-    add_model_options(parser)
-
-
 def measure(args: argparse.Namespace) -> Outcome:
     """Measure the points that `--output` does not hold yet."""
     check_least(args, concurrency=1, rounds=1)
@@ -126,10 +96,10 @@ def measure(args: argparse.Namespace) -> Outcome:
 
 
 def _values(args: argparse.Namespace) -> SweepValues:
-    taus, intervals = args.taus, args.refresh_intervals
+    taus, intervals, usual = args.taus, args.refresh_intervals, SweepValues()
     values = SweepValues(
-        taus=_DEFAULTS.taus if taus is None else tuple(dict.fromkeys(taus)),
-        refresh_intervals=_DEFAULTS.refresh_intervals if intervals is None else tuple(dict.fromkeys(intervals)),
+        taus=usual.taus if taus is None else tuple(dict.fromkeys(taus)),
+        refresh_intervals=usual.refresh_intervals if intervals is None else tuple(dict.fromkeys(intervals)),
         tau=args.tau,
         refresh_interval=args.refresh_interval,
         caches=tuple(separated(args.caches)),

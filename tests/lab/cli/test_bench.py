@@ -142,14 +142,15 @@ def test_the_demo_speaks_before_it_loads_pytorch() -> None:
     told = {}
     for words in (("demo",), ("--quiet", "demo"), ("demo", "--help")):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-        assert done.returncode == 7
+        assert done.returncode == (0 if "--help" in words else 7)
         told[words] = done.stderr.splitlines()
     assert told["demo",] == [
         "remask demo: loading PyTorch and the model, a few seconds; then questions are answered "
         "under each cache policy",
         "torch",
     ]
-    assert told["--quiet", "demo"] == told["demo", "--help"] == ["torch"]
+    assert told["--quiet", "demo"] == ["torch"]
+    assert told["demo", "--help"] == []
 
 
 @pytest.mark.thorough

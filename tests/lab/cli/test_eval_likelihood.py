@@ -112,7 +112,7 @@ def test_what_cannot_be_scored(
 
 def test_files_and_models_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert likelihood(tmp_path / "none.jsonl") == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "--prompts: there is no file" in capsys.readouterr().err
     (tmp_path / "bad.jsonl.gz").write_bytes(b"not gzip")
     assert likelihood(tmp_path / "bad.jsonl.gz") == 2
     assert "cannot be read" in capsys.readouterr().err

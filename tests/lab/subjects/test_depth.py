@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from remask.depth.conversations import ChatPrompts, Conversation, RandomPrompts, TransitPrompts
-from remask.depth.profile import ProfileSettings
 from remask.depth.prompts import task_prompts
+from remask.depth.settings import ProfileSettings
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask_lab.subjects.depth import (

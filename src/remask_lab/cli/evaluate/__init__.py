@@ -1,14 +1,10 @@
 """`remask eval`: measures how good a model is. Each module is one subject."""
 
 import argparse
-
-from remask_lab.cli.evaluate import gen_ppl, likelihood, questions, tasks
-
-SUBJECTS = (tasks, questions, likelihood, gen_ppl)
+import importlib
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's subjects."""
-    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
-    for subject in SUBJECTS:
-        subject.add_parser(subjects)
+def run(args: argparse.Namespace) -> int:
+    """Measure what the subject says. Each has a module of its name, of which only that one is imported."""
+    status: int = importlib.import_module(f"{__name__}.{args.subject.replace('-', '_')}").run(args)
+    return status

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from remask.cli.options import add_engine_options, add_model_options, check_folder, engine_config, open_llm
-from remask.cli.parser import examples
+from remask.cli.options import check_folder, engine_config, open_llm
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask_lab.arguments.common import compared_policies
-from remask_lab.arguments.workload import add_workload_options, asked_task, asked_workload, described, heading
+from remask_lab.asked.common import compared_policies
+from remask_lab.asked.workload import asked_task, asked_workload, described, heading
 from remask_lab.bench.bench import part_scores
 from remask_lab.bench.workload import Workload
 from remask_lab.harness.generation import generate
@@ -20,29 +19,6 @@ from remask_lab.records.interval import percent_text, wilson
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep
-
-
-def add_parser(subjects: Any) -> None:
-    """Add the subject and its options."""
-    parser = subjects.add_parser(
-        "questions",
-        help="questions of a bundled model's task, or GSM8K, under several cache policies",
-        description="Held-out questions of the task that a model is made for, or of --task, drawn by a program: no "
-        "data set is read. Every policy answers the same questions.",
-        epilog=examples(
-            "remask eval questions --model bundled --caches none,reuse,bicache",
-            'remask eval questions --model bundled --task tariff --task-settings \'{"kinds": ["plan", "lookup"]}\'',
-        ),
-    )
-    parser.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
-    parser.add_argument(
-        "--output", metavar="FILE", help="write every row to FILE, as JSON; the same command resumes from it"
-    )
-    add_workload_options(parser, requests=200)
-    add_model_options(parser)
-    add_engine_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

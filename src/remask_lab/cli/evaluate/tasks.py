@@ -10,20 +10,13 @@ from typing import Any
 
 import xxhash
 
-from remask.cli.options import (
-    add_engine_options,
-    add_model_options,
-    check_folder,
-    engine_config,
-    open_llm,
-    sampling_option,
-)
-from remask.cli.parser import examples
+from remask.cli.options import check_folder, engine_config, open_llm, sampling_option
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask_lab.arguments.common import check_least, compared_policies
-from remask_lab.cli.evaluate.likelihood import add_draw_options, draws_of
+from remask_lab.arguments.common import check_least
+from remask_lab.asked.common import compared_policies
+from remask_lab.cli.evaluate.likelihood import draws_of
 from remask_lab.harness.benchmark import (
     FOLDER,
     PREFIX,
@@ -37,7 +30,7 @@ from remask_lab.harness.benchmark import (
 )
 from remask_lab.harness.execute import offered
 from remask_lab.harness.local import chat_tokenizer, run_local
-from remask_lab.harness.presets import TaskSettings, preset_names, task_settings
+from remask_lab.harness.presets import TaskSettings, task_settings
 from remask_lab.harness.report import table
 from remask_lab.likelihood.estimator import KINDS, open_estimator
 from remask_lab.likelihood.perplexity import Policy
@@ -46,55 +39,6 @@ from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep
 
 Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
-
-
-def add_parser(subjects: Any) -> None:
-    """Add the subject and its options."""
-    parser = subjects.add_parser(
-        "tasks",
-        help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, HumanEval, ...) under several cache policies",
-        description="The names of our own tasks begin with 'remask_'. Their questions share a system prompt, and their "
-        "answers are matched strictly. Any other name is a task of lm-eval. Without --data, data sets come from the "
-        "hub, through lm-eval.",
-        epilog=examples(
-            "remask eval tasks --model GSAI-ML/LLaDA-8B-Instruct --tasks remask_gsm8k --caches none,bicache --limit 9",
-            "remask eval tasks --model GSAI-ML/LLaDA-8B-Instruct --tasks arc_challenge --output arc.json",
-        ),
-    )
-    parser.add_argument("--tasks", required=True, metavar="NAME,...", help="tasks to evaluate; --list names our own")
-    parser.add_argument("--list", action=_List, nargs=0, help="name our own tasks and the folder of their configs")
-    parser.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
-    parser.add_argument("--include-path", metavar="FOLDER", help="further task configs for lm-eval")
-    parser.add_argument("--data", metavar="FILE", help="local JSONL in the shape of the one task's data set")
-    parser.add_argument("--fields", metavar="FIELD=NAME,...", help="names in FILE of the task's fields")
-    parser.add_argument("--limit", type=int, metavar="N", help="the first N questions of each task")
-    parser.add_argument(
-        "--preset",
-        choices=preset_names(),
-        help="sampling parameters, worked examples and settings of caches for each task, as a paper has them; what is "
-        "given overrides it",
-    )
-    parser.add_argument("--shots", type=int, metavar="N", help="worked examples before each question")
-    parser.add_argument(
-        "--shot-data",
-        metavar="FILE",
-        help="local JSONL that the examples of our own task come from, such as its data set's training split",
-    )
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters, which override those of a task")
-    parser.add_argument("--system-prompt", metavar="FILE", help="role and rules that replace the shipped ones")
-    parser.add_argument(
-        "--allow-code-execution",
-        action="store_true",
-        help="run what the model writes (HumanEval, MBPP), as confined as this machine allows; what is not is logged",
-    )
-    parser.add_argument(
-        "--output", metavar="FILE", help="write every row to FILE, as JSON; the same command resumes from it"
-    )
-    add_draw_options(parser)
-    add_model_options(parser)
-    add_engine_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -235,15 +179,8 @@ def _harness(
     return begin
 
 
-class _List(argparse.Action):
-    """Prints our own tasks and exits, whatever other options are given or missing."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(_listed())
-        parser.exit()
-
-
-def _listed() -> str:
+def listed() -> str:
+    """Our own tasks as text, and where lm-eval finds them."""
     lines = [f"{'task':<22}{'scored by':<12}data set"]
     for task in task_names():
         own = benchmark(task)

@@ -1,0 +1,56 @@
+"""`ProfileSettings`: how a depth table is measured."""
+
+from dataclasses import dataclass, field
+
+from remask.checks.values import real, whole
+from remask.depth.rule import DepthRule
+from remask.errors import ConfigError
+
+
+def check_tau(tau: float) -> None:
+    """Raise `ConfigError` unless `tau` is a cosine similarity that a layer can exceed or miss."""
+    if not 0 < tau < 1:
+        raise ConfigError(f"tau must lie between 0 and 1, got {tau}")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """How to profile.
+
+    Attributes:
+        tau: similarity that a layer must exceed.
+        rule: how depths follow from similarities.
+        ratios: prefix ratios in percent; None takes every 5 % from 5 to 95, and 97 to 99, as far as they fit.
+        samples: requests per ratio; None doubles their number until the table stands still.
+        max_samples: most requests per ratio.
+        tolerance: L1 distance between tables, in layers per ratio, up to which a table counts as unchanged.
+        official: follow the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token.
+            Otherwise the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
+        joint: one cosine over K and V as one flattened vector (equation 3 read literally), where the default is the
+            mean of two. Not together with `official`.
+        canvas: tokens of the longest canvas; None takes the prompt set's usual length, at most the model's.
+        response: masks at the end of a canvas, at most half of what follows the prefix; None: the prompt set's.
+        seed: seed of the choice of prompts.
+    """
+
+    tau: float = 0.97
+    rule: DepthRule = field(default_factory=DepthRule)
+    ratios: tuple[int, ...] | None = None
+    samples: int | None = None
+    max_samples: int = 512
+    tolerance: float = 0.1  # rare requests move a least depth by a layer at few ratios
+    official: bool = False
+    joint: bool = False
+    canvas: int | None = None
+    response: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_tau(self.tau)
+        if self.official and self.joint:
+            raise ConfigError("official and joint are two definitions of similarity; choose one of them")
+        real("tolerance", self.tolerance, low=0)
+        for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
+            whole(name, getattr(self, name), low=least, optional=True)
+        if self.ratios is not None and (not self.ratios or any(not 0 <= r < 100 for r in self.ratios)):
+            raise ConfigError(f"ratios must be percents from 0 to 99, got {list(self.ratios)}")

@@ -1,0 +1,19 @@
+"""The names of the tasks that workloads are drawn from, and their usual sizes."""
+
+from collections.abc import Mapping
+
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checks.kinds import ModelKind
+
+OWN_TASKS = {BUNDLED: "tariff", BUNDLED_TRANSIT: "transit", BUNDLED_UNIFORM: "timetable"}
+"""The task that each bundled model is made for."""
+TASKS = (*OWN_TASKS.values(), "gsm8k", "random")
+PREFIXES = 4  # different shared prefixes of a workload
+PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # lengths of a random shared prefix, and of the random tokens after it
+
+COMPARED_CACHES: Mapping[ModelKind, tuple[str, ...]] = {
+    "masked": ("none", "reuse", "bicache"),
+    "block_causal": ("none", "exact"),
+    "uniform": ("none", "block-prefix", "uniform-cache"),
+}
+"""The policies that are compared where none are named, by the kind of model."""

@@ -1,0 +1,42 @@
+"""How to install: extras and names that the pages mention exist, and nothing is promised that is not so yet."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+
+
+def test_every_extra_that_is_named_exists_and_every_one_is_told_of() -> None:
+    extras = set(PROJECT["optional-dependencies"])
+    for page in PAGES:
+        named = re.findall(r"(?:remask|\.|whl)\[([a-z,]+)\]", page.read_text(encoding="utf-8"))
+        assert {extra for each in named for extra in each.split(",")} <= extras, page.name
+    assert set(re.findall(r"^\| `([a-z]+)` \|", INSTALL, re.MULTILINE)) == extras
+
+
+def test_the_wheel_is_called_as_it_is_built() -> None:
+    assert f"dist/remask-{PROJECT['version']}-py3-none-any.whl[" in INSTALL
+
+
+def test_a_first_installation_is_from_the_repository() -> None:
+    """An index has no remask yet, so no page begins with one."""
+    for page in (ROOT / "README.md", ROOT / "docs" / "serving.md"):
+        first = re.search(r"^```\w*\n(?:.*\n)*?.*pip install (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert first is not None
+        assert first[1].startswith("'.["), page.name
+
+
+def test_the_demo_brings_what_serve_needs_and_says_how_to_call_it() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (needs,) = re.findall(r"^demo: \.venv/installed-(\S+)$", makefile, re.MULTILINE)
+    assert {"lab", "server"} <= set(needs.split(","))
+    recipe = makefile.split("\ndemo:")[1].split("\ntest:")[0]
+    assert recipe.index("scripts/demo") < recipe.index(".venv/bin/remask serve bundled")
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
