@@ -21,7 +21,7 @@ from remask.cli.serve import server_settings
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError
-from remask.tasks import tariff, transit
+from remask.tasks import relay, tariff, transit
 from tests.server.serving import serving
 
 BUNDLED = Path(remask.__file__).parent / "bundled"
@@ -200,7 +200,9 @@ def test_defaults_that_cannot_be_used_are_named(tmp_path: Path, name: str, conte
     assert name in str(raised.value)
 
 
-@pytest.mark.parametrize(("model", "task"), [("bundled", tariff), ("bundled-transit", transit)])
+@pytest.mark.parametrize(
+    ("model", "task"), [("bundled", tariff), ("bundled-graded", relay), ("bundled-transit", transit)]
+)
 def test_the_bundled_models_answer_well_without_a_word_on_sampling(
     model: str, task: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

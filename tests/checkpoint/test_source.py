@@ -23,7 +23,10 @@ def test_a_local_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("/nowhere/at/all", "no such folder"),
         ("./missing", "no such folder"),
-        ("missing", "no such folder, and not a hub id.*'bundled', 'bundled-transit', 'bundled-uniform'"),
+        (
+            "missing",
+            "no such folder, and not a hub id.*'bundled', 'bundled-graded', 'bundled-transit', 'bundled-uniform'",
+        ),
         ("", "no such folder"),
         ("~nobody-of-this-name/x", "no such folder"),
         ("x" * 5000, "no such folder"),
@@ -75,7 +78,7 @@ def test_a_hub_that_does_not_answer_is_a_clear_error(error: Exception, monkeypat
         resolve("org/name")
 
 
-@pytest.mark.parametrize("model", ["bundled", "bundled-transit", "bundled-uniform"])
+@pytest.mark.parametrize("model", ["bundled", "bundled-graded", "bundled-transit", "bundled-uniform"])
 def test_bundled_ones_are_folders_in_the_package(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "files", lambda _: tmp_path)
     with pytest.raises(CheckpointError, match=rf"The {model} model is not in this installation.* is \./{model}\."):

@@ -7,13 +7,20 @@ from typing import Any
 import pytest
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.depth.conversations import ChatPrompts, RandomPrompts, TariffPrompts, TokenPrompts, TransitPrompts
+from remask.depth.conversations import (
+    ChatPrompts,
+    RandomPrompts,
+    RelayPrompts,
+    TariffPrompts,
+    TokenPrompts,
+    TransitPrompts,
+)
 from remask.depth.profile import profile
 from remask.depth.prompts import default_prompts, read_prompts, task_prompts
 from remask.depth.settings import ProfileSettings
 from remask.errors import ConfigError
 from remask.policies.depth_lookup import percent
-from remask.tasks import tariff
+from remask.tasks import relay, tariff
 from remask.tasks.transit import RULES, make_workload
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer, write_lines
@@ -183,3 +190,16 @@ def test_the_bundled_model_is_profiled_on_whole_requests() -> None:
     # The tail of a canvas at ratio 0.85 holds the question.
     tail = text(model, drawn.tokens[-(round(0.15 * prompts.canvas) - prompts.response) :])
     assert "Plan" in tail
+
+
+def test_the_graded_model_is_profiled_on_whole_requests() -> None:
+    model = loaded("bundled-graded")
+    prompts = default_prompts(model)
+    assert isinstance(prompts, RelayPrompts)
+    assert list(task_prompts(model)) == ["relay", "random tokens"]
+    drawn = prompts.draw(random.Random(0), prompts.canvas)
+    conversation = text(model, drawn.tokens)
+    assert conversation.count("route from") == 1
+    assert conversation.count(";") == relay.RelaySettings().rows - 1
+    # The tail of a canvas at ratio 0.8 holds the question.
+    assert "In" in text(model, drawn.tokens[-(round(0.2 * prompts.canvas) - prompts.response) :])

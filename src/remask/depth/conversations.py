@@ -8,7 +8,7 @@ from typing import Protocol
 
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
-from remask.tasks import tariff, transit
+from remask.tasks import relay, tariff, transit
 from remask.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
@@ -106,6 +106,35 @@ class TariffPrompts:
                 question = tariff.draw_question(questions, prompt, self.kind, settings.asked)
                 messages.append({"role": "user", "content": question.text})
                 messages.append({"role": "assistant", "content": tariff.reference_response(prompt, question)})
+            return messages[:-1]
+
+        return _grown_chat(self.tokenizer, compose, length)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPrompts:
+    """The task relay: a system prompt with goods that nearly fills a canvas, then questions with their right answers.
+
+    A canvas of the usual length has one question, which is whole up to ratio 0.8: beyond it the season
+    would stand nowhere behind the prefix.
+    """
+
+    tokenizer: Tokenizer
+    source: str = "the relay task (remask.tasks.relay), questions answered about the same goods"
+    canvas: int = 96  # the system prompt and one question
+    response: int = relay.HOPS
+
+    def draw(self, rng: random.Random, length: int) -> Conversation:
+        """Return new goods, and as many questions as give `length` tokens."""
+        prompt, seed = relay.draw_prompt(rng, relay.RelaySettings()), rng.getrandbits(32)
+
+        def compose(turns: int) -> list[Message]:
+            questions = random.Random(seed)
+            messages: list[Message] = [{"role": "system", "content": prompt.text}]
+            for _ in range(turns):
+                question = relay.draw_question(questions, prompt)
+                messages.append({"role": "user", "content": question.text})
+                messages.append({"role": "assistant", "content": relay.reference_response(prompt, question)})
             return messages[:-1]
 
         return _grown_chat(self.tokenizer, compose, length)

@@ -12,13 +12,14 @@ from remask.depth.conversations import (
     Message,
     PromptSet,
     RandomPrompts,
+    RelayPrompts,
     SystemPrompt,
     TariffPrompts,
     TokenPrompts,
     TransitPrompts,
 )
 from remask.errors import ConfigError, UnknownNameError
-from remask.tasks import gsm8k, humaneval, tariff, transit
+from remask.tasks import gsm8k, humaneval, relay, tariff, transit
 from remask.text.tokenizer import ROLES, Tokenizer
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
@@ -30,13 +31,16 @@ def default_prompts(model: LoadedModel) -> PromptSet:
     """Return the prompts on which `model` is profiled if none are given.
 
     GSM8K, or the task of a bundled model for a tokenizer that has its small vocabulary: transit where GSM8K cannot be
-    read at all, tariff where it is spelled in bytes; random token ids without a tokenizer that reads any of them.
+    read at all, tariff or relay where it is spelled in bytes and their words are not; random token ids without a
+    tokenizer that reads any of them.
     """
     if model.tokenizer is not None:
         arithmetic = _gsm8k(model.tokenizer)
-        orders = tariff.make_workload(1, 1, 0)[0].prompt.text
-        if _spells(model.tokenizer, arithmetic.conversations[0][0]["content"]) and not _spells(model.tokenizer, orders):
-            return TariffPrompts(model.tokenizer)
+        if _spells(model.tokenizer, arithmetic.conversations[0][0]["content"]):
+            if not _spells(model.tokenizer, tariff.make_workload(1, 1, 0)[0].prompt.text):
+                return TariffPrompts(model.tokenizer)
+            if not _spells(model.tokenizer, relay.make_workload(1, 1, 0)[0].prompt.text):
+                return RelayPrompts(model.tokenizer)
         if _reads(model.tokenizer, arithmetic.conversations[0][0]["content"]):
             return arithmetic
         if _reads(model.tokenizer, transit.make_workload(1, 1, 0)[0].messages[0]["content"]):
@@ -49,13 +53,16 @@ def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
     """Return the tasks on which `model` can be profiled, by name. The task of its default prompts comes first.
 
     Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; the kinds of questions of the task tariff,
-    or rides of one, two and three hops, for those of the bundled models; random token ids for every model.
+    the task relay, or rides of one, two and three hops, for those of the bundled models; random token ids for every
+    model.
     """
     sets: dict[str, PromptSet] = {}
     tokenizer = model.tokenizer
     default = default_prompts(model)
     if isinstance(default, TariffPrompts):
         sets = {kind: replace(default, kind=kind, source=f"{default.source}, {kind}") for kind in tariff.KINDS}
+    elif isinstance(default, RelayPrompts):
+        sets = {"relay": default}
     elif isinstance(default, TransitPrompts):
         hops = range(1, transit.MAX_HOPS + 1)
         sets = {f"{n} hop{'s' * (n > 1)}": replace(default, hops=n, source=f"{default.source}, {n} hops") for n in hops}

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from remask.tasks import tariff, timetable, transit
+from remask.tasks import relay, tariff, timetable, transit
 
 OFFERED: Final = 3
 """Questions that a card shows."""
@@ -96,6 +96,28 @@ def _tariff() -> Card:
     )
 
 
+def _relay() -> Card:
+    prompt = relay.draw_prompt(random.Random(_SHARED), relay.RelaySettings())
+
+    def draw(number: int) -> Question:
+        question = relay.draw_question(random.Random(number), prompt)
+        towns = relay.route(prompt, question)
+        return Question(
+            question.text,
+            relay.reference_response(prompt, question),
+            # The space before a town is part of its token.
+            "".join([towns[0], "[[1]]" * (len(towns) - 1)]),
+            _decision(question.text, towns[:4], "{answer}" + "{mask}" * (len(towns) - 1)),
+        )
+
+    return Card(
+        "A demonstration model: it answers which six towns a route leads through, by the list of goods in its system "
+        "prompt and a season. It knows questions of exactly this form and answers nonsense to all others.",
+        prompt.text,
+        draw,
+    )
+
+
 def _transit() -> Card:
     prompt = transit.draw_prompt(random.Random(_SHARED))
 
@@ -146,5 +168,5 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
 
 
 _CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
-    {"bundled": _tariff, "bundled-transit": _transit, "bundled-uniform": _timetable}
+    {"bundled": _tariff, "bundled-graded": _relay, "bundled-transit": _transit, "bundled-uniform": _timetable}
 )

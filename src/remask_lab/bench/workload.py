@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.values import one_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask.tasks import gsm8k, tariff, timetable
+from remask.tasks import gsm8k, relay, tariff, timetable
+from remask.tasks.relay import RelaySettings
 from remask.tasks.tariff import TariffSettings
 from remask.tasks.transit import (
     TransitSettings,
@@ -28,6 +29,7 @@ from remask.tasks.transit import (
 from remask_lab.bench.names import OWN_TASKS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
 
 TARIFF_SAMPLING = {"max_tokens": 8, "steps": 8, "block_length": 8}
+RELAY_SAMPLING = {"max_tokens": relay.HOPS, "steps": relay.HOPS, "block_length": relay.HOPS}
 TRANSIT_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
 TIMETABLE_SAMPLING = {"max_tokens": 32, "block_length": 16}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
@@ -35,13 +37,16 @@ GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's settin
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
 MAX_GSM8K_PREFIXES = 12
 Parts: TypeAlias = Mapping[str, Callable[[str], float]]
+Settings: TypeAlias = TariffSettings | RelaySettings | TransitSettings
 MAX_HISTORY = 2  # the transit model is trained on conversations of up to three turns
-_SETTINGS: Mapping[str, type[TariffSettings] | type[TransitSettings]] = {
+_SETTINGS: Mapping[str, type[TariffSettings] | type[RelaySettings] | type[TransitSettings]] = {
     "tariff": TariffSettings,
+    "relay": RelaySettings,
     "transit": TransitSettings,
 }
 _SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "tariff": TARIFF_SAMPLING,
+    "relay": RELAY_SAMPLING,
     "transit": TRANSIT_SAMPLING,
     "timetable": TIMETABLE_SAMPLING,
     "gsm8k": GSM8K_SAMPLING,
@@ -117,7 +122,7 @@ class TaskChoice:
     """
 
     name: str
-    settings: TariffSettings | TransitSettings | None = None
+    settings: Settings | None = None
 
     def __post_init__(self) -> None:
         one_of("task", self.name, TASKS)
@@ -140,7 +145,7 @@ def choose_task(name: str | None, settings: Mapping[str, Any]) -> TaskChoice | N
     if not settings:
         return TaskChoice(name)
     if name not in _SETTINGS:
-        raise ConfigError(f"the task {name} has no settings; --task-settings are for {' and '.join(_SETTINGS)}")
+        raise ConfigError(f"the task {name} has no settings; --task-settings are for {', '.join(_SETTINGS)}")
     return TaskChoice(name, _SETTINGS[name].from_mapping(settings))
 
 
@@ -196,11 +201,13 @@ def chat_workload(
     settings = task.settings or (_SETTINGS[task.name]() if task.name in _SETTINGS else None)
     if isinstance(settings, TariffSettings):
         return tariff_workload(llm, requests, prefixes, seed, sampling, settings, with_prefix=with_prefix)
+    if isinstance(settings, RelaySettings):
+        return relay_workload(llm, requests, prefixes, seed, sampling, settings, with_prefix=with_prefix)
     if isinstance(settings, TransitSettings):
         return transit_workload(llm, requests, prefixes, seed, sampling, settings, with_prefix=with_prefix)
     raise ConfigError(
         f"the questions of the task {task.name} make no sense without their prefix, or have none; "
-        f"{' and '.join(_SETTINGS)} can be asked so"
+        f"{', '.join(_SETTINGS)} can be asked so"
     )
 
 
@@ -229,6 +236,27 @@ def tariff_workload(
         request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
         tasks.append(Task(request, item.reference, tariff.is_correct, parts))
     return Workload(_named("tariff", settings, with_prefix), seed, tuple(tasks), prefixes)
+
+
+def relay_workload(
+    llm: LLM,
+    requests: int,
+    prefixes: int,
+    seed: int,
+    sampling: SamplingParams,
+    settings: RelaySettings | None = None,
+    *,
+    with_prefix: bool = True,
+) -> Workload:
+    """Held-out questions about routes. Right is a response in which every town is; the part is the share of them."""
+    settings = settings or RelaySettings()
+    prefixes = min(prefixes, requests)
+    tasks = []
+    for index, item in enumerate(relay.make_workload(requests, prefixes, seed, settings)):
+        parts: Parts = {"hops": partial(relay.right_hops, answer=item.reference)}
+        request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
+        tasks.append(Task(request, item.reference, relay.is_correct, parts))
+    return Workload(_named("relay", settings, with_prefix), seed, tuple(tasks), prefixes)
 
 
 def transit_workload(
@@ -329,7 +357,7 @@ def has_own_task(llm: LLM) -> bool:
 
 def is_bundled(llm: LLM) -> bool:
     """Whether a bundled masked model is loaded, whose task has shared prefixes."""
-    return llm.loaded.name in (BUNDLED, BUNDLED_TRANSIT)
+    return llm.loaded.name in (BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT)
 
 
 def is_bundled_uniform(llm: LLM) -> bool:
@@ -349,7 +377,7 @@ def _worded(value: object) -> str:
     return "+".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _named(task: str, settings: TariffSettings | TransitSettings, with_prefix: bool) -> str:
+def _named(task: str, settings: Settings, with_prefix: bool) -> str:
     """The name of a workload: its task, the settings that are not the usual ones, and what is missing."""
     usual = asdict(type(settings)())
     own = [f"{name}={_worded(value)}" for name, value in asdict(settings).items() if value != usual[name]]

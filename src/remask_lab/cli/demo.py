@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.cli.options import open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -30,7 +30,7 @@ from remask_lab.depth_plot import check_target
 from remask_lab.drawing import check_drawing, save_figure
 from remask_lab.records.record import Record
 
-_MODELS = {"tariff": BUNDLED, "transit": BUNDLED_TRANSIT}
+_MODELS = {"tariff": BUNDLED, "relay": BUNDLED_GRADED, "transit": BUNDLED_TRANSIT}
 
 
 def run(args: argparse.Namespace) -> int:

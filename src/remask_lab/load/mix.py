@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT
 from remask.checks.values import real, whole
 from remask.errors import ConfigError, UnknownNameError
-from remask.tasks import gsm8k, tariff, transit
+from remask.tasks import gsm8k, relay, tariff, transit
 from remask_lab.bench.workload import MAX_GSM8K_PREFIXES
 from remask_lab.load.target import Target
 
 Body: TypeAlias = dict[str, Any]
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-DATASETS = ("tariff", "transit", "gsm8k", "random")
-_OWN = {BUNDLED: "tariff", BUNDLED_TRANSIT: "transit"}
+DATASETS = ("tariff", "relay", "transit", "gsm8k", "random")
+_OWN = {BUNDLED: "tariff", BUNDLED_GRADED: "relay", BUNDLED_TRANSIT: "transit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class PromptMix:
     """How prompts are drawn.
 
     Attributes:
-        dataset: `tariff` or `transit` (tasks of the bundled models), `gsm8k`, `random` token ids, or `auto`: a bundled
-            model's own task, else the first of the last two that the server supports.
+        dataset: `tariff`, `relay` or `transit` (tasks of the bundled models), `gsm8k`, `random` token ids, or `auto`: a
+            bundled model's own task, else the first of the last two that the server supports.
         num_prompts: number of requests.
         prefixes: number of different shared prefixes; fewer where fewer requests share one.
         prefix_share: share of the requests with a shared prefix. The others' prefixes are as long and never repeat.
@@ -85,6 +85,8 @@ class PromptMix:
         rng.shuffle(places)
         if name == "tariff":
             return _tariff(rng, places, self.prefixes)
+        if name == "relay":
+            return _relay(rng, places, self.prefixes)
         if name == "transit":
             return _transit(rng, places, self.prefixes)
         if name == "gsm8k":
@@ -102,6 +104,19 @@ def _tariff(rng: random.Random, places: list[int | None], prefixes: int) -> list
         body = {"messages": tariff.messages(prompt, question)}
         answer = tariff.reference_response(prompt, question)
         requests.append(HttpRequest(CHAT, body, answer, check=tariff.is_correct))
+    return requests
+
+
+def _relay(rng: random.Random, places: list[int | None], prefixes: int) -> list[HttpRequest]:
+    settings = relay.RelaySettings()
+    shared = [relay.draw_prompt(rng, settings) for _ in range(prefixes)]
+    requests = []
+    for place in places:
+        prompt = relay.draw_prompt(rng, settings) if place is None else shared[place]
+        question = relay.draw_question(rng, prompt)
+        body = {"messages": relay.messages(prompt, question)}
+        answer = relay.reference_response(prompt, question)
+        requests.append(HttpRequest(CHAT, body, answer, check=relay.is_correct))
     return requests
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from remask.checkpoint.source import BUNDLED_MODELS
 from remask.errors import ConfigError, RemaskError
 from remask_lab.pages.results import PAGE, RESULTS, ROOT, read_all
 from remask_lab.records.markdown import markdown_table
@@ -53,7 +54,7 @@ BEHIND = {
     "elastic-cache": (f"{CORE}/policies/on_device/elastic.py", f"{CORE}/model/row_attention.py"),
     "uniform-cache": (f"{CORE}/policies/drift.py", f"{CORE}/policies/on_device/drift.py"),
 }
-MODELS = {"bundled": "bundled", "bundled-transit": "bundled_transit", "bundled-uniform": "bundled_uniform"}
+MODELS = {name: name.replace("-", "_") for name in BUNDLED_MODELS}
 _COMMIT = re.compile(r"\bcommit\s+([0-9a-f]{7,40})\b")
 _DATED = re.compile(r"^## (?=20\d\d-)", re.MULTILINE)
 _MODULE = re.compile(r"python -m (remask_lab(?:\.\w+)+)")

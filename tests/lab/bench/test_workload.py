@@ -8,6 +8,7 @@ from remask import LLM, SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask_lab.bench.workload import (
+    RELAY_SAMPLING,
     TARIFF_SAMPLING,
     TIMETABLE_SAMPLING,
     TRANSIT_SAMPLING,
@@ -32,6 +33,7 @@ def test_agreement_counts_missing_positions(these: list[int], those: list[int], 
     ("model", "sampling"),
     [
         ("bundled", TARIFF_SAMPLING),
+        ("bundled-graded", RELAY_SAMPLING),
         ("bundled-transit", TRANSIT_SAMPLING),
         ("bundled-uniform", TIMETABLE_SAMPLING),
     ],

@@ -16,6 +16,7 @@ from remask_lab.load.result import TIMES, detail, lines, summary
 from remask_lab.load.target import ServerError, Target, find_target
 
 BUNDLED = Target("http://x", "bundled", info={"model_path": "bundled", "has_chat_template": True})
+GRADED = Target("http://x", "bundled-graded", info={"model_path": "bundled-graded", "has_chat_template": True})
 TRANSIT = Target("http://x", "bundled-transit", info={"model_path": "bundled-transit", "has_chat_template": True})
 BARE = Target("http://x", "m", info={"has_chat_template": False, "vocab_size": 20, "mask_token_id": 3})
 FOREIGN = Target("http://x", "gpt")
@@ -37,7 +38,7 @@ def systems(asks: list[HttpRequest]) -> list[str]:
     return [ask.body["messages"][0]["content"] for ask in asks]
 
 
-@pytest.mark.parametrize("target", [BUNDLED, TRANSIT, FOREIGN], ids=["tariff", "transit", "gsm8k"])
+@pytest.mark.parametrize("target", [BUNDLED, GRADED, TRANSIT, FOREIGN], ids=["tariff", "relay", "transit", "gsm8k"])
 @pytest.mark.parametrize(("share", "different"), [(1.0, 3), (0.5, 3 + 10), (0.0, 20)])
 def test_the_asked_share_has_shared_prefixes(target: Target, share: float, different: int) -> None:
     mix = PromptMix(num_prompts=20, prefixes=3, prefix_share=share, seed=1)
@@ -50,11 +51,15 @@ def test_the_asked_share_has_shared_prefixes(target: Target, share: float, diffe
     assert all(ask.answer for ask in asks)
 
 
-@pytest.mark.parametrize(("target", "wrong"), [(BUNDLED, "1 Anna"), (TRANSIT, "oak")], ids=["tariff", "transit"])
+@pytest.mark.parametrize(
+    ("target", "wrong"),
+    [(BUNDLED, "1 Anna"), (GRADED, "Oslo"), (TRANSIT, "oak")],
+    ids=["tariff", "relay", "transit"],
+)
 def test_a_task_judges_its_own_answers(target: Target, wrong: str) -> None:
     for ask in PromptMix(num_prompts=4, prefixes=2).draw(target):
         assert ask.answer is not None
-        right = ask.answer if target is BUNDLED else f"oak > elm ## {ask.answer}"
+        right = f"oak > elm ## {ask.answer}" if target is TRANSIT else ask.answer
         assert ask.check(right, ask.answer)
         assert not ask.check(wrong, ask.answer)
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--seed", type=int, default=0, help="seed of prompts and arrivals")
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument(
-        "--dataset", default="auto", metavar="NAME", help="auto, tariff, transit, gsm8k or random (default auto)"
+        "--dataset", default="auto", metavar="NAME", help="auto, tariff, relay, transit, gsm8k or random (default auto)"
     )
     prompts.add_argument("--prefixes", type=int, default=4, metavar="N", help="different shared prefixes (default 4)")
     prompts.add_argument(

@@ -1,0 +1,294 @@
+"""The relay task: routes of six hops, each a look-up that starts where the last one ended and depends on the question.
+
+The system prompt says where each good is sent. Which town ships a good stands nowhere in it: that depends on the season
+and is a fixed table (`shipper`), which a model learns by heart. A question names a season and a town to start from, and
+the response is the route of the goods from there::
+
+    system     Goods: figs Lima; rice Oslo; wool Rome; ...
+    user       In winter: route from Cairo?
+    assistant  Oslo Lima Quito Bern Rome Delhi
+
+Cairo ships rice in winter, rice is sent to Oslo, Oslo ships figs, and so on. In another season other towns ship the
+same goods, so one system prompt holds a table of hops for every season, and the question says which of them applies. A
+town follows from the one before it alone, so a route cannot be named all at once by a model that makes one hop a step.
+
+Destinations are drawn afresh for every system prompt. In each of its seasons every town that occurs ships exactly one
+of its goods and receives one, so each question has one right answer, and the seven towns of a route differ. All draws
+come from a `random.Random`, so a seed fixes a workload.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from remask.checks.fields import check, declare, parse
+from remask.checks.values import Whole
+from remask.errors import ConfigError
+
+SEASONS: Final = ("spring", "summer", "autumn", "winter")
+"""The seasons of the list of shippers."""
+
+# fmt: off
+TOWNS: Final = (
+    "Accra", "Athens", "Baku", "Bern", "Cairo", "Dakar", "Delhi", "Dublin", "Havana", "Kyiv", "Lima", "Lisbon",
+    "Lyon", "Madrid", "Miami", "Minsk", "Oslo", "Paris", "Perth", "Quito", "Riga", "Rome", "Seoul", "Turin",
+)
+"""Where routes lead; in every season each town ships equally many goods."""
+
+GOODS: Final = (
+    "almonds", "amber", "apples", "barley", "beans", "bread", "bricks", "butter", "cacao", "cement", "cheese",
+    "cherries", "chalk", "cider", "clay", "cloth", "coal", "coffee", "copper", "cork", "corn", "cotton", "dates",
+    "diesel", "eggs", "felt", "figs", "fish", "flax", "flour", "fur", "garlic", "glass", "glue", "gold", "grapes",
+    "gravel", "hay", "hemp", "honey", "ink", "iron", "ivory", "jam", "lace", "lead", "lemons", "lime", "linen",
+    "malt", "marble", "milk", "nails", "nickel", "nuts", "oats", "oil", "olives", "onions", "paper", "pepper",
+    "pitch", "plums", "resin", "rice", "rubber", "rye", "salt", "sand", "silk", "tea", "wool",
+)
+"""What is sent."""
+# fmt: on
+
+HOPS: Final = 6
+"""Hops of every route, and so the words of a response."""
+
+MIN_ROWS: Final = HOPS + 2
+"""The fewest goods of a system prompt."""
+
+MAX_SEASONS: Final = 2
+"""The most seasons in which a system prompt can be asked about."""
+
+OPENING: Final = "Goods:"
+"""What opens every system prompt."""
+
+Message = dict[str, str]
+"""One chat message with the keys ``role`` and ``content``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
+
+    rows: int = declare(len(TOWNS), Whole(MIN_ROWS, len(TOWNS)), "Goods of a system prompt, and towns that occur.")
+    seasons: int = declare(2, Whole(1, MAX_SEASONS), "Seasons in which one system prompt is asked about.")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def from_mapping(cls, values: object) -> "RelaySettings":
+        """Settings from JSON-like values. Raises `ConfigError` on unknown names and on values that are not allowed."""
+        return parse(cls, values, "task settings", "setting of the task relay")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPrompt:
+    """A system prompt. `rows` are `(good, destination)` in the order of the text.
+
+    `starts` gives, season by season, the towns from which a route does not come back within `HOPS` hops.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+    starts: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def text(self) -> str:
+        """The content of the system message."""
+        return f"{OPENING} {'; '.join(f'{good} {town}' for good, town in self.rows)}."
+
+    def hops(self, season: str) -> Mapping[str, str]:
+        """Where one hop leads from each town in `season`.
+
+        Raises `ConfigError` where a town ships several of the goods.
+        """
+        found: dict[str, str] = {}
+        for good, town in self.rows:
+            origin = shipper(season, good)
+            if origin in found:
+                raise ConfigError(f"{origin} ships several goods in {season}; a question has exactly one answer.")
+            found[origin] = town
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RelayQuestion:
+    """Where goods get to from the town `start` in `season`."""
+
+    season: str
+    start: str
+
+    @property
+    def text(self) -> str:
+        """The content of the user message."""
+        return f"In {self.season}: route from {self.start}?"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRequest:
+    """One request of a workload: a question about the system prompt number `prompt_index`."""
+
+    prompt_index: int
+    prompt: RelayPrompt
+    question: RelayQuestion
+
+    @property
+    def messages(self) -> list[Message]:
+        """The chat messages to send; everything before the last one is shared by all requests about these goods."""
+        return messages(self.prompt, self.question)
+
+    @property
+    def reference(self) -> str:
+        """The only right response."""
+        return reference_response(self.prompt, self.question)
+
+
+@cache
+def shippers() -> Mapping[tuple[str, str], str]:
+    """Who ships every good in every season: `(season, good)` to a town."""
+    rng = random.Random(1)
+    each = len(GOODS) // len(TOWNS)
+    return {
+        (season, good): TOWNS[place // each]
+        for season in SEASONS
+        for place, good in enumerate(rng.sample(GOODS, len(GOODS)))
+    }
+
+
+def shipper(season: str, good: str) -> str:
+    """The town that ships `good` in `season`."""
+    return shippers()[season, good]
+
+
+def draw_prompt(rng: random.Random, settings: RelaySettings) -> RelayPrompt:
+    """Draws goods and destinations that can be asked about in some of the seasons.
+
+    In each of these seasons the same towns ship one of the goods each, and receive one each. At least half of the towns
+    are starts in every season.
+    """
+    seasons = rng.sample(SEASONS, settings.seasons)
+    goods = _goods(rng, seasons, settings.rows)
+    towns = [shipper(seasons[0], good) for good in goods]
+    while True:
+        rng.shuffle(towns)
+        prompt = RelayPrompt(tuple(zip(goods, towns, strict=True)), ())
+        starts = tuple((season, _starts(prompt.hops(season))) for season in seasons)
+        if all(2 * len(found) >= settings.rows for _, found in starts):
+            return RelayPrompt(prompt.rows, starts)
+
+
+def draw_question(rng: random.Random, prompt: RelayPrompt) -> RelayQuestion:
+    """Draws a season of `prompt`, and one of its starts."""
+    season, starts = rng.choice(prompt.starts)
+    return RelayQuestion(season, rng.choice(starts))
+
+
+def messages(prompt: RelayPrompt, question: RelayQuestion) -> list[Message]:
+    """Returns the chat messages of one request: the shared system prompt, then the question."""
+    return [{"role": "system", "content": prompt.text}, {"role": "user", "content": question.text}]
+
+
+def route(prompt: RelayPrompt, question: RelayQuestion) -> list[str]:
+    """Returns the `HOPS` towns behind the start. Raises `ConfigError` where the route ends before them."""
+    hops, towns = prompt.hops(question.season), [question.start]
+    for _ in range(HOPS):
+        if towns[-1] not in hops:
+            raise ConfigError(f"{towns[-1]} ships none of these goods in {question.season}; a route has {HOPS} hops.")
+        towns.append(hops[towns[-1]])
+    return towns[1:]
+
+
+def reference_response(prompt: RelayPrompt, question: RelayQuestion) -> str:
+    """Returns the right response: the towns of the route, without the start."""
+    return " ".join(route(prompt, question))
+
+
+def is_correct(text: str, answer: str) -> bool:
+    """Returns whether `text` has the words of `answer`, the reference response. One wrong town makes it wrong."""
+    return text.split() == answer.split()
+
+
+def right_hops(text: str, answer: str) -> float:
+    """Returns the share of the towns of `answer`, the reference response, that stand at their place in `text`."""
+    want = answer.split()
+    return sum(one == other for one, other in zip(want, text.split(), strict=False)) / len(want)
+
+
+def make_workload(requests: int, prompts: int, seed: int, settings: RelaySettings | None = None) -> list[RelayRequest]:
+    """Draws `requests` questions over `prompts` different system prompts, in shuffled order.
+
+    System prompts are dealt out evenly (every count differs from the others by at most one). The same arguments always
+    give the same list. Raises `ConfigError` where there are no requests, or fewer than prompts.
+    """
+    settings = settings or RelaySettings()
+    if requests < 1:
+        raise ConfigError(f"requests is {requests}; a workload has at least 1.")
+    if not 1 <= prompts <= requests:
+        raise ConfigError(f"prompts is {prompts}; it lies between 1 and the number of requests, {requests}.")
+    rng = random.Random(seed)
+    drawn = [draw_prompt(rng, settings) for _ in range(prompts)]
+    workload = []
+    for number in range(requests):
+        index = number % prompts
+        workload.append(RelayRequest(index, drawn[index], draw_question(rng, drawn[index])))
+    rng.shuffle(workload)
+    return workload
+
+
+def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:
+    """Draws `rows` goods that the same towns ship in all `seasons`, one each. The order is random."""
+    first, last = seasons[0], seasons[-1]
+    while True:
+        good_of = _matched(rng, first, last)
+        # Towns that swap goods between the seasons: what one of them ships in the first, the next ships in the last.
+        groups: list[list[str]] = []
+        left = dict(good_of)
+        while left:
+            town, group = next(iter(left)), []
+            while town in left:
+                good = left.pop(town)
+                group.append(good)
+                town = shipper(last, good)
+            groups.append(group)
+        rng.shuffle(groups)
+        goods: list[str] = []
+        for group in groups:
+            if len(goods) + len(group) <= rows:
+                goods += group
+        if len(goods) == rows:
+            rng.shuffle(goods)
+            return goods
+
+
+def _matched(rng: random.Random, first: str, last: str) -> dict[str, str]:
+    """Draws a good for every town that it ships in season `first`, such that every town ships one of them in `last`.
+
+    A perfect matching of towns with towns whose edges are goods, by augmenting paths. There is one, as every town has
+    equally many goods in both seasons.
+    """
+    taken: dict[str, str] = {}  # the good that a town ships in `last`
+
+    def place(town: str, seen: set[str]) -> bool:
+        own = [good for good in GOODS if shipper(first, good) == town]
+        for good in rng.sample(own, len(own)):
+            other = shipper(last, good)
+            if other not in seen:
+                seen.add(other)
+                if other not in taken or place(shipper(first, taken[other]), seen):
+                    taken[other] = good
+                    return True
+        return False
+
+    for town in rng.sample(TOWNS, len(TOWNS)):
+        place(town, set())
+    return {shipper(first, good): good for good in taken.values()}
+
+
+def _starts(hops: Mapping[str, str]) -> tuple[str, ...]:
+    """The towns of the loops of more than `HOPS` hops, in alphabetical order."""
+    found = []
+    for start in hops:
+        town, length = hops[start], 1
+        while town != start:
+            town, length = hops[town], length + 1
+        if length > HOPS:
+            found.append(start)
+    return tuple(sorted(found))
