@@ -38,8 +38,8 @@ which of these figures are older than what they measure.
 SUMMARY = (
     (
         "BiCache",
-        "shallow reuse saves what its rows say, and more at higher ratios; depth follows tau; on `bundled` all-layer "
-        "reuse collapses and BiCache at its profiled depth loses nothing",
+        "shallow reuse saves what its rows say, and more at higher ratios; depth follows tau; on `bundled-tariff` "
+        "all-layer reuse collapses and BiCache at its profiled depth loses nothing",
         "accuracy on ARC-C, GPQA, MATH and GSM8K; tokens a second of a B200",
         "on `bundled-transit` plain reuse loses nothing",
     ),
