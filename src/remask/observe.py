@@ -310,9 +310,9 @@ class _SectionedTransformer(Transformer):
         with self.section("selection"):
             return super().stillness(*inputs)
 
-    def _written(self, *inputs: Any) -> Tensor:
+    def project(self, *inputs: Any) -> Tensor:
         with self.section("projections"):
-            return super()._written(*inputs)
+            return super().project(*inputs)
 
     def _leave_attention(self, *inputs: Any) -> Tensor:
         with self.section("projections"):

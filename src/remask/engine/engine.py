@@ -49,6 +49,9 @@ class Engine:
     Not thread-safe: one thread calls `submit`, `add`, `cancel` and `step`. Any may call `check`.
 
     `clock` tells seconds. Arrivals, deadlines and the times of results are read from it.
+
+    Attributes:
+        stats: counters since the engine was made.
     """
 
     def __init__(
@@ -87,7 +90,8 @@ class Engine:
         )
         runner = Runner(model, self.memory.pool, overlap=choice.overlap, graphs=self.graphs)
         self._observers = Observers(runner, model)
-        self._lifecycle = Lifecycle(self.memory, self._observers, limits)
+        self.stats = EngineStats()
+        self._lifecycle = Lifecycle(self.memory, self._observers, limits, self.stats)
         self._admission = Admission(self._lifecycle, self.memory, config.max_num_seqs)
 
     @property
@@ -96,14 +100,9 @@ class Engine:
         return self._observers.runner
 
     @property
-    def stats(self) -> EngineStats:
-        """Counters since the engine was made."""
-        return self._lifecycle.stats
-
-    @property
     def at_work(self) -> tuple[str, ...]:
         """Requests that are being worked on. Any thread may ask."""
-        return self._lifecycle.at_work
+        return tuple(each.request.id for each in self._lifecycle.at_work)
 
     @property
     def busy(self) -> bool:
@@ -191,9 +190,10 @@ class Engine:
                 raise each.trouble
         if self._lifecycle.idle:
             self._queued = None
-            self.runner.forget()
+            self._observers.runner.forget()
             self.check_integrity()  # before events are taken: what it raises loses none
-        events = self._lifecycle.take_events()
+        events, self._lifecycle.events = self._lifecycle.events, []
+        self._lifecycle.at_work = ()
         self.stats.step_seconds += time.perf_counter() - start
         self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
@@ -237,10 +237,11 @@ class Engine:
     def _launch(self, launched: L, batch: Batch, fail: Fail) -> L:
         """Run a pass over `batch`, and let what it predicts come to the host, as `launched`."""
         try:
-            for ran in run_isolated(self.runner, batch, fail):
+            runner = self._observers.runner
+            for ran in run_isolated(runner, batch, fail):
                 for observer in self._observers.attached:
                     observer.launched(ran)
-                launched.parts.append((ran, score_isolated(self.runner, ran, fail)))
+                launched.parts.append((ran, score_isolated(runner, ran, fail)))
         # What was run before is read first.
         except Exception as error:
             launched.trouble = error
@@ -342,10 +343,10 @@ class Engine:
                 member.enter(lifecycle, batch)
         if len(batch.requests) > 1:
             batch.requests.sort(key=lambda running: running.branches[0].sharing)
-        lifecycle.at_work = batch.ids
+        lifecycle.at_work = batch.requests
         if batch.passes:
-            waiting = [running.request.id for running in lifecycle.requests() if not running.ready]
-            lifecycle.at_work = (*batch.ids, *waiting)
+            waiting = [running for running in lifecycle.requests() if not running.ready]
+            lifecycle.at_work = [*batch.requests, *waiting]
         return batch
 
     def _fail(self, member: Member, error: Exception) -> None:

@@ -1,8 +1,9 @@
 """One pass over many requests, of which a failure ends those alone that it is due to."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -44,10 +45,12 @@ def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
     The ledgers hold the plans of the pass already. A member whose pass is repeated runs the plan that `Runner.run`
     leaves, which writes the same rows; any other one leaves the engine, and its ledger with it.
     """
-    members = batch.members
+    members: Sequence[Member] = (*batch.passes, *batch.requests)
     if not members:
         return
-    items = batch.items()
+    items: Items = []
+    for member in members:
+        items += member.items()
     try:
         hidden, ran = runner.run(items, batch.passes)
     except Exception as error:
@@ -91,7 +94,7 @@ class Scored:
         tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
         read, at = list[tuple[RunningRequest, Scores]](), 0
         for running, asked in zip(self.requests, self.reads, strict=True):
-            own = slice(at, at + running.predicted)
+            own = slice(at, at + len(running.plan.predicted))
             at = own.stop
             chosen = numbers[-1, own] > 0 if self.chooses and running.transfers is not None else None
             read.append(
@@ -129,7 +132,7 @@ class LaunchedPass:
     def read(self) -> Iterator[tuple[Ran, Read]]:
         """Each part with the members that it still runs, and what was read of them. Waits for the device."""
         for ran, scored in self.parts:
-            read: Read = [(work, NO_SCORES) for work in ran.batch.passes]
+            read: Read = list(zip(ran.batch.passes, repeat(NO_SCORES), strict=False))
             for each in scored:
                 self._take(each, read)
             yield ran, read
@@ -163,7 +166,7 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
     if not requests:
         return []
     try:
-        reads = tuple(running.reads() for running in requests)
+        reads = tuple(map(RunningRequest.reads, requests))
         return [
             Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.token_buffer is not None)
         ]
@@ -181,7 +184,7 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
     return scored
 
 
-def _parts(runner: Runner, members: list[Member], fail: Fail) -> list[list[Member]]:
+def _parts(runner: Runner, members: Sequence[Member], fail: Fail) -> list[list[Member]]:
     """What is left of the `members` of a pass that failed, cut so that those that are not to blame can run."""
     unpacked = {member: error for member in members if (error := _packing_error(runner, member)) is not None}
     if unpacked:  # then the whole was not packed either, and nothing has run on the device
@@ -189,13 +192,13 @@ def _parts(runner: Runner, members: list[Member], fail: Fail) -> list[list[Membe
             fail(member, error)
         return [[member for member in members if member not in unpacked]]
     half = len(members) // 2
-    return [members[:half], members[half:]]
+    return [list(members[:half]), list(members[half:])]
 
 
 def _packing_error(runner: Runner, member: Member) -> Exception | None:
     batch = Batch.of([member])
     try:
-        runner.pack(batch.items(), batch.passes)
+        runner.pack(list(member.items()), batch.passes)
     except Exception as error:
         if poisons(error) or exhausts(error):
             raise

@@ -1,6 +1,6 @@
 """Requests from their arrival to their result: who waits, who runs, and how each of them ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, TypeVarTuple
 
 from remask.engine.faults import failure, poisons
@@ -39,21 +39,20 @@ class Lifecycle:
         refreshes: which of their refreshes are heavy.
         ids: names of requests whose results are still to be reported.
         events: what is still to be reported.
-        at_work: requests that are being worked on; other threads may read it.
+        at_work: requests that are being worked on in this step; other threads may read it.
         grown: something has begun since that was last looked at.
     """
 
-    def __init__(self, memory: Memory, observers: Observers, limits: StepLimits) -> None:
+    def __init__(self, memory: Memory, observers: Observers, limits: StepLimits, stats: EngineStats) -> None:
         """`limits` are those of a step."""
-        self.memory, self.observers = memory, observers
-        self.stats = EngineStats()
+        self.memory, self.observers, self.stats = memory, observers, stats
         self.waiting = Turns()
         self.running: Scheduler[Member] = Scheduler(limits)
         self.refreshes = RefreshWatch()
         self.ids: set[str] = set()
         self._timed: set[str] = set()  # of these, those with a deadline
         self.events: list[Event] = []
-        self.at_work: tuple[str, ...] = ()
+        self.at_work: Sequence[RunningRequest | PendingRequest] = ()
         self.grown = False
 
     @property
@@ -129,7 +128,7 @@ class Lifecycle:
 
         What reported something or began too often ends.
         """
-        begun = self.unfinished()
+        begun, self.at_work = self.unfinished(), ()
         self.stats.recoveries += 1
         self.running = Scheduler(self.running.limits)
         self.waiting.nobody_holds()
@@ -145,7 +144,7 @@ class Lifecycle:
 
         Raises an error of the device or of the engine's memory, which a request meets `MAX_STARTS` times at most.
         """
-        self.at_work = (pending.request.id,)
+        self.at_work = (pending,)
         try:
             return act()
         # Policies and models may be anybody's code: what they raise for one request ends no other.
@@ -161,7 +160,7 @@ class Lifecycle:
 
         `what` describes the error.
         """
-        self.at_work = running.ids
+        self.at_work = (running,)
         try:
             act(*args)
         # Policies and models may be anybody's code: what they raise for one request ends no other.
@@ -207,11 +206,6 @@ class Lifecycle:
             if any(lease.entry is entry for lease in running.leases):
                 self.fail(running, error, PREFIX)
 
-    def take_events(self) -> list[Event]:
-        """What was not reported yet."""
-        events, self.events = self.events, []
-        return events
-
     def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer what a request's pass predicted, and report it."""
         for observer in self.observers.attached:
@@ -229,17 +223,15 @@ class Lifecycle:
         if running.closing:
             return
         name = running.request.id
+        before = len(self.events)
         for reader in running.readers:
-            for event in reader.events(name):
-                self._tell(running, event)
+            self.events += reader.events(name)
         settled = running.end.newly_settled()
         running.end.check(running.pending.decoding, running.decoder)
         if transfer is not None or settled:
-            self._tell(running, Event(name, transfer=transfer, settled=settled))
-
-    def _tell(self, running: RunningRequest, event: Event) -> None:
-        running.record.reported = True
-        self.events.append(event)
+            self.events.append(Event(name, transfer=transfer, settled=settled))
+        if len(self.events) > before:
+            running.record.reported = True
 
     def _report(self, result: Result) -> None:
         self.events.append(Event(result.id, result=result))

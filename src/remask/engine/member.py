@@ -103,13 +103,6 @@ class Batch:
         """The requests' names."""
         return tuple(running.request.id for running in self.requests)
 
-    def items(self) -> Items:
-        """The canvases with their plans, in the order of `members`."""
-        items: Items = []
-        for member in self.members:
-            items += member.items()
-        return items
-
     def enter(self, items: Items) -> None:
         """Tell the requests with which plans their pass runs; `items` are in the order of `members`."""
         left = iter(items[len(self.passes) :])

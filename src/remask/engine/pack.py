@@ -56,16 +56,17 @@ class Packer:
         """As the function `pack`. Layouts from a later layer on are made once, and not kept."""
         if first:
             return pack(items, self.device, first, self.apart)
-        layout = next((each for each in self._layouts if each.serves(items)), None)
-        if layout is None:
-            layout = _lay_out(items, self.device, 0, self.apart)
+        for layout in self._layouts:
+            if layout.serves(items):
+                self.reused += 1
+                self._layouts.remove(layout)
+                break
         else:
-            self.reused += 1
-            self._layouts.remove(layout)
+            layout = _lay_out(items, self.device, 0, self.apart)
         self._layouts.appendleft(layout)
-        return (
-            layout.fill(items, self.device) if self.token_buffer is None else layout.fill_from(self.token_buffer, items)
-        )
+        if self.token_buffer is None:
+            return layout.fill(items, self.device)
+        return layout.fill_from(self.token_buffer, items)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
         """As the function `pack_layer`."""
@@ -113,8 +114,7 @@ class _Layout:
     def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
         """The pass of `items`, which this layout serves. Tokens and predictions go to the device together."""
         numbers = [tokens if entering is None else tokens[entering] for tokens, entering in self.tokens]
-        tokens, predict = self._sent(numbers, items, device)
-        return self._batch(tokens, predict)
+        return self._batch(*self._sent(numbers, items, device))
 
     def fill_from(self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
         """As `fill`, with the tokens that stand in the `token_buffer` once it has got what the host has changed."""
@@ -140,7 +140,7 @@ class _Layout:
         """The predicted rows of each canvas in the last stage, or of all of them together."""
         rows = [predicting_rows(plan.predicted, branch.shift) for branch, plan in items]
         if self.offsets is not None:
-            return [np.concatenate(rows) + np.repeat(self.offsets, [len(each) for each in rows])]
+            return [np.concatenate(rows) + np.repeat(self.offsets, list(map(len, rows)))]
         spans = [plan.spans[-1] for _, plan in items]
         return [_places(*each) for each in zip(spans, rows, self.starts, strict=True)]
 

@@ -80,6 +80,7 @@ class PlannedRequest:
         decoder: which positions are denoised next.
         end: what is known of the end of its response.
         readers: what is read of its predicted rows.
+        tally: what its next pass counts as, once that is planned.
     """
 
     pending: PendingRequest
@@ -91,10 +92,10 @@ class PlannedRequest:
     decoder: Decoder = field(init=False)
     end: ResponseEnd = field(init=False)
     readers: tuple[Reader, ...] = field(init=False)
+    tally: Tally = field(init=False)
     _schedule: Schedule = field(init=False)
     _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
     _items: Items | None = field(init=False, default=None)  # the next pass, once it is planned
-    _tally: Tally = field(init=False)  # of that pass
     _standing: _Standing | None = field(init=False, default=None)  # the last plan, where it serves for more steps
     _count: _Count = field(init=False, default_factory=_Count)
     _last_pass: LastPass = field(init=False, default_factory=LastPass)
@@ -131,7 +132,7 @@ class PlannedRequest:
                 self._items = ((self.branches[0], again),)
             else:
                 self._items = self._planned()
-                self._tally = self._counted(self._items)
+                self.tally = self._counted(self._items)
         return self._items
 
     def _planned(self) -> Items:
@@ -183,13 +184,6 @@ class PlannedRequest:
         return self.items()[0][1]
 
     @property
-    def tally(self) -> Tally:
-        """What the next pass counts as."""
-        if self._items is None:
-            self.items()
-        return self._tally
-
-    @property
     def cost(self) -> int:
         """Row-layers of the next pass."""
         return self.tally.cost
@@ -237,7 +231,7 @@ class PlannedRequest:
         """Take the pass of a copy of this request, which ran its next step (`at`), for its own."""
         predict = self.plan.predict
         self._items = tuple((branch, plan.predicting(predict)) for branch, plan in step.items())
-        self._tally = step.tally
+        self.tally = step.tally
 
     def repeats(self, step: int) -> bool:
         """Whether the next pass is that of `step`, over the same rows as the last one."""
@@ -246,7 +240,7 @@ class PlannedRequest:
     def revised(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
         self._items = tuple(items)
-        self._tally = self._counted(self._items)
+        self.tally = self._counted(self._items)
 
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)

@@ -6,13 +6,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from remask.engine.capacity import DRAWN
 from remask.engine.running import Reads, RunningRequest
 from remask.engine.token_buffer import TokenBuffer
 from remask.machine.transfers import Arrival, send
 from remask.model.transformer import Transformer
 from remask.sampling.rows import RowGroup
-from remask.sampling.score import score
+from remask.sampling.score import score, weight
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 
 
@@ -35,12 +34,12 @@ def read_rows(
     """
     scores = []
     more = max(sum(read.width for _, read in own) for own in reads) if any(reads) else 0
-    for rows, members in _chunks(requests, reads, most):
-        groups = [group for _, group in members]
+    for rows, members, groups in _chunks(requests, reads, most):
         if token_buffer is not None:
-            for running, group in members:
+            for running, group in zip(members, groups, strict=True):
                 _update(group, running, token_buffer, model.config.mask_id)
-        for part, pieces in _pieces(hidden[rows], groups, most):
+        whole = len(groups) > 1 or weight(groups[0]) <= most
+        for part, pieces in [(hidden[rows], groups)] if whole else _pieces(hidden[rows], groups[0], most):
             scores.append(model.ranks.everywhere(score_rows, model, part, pieces, more))
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
     read = torch.cat(scores, dim=1) if scores else hidden.new_empty((2 + more, 0), dtype=torch.float32)
@@ -80,48 +79,38 @@ def _vocabulary(model: Transformer) -> Vocabulary:
 
 def _chunks(
     requests: Sequence[RunningRequest], reads: Sequence[Reads], most: int
-) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:
-    """Requests side by side whose rows weigh `most` at most, or one that has more; rows count from the first."""
-    start = at = weight = 0
-    members: list[tuple[RunningRequest, RowGroup]] = []
+) -> Iterator[tuple[slice, list[RunningRequest], list[RowGroup]]]:
+    """Requests side by side whose rows weigh `most` at most, or one that has more; rows count from the first.
+
+    Yields their rows of the pass, the requests, and a group of rows for each.
+    """
+    start = at = weighed = 0
+    members, groups = list[RunningRequest](), list[RowGroup]()
     for running, own in zip(requests, reads, strict=True):
         group = running.rows(at - start, own)
         if group is None:
             continue
-        rows, more = _rows(group), _weight(group)
-        if members and weight + more > most:
-            yield slice(start, at), members
-            start, members, weight = at, [], 0
+        more = weight(group)
+        if members and weighed + more > most:
+            yield slice(start, at), members, groups
+            start, members, groups, weighed = at, [], [], 0
             group = running.rows(0, own)
             assert group is not None
-        members.append((running, group))
-        at, weight = at + rows, weight + more
+        members.append(running)
+        groups.append(group)
+        at = start + (group.rows if group.guide is None else group.guide).stop
+        weighed += more
     if members:
-        yield slice(start, at), members
+        yield slice(start, at), members, groups
 
 
-def _pieces(hidden: Tensor, groups: Sequence[RowGroup], most: int) -> Iterator[tuple[Tensor, Sequence[RowGroup]]]:
-    """The rows `hidden` [M, D] of `groups`; those of a single group that weighs more than `most` a few at a time."""
-    group = groups[0]
-    weight, count = _weight(group), group.rows.stop - group.rows.start
-    if len(groups) > 1 or weight <= most:
-        yield hidden, groups
-        return
+def _pieces(hidden: Tensor, group: RowGroup, most: int) -> Iterator[tuple[Tensor, list[RowGroup]]]:
+    """The rows `hidden` [M, D] of a group that weighs more than `most`, a few at a time."""
+    count = group.rows.stop - group.rows.start
     # Of equal numbers of rows, as far as that goes, so that what is read depends on the request alone.
-    number = min(count, -(-weight // most))
+    number = min(count, -(-weight(group) // most))
     for start, stop in pairwise(count * piece // number for piece in range(number + 1)):
         part = hidden[start:stop]
         if group.guide is not None:
             part = torch.cat([part, hidden[group.guide][start:stop]])
         yield part, [group.piece(start, stop)]
-
-
-def _rows(group: RowGroup) -> int:
-    """Rows of the logits that it reads."""
-    rows: int = group.rows.stop - group.rows.start
-    return rows * (1 if group.guide is None else 2)
-
-
-def _weight(group: RowGroup) -> int:
-    """As how many rows its logits count: those that are not read greedily take more memory."""
-    return _rows(group) * (1 if group.plain else DRAWN)

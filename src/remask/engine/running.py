@@ -130,11 +130,6 @@ class RunningRequest(PlannedRequest):
         return len(self.branches)
 
     @property
-    def ids(self) -> tuple[str, ...]:
-        """Its name, as `Lifecycle.at_work` tells it."""
-        return (self.request.id,)
-
-    @property
     def owned(self) -> Sequence[PageRange]:
         """Pages that it holds references to, beside those of its leases."""
         return self.claim.owned
@@ -147,8 +142,7 @@ class RunningRequest(PlannedRequest):
     @property
     def ready(self) -> bool:
         """Whether it can run: the passes over the entries that it leases, if any, are done."""
-        leases = self.claim.leases
-        return not leases or all(lease.entry.ready for lease in leases)
+        return all(lease.entry.ready for lease in self.claim.leases)
 
     def prepare(self, loop: RequestLoop) -> bool:
         """See `Member`: its policy plans the next pass."""
@@ -232,7 +226,7 @@ class RunningRequest(PlannedRequest):
                 reader.ended(step, None if plan.fills else found)
         record, claim = self.record, self.claim
         record.usage.forwards += len(items) if self._schedule.own_clocks else 1
-        record.usage.row_layers += self._tally.cost
+        record.usage.row_layers += self.tally.cost
         self._items = None
         if claim.shares is not None:
             claim.shares.computed(plan, claim.shares.ready())
@@ -307,8 +301,9 @@ class RunningRequest(PlannedRequest):
 
     def _write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64], *, told: bool = True) -> Transfer | None:
         """Put tokens at `positions`, with what follows from it. The device is to be `told`, unless it knows."""
-        decoder = self.decoder
-        edits, final = decoder.edited(positions), decoder.final(positions)
+        decoder, final, edited = self.decoder, positions, tuple[int, ...]()
+        if not decoder.writes_once:
+            edited, final = tuple(decoder.edited(positions).tolist()), decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
             branch.canvas.settle(final, decoder.step)
@@ -317,7 +312,6 @@ class RunningRequest(PlannedRequest):
                 branch.changed(final)
         if not len(positions):
             return None
-        edited = tuple(edits.tolist()) if len(edits) else ()
         transfer = Transfer(decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), edited)
         for reader in self.readers:
             reader.transferred(transfer)
