@@ -68,7 +68,7 @@ def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
         def computed(self, ran: Ran) -> None:
             at = 0
             for running in ran.batch.requests:
-                rows = running.predicted * len(running.items())
+                rows = len(running.plan.predicted) * len(running.items())
                 if rows:
                     found[running.request.id].hidden.append(ran.hidden[at : at + rows].clone())
                 at += rows

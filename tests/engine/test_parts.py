@@ -132,7 +132,7 @@ def test_what_is_copied_is_what_is_stored_turned_and_nothing_writes_there() -> N
         (branch,) = running.branches
         assert branch.prefix == PrefixHit(12, 2, 3, (range(3, 10), range(12, 17)))
         assert not running.claim.moves
-        for part, lease in zip(branch.prefix.parts, running.leases, strict=True):
+        for part, lease in zip(branch.prefix.parts, running.claim.leases, strict=True):
             stored, own = (torch.from_numpy(s) for s in (lease.entry.extent.slots(), branch.slots(0)[part]))
             for layer in range(LAYERS):
                 lent = layer < branch.prefix.layers

@@ -332,7 +332,7 @@ class Engine:
             return lifecycle.refreshes.heavy(member, planned[member])
 
         def rows(member: Member) -> int:
-            return planned[member].widest
+            return planned[member].tally.rows
 
         for member in lifecycle.running.next(planned.__contains__, cost, refreshing, rows):
             step = steps.get(member)

@@ -203,7 +203,7 @@ class Lifecycle:
     def fail_readers(self, entry: PrefixEntry, error: Exception) -> None:
         """End the requests that lease `entry`, which cannot be computed."""
         for running in self.requests():
-            if any(lease.entry is entry for lease in running.leases):
+            if any(lease.entry is entry for lease in running.claim.leases):
                 self.fail(running, error, PREFIX)
 
     def _apply(self, running: RunningRequest, scores: Scores) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from remask.engine.canvas_state import CanvasState
+from remask.engine.planned import Tally
 from remask.engine.prefix_pass import Loop, PrefixPass
 from remask.engine.request import Owner
 from remask.engine.runner import Items
@@ -35,18 +36,8 @@ class Member(Protocol):
         ...
 
     @property
-    def cost(self) -> int:
-        """Row-layers of its next pass."""
-        ...
-
-    @property
-    def widest(self) -> int:
-        """Most rows of its next pass in any layer."""
-        ...
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether its next pass fills or renews what a policy caches."""
+    def tally(self) -> Tally:
+        """What its next pass counts as, once that is prepared."""
         ...
 
     def prepare(self, loop: Loop) -> bool:

@@ -202,8 +202,8 @@ class Memory:
         leases: dict[int, int] = {}
         owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
         for running in requests:
-            owned += running.owned
-            for lease in running.leases:
+            owned += running.claim.owned
+            for lease in running.claim.leases:
                 owned.append(lease.extent)
                 leases[id(lease.entry)] = leases.get(id(lease.entry), 0) + 1
         for extent in owned:

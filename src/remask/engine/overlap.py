@@ -50,11 +50,12 @@ class QueuedPass(LaunchedPass):
         running = self.steps[step]
         if running.released:  # so it has left the batch, and its ledger with it
             return False
-        if running.closing or not running.repeats(step.decoder.step):
+        if running.closing or running.decoder.step != step.decoder.step or not running.plan.again:
             self.roll_back(step)
             return False
         self._noisy[step] = running.branches[0].canvas.noisy[step.plan.predicted]
-        running.take(step)
+        predict = running.plan.predict
+        running.revised([(branch, plan.predicting(predict)) for branch, plan in step.items()])
         return True
 
     def roll_back(self, step: RunningRequest) -> None:

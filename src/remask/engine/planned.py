@@ -16,15 +16,14 @@ from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy, Schedule
 from remask.readers.base import Reader, Start
 from remask.readers.own import readers_of
-from remask.sampling.choice import Candidates
 from remask.sampling.decoder import Decoder, Transfers
 
-Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
+CanvasPlans: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a pass of a request counts as.
+    """What a pass of a member counts as.
 
     Attributes:
         cost: row-layers that it computes.
@@ -36,9 +35,23 @@ class Tally:
 
     cost: int
     rows: int
-    saved: int
-    refreshes: bool
-    refreshes_prefix: bool
+    saved: int = 0
+    refreshes: bool = False
+    refreshes_prefix: bool = False
+
+    @classmethod
+    def of(cls, items: CanvasPlans, claim: Claim) -> "Tally":
+        """Count the pass over `items` of a request that holds `claim`."""
+        cost, (first, plan) = sum(plan.cost for _, plan in items), items[0]
+        live, prefix = plan.spans[-1].rows, first.prefix
+        leased = prefix.parts if claim.leases and prefix is not None else ()
+        return cls(
+            cost=cost,
+            rows=sum(plan.widest for _, plan in items),
+            saved=sum(len(branch.canvas) for branch, _ in items) * plan.layers - cost,
+            refreshes=any(plan.refreshes for _, plan in items),
+            refreshes_prefix=any(live[part.start : part.stop].any() for part in leased),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ class PlannedRequest:
     tally: Tally = field(init=False)
     _schedule: Schedule = field(init=False)
     _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
-    _items: Items | None = field(init=False, default=None)  # the next pass, once it is planned
+    _items: CanvasPlans | None = field(init=False, default=None)  # the next pass, once it is planned
     _standing: _Standing | None = field(init=False, default=None)  # the last plan, where it serves for more steps
     _count: _Count = field(init=False, default_factory=_Count)
     _last_pass: LastPass = field(init=False, default_factory=LastPass)
@@ -116,12 +129,7 @@ class PlannedRequest:
         """The request as it was given."""
         return self.pending.request
 
-    @property
-    def layers(self) -> int:
-        """The model's layers."""
-        return self.branches[0].ledger.layers
-
-    def items(self) -> Items:
+    def items(self) -> CanvasPlans:
         """What the next pass computes: a plan for each canvas that takes part.
 
         Each pass is planned once, however long it waits for its turn.
@@ -132,10 +140,10 @@ class PlannedRequest:
                 self._items = ((self.branches[0], again),)
             else:
                 self._items = self._planned()
-                self.tally = self._counted(self._items)
+                self.tally = Tally.of(self._items, self.claim)
         return self._items
 
-    def _planned(self) -> Items:
+    def _planned(self) -> CanvasPlans:
         first, decoder = self.branches[0], self.decoder
         if self.closing:
             return ((first, self._closing_plan(first)),)
@@ -166,42 +174,10 @@ class PlannedRequest:
             return None
         return last.plan.repeated(last.block, noisy)
 
-    def _counted(self, items: Items) -> Tally:
-        cost = sum(plan.cost for _, plan in items)
-        first, live = items[0][0], items[0][1].spans[-1].rows
-        lent = first.prefix.parts if self.claim.leases and first.prefix is not None else ()
-        return Tally(
-            cost=cost,
-            rows=sum(plan.widest for _, plan in items),
-            saved=sum(len(branch.canvas) for branch, _ in items) * self.layers - cost,
-            refreshes=any(plan.refreshes for _, plan in items),
-            refreshes_prefix=any(live[part.start : part.stop].any() for part in lent),
-        )
-
     @property
     def plan(self) -> Plan:
         """The conditional canvas' plan."""
         return self.items()[0][1]
-
-    @property
-    def cost(self) -> int:
-        """Row-layers of the next pass."""
-        return self.tally.cost
-
-    @property
-    def widest(self) -> int:
-        """Most rows of the next pass in any layer."""
-        return self.tally.rows
-
-    @property
-    def predicted(self) -> int:
-        """Number of positions that the next pass predicts."""
-        return len(self.plan.predicted)
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether the next pass fills or renews what its policy caches, on any of its canvases."""
-        return self.tally.refreshes
 
     @property
     def transfers(self) -> Transfers | None:
@@ -214,12 +190,6 @@ class PlannedRequest:
         known = self.decoder.transfers
         return known if known is None or plan.commit is None else plan.commit.nonzero()[0]
 
-    @property
-    def candidates(self) -> Candidates:
-        """The positions that the next pass predicts, as the device sees them."""
-        places = [branch.places for branch in self.branches]
-        return Candidates(self.transfers, self.plan.predicted, self.decoder.block, places)
-
     def at(self, decoder: Decoder, plan: Plan | None = None) -> Self:
         """A copy in the later step of `decoder`, with one canvas and the plan of that step, where that is known."""
         other = copy(self)
@@ -227,20 +197,10 @@ class PlannedRequest:
         other._items = None if plan is None else ((self.branches[0], plan),)
         return other
 
-    def take(self, step: Self) -> None:
-        """Take the pass of a copy of this request, which ran its next step (`at`), for its own."""
-        predict = self.plan.predict
-        self._items = tuple((branch, plan.predicting(predict)) for branch, plan in step.items())
-        self.tally = step.tally
-
-    def repeats(self, step: int) -> bool:
-        """Whether the next pass is that of `step`, over the same rows as the last one."""
-        return self.decoder.step == step and self.plan.again
-
     def revised(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
         self._items = tuple(items)
-        self.tally = self._counted(self._items)
+        self.tally = Tally.of(self._items, self.claim)
 
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)
@@ -267,7 +227,7 @@ class PlannedRequest:
     def _view(self, branch: CanvasState, step: int) -> View:
         decoder, canvas = self.decoder, branch.canvas
         return View(
-            layers=self.layers,
+            layers=branch.ledger.layers,
             step=step,
             block_step=decoder.block_step,
             block=decoder.block,

@@ -10,6 +10,7 @@ from remask.engine.running import Reads, RunningRequest
 from remask.engine.token_buffer import TokenBuffer
 from remask.machine.transfers import Arrival, send
 from remask.model.transformer import Transformer
+from remask.sampling.choice import Candidates
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score, weight
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
@@ -44,8 +45,14 @@ def read_rows(
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
     read = torch.cat(scores, dim=1) if scores else hidden.new_empty((2 + more, 0), dtype=torch.float32)
     if token_buffer is not None:
-        read = token_buffer.transfer(read, [each.candidates for each in requests])
+        read = token_buffer.transfer(read, [_candidates(each) for each in requests])
     return Arrival(read)
+
+
+def _candidates(running: RunningRequest) -> Candidates:
+    """What the device may choose from of a request's predicted positions."""
+    places = [branch.places for branch in running.branches]
+    return Candidates(running.transfers, running.plan.predicted, running.decoder.block, places)
 
 
 def _update(group: RowGroup, running: RunningRequest, token_buffer: TokenBuffer, mask_id: int) -> None:

@@ -1,13 +1,14 @@
 """A request that runs: how it takes part in passes, what its passes transfer, and what they have cost so far."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.engine.planned import Items, PlannedRequest
+from remask.engine.planned import CanvasPlans, PlannedRequest
 from remask.engine.request import Owner
 from remask.errors import PlanError
 from remask.plan.plan import LastPass, Plan
@@ -16,8 +17,6 @@ from remask.plan.spans import rows_of
 from remask.readers.base import Predicted, Reader, ReadPass, Written
 from remask.request.result import FinishReason, Result, Transfer, Usage
 from remask.sampling.rows import DeviceRead, RowGroup
-from remask.store.pages import PageRange
-from remask.store.prefix import Lease
 
 Reads: TypeAlias = tuple[tuple[Reader, DeviceRead], ...]
 """What the readers of a request do with its rows in one pass."""
@@ -130,16 +129,6 @@ class RunningRequest(PlannedRequest):
         return len(self.branches)
 
     @property
-    def owned(self) -> Sequence[PageRange]:
-        """Pages that it holds references to, beside those of its leases."""
-        return self.claim.owned
-
-    @property
-    def leases(self) -> Sequence[Lease]:
-        """The stored parts that it reads, in the order of its canvas."""
-        return self.claim.leases
-
-    @property
     def ready(self) -> bool:
         """Whether it can run: the passes over the entries that it leases, if any, are done."""
         return all(lease.entry.ready for lease in self.claim.leases)
@@ -177,7 +166,7 @@ class RunningRequest(PlannedRequest):
         first = items[0][1]
         if first.fills and self._count.passes > len(self.branches[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
-        if self.readers and self.predicted:
+        if self.readers and len(first.predicted):
             step = self._read_pass(items)
             for reader in self.readers:
                 reader.admit(step)
@@ -186,7 +175,7 @@ class RunningRequest(PlannedRequest):
 
     def reads(self) -> Reads:
         """What its readers do with the predicted rows of the next pass."""
-        if not self.readers or not self.predicted:
+        if not self.readers or not len(self.plan.predicted):
             return ()
         step = self._read_pass(self.items())
         found = ((reader, reader.on_device(step)) for reader in self.readers)
@@ -206,10 +195,10 @@ class RunningRequest(PlannedRequest):
             group.guide = slice(after, after + len(positions))
         return group
 
-    def _read_pass(self, items: Items) -> ReadPass:
+    def _read_pass(self, items: CanvasPlans) -> ReadPass:
         paired = len(items) == 2
         again = paired and self.policy.guides(self.decoder.step + 1)
-        return ReadPass(self.decoder, items[0][1].predicted, paired, again, self._layer_work)
+        return ReadPass(self.decoder, items[0][1].predicted, paired, again, partial(_layer_work, self))
 
     def apply(self, scores: Scores) -> Transfer | None:
         """End the pass, and transfer what the plan, the device or the sampler chooses; None: nothing is transferred."""
@@ -231,7 +220,8 @@ class RunningRequest(PlannedRequest):
         if claim.shares is not None:
             claim.shares.computed(plan, claim.shares.ready())
         if plan.fills:
-            self._filled(items)
+            self._count.passes += 1
+            self._count.left_out += len(self.branches) - len(items)
             return None
         self._count.paired += len(items) - 1
         self._last_pass = LastPass(found.positions, found.tokens, found.confidence, found.entropies)
@@ -246,11 +236,6 @@ class RunningRequest(PlannedRequest):
         self._count.passes = self._count.left_out = 0
         self.decoder.advance()
         return transfer
-
-    def _filled(self, items: Items) -> None:
-        """Count a fill pass of `items`."""
-        self._count.passes += 1
-        self._count.left_out += len(self.branches) - len(items)
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
@@ -318,8 +303,10 @@ class RunningRequest(PlannedRequest):
         self.record.trace.append(transfer)
         return transfer
 
-    def _layer_work(self) -> tuple[LayerWork, ...]:
-        branch, request = self.branches[0], self.request
-        asked = range(min(request.prefix_length, branch.canvas.prompt)), *(part.positions for part in request.segments)
-        shared = asked if branch.prefix is None else branch.prefix.parts
-        return layer_work(self.plan, rows_of(shared, len(branch.canvas)), branch.prefix)
+
+def _layer_work(running: RunningRequest) -> tuple[LayerWork, ...]:
+    """The work of the next pass, layer by layer, on what the request shares and on the rest."""
+    branch, request = running.branches[0], running.request
+    asked = range(min(request.prefix_length, branch.canvas.prompt)), *(part.positions for part in request.segments)
+    shared = asked if branch.prefix is None else branch.prefix.parts
+    return layer_work(running.plan, rows_of(shared, len(branch.canvas)), branch.prefix)
