@@ -11,7 +11,7 @@ import torch
 
 from remask.answers.rollout import trace_of
 from remask.checkpoint.presets import preset
-from remask.engine.asked import request_of
+from remask.engine.build_request import request_of
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.stage_rows import StageRows
+from remask.engine.stage_work import make_work
 from remask.engine.token_buffer import TokenBuffer
-from remask.engine.work import make_work
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.runs import Index, send_run

@@ -14,8 +14,8 @@ from remask.remasking.rules import BlockStart, Step, check_progress, scheduled
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.blocks import Blocks, blocks_for
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, moved
+from remask.sampling.resolved_rule import Rule, resolve
 from remask.sampling.rows import Basis, RowGroup
-from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule
 
 
