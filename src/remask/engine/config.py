@@ -71,8 +71,8 @@ class EngineConfig:
             It gains where a device runs beside the host. None: where it was proven on the
             device. Refused beside `batch_invariant`: what is queued reads rows that have become final meanwhile, so the
             shapes of products depend on company.
-        graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device; on a
-            CPU a slower stand-in tests the same path. None: where they were proven on the device.
+        graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device. None:
+            where they were proven on the device.
             Refused beside `batch_invariant`: rows are filled up to a few sizes, so the shapes of products depend on
             company.
     """
