@@ -42,7 +42,6 @@ def check_request(
     _check_prompt(request, shape)
     _check_segments(request, shape)
     _check_template(request, shape)
-    limits.check_stop(params)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
