@@ -10,14 +10,11 @@ from torch import Tensor
 
 from remask.machine.transfers import fetch
 from remask.model.stage import Stage
-from remask.plan.cost import Widths
-from remask.plan.hooks import HookCost, LayerHook
-from remask.plan.plan import Plan, View
-from remask.plan.spans import Mask, Span, Spans
+from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View, Widths
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.block import BlockDual
 from remask.policies.elastic import ElasticCache
-from remask.policies.on_device.base import Changed, DeviceHook
+from remask.policies.on_device import Changed, DeviceHook
 from tests.engine.support import LAYERS, Work, make_engine, request, run
 
 
