@@ -67,7 +67,7 @@ class MeasureNorms(DeviceHook):
     def done(self) -> None:
         assert self.ended == list(range(LAYERS))
         for each in self.canvases:
-            each.branch.told = [*(each.branch.told or []), self.found[each.number]]
+            each.branch.hook_output = [*(each.branch.hook_output or []), self.found[each.number]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Measured(CachePolicy):
     raises: int | None = None
 
     def plan(self, view: View) -> Plan:
-        self.seen[:] = [view.told]
+        self.seen[:] = [view.hook_output]
         spans = [Span(range(i, i + 1), view.everything) for i in range(view.layers)]
         return Plan(spans, view.candidates, hook=Norms(view.everything, self.raises))
 

@@ -303,9 +303,9 @@ def test_inputs_are_kept_for_one_pass_only() -> None:
     assert engine.memory.extra_bytes == 0
     (running,) = engine._lifecycle.unfinished()
     (branch,) = running.branches
-    assert branch.told is not None
-    assert branch.told[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
-    assert not branch.told[[0, *range(8, 19)]].any()
+    assert branch.hook_output is not None
+    assert branch.hook_output[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
+    assert not branch.hook_output[[0, *range(8, 19)]].any()
     run(engine, [])
 
 

@@ -88,7 +88,7 @@ class CanvasState:
     prefix: PrefixHit | None = None  # positions that others computed
     chain: int = 0  # the last of the exact pages that it shares, by its hash
     hook_state: Any = None  # what the policy's layer hook keeps between passes
-    told: Any = None  # what the hook tells the policy
+    hook_output: Any = None  # what the hook tells the policy
     memo: SpanMemo = field(default_factory=SpanMemo)  # what its plans computed lately
     _unsent: list[Positions] | None = None  # positions that changed since they were sent; None: none was ever sent
     sharing: tuple[int, int] = field(init=False)  # equal for branches that read the same shared prefix in place
@@ -129,12 +129,12 @@ class CanvasState:
         """Bytes that it holds beside its pages."""
         return 0 if self.states is None else self.states.nbytes
 
-    def passed(self, plan: Plan, apart: bool) -> ExecutedPlan:
+    def passed(self, plan: Plan, separately: bool) -> ExecutedPlan:
         """Its part in the pass of `plan`, the last plan in its ledger, for the cost of the pass.
 
-        With `apart` every canvas attends on its own, and reads the whole of a shared prefix.
+        With `separately` every canvas attends on its own, and reads the whole of a shared prefix.
         """
-        prefix = None if apart else self.prefix
+        prefix = None if separately else self.prefix
         return ExecutedPlan(plan, prefix, self.sharing, self.outputs)
 
     def admit(self, plan: Plan) -> None:

@@ -245,7 +245,7 @@ class PlannedRequest:
             decoding=_facts(decoder),
             last_pass=self._last_pass,
             memo=branch.memo,
-            told=branch.told,
+            hook_output=branch.hook_output,
         )
 
 

@@ -68,8 +68,8 @@ def score_rows(model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], m
 
     Every rank reads the logits of its own tokens, and what they come to is merged.
     """
-    apart = model.arithmetic.invariant
-    return score(model.head(hidden), groups, model.config.mask_id, apart, more, _vocabulary(model))
+    per_group = model.arithmetic.invariant
+    return score(model.head(hidden), groups, model.config.mask_id, per_group, more, _vocabulary(model))
 
 
 def _vocabulary(model: Transformer) -> Vocabulary:

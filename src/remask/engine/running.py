@@ -229,7 +229,7 @@ class RunningRequest(PlannedRequest):
             transfer = self._write(*self._choose(plan, found))
         else:
             self._predicted[found.positions] = found.tokens
-            transfer = self._write(found.positions[scores.chosen], found.tokens[scores.chosen], told=False)
+            transfer = self._write(found.positions[scores.chosen], found.tokens[scores.chosen], device_knows=True)
         self.end.note(transfer)
         if record.first_settled is None and self.branches[0].canvas.settled_lead > record.given:
             record.first_settled = self.pending.elapsed_s
@@ -284,15 +284,17 @@ class RunningRequest(PlannedRequest):
         self._predicted[positions] = tokens
         return written, self._predicted[written]
 
-    def _write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64], *, told: bool = True) -> Transfer | None:
-        """Put tokens at `positions`, with what follows from it. The device is to be `told`, unless it knows."""
+    def _write(
+        self, positions: NDArray[np.int64], tokens: NDArray[np.int64], *, device_knows: bool = False
+    ) -> Transfer | None:
+        """Write tokens to the canvases, and settle what is final. `device_knows`: the token buffer has them already."""
         decoder, final, edited = self.decoder, positions, tuple[int, ...]()
         if not decoder.writes_once:
             edited, final = tuple(decoder.edited(positions).tolist()), decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
             branch.canvas.settle(final, decoder.step)
-            if told:
+            if not device_knows:
                 branch.changed(positions)
                 branch.changed(final)
         if not len(positions):

@@ -24,7 +24,7 @@ def score(
     logits: Tensor,
     groups: Sequence[RowGroup],
     mask_id: int,
-    apart: bool = False,
+    per_group: bool = False,
     more: int = 0,
     vocabulary: Vocabulary = WHOLE,
 ) -> Tensor:
@@ -35,17 +35,18 @@ def score(
 
     `logits` [M, V], or a rank's columns of them as `vocabulary` says, may be used as scratch. Positions of `groups`
     that draw are sent to the device in one copy, and stay there. The mask token is never chosen, but counts in the
-    probabilities, as in the originals. With `apart` every group is read on its own, else all greedy ones at once: the
-    last bits of what is computed over a whole tensor may depend on its size. Nothing waits for the device.
+    probabilities, as in the originals. With `per_group` each group is read
+    by itself, and otherwise all greedy groups together: the last bits of a reduction may depend on the size of the
+    whole tensor. Nothing waits for the device.
     """
-    if not (apart or more) and _all_plain(groups, len(logits)):
+    if not (per_group or more) and _all_plain(groups, len(logits)):
         return vocabulary.greedy(logits, mask_id)
     logits = logits.float()
     _send_positions(groups, logits.device)
     for group in groups:
         _change(logits, group, vocabulary)
     measured = {id(group): _measured(logits[group.rows], group, mask_id, vocabulary) for group in groups}
-    own = [group for group in groups if apart or not _greedy(group)]
+    own = [group for group in groups if per_group or not _greedy(group)]
     parts = {id(group): _read(logits[group.rows], group, mask_id, vocabulary) for group in own}
     if len(own) < len(groups):
         greedy = vocabulary.greedy(logits, mask_id)

@@ -30,8 +30,8 @@ class AttentionScores(DeviceHook):
         totals = [torch.stack(each).sum(0) for each in zip(*masses, strict=True)]
         ends = np.cumsum([len(each) for each in totals])[:-1]
         for (branch, _, among), found in zip(places, np.split(fetch(torch.cat(totals)), ends), strict=True):
-            branch.told = np.zeros(len(branch.canvas), dtype=np.float32)
-            branch.told[among] = found
+            branch.hook_output = np.zeros(len(branch.canvas), dtype=np.float32)
+            branch.hook_output[among] = found
 
 
 def _asked(model: Transformer, layer: int, places: Sequence[tuple[HookedCanvas, Index, Index]]) -> list[AskedRows]:

@@ -86,7 +86,7 @@ class WatchAttention(DeviceHook):
         ends = np.cumsum([len(each) for each in tokens])[:-1]
         for watcher, each in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):
             watcher.tracker.done(each)
-            watcher.branch.told = watcher.tracker.tokens
+            watcher.branch.hook_output = watcher.tracker.tokens
 
 
 class DriftWatcher:
