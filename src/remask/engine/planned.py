@@ -1,4 +1,4 @@
-"""The passes of a request: what its policy plans for its canvases, and for how many steps a plan holds."""
+"""Planning the passes of a request: it asks the policy, and repeats a plan for as long as the policy says."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -23,13 +23,13 @@ CanvasPlans: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a pass of a member counts as.
+    """What a pass of a member costs.
 
     Attributes:
         cost: row-layers that it computes.
-        rows: most rows that it has in any layer.
+        rows: the largest number of rows in any layer.
         saved: row-layers of its canvases that it does not compute.
-        refreshes: it fills or renews what the policy caches, on any of its canvases.
+        refreshes: it fills or renews the policy's cache, on any of its canvases.
         refreshes_prefix: it computes rows of the leased prefix, above the boundary.
     """
 
@@ -41,7 +41,7 @@ class Tally:
 
     @classmethod
     def of(cls, items: CanvasPlans, claim: Claim) -> "Tally":
-        """Count the pass over `items` of a request that holds `claim`."""
+        """The cost of the pass over `items` of a request that holds `claim`."""
         cost, (first, plan) = sum(plan.cost for _, plan in items), items[0]
         live, prefix = plan.spans[-1].rows, first.prefix
         leased = prefix.parts if claim.leases and prefix is not None else ()
@@ -56,7 +56,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """A plan that `repeats` in as many steps after `step`, which was the one numbered `block_step` of its block."""
+    """A plan of `step` that repeats in the next `repeats` steps; `block_step` is the number of `step` in its block."""
 
     plan: Plan
     repeats: int
@@ -67,12 +67,12 @@ class _Standing:
 
 @dataclass(slots=True)
 class _Count:
-    """How far a request is between the steps that its decoder counts.
+    """Counts of passes that the decoder does not know: those within a step, and those of the unconditional canvas.
 
     Attributes:
         paired: steps in which the unconditional canvas took part.
         passes: passes since the step began.
-        left_out: of these, fill passes in which the unconditional canvas took no part.
+        left_out: fill passes of the step in which the unconditional canvas took no part.
     """
 
     paired: int = 0
@@ -88,12 +88,12 @@ class PlannedRequest:
         pending: what it was before it began.
         policy: the cache policy that plans its passes.
         branches: the conditional canvas and, under guidance, the unconditional one.
-        claim: what it holds in memory.
+        claim: its pages and leases.
         closing: the result is reported, and one more pass completes a page for other requests.
-        decoder: which positions are denoised next.
-        end: what is known of the end of its response.
-        readers: what is read of its predicted rows.
-        tally: what its next pass counts as, once that is planned.
+        decoder: knows which positions are denoised next.
+        end: looks for the end of the response.
+        readers: its readers.
+        tally: the cost of the next pass, once that is planned.
     """
 
     pending: PendingRequest
@@ -107,14 +107,14 @@ class PlannedRequest:
     readers: tuple[Reader, ...] = field(init=False)
     tally: Tally = field(init=False)
     _schedule: Schedule = field(init=False)
-    _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
+    _foreseeable: bool = field(init=False)  # whether passes can be planned before the last one is read
     _items: CanvasPlans | None = field(init=False, default=None)  # the next pass, once it is planned
-    _standing: _Standing | None = field(init=False, default=None)  # the last plan, where it serves for more steps
+    _standing: _Standing | None = field(init=False, default=None)  # the last plan, if it repeats
     _count: _Count = field(init=False, default_factory=_Count)
     _last_pass: LastPass = field(init=False, default_factory=LastPass)
 
     def __post_init__(self, vocab: int) -> None:
-        """`vocab` is how many tokens the model has."""
+        """`vocab` is the size of the model's vocabulary."""
         canvas, asked, decoding = self.branches[0].canvas, self.request, self.pending.decoding
         traits, response = self.policy.traits, asked.response
         self._schedule = traits.schedule
@@ -130,9 +130,9 @@ class PlannedRequest:
         return self.pending.request
 
     def items(self) -> CanvasPlans:
-        """What the next pass computes: a plan for each canvas that takes part.
+        """The next pass: the canvases that take part, each with its plan.
 
-        Each pass is planned once, however long it waits for its turn.
+        A pass is planned once, however many steps it waits.
         """
         if self._items is None:
             again = self.repeated(self.decoder, self.branches[0].canvas.noisy)
@@ -158,14 +158,14 @@ class PlannedRequest:
         second = self.branches[1]
         other = self._plan(second, self._count.paired)
         if plan.fills and not other.fills:
-            return ((first, plan),)  # what it has to fill alone: the other canvas has nothing to do until it predicts
+            return ((first, plan),)  # a fill pass of one canvas: the other has nothing to do until both predict
         if other.fills and not plan.fills:
             raise PlanError("the unconditional canvas has a fill pass where the other one predicts")
         # Canvases with clocks of their own still predict, and commit, the same positions.
         return (first, plan), (second, replace(other, predict=plan.predict, commit=plan.commit))
 
     def repeated(self, decoder: Decoder, noisy: Mask) -> Plan | None:
-        """The plan of the step of `decoder` where the last plan repeats in it; else None. Positions may be `noisy`."""
+        """The last plan for the step of `decoder`, if it repeats there; else None. `noisy` are the open positions."""
         last = self._standing
         if last is None or self.closing or decoder.cut is not None:
             return None
@@ -181,7 +181,7 @@ class PlannedRequest:
 
     @property
     def transfers(self) -> Transfers | None:
-        """What is known of the positions that the next pass transfers; None where the host must choose."""
+        """The positions that the next pass transfers, or how they are ranked; None where the host must choose."""
         if not self._foreseeable or self.closing:
             return None
         plan = self.plan
@@ -191,14 +191,14 @@ class PlannedRequest:
         return known if known is None or plan.commit is None else plan.commit.nonzero()[0]
 
     def at(self, decoder: Decoder, plan: Plan | None = None) -> Self:
-        """A copy in the later step of `decoder`, with one canvas and the plan of that step, where that is known."""
+        """A copy of the request in the later step of `decoder`, with the plan of that step if it is known."""
         other = copy(self)
         other.decoder, other._count = decoder, replace(self._count, passes=0)
         other._items = None if plan is None else ((self.branches[0], plan),)
         return other
 
     def revised(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
-        """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
+        """Replace the plans of the admitted pass: hooks and repeats after a failure may change them."""
         self._items = tuple(items)
         self.tally = Tally.of(self._items, self.claim)
 

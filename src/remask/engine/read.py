@@ -1,4 +1,4 @@
-"""From hidden states to tokens and confidences: the head and the scores, which are then on their way to the host."""
+"""From hidden states to tokens and confidences: computes logits and scores, and starts their copy to the host."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -27,11 +27,10 @@ def read_rows(
 ) -> Arrival:
     """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `requests`.
 
-    The n rows below them are what the `reads` of each request measure (`sampling.score.score`). With a `token_buffer`
-    there is one row more, which is 1 where the device has transferred a position: the buffer has its token then. Rows
-    of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
-    `requests` in order. Logits exist for a few requests at a time, of `most` rows together at most, and of one that
-    has more for a part of these.
+    The next n rows hold what the `reads` of each request measure (`sampling.score.score`). With a `token_buffer` there
+    is one more row: 1 where the device has transferred a position and put its token into the buffer. Rows of
+    unconditional canvases are merged into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
+    `requests` in order. Logits exist for at most `most` rows at a time: for a few requests, or a part of a large one.
     """
     scores = []
     more = max(sum(read.width for _, read in own) for own in reads) if any(reads) else 0
@@ -50,13 +49,13 @@ def read_rows(
 
 
 def _candidates(running: RunningRequest) -> Candidates:
-    """What the device may choose from of a request's predicted positions."""
+    """A request's predicted positions, from which the device chooses."""
     places = [branch.places for branch in running.branches]
     return Candidates(running.transfers, running.plan.predicted, running.decoder.block, places)
 
 
 def _update(group: RowGroup, running: RunningRequest, token_buffer: TokenBuffer, mask_id: int) -> None:
-    """Put the tokens that stand in the token buffer into `group`, where the host does not know them yet."""
+    """Replace tokens in `group` that the host does not know yet by those of the token buffer."""
     if group.noisy is not None:
         places = running.branches[0].places[running.plan.predicted]
         group.noisy = group.noisy.on(token_buffer.tokens(send(places, token_buffer.values.device)), mask_id)
@@ -64,16 +63,16 @@ def _update(group: RowGroup, running: RunningRequest, token_buffer: TokenBuffer,
 
 @torch.inference_mode()
 def score_rows(model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], more: int) -> Tensor:
-    """What `score` returns for the rows whose final hidden states are `hidden` [M, D], float32 [2 + more, rows].
+    """Scores of the rows with final hidden states `hidden` [M, D], float32 [2 + more, rows]; see `score`.
 
-    Every rank reads the logits of its own tokens, and what they come to is merged.
+    Every rank computes the logits of its own tokens, and the results are merged.
     """
     per_group = model.arithmetic.invariant
     return score(model.head(hidden), groups, model.config.mask_id, per_group, more, _vocabulary(model))
 
 
 def _vocabulary(model: Transformer) -> Vocabulary:
-    """How the columns of the model's logits are read."""
+    """How to reduce over the columns of the model's logits."""
     ranks, total = model.ranks, model.config.vocab
     if ranks.several:
         return SplitVocabulary(ranks.shard.share(total), total, ranks.gather)
@@ -87,9 +86,9 @@ def _vocabulary(model: Transformer) -> Vocabulary:
 def _chunks(
     requests: Sequence[RunningRequest], reads: Sequence[Reads], most: int
 ) -> Iterator[tuple[slice, list[RunningRequest], list[RowGroup]]]:
-    """Requests side by side whose rows weigh `most` at most, or one that has more; rows count from the first.
+    """Cut `requests` into chunks of at most `most` rows by weight; a chunk of one request may have more.
 
-    Yields their rows of the pass, the requests, and a group of rows for each.
+    Yields the chunk's rows of the pass, its requests, and a group for each, whose rows count from the chunk's first.
     """
     start = at = weighed = 0
     members, groups = list[RunningRequest](), list[RowGroup]()
@@ -112,9 +111,9 @@ def _chunks(
 
 
 def _pieces(hidden: Tensor, group: RowGroup, most: int) -> Iterator[tuple[Tensor, list[RowGroup]]]:
-    """The rows `hidden` [M, D] of a group that weighs more than `most`, a few at a time."""
+    """Cut the rows `hidden` [M, D] of a group that weighs more than `most` into pieces."""
     count = group.rows.stop - group.rows.start
-    # Of equal numbers of rows, as far as that goes, so that what is read depends on the request alone.
+    # Pieces of equal size, so that the result depends on the request alone.
     number = min(count, -(-weight(group) // most))
     for start, stop in pairwise(count * piece // number for piece in range(number + 1)):
         part = hidden[start:stop]
