@@ -15,7 +15,7 @@ from remask.checkpoint import loaded
 from remask.cli import main
 from remask.cli.commands import all_commands
 from remask.cli.main import parse
-from remask.cli.parser import Parser, examples_in
+from remask.cli.parser import Parser, examples
 
 START = "import sys; from remask.cli import main; sys.exit(main())"
 MISSPELLED = {
@@ -158,12 +158,18 @@ def filled(name: str) -> list[argparse.ArgumentParser]:
     return [own for own in parsers(parser) if own is not parser]
 
 
+def examples_in(epilog: str) -> tuple[str, ...]:
+    """The commands of the examples at the end of a help; none of any other text."""
+    before = examples()
+    return tuple(map(str.strip, epilog.removeprefix(before).splitlines())) if epilog.startswith(before) else ()
+
+
 @pytest.mark.parametrize("name", all_commands())
 def test_every_help_ends_with_two_examples_that_the_parser_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = [all_commands()[name].examples, *(tuple(examples_in(own.epilog)) for own in filled(name))]
-    for examples in shown:
-        assert len(examples) == 2
-        for example in examples:
+    shown = [all_commands()[name].examples, *(examples_in(own.epilog or "") for own in filled(name))]
+    for commands in shown:
+        assert len(commands) == 2
+        for example in commands:
             words = shlex.split(example)
             assert " ".join(words[1:]).startswith(name)
             assert parse(words[1:]).run is not None

@@ -15,7 +15,7 @@ from remask.cli import main
 from remask.cli.banner import size_text
 from remask.cli.commands import Command
 from remask.cli.logs import StderrLog, tell
-from remask.machine.logs import FIELDS
+from remask.machine.log_format import FIELDS
 from remask.model.ranks import Shard
 from remask.parallel import lead
 from tests.cli.test_serve import served

@@ -24,7 +24,7 @@ def view(step: int = 0, block_step: int = 0, weights: Any = None, **more: Any) -
     noisy = np.arange(LENGTH) >= start
     settled = np.where(noisy, NEVER, -1).astype(np.int32)
     told = None if weights is None else np.array(weights, dtype=np.float32)
-    found = View(LAYERS, step, block_step, range(start, start + 3), 8, noisy, settled, HIT, told=told)
+    found = View(LAYERS, step, block_step, range(start, start + 3), 8, noisy, settled, HIT, hook_output=told)
     return replace(found, **more)
 
 

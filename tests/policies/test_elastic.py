@@ -43,7 +43,7 @@ def rows_of(plan: Plan) -> set[int]:
 
 
 def tracking(view: View, tracked: list[int]) -> View:
-    return replace(view, told=np.array(tracked, dtype=np.int64))
+    return replace(view, hook_output=np.array(tracked, dtype=np.int64))
 
 
 @given(st.sampled_from([0, 1]).flatmap(walks), st.integers(1, 9), st.booleans(), st.integers(1, 3), st.data())

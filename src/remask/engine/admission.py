@@ -63,7 +63,7 @@ class Admission:
         if running is None:
             return
         self._lifecycle.begin(running)
-        for lease in running.leases:
+        for lease in running.claim.leases:
             work = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running.owner)
             if work is not None:
                 self._lifecycle.add(work)

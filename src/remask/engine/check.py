@@ -19,7 +19,7 @@ from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
-from remask.sampling.fields import check_fields
+from remask.sampling.kind_fields import check_fields
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 from remask.text.stops import Decode, StopRule
@@ -42,7 +42,6 @@ def check_request(
     _check_prompt(request, shape)
     _check_segments(request, shape)
     _check_template(request, shape)
-    limits.check_stop(params)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"

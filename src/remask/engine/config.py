@@ -59,8 +59,6 @@ class EngineConfig:
             under "auto".
         max_steps: denoising steps that one request may ask for, those of a correction included; None takes four times
             `max_model_len`.
-        max_stop: stop texts that one request may name.
-        max_stop_chars: characters of one stop text.
         max_request_row_layers: row-layers that one request may cause, as its sampling parameters say before it runs;
             None does not limit it.
         batch_invariant: compute so that the bits of an answer do not depend on what else runs. It costs time, and
@@ -71,8 +69,8 @@ class EngineConfig:
             It gains where a device runs beside the host. None: where it was proven on the
             device. Refused beside `batch_invariant`: what is queued reads rows that have become final meanwhile, so the
             shapes of products depend on company.
-        graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device; on a
-            CPU a slower stand-in tests the same path. None: where they were proven on the device.
+        graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device. None:
+            where they were proven on the device.
             Refused beside `batch_invariant`: rows are filled up to a few sizes, so the shapes of products depend on
             company.
     """
@@ -91,8 +89,6 @@ class EngineConfig:
     prefix_match: PrefixMatch = "exact"
     prefix_cover: float = 0.5
     max_steps: int | None = None
-    max_stop: int = 16
-    max_stop_chars: int = 256
     max_request_row_layers: int | None = None
     batch_invariant: bool = False
     attention: AttentionName = "auto"
@@ -104,8 +100,6 @@ class EngineConfig:
             whole(name, getattr(self, name), low=1, optional=name != "max_num_seqs")
         for name in ("max_client_row_layers", "max_steps", "max_request_row_layers"):
             whole(name, getattr(self, name), low=1, optional=True)
-        whole("max_stop", self.max_stop, low=0)
-        whole("max_stop_chars", self.max_stop_chars, low=1)
         if self.store_budget_tokens != "auto":
             whole("store_budget_tokens", self.store_budget_tokens, low=0)
         real("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, above=True, optional=True)

@@ -27,12 +27,16 @@ class ResponseEnd:
         self._scanned = template.tail  # leading response tokens that the scan has passed
         self._reported = 0  # leading response tokens that `newly_settled` has returned
         self._stop_written = False  # whether the last step wrote a stop token
+        # Whether a stop may stand on the canvas: a text, or a token that is given or was written.
+        given = canvas.tokens[canvas.prompt :].tolist()
+        self._stoppable = rule.decode is not None or not rule.token_ids.isdisjoint(given)
 
     def note(self, transfer: Transfer | None) -> None:
         """Take what a step has transferred. Its tokens are on the canvas."""
         tokens = self._rule.token_ids
         self._stop_written = bool(tokens) and transfer is not None and not tokens.isdisjoint(transfer.token_ids)
         if self._stop_written:
+            self._stoppable = True
             self.stop = self._settled_stop()
 
     def newly_settled(self) -> tuple[int, ...]:
@@ -43,12 +47,15 @@ class ResponseEnd:
 
     def check(self, decoding: Decoding, decoder: Decoder) -> None:
         """Set `reason` where the response is complete, as far as `newly_settled` has found tokens settled."""
-        finished = decoder.finished
-        inside = decoder.block_step > 0 and not finished
-        may_stop = not inside or decoding.ends_within(stop_written=self._stop_written)
-        if may_stop and self.length(self._reported) is not None:
-            self.reason = "stop"
-        elif finished or (inside and may_stop and self._stop_behind()):
+        complete = finished = decoder.finished
+        if self._stoppable:
+            inside = decoder.block_step > 0 and not finished
+            may_stop = not inside or decoding.ends_within(stop_written=self._stop_written)
+            if may_stop and self.length(self._reported) is not None:
+                self.reason = "stop"
+                return
+            complete = finished or (inside and may_stop and self._stop_behind())
+        if complete:
             self.reason = "stop" if self._whole() else "length"
 
     def length(self, lead: int) -> int | None:
@@ -57,7 +64,7 @@ class ResponseEnd:
         Only in a hole at the end does a stop end the response, as all else has something fixed behind it.
         """
         begin = self._scanned
-        if lead > begin:
+        if lead > begin and self._stoppable:
             self._scanned = lead
             self._scan.push(self._canvas.response[begin:lead].tolist())
         return None if self._scan.end is None else self._template.tail + self._scan.end

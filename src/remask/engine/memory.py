@@ -15,10 +15,10 @@ from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim, Decision, NoRoom, Placement
 from remask.engine.request import Request
 from remask.engine.running import Record, RunningRequest
-from remask.engine.sharing.pages import Pages
+from remask.engine.sharing.base import Shared, Sharing
+from remask.engine.sharing.exact_pages import Pages
 from remask.engine.sharing.parts import Parts
 from remask.engine.sharing.prefixes import Prefixes
-from remask.engine.sharing.way import Shared, Sharing
 from remask.engine.sizing import page_size, share_out
 from remask.errors import ConfigError, IntegrityError
 from remask.model.pool import Pool
@@ -202,8 +202,8 @@ class Memory:
         leases: dict[int, int] = {}
         owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
         for running in requests:
-            owned += running.owned
-            for lease in running.leases:
+            owned += running.claim.owned
+            for lease in running.claim.leases:
                 owned.append(lease.extent)
                 leases[id(lease.entry)] = leases.get(id(lease.entry), 0) + 1
         for extent in owned:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from remask.engine.canvas_state import CanvasState, Kept, prefix_canvas
+from remask.engine.planned import Tally
 from remask.engine.request import Owner
 from remask.engine.running import RequestLoop, Scores
 from remask.engine.stats import EngineStats
@@ -61,7 +62,6 @@ class PrefixPass:
     offered: int = 0
     canvases: int = 1
     ready: bool = True
-    refreshes: bool = False
 
     @classmethod
     def of(cls, lease: Lease, store: PrefixStore, layers: int, owner: Owner) -> "PrefixPass | None":
@@ -78,14 +78,9 @@ class PrefixPass:
         return len(self.branch.canvas)
 
     @property
-    def widest(self) -> int:
-        """Most rows of a piece in any layer: all of them."""
-        return self.rows
-
-    @property
-    def cost(self) -> int:
-        """Row-layers of the next piece."""
-        return self.offered * self.rows
+    def tally(self) -> Tally:
+        """See `Member`: all rows in each layer of the next piece."""
+        return Tally(self.offered * self.rows, self.rows)
 
     @property
     def piece(self) -> range:
@@ -97,7 +92,7 @@ class PrefixPass:
         self.offered = self.whole.layers - self.done
         if row_layers is not None:
             self.offered = min(self.offered, max(1, row_layers // self.rows))
-        return self.cost
+        return self.offered * self.rows
 
     def prepare(self, loop: Loop) -> bool:  # noqa: ARG002
         """See `Member`: there is nothing to plan."""
@@ -127,7 +122,7 @@ class PrefixPass:
 
     def ran(self, loop: Loop, scores: Scores) -> None:  # noqa: ARG002
         """See `Member`: once all layers have run the prefix can be read. It predicts nothing, so no `scores` come."""
-        loop.stats.prefix_row_layers += self.cost
+        loop.stats.prefix_row_layers += self.offered * self.rows
         self.done += self.offered
         self.offered = 0
         if self.done == self.whole.layers:

@@ -42,7 +42,7 @@ READING = "reading"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DeviceChoice:
     """What computes an engine's passes, and why.
 
     Attributes:
@@ -58,7 +58,7 @@ class Choice:
     why: str
 
 
-def choose(model: Transformer, config: EngineConfig, defaults: DeviceDefaults | None = None) -> Choice:
+def choose(model: Transformer, config: EngineConfig, defaults: DeviceDefaults | None = None) -> DeviceChoice:
     """What is to compute the passes of `model`, proven where the device is a GPU.
 
     What `config` leaves open follows from the `defaults` of the device. Raises `ConfigError` where what it asks for by
@@ -76,13 +76,13 @@ def choose(model: Transformer, config: EngineConfig, defaults: DeviceDefaults | 
     if usual is not None and config.graphs is None and usual.graphs and check_graphs(model) is None:
         graphs = True
         said.append("graphs")
-    choice = Choice(
+    choice = DeviceChoice(
         executor, graphs, overlap, f"{' and '.join(said)}: {usual.source}" if said and usual else "as asked"
     )
     return choice if model.device.type != "cuda" else _proven(model, config, choice)
 
 
-def _proven(model: Transformer, config: EngineConfig, choice: Choice) -> Choice:
+def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> DeviceChoice:
     """`choice` where its passes are right, or what is left of it where it may be changed."""
     executor, graphs = choice.executor, choice.graphs
     if executor.name == "torch" and not graphs:

@@ -15,11 +15,11 @@ class RefreshWatch:
 
     def heavy(self, member: Member, step: Member) -> bool:
         """Whether the next pass of `member` is a heavy refresh: that of `step`, its speculative step or itself."""
-        return step.refreshes and step.cost > self._least.get(member, 0)
+        return step.tally.refreshes and step.tally.cost > self._least.get(member, 0)
 
     def ran(self, member: Member) -> None:
         """Note the cost of the next pass of `member`, which has run and has not been applied."""
-        cost = member.cost
+        cost = member.tally.cost
         if cost < self._least.get(member, cost + 1):
             self._least[member] = cost
 

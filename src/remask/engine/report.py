@@ -115,7 +115,7 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
     holders = []
     held: dict[str, Held] = {}
     for running in requests:
-        extents = [*running.owned, *(lease.extent for lease in running.leases)]
+        extents = [*running.claim.owned, *(lease.extent for lease in running.claim.leases)]
         name, tokens = running.request.id, sum(len(branch.canvas) for branch in running.branches)
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
         holders.append(_holder(name, tokens, extents, counts, filled, running.record.usage.cached_tokens, tables))

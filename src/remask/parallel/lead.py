@@ -14,7 +14,7 @@ import torch
 
 from remask.checkpoint.loaded import FoundModel, LoadedModel
 from remask.errors import CheckpointError, ConfigError, RankLostError
-from remask.machine.logs import logs_json
+from remask.machine.log_format import logs_json
 from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.parallel.group import GroupRanks, join_group, join_store, open_store, remove_store

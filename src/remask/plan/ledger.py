@@ -16,11 +16,12 @@ LEASED = -1
 
 @dataclass(frozen=True, slots=True)
 class _Entered:
-    """What a plan was entered as: its spans, limits and hook, which a later plan may have too."""
+    """What a plan was entered as: its spans, limits and hook, which a later plan may have too, and what follows."""
 
     spans: Spans
     sees: Reach | None
     hook: LayerHook | None
+    may_change: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Ledger:
         """As `apply`, of a plan that fits the canvas."""
         last = self._last
         if last is not None and last.spans is plan.spans and last.sees is plan.sees and last.hook is plan.hook:
-            self._replaced = _Replaced((), (), (), self._lead) if plan.may_change else None
+            self._replaced = _Replaced((), (), (), self._lead) if last.may_change else None
             self.step += 1
             return
         layers = len(self._written)
@@ -86,7 +87,7 @@ class Ledger:
             raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
         self._check(plan)
         self._put_down()
-        self._record(_Entered(plan.spans, plan.sees, plan.hook), plan.may_change)
+        self._record(_Entered(plan.spans, plan.sees, plan.hook, plan.may_change))
 
     def roll_back(self) -> None:
         """Forget the last step, whose plan repeated the one before.
@@ -110,7 +111,7 @@ class Ledger:
             self.apply(plan)
         except PlanError:
             if replaced.spans:
-                self._record(entered, may_change=True)
+                self._record(entered)
             self.step, self._replaced = recorded, replaced
             raise
 
@@ -160,12 +161,9 @@ class Ledger:
             last = np.flatnonzero(missing)[-1]
             raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent or kept")
 
-    def _record(self, plan: _Entered, may_change: bool) -> None:
+    def _record(self, plan: _Entered) -> None:
         """Enter a plan that was checked as the next step."""
-        if may_change:
-            self._replaced = self._copied(plan.spans)
-        else:
-            self._replaced = None
+        self._replaced = self._copied(plan.spans) if plan.may_change else None
         self.step += 1
         for span in plan.spans:
             if span.save is not None:

@@ -272,7 +272,7 @@ class View:
     steps: int | None = None  # of the whole response; None where no schedule says how many there are
     decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
     last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
-    told: Any = None  # what the policy's layer hook told of earlier passes, on the host; None before the first
+    hook_output: Any = None  # what the policy's layer hook told of earlier passes, on the host; None before the first
     memo: SpanMemo = field(default_factory=SpanMemo)  # of the canvas; see `spans`
 
     def spans(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:

@@ -17,7 +17,7 @@ from remask.policies.dense import Dense
 
 @dataclass(frozen=True, slots=True)
 class Weigh(LayerHook):
-    """Attention that is told once a pass has run (ACache, arXiv 2608.26140): `View.told`.
+    """Attention that is told once a pass has run (ACache, arXiv 2608.26140): `View.hook_output`.
 
     Attributes:
         rows: whose attention; the plan keeps their inputs to all layers.
@@ -119,11 +119,11 @@ class ACache(CachePolicy):
     def anchors(self, view: View, hit: PrefixHit) -> Mask:
         """The positions of the stored parts whose rows are computed anew, [T]; of equal ones the first."""
         rows, count = hit.rows(view.length), math.ceil(self.ratio * hit.length)
-        if view.told is None:
+        if view.hook_output is None:
             return rows if count == hit.length else view.rows(0, 0)
         stored = rows.nonzero()[0]
         rows[:] = False
-        rows[stored[np.argsort(-view.told[stored], kind="stable")[:count]]] = True
+        rows[stored[np.argsort(-view.hook_output[stored], kind="stable")[:count]]] = True
         return rows
 
     def repeats(self, view: View) -> int:
@@ -147,7 +147,7 @@ class ACache(CachePolicy):
         if hit is None:
             return self.inner.plan(view)
         asks = 0 < math.ceil(self.ratio * hit.length) < hit.length
-        if asks and view.told is None:
+        if asks and view.hook_output is None:
             return self._asking(view, hit)
         if asks and view.step == 0:
             view = replace(view, pass_index=view.pass_index - 1)

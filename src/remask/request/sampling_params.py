@@ -86,7 +86,7 @@ class SamplingParams:
     )
     stop: Sequence[str] = declare(
         (),
-        ListOf(Text(2**16), "such texts", 2**14, single=True),
+        ListOf(Text(256), "such texts", 16, single=True),
         "Texts that end the response; they are not part of it.",
     )
     include_stop_str_in_output: bool = declare(

@@ -162,6 +162,8 @@ class BlockCausalDecoding:
 class BlockCausalDecoder(Uncorrected):
     """The decoding of one request in progress. It reads the canvas and never writes to it."""
 
+    writes_once = True
+
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
         self._decoding, self.canvas = decoding, canvas
         self.step = 0
@@ -289,6 +291,8 @@ class EditingDecoder(BlockCausalDecoder):
     A step fills masks as the rule says, and replaces tokens of earlier steps by others that the model is surer of than
     `edit_threshold`. A block is done once a step without masks changes nothing, or after `max_post_steps` of them.
     """
+
+    writes_once = False
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
         self._masked = canvas.noisy.copy()

@@ -37,6 +37,7 @@ class Decoder(Protocol):
 
     step: int  # denoising steps so far
     block_step: int  # the same within the current block
+    writes_once: bool  # what a step writes is final, and replaces no token: `edited` and `final` need not be asked
 
     @property
     def finished(self) -> bool:
@@ -136,6 +137,7 @@ class Unedited(ABC):
 
     cut: Reach | None = None
     canvas: Canvas
+    writes_once = False
 
     @abstractmethod
     def advance(self) -> None:

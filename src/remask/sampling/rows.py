@@ -140,15 +140,3 @@ class RowGroup:
     def draws(self) -> Draws:
         """What draws in these rows depend on."""
         return Draws(self.seed, self.step, self.positions)
-
-    @property
-    def plain(self) -> bool:
-        """Whether the argmax and its plain probability are all that is read, of logits as they are."""
-        return self.greedy and not self.reads and self.guide is None and self.penalty is None
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the argmax and its plain probability suffice."""
-        plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
-        filtered = self.basis == "filtered" and (self.top_k is not None or self.top_p is not None)
-        return plain and not filtered and not (self.reads and any(each.bars for each in self.reads))

@@ -8,7 +8,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Decision, LeasePlan, NoRoom, PartPlan, Placement
 from remask.engine.request import Request
-from remask.engine.sharing.way import Shared, reserved
+from remask.engine.sharing.base import Shared, reserved
 from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
 from remask.store.prefix import Lease, PrefixStore

@@ -22,7 +22,7 @@ class HookedCanvas(Protocol):
         canvas: its tokens.
         states: the hidden states that leave each layer but the last, [layers - 1, T, D]; None: none are kept.
         hook_state: what the hook keeps between passes of this canvas; None before it has set it.
-        told: what the policy gets of it (`View.told`), on the host; None before the hook has set it.
+        hook_output: what the policy gets of it (`View.hook_output`), on the host; None before the hook has set it.
     """
 
     @property
@@ -32,7 +32,7 @@ class HookedCanvas(Protocol):
     def states(self) -> Tensor | None: ...  # noqa: D102
 
     hook_state: Any
-    told: Any
+    hook_output: Any
 
     def slots(self, layer: int) -> NDArray[np.int64]:
         """Its K/V slots in `layer`, [T]."""

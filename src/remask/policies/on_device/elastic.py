@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remask.machine.transfers import fetch, send
 from remask.model.pool import Pool
-from remask.model.row_attention import Asked, look
+from remask.model.row_attention import AskedRows, look
 from remask.model.runs import Index, send_run
 from remask.model.stage import Stage
 from remask.model.transformer import Transformer
@@ -86,7 +86,7 @@ class WatchAttention(DeviceHook):
         ends = np.cumsum([len(each) for each in tokens])[:-1]
         for watcher, each in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):
             watcher.tracker.done(each)
-            watcher.branch.told = watcher.tracker.tokens
+            watcher.branch.hook_output = watcher.tracker.tokens
 
 
 class DriftWatcher:
@@ -115,15 +115,15 @@ class DriftWatcher:
         reference, moved = self.tracker.reference, self.tracker.moved
         return self.compares(layer) and layer not in moved and (reference is None or reference[0] != layer)
 
-    def asked(self, layer: int, window: Index, tracked: Index) -> Asked:
+    def asked(self, layer: int, window: Index, tracked: Index) -> AskedRows:
         """The attention of the rows `window` and `tracked` in `layer`, over the whole canvas."""
         slots, positions = send_run(self.branch.slots(layer), self.device), np.concatenate([window, tracked])
         if layer == 0:
             tokens = send(self.branch.canvas.tokens[positions], self.device)
-            return Asked(None, tokens, slots, positions, len(window))
+            return AskedRows(None, tokens, slots, positions, len(window))
         assert self.branch.states is not None
         states, rows = self.branch.states[layer - 1], send(positions, self.device)
-        return Asked(states, rows, slots, positions, len(window))
+        return AskedRows(states, rows, slots, positions, len(window))
 
     def follow(self, mass: Tensor) -> None:
         """Come to track the tokens with the most `mass`, float32 [T], of those that may be tracked."""

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import AwaitsPage, Decision, NoRoom, PagePlan, Placement
 from remask.engine.request import Request
+from remask.engine.sharing.base import Shared
 from remask.engine.sharing.publishing import PageSharing
-from remask.engine.sharing.way import Shared
 from remask.plan.canvas import Canvas
 from remask.plan.plan import PrefixHit
 from remask.store.chain import PageChain

@@ -8,7 +8,7 @@ import pytest
 from remask.checks.kinds import ModelKind
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.fields import check_fields
+from remask.sampling.kind_fields import check_fields
 
 KINDS: tuple[ModelKind, ...] = ("masked", "uniform", "block_causal")
 VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from remask.errors import ConfigError
-from remask.server.trace import WARM_UP, StepTrace
+from remask.server.step_trace import WARM_UP, StepTrace
 from tests.engine.support import make_engine, request
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.engine.stage_rows import StageRows
-from remask.engine.work import TILE, make_work
+from remask.engine.stage_work import TILE, make_work
 from remask.model.attention import Sink
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
 from remask.model.runs import runs

@@ -6,7 +6,7 @@ from remask.checkpoint.presets import preset
 from remask.errors import ConfigError, UnknownNameError
 from remask.remasking.rules import REMASKING
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling.rules import Rule, resolve
+from remask.sampling.resolved_rule import Rule, resolve
 
 FAMILIES = {"llada": preset("llada-tiny").sampling, "dream": preset("dream-tiny").sampling}
 

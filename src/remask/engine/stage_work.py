@@ -9,21 +9,21 @@ from remask.engine.stage_rows import StageRows
 from remask.model.runs import Index
 from remask.model.work_list import WorkList, WorkListBuilder
 
-TILE = 128  # rows that see different parts of a canvas are a unit together, at most so many
+TILE = 128  # most rows of a unit whose rows see different parts of a canvas
 
 
-def make_work(parts: list[StageRows], apart: bool = False) -> WorkList:
+def make_work(parts: list[StageRows], separately: bool = False) -> WorkList:
     """The work of all `parts`. Neighbours that share a leading run of slots read it together, as one unit.
 
-    With `apart` no unit depends on what else is in the pass, on where slots are, or on which rows that see less are
-    computed too: rows attend together where they are of one canvas and see the same.
+    With `separately` each canvas is attended to by itself, and only rows that see the same positions share a unit. A
+    unit then does not depend on what else is in the pass, or on where its slots are.
     """
     builder = WorkListBuilder()
     group: list[StageRows] = []
     for part in parts:
         if not len(part.positions):
             continue
-        if apart:
+        if separately:
             _add_apart(builder, part)
             continue
         shares = _shares(part)
@@ -40,7 +40,7 @@ def make_work(parts: list[StageRows], apart: bool = False) -> WorkList:
 
 
 def _shares(part: StageRows) -> bool:
-    """Whether all its rows see the whole of a prefix that others may read too."""
+    """Whether all its rows see the whole of a shared prefix."""
     return bool(part.table.common) and (part.sees is None or part.sees[0] >= _lead(part))
 
 
@@ -85,12 +85,12 @@ def _add_apart(builder: WorkListBuilder, part: StageRows) -> None:
 
 
 def _edges(sees: Index) -> list[int]:
-    """Where ranges of rows begin that see the same, and the number of rows."""
+    """Starts of the ranges of rows that see the same positions, then the number of rows."""
     return [0, *(np.flatnonzero(np.diff(sees)) + 1).tolist(), len(sees)]
 
 
 def _tiles(sees: Index) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that attend together: those that see the same if they are many, else neighbours up to a tile."""
+    """Ranges of rows that form a unit: long runs that see the same positions, or neighbours up to a tile."""
     start = 0
     for begin, end in pairwise(_edges(sees)):
         if end - begin >= TILE // 2:
