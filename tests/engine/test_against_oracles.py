@@ -388,7 +388,9 @@ def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, 
 
 
 def work_of(line: Line, name: str, joins: int) -> Work:
-    sampling = SamplingParams.from_mapping({"temperature": 0.0, "ignore_eos": True, **line["sampling"]})
+    sampling = SamplingParams.from_mapping(
+        {"temperature": 0.0, "ignore_eos": True, "growing_canvas": False, **line["sampling"]}
+    )
     policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
     segments = [Segment(**each) for each in line.get("segments", ())]
     prompt, prefix = line["prompt_token_ids"], line.get("prefix_length", 0)

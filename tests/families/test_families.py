@@ -9,8 +9,8 @@ from remask.errors import CheckpointError, UnknownNameError
 from remask.families import DREAM as DREAM_FAMILY
 from remask.families import FAMILIES, Family, family_of
 from remask.families import GIDD as GIDD_FAMILY
-from remask.families import LLADA as LLADA_FAMILY
 from remask.families import ILLADA as ILLADA_FAMILY
+from remask.families import LLADA as LLADA_FAMILY
 from remask.families import SDAR as SDAR_FAMILY
 from remask.families.family import Factors
 from remask.model.config import ModelConfig
@@ -297,6 +297,7 @@ def test_every_key_of_the_newer_families_arrives() -> None:
     assert ILLADA_FAMILY.config(ILLADA) == ModelConfig(
         family="illada", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,
         rope_theta=500000.0, norm_eps=1e-5, mask_id=5, stop_ids=(2,), tied=True,
+        sampling=SamplingDefaults(growing_canvas=True),
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class ResponseEnd:
         may_stop = not inside or decoding.ends_within(stop_written=self._stop_written)
         if may_stop and self.length(self._reported) is not None:
             self.reason = "stop"
-        elif finished or (inside and may_stop and self._stop_behind()):
+        elif (finished and not decoding.grows) or (inside and may_stop and self._stop_behind()):
             self.reason = "stop" if self._whole() else "length"
 
     def length(self, lead: int) -> int | None:

@@ -35,6 +35,7 @@ class Lifecycle:
         observers: who watches their passes, and what runs these.
         stats: the engine's counters.
         waiting: requests that have not begun.
+        growing: requests whose canvas has outgrown its place, in the order in which they did. They hold no memory.
         running: the members of passes, and whose turn it is.
         refreshes: which of their refreshes are heavy.
         ids: names of requests whose results are still to be reported.
@@ -48,6 +49,7 @@ class Lifecycle:
         self.memory, self.observers = memory, observers
         self.stats = EngineStats()
         self.waiting = Turns()
+        self.growing: dict[PendingRequest, RunningRequest] = {}
         self.running: Scheduler[Member] = Scheduler(limits)
         self.refreshes = RefreshWatch()
         self.ids: set[str] = set()
@@ -64,7 +66,12 @@ class Lifecycle:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not (self.waiting.count or len(self.running))
+        return not (self.waits or len(self.running))
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits for a place."""
+        return bool(self.waiting.count or self.growing)
 
     def requests(self) -> list[RunningRequest]:
         """The requests among the members."""
@@ -82,12 +89,14 @@ class Lifecycle:
             self._timed.add(pending.request.id)
 
     def begin(self, running: RunningRequest) -> None:
-        """Let a request run that has waited."""
+        """Let a request run that has waited, to begin or to go on."""
         pending = running.pending
-        self.waiting.remove(pending)
         self.waiting.hold(pending)
-        pending.starts += 1
         self.add(running)
+        if self.growing.pop(pending, None) is not None:
+            return
+        self.waiting.remove(pending)
+        pending.starts += 1
         if not pending.begun:
             pending.begun = True
             self.events.append(Event(pending.request.id, queued_s=pending.elapsed_s))
@@ -105,7 +114,7 @@ class Lifecycle:
         """End what has run out of time."""
         if not self._timed:
             return
-        for pending in list(self.waiting):
+        for pending in [*self.waiting, *self.growing]:
             if _late(pending, now):
                 self.end_waiting(pending, "timeout")
         for running in self.unfinished():
@@ -114,7 +123,7 @@ class Lifecycle:
 
     def cancel(self, request_id: str) -> bool:
         """End a request; False for an unknown id."""
-        for pending in self.waiting:
+        for pending in [*self.waiting, *self.growing]:
             if pending.request.id == request_id:
                 self.end_waiting(pending, "cancelled")
                 return True
@@ -184,9 +193,22 @@ class Lifecycle:
                 self._release(running)
             elif running.end.reason is not None:
                 self.end(running, running.end.reason)
+            elif running.outgrown:
+                self.grow(running)
+
+    def grow(self, running: RunningRequest) -> None:
+        """Let a request wait for the place of a longer canvas. Its tokens are the host's, and all else is freed."""
+        pending, canvases = running.pending, [branch.canvas for branch in running.branches]
+        pending.decoding = pending.decoding.grown(canvases, running.decoder.step)
+        self._release(running)
+        self.growing[pending] = running
 
     def end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
-        """Report the end of a request that has not begun."""
+        """Report the end of a request that waits, to begin or to go on."""
+        before = self.growing.pop(pending, None)
+        if before is not None:
+            self._report(before.result(reason, error))
+            return
         self.waiting.remove(pending)
         self._report(pending.result(reason, error))
 

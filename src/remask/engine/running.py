@@ -114,10 +114,12 @@ class RunningRequest(PlannedRequest):
     released: bool = field(init=False, default=False)
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
 
-    def __post_init__(self, vocab: int) -> None:
-        PlannedRequest.__post_init__(self, vocab)
+    def __post_init__(self, vocab: int, before: PlannedRequest | None) -> None:
+        PlannedRequest.__post_init__(self, vocab, before)
         canvas = self.branches[0].canvas
-        self._predicted, self.record.given = canvas.tokens.copy(), canvas.settled_lead
+        self._predicted = canvas.tokens.copy()
+        if before is None:
+            self.record.given = canvas.settled_lead
 
     @property
     def owner(self) -> Owner:
@@ -214,7 +216,7 @@ class RunningRequest(PlannedRequest):
 
     def _read_pass(self, items: Items) -> ReadPass:
         paired = len(items) == 2
-        again = paired and self.policy.guides(self.decoder.step + 1)
+        again = paired and self.policy.guides(self.step + 1)
         return ReadPass(self.decoder, items[0][1].predicted, paired, again, self._layer_work)
 
     def apply(self, scores: Scores) -> Transfer | None:
@@ -257,6 +259,11 @@ class RunningRequest(PlannedRequest):
         """Count a fill pass of `items`."""
         self._count.passes += 1
         self._count.left_out += len(self.branches) - len(items)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether its canvas is done, and its response is not: it goes on with a longer one, in another place."""
+        return self.end.reason is None and self.decoder.finished and self.pending.decoding.grows
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
@@ -311,7 +318,7 @@ class RunningRequest(PlannedRequest):
         edits, final = decoder.edited(positions), decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
-            branch.canvas.settle(final, decoder.step)
+            branch.canvas.settle(final, self.step)
             if told:
                 branch.changed(positions)
                 branch.changed(final)

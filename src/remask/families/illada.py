@@ -11,8 +11,10 @@ from remask.families import qwen
 from remask.families.family import Family
 from remask.families.fields import Fields
 from remask.model.config import ModelConfig
+from remask.request.sampling_params import SamplingDefaults
 
 MASK, END = 5, 2  # of the published vocabulary; no published file names the mask
+SAMPLING = SamplingDefaults(growing_canvas=True)
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -23,7 +25,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         fields.only(key, False, optional=True)
     head_dim = fields.head_dim("hidden_size", "num_attention_heads")
     fields.only("head_dim", head_dim, optional=True)
-    return ModelConfig(family="illada", head_dim=head_dim, **qwen.shape(fields, raw))
+    return ModelConfig(family="illada", head_dim=head_dim, sampling=SAMPLING, **qwen.shape(fields, raw))
 
 
 _ILLADA_8B = ModelConfig(
@@ -41,6 +43,7 @@ _ILLADA_8B = ModelConfig(
     mask_id=MASK,
     stop_ids=(END,),
     tied=True,
+    sampling=SAMPLING,
 )
 
 _ILLADA_TINY = replace(
