@@ -37,7 +37,7 @@ def growing_line(rng: random.Random, name: str, kind: Kind, layers: int) -> Line
     elif tokens > block + 1:
         tokens -= rng.choice([0, 1])
     steps = sampling.pop("steps", None)
-    if steps is not None:
+    if steps is not None and sampling["remasking"] != "confidence_threshold":  # whose steps must divide each block
         sampling["steps_per_block"] = max(2, round(steps * block / tokens))
     line["sampling"] = sampling | {"max_tokens": tokens, "block_length": block}
     if "window" in line["cache_config"]:
