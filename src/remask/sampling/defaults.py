@@ -27,10 +27,12 @@ def fit(
     fields are dropped where the request sets another field of the group. None leaves a field out. The
     response of a `template`, of `max_tokens` places, need not be a multiple of its block, and its steps follow the
     places that are filled. The same goes for a canvas that grows, as it does where nobody sets `growing_canvas` and the
-    model's family is `growing`. Raises `ConfigError`.
+    model's family is `growing`; a default `growing_canvas` gives way to a `template`. Raises `ConfigError`.
     """
     defaults, own = _given(defaults), _given(own)
     merged, kept = _layered(defaults, own), _kept(defaults, own)
+    if template is not None and "growing_canvas" not in own:  # such a canvas has its length
+        merged.pop("growing_canvas", None)
     if "max_tokens" not in own:
         merged["max_tokens"] = _length(merged, merged.get("block_length", 1), room)
     length = merged["max_tokens"]
