@@ -276,7 +276,8 @@ class LLM:
         not allowed.
         """
         usual = self.sampling if defaults is None else overlaid(self.sampling, defaults)
-        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens, template)
+        growing = self.loaded.config.sampling.growing_canvas
+        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens, template, growing=growing)
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None) -> Constraint | None:
         """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.

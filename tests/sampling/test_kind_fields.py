@@ -16,6 +16,7 @@ VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {
     "eps": (0.1, ("masked",)),
     "factor": (0.5, ("masked",)),
     "cfg_scale": (1.0, ("masked",)),
+    "growing_canvas": (True, ("masked",)),
     "threshold": (0.5, ("masked", "block_causal")),
     "fallback": ("leftmost", ("block_causal",)),
     "sub_block_length": (4, ("block_causal",)),

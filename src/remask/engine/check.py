@@ -1,7 +1,7 @@
 """From a request to a pending request: all that can be checked before anything is computed."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from remask.checks.fields import declared
 from remask.checks.kinds import in_words
@@ -19,8 +19,8 @@ from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
+from remask.sampling.growing import GrowingDecoding, masked_decoding
 from remask.sampling.kind_fields import check_fields
-from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 from remask.text.stops import Decode, StopRule
 
@@ -67,9 +67,8 @@ def check_request(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    length, steps = decoding.length, decoding.scheduled_steps
-    open_places = request.response.open_places
-    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, open_places, steps))
+    for facts in _facts(decoding, request, shape):
+        policy.check(facts)
     pending = PendingRequest(request, decoding, stops)
     for reader in readers:
         reader.check(asked, decoding)
@@ -79,6 +78,18 @@ def check_request(
     pending.row_layers = work.row_layers
     pending.page_keys = page_keys(request, decoding.block)
     return pending
+
+
+def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
+    """What a policy is told of a request: of a growing canvas the first block and the last, which may be shorter."""
+    layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
+    if not isinstance(decoding, GrowingDecoding):
+        places, steps = request.response.open_places, decoding.scheduled_steps
+        yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
+        return
+    for each in (decoding, decoding.last):
+        places = len(decoding.block_ranges[each.number])
+        yield RequestFacts(layers, shift, ordered, each.length, places, each.scheduled_steps)
 
 
 def _check_readers(readers: Sequence[Reader]) -> None:
@@ -122,9 +133,7 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         stops, structured = shape.stop_ids, shape.structured_attention
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
     blockwise = asked.schedule.blockwise
-    return MaskedDecoding.of(
-        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template
-    )
+    return masked_decoding(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
 
 
 def _check_terms(request: Request) -> None:

@@ -48,7 +48,15 @@ class SamplingParams:
         None,
         _COUNT,
         "Positions denoised together, left to right (semi-autoregressive); by default the whole response, the block "
-        "that a block-causal model was trained with, or up to 128 positions of a uniform model.",
+        "that a block-causal model was trained with, 32 positions of a growing canvas, or up to 128 of a uniform "
+        "model.",
+    )
+    growing_canvas: bool | None = declare(
+        None,
+        Flag(),
+        "The canvas is the prompt, what is decoded and one block of masks; the next block is appended once this one is "
+        "done, up to `max_tokens`. By default so for iLLaDA, and not for all others.",
+        kinds=_MASKED,
     )
     remasking: str | None = declare(
         None,
@@ -326,12 +334,14 @@ class SamplingDefaults:
         remasking: the rule where the request names none. A threshold or factor that this rule does not work with
             selects `low_confidence`.
         time_schedule: rules that know Dream's time schedule follow it also where the request sets no `eps`.
+        growing_canvas: whether a response without fixed parts is decoded on a growing canvas.
 
     Raises `UnknownNameError` when made, where `remasking` is not the name of a rule.
     """
 
     remasking: str = "low_confidence"
     time_schedule: bool = False
+    growing_canvas: bool = False
 
     def __post_init__(self) -> None:
         Registered(RULES).check("remasking", self.remasking)
