@@ -23,7 +23,7 @@ from tests.engine import kinds
 from tests.engine.support import EOS, LAYERS, Work, alone, make_engine, outcome, poisoned_engine, request, run
 from tests.engine.test_constraint import drawn as drawn_form
 
-GROWING = {"growing_canvas": True, "block_length": 4}
+GROWING: dict[str, Any] = {"growing_canvas": True, "block_length": 4}
 
 
 def growing(name: str, prompt: int = 8, tokens: int = 12, **fields: Any) -> Request:
