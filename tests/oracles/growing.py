@@ -1,11 +1,11 @@
 """A growing canvas: for each block a canvas of its own, on which all that is decoded is fixed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tests.oracles.canvas import Decode
 
-Line = Mapping[str, Any]
+Line = dict[str, Any]
 
 
 def stages(line: Line, decode: Callable[[Line], Decode | None]) -> list[tuple[Line, Decode]] | None:
