@@ -84,10 +84,10 @@ class ACache(CachePolicy):
         real("ratio", self.ratio, low=0, high=1)
         whole("anchor_interval", self.anchor_interval, low=1, optional=True)
         if self.inner.boundary(1, 2, 1):
-            raise ConfigError("acache cannot stand before a policy that reads stored parts too; name one of them")
+            raise ConfigError("acache cannot wrap a policy that reads stored parts too; name one of them")
         if kept := ", ".join(sorted(self.inner.traits.keeps)):
             raise ConfigError(
-                f"acache cannot stand before a policy that keeps {kept} of rows, as anchors come and go; use none, a "
+                f"acache cannot wrap a policy that keeps {kept} of rows, as anchors come and go; use none, a "
                 "block cache, dkv-decode or entropy-cache within it"
             )
 

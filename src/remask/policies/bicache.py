@@ -50,7 +50,7 @@ class BiCache(CachePolicy):
             raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
         if "attention" in self.inner.traits.keeps:
             raise ConfigError(
-                "bicache cannot stand before elastic-cache: one restarts rows from the store's hidden states, the "
+                "bicache cannot wrap elastic-cache: one restarts rows from the store's hidden states, the "
                 "other from the request's own; name one of them"
             )
         depth: object = self.depth
