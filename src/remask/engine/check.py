@@ -1,4 +1,4 @@
-"""From a request to a pending request: all that can be checked before anything is computed."""
+"""Checks a request before anything is computed, and makes it a pending request."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -182,7 +182,7 @@ def _check_prompt(request: Request, shape: ModelConfig) -> None:
     prompt = list(request.prompt_token_ids)
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one token")
-    # Prompts are long, and most often nothing is wrong with them: that is seen without a loop over their tokens.
+    # Prompts are long and mostly right, so they are checked without a loop over their tokens first.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= shape.vocab:
         bad = [t for t in prompt if not is_whole(t, 0, shape.vocab - 1)]
         if bad:

@@ -149,7 +149,7 @@ class Lifecycle:
                 self.waiting.add(running.pending)
 
     def attempt(self, pending: PendingRequest, act: Callable[[], T], what: str) -> T | None:
-        """Return what `act` returns. None where it raised: then `pending` has ended with the error, which names `what`.
+        """Return what `act` returns. None where it raised: `pending` has ended with the error, which `what` describes.
 
         Raises errors of the device or of the engine's memory, at most `MAX_STARTS` times for one request.
         """
@@ -186,7 +186,7 @@ class Lifecycle:
         running.claim.moves.clear()
 
     def settle(self, running: RunningRequest, scores: Scores) -> None:
-        """Transfer and report the predictions of a pass, and end the request if its response is complete."""
+        """Transfer the predictions of a request's pass, report them, and end the request if it is complete."""
         if self.guarded(running, SETTLING, self._apply, running, scores):
             if running.closing:
                 self._release(running)

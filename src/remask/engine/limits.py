@@ -1,4 +1,4 @@
-"""What one request may ask for, where that depends on the model or on the operator."""
+"""Limits of one request that depend on the model or on the operator."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class RequestWork:
 
     Attributes:
         steps: denoising steps that its parameters name, those of a correction included.
-        row_layers: row-layers of as many passes as these steps take at most, if every pass computed all rows in all
+        row_layers: an upper bound: row-layers of the passes of these steps, if each computed all rows in all
             layers. A cache policy computes fewer.
     """
 

@@ -328,7 +328,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a model family chooses where a request leaves it open.
+    """A model family's defaults of sampling parameters.
 
     Attributes:
         remasking: the rule where the request names none. A threshold or factor that this rule does not work with

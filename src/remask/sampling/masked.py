@@ -55,7 +55,7 @@ class MaskedDecoding(FixedCanvas):
         blocks = blocks_for(params, template, growing=growing)
         decoding = cls(prompt, params, resolve(params, defaults, blockwise), blocks, mask_id, seed, template)
         canvas = decoding.canvas()
-        decoding.decoder(canvas, "all")  # checks what depends on the canvas, and begins the first block
+        decoding.decoder(canvas, "all")  # checks parameters against the canvas, and begins the first block
         masks = np.add.reduceat(canvas.noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
         for share in sorted(set(zip(masks.tolist(), blocks.steps, strict=True))):
             decoding.rule.remasking.begin(BlockStart(*share, params))
@@ -248,7 +248,7 @@ class MaskedDecoder(Uncorrected):
     def _leave_out(self, tail: int | None) -> None:
         if tail is None or (self.canvas.settled[tail:] == -1).any():  # what is fixed is not left out
             self.cut = None
-        elif self.cut is None:  # a tail stays until none is left out, and equal arrays would be packed anew
+        elif self.cut is None:  # kept as long as a tail is left out, because a new array would be packed again
             self.cut = np.full(len(self.canvas), tail, dtype=np.int64)
 
     def _block(self, index: int) -> range:
@@ -259,7 +259,7 @@ class MaskedDecoder(Uncorrected):
         return self.canvas.noisy[self.block.start : self.block.stop].tobytes().count(1)
 
     def _skip_idle(self) -> None:
-        """Go on to the next step that is not known to transfer nothing, over any number of steps at once."""
+        """Go to the next step that may transfer something, over any number of idle steps at once."""
         while not self.finished and (idle := self._idle_steps()):
             self._advance(idle)
 
