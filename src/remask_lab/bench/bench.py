@@ -15,9 +15,9 @@ from remask.observe import observe_cache
 from remask.plan.meter import CacheMeter
 from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.contenders import Contender
-from remask_lab.bench.workload import Task, Workload, token_agreement
+from remask_lab.bench.workload import Task, Workload, prefix_clusters, token_agreement
 from remask_lab.ops.flops import Executed
-from remask_lab.records.interval import wilson
+from remask_lab.records.interval import clustered
 from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about
 
@@ -159,7 +159,12 @@ def _steps(params: SamplingParams) -> int:
 def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
     last, reference = row.rounds[-1], baseline.rounds[-1]
     verdicts = [task.correct(output.text) for task, output in zip(row.tasks, last.outputs, strict=True)]
-    right = [verdict for verdict in verdicts if verdict is not None]
+    judged = [
+        (verdict, cluster)
+        for verdict, cluster in zip(verdicts, prefix_clusters(row.tasks), strict=True)
+        if verdict is not None
+    ]
+    right, clusters = [verdict for verdict, _ in judged], [cluster for _, cluster in judged]
     agreement = [
         token_agreement(output.token_ids, other.token_ids)
         for output, other in zip(last.outputs, reference.outputs, strict=True)
@@ -171,7 +176,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         "throughput_tok_s": float(np.median([r.completion_tokens / r.seconds for r in row.rounds])),
         **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
-        "accuracy_interval": list(wilson(sum(right), len(right))) if right else None,
+        "accuracy_interval": list(clustered(right, clusters)) if right else None,
         "parts": part_scores(row.tasks, last.outputs),
         "agreement_with_none": float(np.mean(agreement)),
         "forwards": sum(output.usage.forwards for output in last.outputs),

@@ -39,7 +39,7 @@ in every run.
 - **Work**: row-layers of that row over those of this one. These counts do not depend on the machine.
 - **Time**: the same of seconds, of one turn on a machine that does other things too: its order of magnitude counts.
 
-Questions are held-out ones of the model's own task, whose right answers have Wilson's 95 % intervals. `bicache` and
+Questions are held-out ones of the model's own task, with 95 % intervals over their prefixes. `bicache` and
 `bicache+block-dual` share prefixes between requests too.
 
 `bundled` names independent facts and `bundled-uniform` goes on with a list, so both answer in few steps whatever is
