@@ -191,6 +191,9 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     ratios = _prefixes(results)
     shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
+    # Timetables have no prefix, which their tables write as one of no tokens.
+    prefixes = min(work["prefixes"], work["requests"]) if work["prefix_tokens"] else 0
+    over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
     batches = {row.concurrency or settings["concurrency"] for row in table.rows if row.missing is None}
     busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
@@ -199,7 +202,7 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
         f"{work['requests']} requests, "
-        f"{ASKED[work['name']]}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, seed {about['seed']}; "
+        f"{ASKED[work['name']]}{over}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, seed {about['seed']}; "
         f"{machine['dtype']} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
         "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token."
     ]
