@@ -191,8 +191,8 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     ratios = _prefixes(results)
     shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
-    # Timetables have no prefix, which their tables write as one of no tokens.
-    prefixes = min(work["prefixes"], work["requests"]) if work["prefix_tokens"] else 0
+    # Texts and timetables share no prefix; tables of the latter write one of no tokens.
+    prefixes = min(work["prefixes"], work["requests"]) if work.get("prefix_tokens") and work["name"] != "texts" else 0
     over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
     batches = {row.concurrency or settings["concurrency"] for row in table.rows if row.missing is None}
