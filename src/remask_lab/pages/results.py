@@ -17,10 +17,10 @@ from remask import __version__
 from remask.errors import ConfigError, RecordError, RemaskError
 from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
+from remask_lab.pages.claims import claims_table
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
 from remask_lab.papers.show import beside, published
-from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 
 ROOT = Path(__file__).parents[3]
@@ -33,44 +33,13 @@ HEAD = """# Results
 are copied from the papers. They come from other models and machines, so compare ratios, not absolute figures.
 [Benchmarks](../benchmarks/README.md#the-papers-tables) defines the columns. `python -m remask_lab.pages.stale` says
 which of these figures are older than what they measure.
+
+## Claim by claim
+**Everything that was run is a model of one to two million parameters, trained for a task of our own.** "yes" and "no"
+follow from the kept results by the 95 % intervals, which count
+[prefixes, not questions](../benchmarks/README.md#what-remask-bench-measures). Nothing here says what a model of
+billions of parameters does.
 """
-# For each paper what our figures confirm, what models of this size cannot show, and what comes out otherwise.
-SUMMARY = (
-    (
-        "BiCache",
-        "shallow reuse saves what its rows say, and more at higher ratios; depth follows tau; on `bundled` all-layer "
-        "reuse collapses and BiCache at its profiled depth loses nothing",
-        "accuracy on ARC-C, GPQA, MATH and GSM8K; tokens a second of a B200",
-        "on `bundled-transit` plain reuse loses nothing",
-    ),
-    (
-        "dLLM-Cache",
-        "the least work of the caches within a request; more right answers than an eighth of the steps; slower than an "
-        "autoregressive model of its size alone, faster with SlowFast",
-        "the benchmarks; an autoregressive model of equal quality",
-        "its default intervals lose answers (Kr 4 and rho 0.5 lose none)",
-    ),
-    (
-        "dKV-Cache",
-        "-Decode keeps the answers that half of the steps lose; -Prefill and -PD are ahead of it with long prompts",
-        "the benchmarks; Greedy's accuracy (in random order this model answers little, cached or not); the harm of "
-        "Right-Shift (random weights)",
-        "larger gains than the paper's, as more of the canvas is prompt",
-    ),
-    (
-        "Uniform-Cache (thesis)",
-        "faster than the base and the prefix cache in every setting of table 6.1, at equal answers; fewer refreshes of "
-        "the next block gain a little",
-        "perplexity of 3B and 10B models",
-        "smaller gains, as canvases are shorter",
-    ),
-    (
-        "Elastic-Cache, SlowFast",
-        "made from notes on the authors' code; no table of Elastic-Cache is measured",
-        "their benchmarks",
-        "-",
-    ),
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,13 +83,12 @@ def read_all(folder: str | Path) -> dict[str, Record]:
 
 def page(records: dict[str, Record]) -> str:
     """Returns the page. Raises `RecordError` where a record is incomplete, or of another version of its table."""
-    titles = ["paper", "confirmed here", "not testable at this size", "differs here"]
-    parts = [HEAD.rstrip(), markdown_table(titles, SUMMARY)]
     own = {name: record for name, record in records.items() if record.subject == SUBJECT}
     known = table_names()
     for name, record in own.items():
         if record.about["settings"]["table"] not in known:
             raise RecordError(f"{name} is of table {record.about['settings']['table']!r}, which is none of ours")
+    parts = [HEAD.rstrip(), claims_table(own.values())]
     for table in map(load_table, known):
         mine = {name: record for name, record in own.items() if record.about["settings"]["table"] == table.name}
         parts.append(f"## {table.name}: {table.title}")

@@ -206,6 +206,7 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
         f"{machine['dtype']} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
         "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token."
     ]
+    lines += _failures(table, results)
     for row in table.rows:
         result = results.get(row.name, {})
         if "left_out" in result:
@@ -219,6 +220,21 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
                 "with its KV cache, as many new tokens as the first row's answers have. Speed only."
             )
     return [*lines, *_baselines(table)]
+
+
+def _failures(table: PaperTable, results: Mapping[str, Result]) -> list[str]:
+    """Which rows lose answers beyond their interval, or that none does: then the table could not show a loss."""
+    judged = {name: result for name, result in results.items() if result.get("accuracy") is not None}
+    if not judged:
+        return ["No answers are judged here: the table shows work, time and agreement."]
+    lost = [
+        name
+        for name, result in judged.items()
+        if result["accuracy_interval"][1] < judged[table.baseline(table.row(name)).name]["accuracy"]
+    ]
+    if not lost:
+        return ["No row loses answers beyond its interval: the table shows work and time, and no cache's loss."]
+    return [f"Fewer right answers than their baseline, beyond the interval: {', '.join(lost)}."]
 
 
 def _baselines(table: PaperTable) -> list[str]:
