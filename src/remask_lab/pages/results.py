@@ -21,12 +21,13 @@ from remask_lab.pages.claims import claims_table
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
 from remask_lab.papers.show import beside, published
+from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 
 ROOT = Path(__file__).parents[3]
 RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
 QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-BENCH = "bench"
+BENCH, DEPTH = "bench", "analyze depth"
 HEAD = """# Results
 
 `python -m remask_lab.pages.results` writes this page from the result files in `benchmarks/results`. The papers' numbers
@@ -40,6 +41,11 @@ follow from the kept results by the 95 % intervals, which count
 [prefixes, not questions](../benchmarks/README.md#what-remask-bench-measures). Nothing here says what a model of
 billions of parameters does.
 """
+
+PUBLISHED_VARIANTS = (
+    "Published: BiCache, appendix D.1: variants of one system prompt, at least half of whose tokens differ, 500 samples "
+    "a ratio; the standard deviation of the depth is 0.014 on average."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,8 +81,8 @@ def read_all(folder: str | Path) -> dict[str, Record]:
     records = {}
     for path in sorted(Path(folder).glob("*.json")):
         record = read_record(path)
-        if record.subject not in (SUBJECT, BENCH):
-            raise RecordError(f"{path.name} holds {record.subject!r}; the page shows {SUBJECT!r} and {BENCH!r}")
+        if record.subject not in (SUBJECT, BENCH, DEPTH):
+            raise RecordError(f"{path.name} holds {record.subject!r}; the page shows {SUBJECT!r}, {BENCH!r}, {DEPTH!r}")
         records[path.name] = record
     return records
 
@@ -93,10 +99,36 @@ def page(records: dict[str, Record]) -> str:
         mine = {name: record for name, record in own.items() if record.about["settings"]["table"] == table.name}
         parts.append(f"## {table.name}: {table.title}")
         parts += _measured(table, mine) if mine else [_unmeasured(table)]
+    variants = [record for record in records.values() if record.subject == DEPTH]
+    parts += ["## bicache-d-1: Depth under variants of a system prompt", *map(_variants, variants)] if variants else []
     benches = {name: record for name, record in records.items() if record.subject == BENCH}
     for name, record in benches.items():
         parts += [f"## {Path(name).stem}", _marked(record, bench_table(record, detail="alone" in _first(record)))]
     return "\n\n".join(parts) + "\n"
+
+
+def _variants(record: Record) -> str:
+    """BiCache's appendix D.1: how far the depth moves where half of a system prompt's tokens are others."""
+    about, data = record.about, record.data
+    prompts, asked, dtype = data["system_prompts"], about["settings"], about["machine"]["dtype"]
+    task, spread = data["tasks"][0], prompts["spread"]
+    rows = [[f"{ratio} %", f"{task['mean'][ratio]:.2f}", f"{each:.3f}"] for ratio, each in spread.items()]
+    command = (
+        f"remask analyze depth --model {about['model']} --dtype {dtype} --samples {asked['samples']} "
+        f"--ratios {' '.join(map(str, asked['ratios']))} --system-prompts {asked['system_prompts']}"
+    )
+    return "\n\n".join(
+        [
+            markdown_table(["prefix ratio", "mean depth, layers", "standard deviation over variants, layers"], rows),
+            PUBLISHED_VARIANTS,
+            f"Ours: {prompts['prompts']} system prompts that differ in {100 * prompts['changed']:.0f} % of their "
+            f"tokens, a standard deviation of {sum(spread.values()) / len(rows):.3f} layers on average over the ratios. "
+            "Their tokens are those of other conversations, where a language model wrote the paper's: ours change what "
+            "a prompt says, and not how.",
+            f"`{about['model']}` ({about['layers']} layers), task {task['task']}, {asked['samples']} requests a ratio, "
+            f"tau {data['tau']:g}, {dtype}; commit {about['commit'] or 'unknown'}, {about['date']}: `{command}`.",
+        ]
+    )
 
 
 def quoted(text: str, records: dict[str, Record]) -> str:
