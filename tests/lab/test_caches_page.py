@@ -13,6 +13,8 @@ from remask_lab.bench.decodings import BASELINE, GRIDS, SUBJECT, measure
 from remask_lab.pages import caches
 from remask_lab.records.record import Record, read_record, write_record
 
+ASKED = {"requests": 1, "prefixes": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1}
+
 
 @pytest.fixture
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:

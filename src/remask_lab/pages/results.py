@@ -43,8 +43,8 @@ billions of parameters does.
 """
 
 PUBLISHED_VARIANTS = (
-    "Published: BiCache, appendix D.1: variants of one system prompt, at least half of whose tokens differ, 500 samples "
-    "a ratio; the standard deviation of the depth is 0.014 on average."
+    "Published: BiCache, appendix D.1: variants of one system prompt, at least half of whose tokens differ, 500 "
+    "samples a ratio; the standard deviation of the depth is 0.014 on average."
 )
 
 
@@ -122,9 +122,9 @@ def _variants(record: Record) -> str:
             markdown_table(["prefix ratio", "mean depth, layers", "standard deviation over variants, layers"], rows),
             PUBLISHED_VARIANTS,
             f"Ours: {prompts['prompts']} system prompts that differ in {100 * prompts['changed']:.0f} % of their "
-            f"tokens, a standard deviation of {sum(spread.values()) / len(rows):.3f} layers on average over the ratios. "
-            "Their tokens are those of other conversations, where a language model wrote the paper's: ours change what "
-            "a prompt says, and not how.",
+            f"tokens, a standard deviation of {sum(spread.values()) / len(rows):.3f} layers on average over the "
+            "ratios. Their tokens are those of other conversations, where a language model wrote the paper's: ours change "
+            "what a prompt says, and not how.",
             f"`{about['model']}` ({about['layers']} layers), task {task['task']}, {asked['samples']} requests a ratio, "
             f"tau {data['tau']:g}, {dtype}; commit {about['commit'] or 'unknown'}, {about['date']}: `{command}`.",
         ]
