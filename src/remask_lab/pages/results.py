@@ -123,8 +123,8 @@ def _variants(record: Record) -> str:
             PUBLISHED_VARIANTS,
             f"Ours: {prompts['prompts']} system prompts that differ in {100 * prompts['changed']:.0f} % of their "
             f"tokens, a standard deviation of {sum(spread.values()) / len(rows):.3f} layers on average over the "
-            "ratios. Their tokens are those of other conversations, where a language model wrote the paper's: ours change "
-            "what a prompt says, and not how.",
+            "ratios. Their tokens are those of other conversations, where a language model wrote the paper's: ours "
+            "change what a prompt says, and not how.",
             f"`{about['model']}` ({about['layers']} layers), task {task['task']}, {asked['samples']} requests a ratio, "
             f"tau {data['tau']:g}, {dtype}; commit {about['commit'] or 'unknown'}, {about['date']}: `{command}`.",
         ]
