@@ -61,9 +61,9 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for needed in (
-        "remask/bundled/model.safetensors",
+        "remask/bundled_tariff/model.safetensors",
         "remask/bundled_uniform/model.safetensors",
-        "remask/tables/bundled.json",
+        "remask/tables/bundled-tariff.json",
         "remask/server/playground/page/index.html",
         "remask_lab/cli/demo.py",
     ):

@@ -453,7 +453,7 @@ def test_a_run_is_stopped_by_keyboard(tab: Tab, server: Running) -> None:
 @pytest.mark.thorough
 def test_a_stopped_run_keeps_what_was_settled(browser: Any) -> None:
     """On a model that settles names here and there, where nothing can be said from left to right yet."""
-    llm = LLM("bundled", dtype="float32", device="cpu")
+    llm = LLM("bundled-tariff", dtype="float32", device="cpu")
     with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
         with held(server, steps=4) as hold:
             tab.page.click("#run-b-only")
@@ -696,7 +696,7 @@ def test_the_key_is_asked_for_and_a_busy_or_ending_server_said_so(browser: Any) 
 @pytest.mark.parametrize("width", [1200, 360])
 def test_answers_have_the_form_that_was_typed(browser: Any, width: int) -> None:
     """On a model whose tokens can spell it."""
-    llm = LLM("bundled", dtype="float32", device="cpu")
+    llm = LLM("bundled-tariff", dtype="float32", device="cpu")
     with serving(llm) as own, opened(browser, own.base, viewport={"width": width, "height": 800}) as tab:
         tab.ask_for(8, block_length=8, steps=8)
         tab.page.locator("#form-of-answer summary").click()

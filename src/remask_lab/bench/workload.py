@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.values import one_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -379,7 +379,7 @@ def has_own_task(llm: LLM) -> bool:
 
 def is_bundled(llm: LLM) -> bool:
     """Whether a bundled masked model is loaded, whose task has shared prefixes."""
-    return llm.loaded.name in (BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT)
+    return llm.loaded.name in (BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT)
 
 
 def is_bundled_uniform(llm: LLM) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.cli.options import open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -17,7 +17,7 @@ from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths, by_depth_text, draw_by_depth, reading
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.fewer_steps import asked_step_baselines
-from remask_lab.bench.names import COMPARED_CACHES
+from remask_lab.bench.names import COMPARED_CACHES, OWN_TASKS
 from remask_lab.bench.report import table
 from remask_lab.bench.workload import (
     TIMETABLE_SAMPLING,
@@ -34,7 +34,7 @@ from remask_lab.records.record import Record
 PREFIXES_SHOWN = 20
 """Shared prefixes of the demo: prefixes differ in difficulty, so few of them would decide what it says."""
 
-_MODELS = {"tariff": BUNDLED, "relay": BUNDLED_GRADED, "transit": BUNDLED_TRANSIT}
+_MODELS = {"relay": BUNDLED, "tariff": BUNDLED_TARIFF, "transit": BUNDLED_TRANSIT}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--task chooses among the masked models' tasks, and --uniform runs another model; leave one out"
         )
-    task = asked_task(args) or TaskChoice("tariff")
+    task = asked_task(args) or TaskChoice(OWN_TASKS[BUNDLED])
     if task.name not in _MODELS:
         raise ConfigError(f"the demo asks the bundled models: --task is one of {', '.join(_MODELS)}, not {task.name}")
     if not args.uniform:

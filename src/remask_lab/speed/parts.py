@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--intervals", type=int, nargs="*", default=[16], help="refresh intervals (default 16)")
     parser.add_argument("--ratios", type=float, nargs="*", default=[0.0, 0.1, 0.2, 0.5, 1.0], help="anchors of acache")
     args = parser.parse_args()
-    llm = LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=8, max_model_len=192))
+    llm = LLM("bundled-tariff", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=8, max_model_len=192))
     work = workload(llm, args.prompts, args.requests, args.documents)
     parts = [len(part.positions) for asked in work for part in asked.request.segments]
     share = sum(parts) / sum(len(asked.request.prompt_token_ids) + 8 for asked in work)

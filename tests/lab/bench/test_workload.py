@@ -34,8 +34,8 @@ def test_agreement_counts_missing_positions(these: list[int], those: list[int], 
 @pytest.mark.parametrize(
     ("model", "sampling"),
     [
-        ("bundled", TARIFF_SAMPLING),
-        ("bundled-graded", RELAY_SAMPLING),
+        ("bundled-tariff", TARIFF_SAMPLING),
+        ("bundled", RELAY_SAMPLING),
         ("bundled-transit", TRANSIT_SAMPLING),
         ("bundled-uniform", TIMETABLE_SAMPLING),
     ],

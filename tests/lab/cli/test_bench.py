@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.checkpoint.bundled import BUNDLED_GRADED
+from remask.checkpoint.bundled import BUNDLED
 from remask.cli import main
 from remask.policies import names_for
 from remask.tasks.cards import card
@@ -107,7 +107,7 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], tex
 
 def test_a_bench_without_right_answers_stops(capsys: pytest.CaptureFixture[str]) -> None:
     """In one step the model knows one hop of six, so no cache could lose anything."""
-    assert bench("--model", BUNDLED_GRADED, *SMALL, "--sampling", '{"steps": 1}') == 2
+    assert bench("--model", BUNDLED, *SMALL, "--sampling", '{"steps": 1}') == 2
     said = capsys.readouterr().err
     assert "'none', without any cache, answers 0.0 % of the questions, less than 10 %" in said
     assert "6 tokens in 1 steps, blocks of 6) does not fit the task" in said

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.checkpoint.bundled import BUNDLED_GRADED
+from remask.checkpoint.bundled import BUNDLED
 from remask_lab.papers import __main__ as command
 from remask_lab.papers import definition
 from remask_lab.papers.measure import Measurer
@@ -55,7 +55,7 @@ def test_all_tables_go_into_a_folder_and_are_resumed(
 def test_all_goes_on_where_a_table_answers_nothing(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its model knows one town of six after a single step, so no answer is right."""
     table = small.parent / "small-1.toml"
-    asked = SMALL.replace('model = "llada-tiny"\nload_format = "dummy"', f'model = "{BUNDLED_GRADED}"', 1)
+    asked = SMALL.replace('model = "llada-tiny"\nload_format = "dummy"', f'model = "{BUNDLED}"', 1)
     asked = asked.replace('name = "random"', 'name = "questions"', 1)
     table.write_text(asked.replace("max_tokens = 8, steps = 8", "max_tokens = 6, steps = 1"), encoding="utf-8")
     assert command.main(["--all", "--out", str(small), *SIZE, "--dtype", "float32"]) == 2
