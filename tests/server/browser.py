@@ -11,7 +11,7 @@ import pytest
 from tests.server.serving import Running
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make test EXTRAS=dev")
-DONE = 15_000  # milliseconds
+DONE = 120_000  # milliseconds
 WATCH = """addEventListener("securitypolicyviolation", (event) => console.error("csp: " + event.violatedDirective))"""
 
 

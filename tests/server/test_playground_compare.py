@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from remask.llm import LLM
+from remask.tasks.cards import card
 from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.browser import DONE, Tab, api_text, opened, standing, sync_api
 from tests.server.serving import Running, held, serving
@@ -223,7 +224,9 @@ def test_a_stopped_run_keeps_what_was_settled(browser: Any) -> None:
             tab.shown("#run-b .canvas .token.settled")
             tab.page.click("#stop")
             tab.says("#run-b .clock", "of 8 positions settled")
-        settled = "[...document.querySelectorAll('#run-b .canvas .token.settled')].map(e => e.firstChild.textContent.trim())"
+        settled = (
+            "[...document.querySelectorAll('#run-b .canvas .token.settled')].map(e => e.firstChild.textContent.trim())"
+        )
         assert tab.text("#answer-b").replace("…", " ").split() == tab.page.evaluate(settled) != []
         assert "…" in tab.text("#answer-b"), "what is left open is seen"
         server.settle()
@@ -231,6 +234,28 @@ def test_a_stopped_run_keeps_what_was_settled(browser: Any) -> None:
         tab.ran("b")
         assert tab.text("#expected").endswith(tab.text("#answer-b")), "the next run begins anew"
         assert tab.said == []
+
+
+@pytest.mark.thorough
+def test_the_right_answer_is_that_of_the_question_that_stands_there(tab: Tab) -> None:
+    known = card("bundled-transit")
+    assert known is not None
+    for number in (0, 1):
+        question = known.draw(number)
+        if number:
+            tab.page.click("#another")
+        tab.says("#expected", question.answer)
+        assert tab.page.input_value("#ask [name=user]") == question.question
+        assert tab.text("#answer-b") == "Not run yet.", "the last one is another question's"
+        tab.page.click("#run-b-only")
+        tab.says("#run-status", "Policy B:")
+        assert tab.text("#answer-b") == question.answer
+    for typed in ("user", "system"):
+        before = tab.page.input_value(f"#ask [name={typed}]")
+        tab.page.fill(f"#ask [name={typed}]", f"{before} ?")
+        assert not tab.page.is_visible("#expected"), "it is another question now"
+        tab.page.fill(f"#ask [name={typed}]", before)
+        assert tab.page.is_visible("#expected")
 
 
 def refused(tab: Tab, words: str) -> None:
@@ -322,7 +347,9 @@ def test_holes_are_typed_and_seen_to_be_filled(browser: Any, server: Running, wi
         for step, filled in ((0, 1), (5, 6)):
             tab.slide("b", step)
             assert tab.count("#run-b .canvas .token.settled") == filled
-            assert tab.page.locator("#run-b .canvas .token.given").all_inner_texts() == fixed, "they stand from the start"
+            assert tab.page.locator("#run-b .canvas .token.given").all_inner_texts() == fixed, (
+                "they stand from the start"
+            )
         assert tab.fits()
         tab.page.fill("#ask [name=canvas]", "no hole")
         tab.page.click("#run-b-only")

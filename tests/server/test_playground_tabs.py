@@ -1,11 +1,14 @@
 """The tabs Fill in, Decide, Tools and Memory in a browser."""
 
+import json
 from typing import Any
 
 import pytest
 
-from tests.server.browser import Tab, opened
-from tests.server.serving import Running
+from remask.llm import LLM
+from remask.tasks.cards import card
+from tests.server.browser import Tab, api_text, opened
+from tests.server.serving import Running, held, serving
 
 
 @pytest.fixture
@@ -105,3 +108,112 @@ def test_decisions_are_the_apis(browser: Any, server: Running, size: tuple[int, 
         assert tab.count("#decide-answer div") == 0
         tab.forgive(400)
         assert tab.said == []
+
+
+@pytest.mark.thorough
+def test_a_bundled_model_decides_its_own_question(tab: Tab) -> None:
+    known = card("bundled-transit")
+    assert known is not None
+    tab.open("decide")
+    assert tab.page.input_value("#decide [name=question]") == known.questions[0].question
+    tab.page.click("#decide-run")
+    tab.says("#decide-status", f"{known.questions[0].answer.split()[2]}. Entropy")
+
+
+@pytest.mark.thorough
+def test_holes_are_filled_between_what_was_typed(tab: Tab, server: Running) -> None:
+    known = card("bundled-transit")
+    assert known is not None
+    sent: list[dict[str, Any]] = []
+    tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat/" in request.url else None)
+    tab.open("fill")
+    assert tab.page.input_value("#fill [name=canvas]") == known.questions[0].canvas
+    tab.page.click("#fill-run")
+    tab.says("#fill-status", known.questions[0].answer)
+    assert tab.text("#fill-answer").split() == known.questions[0].answer.split()
+    typed = " ".join(tab.page.locator("#fill-answer .typed").all_inner_texts()).split()
+    assert typed == [word for word in known.questions[0].canvas.split() if "[[" not in word]
+    assert tab.count("#fill-answer .filled") == known.questions[0].canvas.count("[[")
+    assert tab.count("#fill-steps .canvas .token.given") == len(typed)
+    (body,) = sent
+    assert api_text(server, body)[0] == known.questions[0].answer
+
+    tab.page.click("#fill-code")
+    shown = json.loads(tab.text("#as-curl").split("-d '")[1].rstrip("'"))
+    assert shown == {name: value for name, value in body.items() if not name.startswith("stream")}
+    tab.page.keyboard.press("Escape")
+    tab.focused("#fill-code")
+
+    with held(server, steps=1) as hold:
+        tab.page.click("#fill-run")
+        hold.wait()
+        tab.shown("#fill-answer .filled")
+        tab.page.click("#fill-stop")
+        tab.says("#fill-status", "Stopped")
+    assert tab.count("#fill-answer .filled") == 1, "what was filled in is kept"
+    tab.page.fill("#fill [name=canvas]", "")
+    tab.page.click("#fill-run")
+    tab.says("#fill-problem", "canvas has no hole")
+    tab.focused("#fill [name=canvas]")
+    tab.forgive(400)
+
+
+@pytest.mark.thorough
+def test_calls_of_tools_are_shown_and_their_results_sent(browser: Any) -> None:
+    """On a model whose tokens can spell a call."""
+    llm = LLM("bundled", dtype="float32", device="cpu")
+    with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
+        sent: list[dict[str, Any]] = []
+        tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat/" in request.url else None)
+        tab.open("tools")
+        choice = tab.page.locator("#tools [name=choice]")
+        assert choice.locator("option").all_inner_texts()[-1] == "of get_weather"
+        for chosen in ("required", "name:get_weather"):
+            choice.select_option(chosen)
+            tab.page.click("#tools-run")
+            tab.says("#tools-status", "1 call made.")
+            assert tab.text("#tools-turns .call-name") == "get_weather"
+            called = json.loads(tab.text("#tools-turns .call pre"))
+            assert called["city"] in ("Ulm", "Bonn")
+            assert 1 <= called["days"] <= 7
+        asked = {"type": "function", "function": {"name": "get_weather"}}
+        assert [body["tool_choice"] for body in sent] == ["required", asked]
+
+        tab.page.fill("#tools [name=result]", '{"celsius": 21}')
+        tab.page.click("#tools-go-on")
+        tab.says("#tools-status", "No call was made.")
+        user, call, result = sent[2]["messages"]
+        assert (user["role"], call["role"], result["role"]) == ("user", "assistant", "tool")
+        assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == called
+        assert (result["tool_call_id"], result["content"]) == (call["tool_calls"][0]["id"], '{"celsius": 21}')
+        assert sent[2]["tool_choice"] == "none", "an answer in words"
+        assert tab.page.locator("#tools-turns h4").all_inner_texts() == ["You", "Model", "Returned", "Model"]
+        assert tab.said == []
+
+        choice.select_option("auto")
+        tab.page.click("#tools-run")
+        tab.says("#tools-problem", "does not tell it of tools")
+        tab.focused("#tools [name=tools]")
+        tab.forgive(400)
+        tab.page.fill("#tools [name=tools]", "[")
+        tab.page.click("#tools-run")
+        tab.says("#tools-problem", "no JSON list")
+        assert tab.said == []
+
+
+@pytest.mark.thorough
+def test_the_store_is_the_servers(tab: Tab, server: Running) -> None:
+    tab.page.click("#offers button >> nth=0")
+    tab.says("#chat-status", "Answer:")
+    tab.open("memory")
+    tab.shown("#entries:not([hidden])")
+    told = server.cache()
+    (entry,) = told["entries"]
+    row = tab.page.locator("#entries tbody tr").inner_text().split("\t")
+    assert row == [entry["prefix_id"], str(entry["tokens"]), str(entry["layers"]), str(entry["hits"])]
+    assert f"({told['hits']} / {told['hits'] + told['misses']})" in tab.totals("store")["Hit ratio of the store"]
+    assert tab.totals("store")["Stored prefixes"] == "1"
+    tab.page.click("#store-drop")
+    tab.says("#store-status", "dropped")
+    assert server.cache()["entries"] == []
+    assert not tab.page.is_visible("#entries")

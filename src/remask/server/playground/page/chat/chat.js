@@ -56,6 +56,7 @@ function offer() {
   );
   const words = chats ? "Message" : "A text to go on with";
   find("message").placeholder = find("message-label").textContent = words;
+  if (!chats) find("alone").textContent = "Each text is gone on with by itself, without what stands above it. ";
 }
 
 function listen() {

@@ -16,7 +16,7 @@ export function startSettings(systemChanged) {
   const { elements } = form();
   const { sampling } = served.info;
   showDefaults(form(), NUMBERS, { temperature: 0, max_tokens: 128, ...sampling });
-  fillPolicies(elements.cache, "", [make("option", { value: "", text: `the server's (${served.info.cache})` })]);
+  fillPolicies(elements.cache, "", [make("option", { value: "", text: `${served.info.cache} (the server's)` })]);
   find("chat-length-slider").max = Math.min(served.info.max_model_len, LONGEST_SLIDER);
   elements.system.addEventListener("input", () => systemChanged(elements.system.value));
   for (const [name, id] of Object.entries(SLIDERS)) {

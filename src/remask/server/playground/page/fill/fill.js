@@ -16,7 +16,7 @@ export function startFill() {
   placeFormOfAnswer(form);
   const { system, user, canvas, cache } = form.elements;
   const { example } = served;
-  fillPolicies(cache, "", [make("option", { value: "", text: `the server's (${served.info.cache})` })]);
+  fillPolicies(cache, "", [make("option", { value: "", text: `${served.info.cache} (the server's)` })]);
   showDefaults(form, NUMBERS, { temperature: 0, ...example.sampling });
   system.value = systemOf(example);
   user.value = example.messages.at(-1).content;
