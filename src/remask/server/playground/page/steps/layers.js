@@ -1,6 +1,6 @@
 // What each layer did with the shared prefix in one step, as the engine reports it.
 
-import { count, make, plural } from "./dom.js";
+import { count, make, plural } from "../shared/dom.js";
 
 const KINDS = {
   stored: ["S", "reused from the store"],

@@ -6,6 +6,8 @@ export function useKey(given) {
   key = given;
 }
 
+export const hasKey = () => key !== "";
+
 /** What went wrong. `status` is 0 if the server did not answer; `field` names the field that caused it, or is null. */
 export class Problem extends Error {
   constructor(status, message, field = null) {

@@ -1,7 +1,7 @@
 // The allocator: a session of its own on the server. The page draws the state that the server returns.
 
-import { call, Problem } from "./api.js";
-import { count, describe, find, make, percent, plural, setText } from "./dom.js";
+import { call, Problem } from "../shared/api.js";
+import { count, describe, find, make, percent, plural, setText } from "../shared/dom.js";
 
 const URL = "playground/pages";
 let session = null;

@@ -1,6 +1,6 @@
 // The response of one run: its blocks, its positions in one step, and end tokens in one mark.
 
-import { make } from "./dom.js";
+import { make } from "../shared/dom.js";
 
 export class Canvas {
   /** Draws into `list`. `ends` are the token ids that end a response. `near` gets the focus of a mark that goes away. */
