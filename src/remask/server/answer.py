@@ -86,6 +86,11 @@ class Answer:
         return None if template is None or template.fill_only else self._text.holes
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop text that ended it; None where something else did, or nothing yet."""
+        return self._text.stop
+
+    @property
     def prompt(self) -> list[Mapping[str, Any]]:
         """The prompt's tokens, in the form in which drafts list tokens."""
         assert self._token_text is not None

@@ -62,7 +62,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
             expose_headers=["X-Request-Id"],
         )
     return app
