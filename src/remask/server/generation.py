@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from remask.answers.answer import Answer, Delta, Scored
 from remask.answers.rollout import trace_of
 from remask.engine.async_engine import Ticket
 from remask.errors import RemaskError
 from remask.request.result import Event, Result
 from remask.request.trace import step_map
-from remask.server.answer import Answer, Delta, Scored
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol import GenerationBody
 from remask.server.shapes import Json, Names, usage, work

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from remask.answers.answer import Answer
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Owner
 from remask.errors import QueueFullError
 from remask.llm import LLM
-from remask.server.answer import Answer
 from remask.server.bodies import BodyReaders
 from remask.server.config import ServerConfig
 from remask.server.errors import json_response

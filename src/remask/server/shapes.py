@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remask.answers.answer import Delta, Scored
 from remask.request.result import Result
 from remask.request.trace import TokenLogprob
-from remask.server.answer import Delta, Scored
 from remask.server.tools import CallPiece, whole_calls
 
 Json = dict[str, Any]

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from remask.answers.answer import Scored
 from remask.errors import RemaskError
-from remask.server.answer import Scored
 from remask.server.errors import messages_error
 from remask.server.generation import json_event
 from remask.server.shapes import Json, usage, work

@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from remask.answers.answer import Scored
 from remask.errors import RemaskError
-from remask.server.answer import Scored
 from remask.server.errors import error_object
 from remask.server.shapes import Json, scored_token, usage, work
 from remask.server.surfaces.responses_body import NamedFunction, ResponsesBody

@@ -4,8 +4,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from remask.answers.answer import Delta, Scored
 from remask.request.result import Result
-from remask.server.answer import Delta, Scored
 from remask.server.generation import Generation, json_event
 from remask.server.shapes import Json
 
