@@ -30,9 +30,11 @@ class DeviceRead:
 
     Attributes:
         bars: whether `bar` leaves tokens out. The most probable token is then not the one that is chosen.
+        filters: whether `keep` leaves tokens out.
     """
 
     bars: ClassVar[bool] = False
+    filters: ClassVar[bool] = False
 
     @property
     def width(self) -> int:
@@ -64,6 +66,13 @@ class DeviceRead:
 
     def bar(self, choice: Tensor, vocabulary: Vocabulary) -> None:
         """Leave out tokens by which none may be chosen: lower `choice` [rows, V] in place."""
+
+    def keep(self, choice: Tensor, vocabulary: Vocabulary) -> Tensor:  # noqa: ARG002
+        """`choice` [rows, V] without tokens that are too improbable; a filter before `top_k` and `top_p`.
+
+        It changes nothing in place, and always keeps the most probable token.
+        """
+        return choice
 
     def replace(self, tokens: Tensor) -> Tensor:
         """The tokens [rows] that stand for those that the sampler chose; float32, as they go to the host."""
@@ -150,5 +159,6 @@ class RowGroup:
     def greedy(self) -> bool:
         """Whether the argmax and its plain probability suffice."""
         plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
-        filtered = self.basis == "filtered" and (self.top_k is not None or self.top_p is not None)
+        filters = self.top_k is not None or self.top_p is not None or any(each.filters for each in self.reads)
+        filtered = self.basis == "filtered" and filters
         return plain and not filtered and not (self.reads and any(each.bars for each in self.reads))
