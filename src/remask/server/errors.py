@@ -1,5 +1,6 @@
 """HTTP errors in the form that OpenAI's API uses."""
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ _CODES = {
     503: ("server_error", "draining"),
     504: ("server_error", "deadline_exceeded"),
 }
+MAX_SHOWN_PATH = 100  # characters of a path in its error
 MESSAGES_PATH = "/v1/messages/"
 _MESSAGES_TYPES = {
     401: "authentication_error",
@@ -122,7 +124,22 @@ def add_handlers(app: FastAPI) -> None:
         if isinstance(cause, ValueError | RecursionError):
             unread = ApiError(400, f"the body is not JSON that can be read: {cause}")
             return error_response(unread, request.scope)
-        return error_response(ApiError(error.status_code, str(error.detail)), request.scope)
+        return error_response(ApiError(error.status_code, _explained(error, request)), request.scope)
+
+
+def _explained(error: HTTPException, request: Request) -> str:
+    """What is said of an error of the routing: the nearest path, or the methods that a path takes."""
+    path = request.url.path[:MAX_SHOWN_PATH]
+    if error.status_code == 405:
+        return f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, and no {request.method}"
+    if error.status_code != 404 or error.detail != "Not Found":
+        return str(error.detail)
+    known: Sequence[str] = request.app.state.paths
+    # A base URL with one /v1 too many or too few, or with none, is the commonest cause.
+    own = [each for each in known if f"/{each.strip('/')}".endswith(f"/{path.strip('/').rpartition('v1/')[2]}")]
+    near = own or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"there is no path {path!r}. {hint}GET /openapi.json lists all of them"
 
 
 def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -91,6 +91,8 @@ def router() -> APIRouter:
         "/v1/chat/completions", chat_completions, methods=["POST"], responses=documented(429, 500, 503, 504)
     )
     made.add_api_route("/v1/completions", completions, methods=["POST"], responses=documented(429, 500, 503, 504))
+    # The name that Inception's and Mistral's APIs have for a prompt and its suffix.
+    made.add_api_route("/v1/fim/completions", completions, methods=["POST"], include_in_schema=False)
     made.add_api_route("/v1/responses", responses, methods=["POST"], responses=documented(429, 500, 503, 504))
     made.add_api_route("/v1/messages", messages, methods=["POST"], responses=documented_messages())
     made.add_api_route("/v1/messages/count_tokens", count_tokens, methods=["POST"], responses=documented_messages())
