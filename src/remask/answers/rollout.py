@@ -1,6 +1,6 @@
 """The trace of a finished request, as trainers read it and as `replay` takes it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -45,4 +45,6 @@ def _chosen(params: SamplingParams) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -15,6 +15,7 @@ from remask.plan.canvas import OPEN
 from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
+from remask.request.sampling_params import SamplingParams
 from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
@@ -110,6 +111,17 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
     return StopRule(token_ids, tuple(params.stop), decode)
 
 
+def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
+    """Raise `ConfigError` where `logit_bias` names no token of the model, or the mask, which is never chosen."""
+    for token in params.logit_bias or ():
+        if token >= shape.vocab:
+            raise ConfigError(
+                f"logit_bias names the token {token}, and the model has tokens from 0 to {shape.vocab - 1}"
+            )
+        if token == shape.mask_id:
+            raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
+
+
 def _decoding(asked: Asked, max_model_len: int) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
@@ -118,6 +130,7 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         if brought is not None:
             return brought
     check_fields(params, shape.kind)
+    _check_bias(params, shape)
     if shape.kind == "block_causal":
         block = shape.block_length
         decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, block, shape.mask_id, seed, template)

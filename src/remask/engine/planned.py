@@ -120,13 +120,14 @@ class PlannedRequest:
         traits, response = self.policy.traits, asked.response
         self._schedule = traits.schedule
         self.decoder = decoding.decoder(canvas, self._schedule.idle_passes)
-        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in asked.readers)
         if before is not None:
             self.end, self.readers = before.end, before.readers
-            return
-        self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
-        start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
-        self.readers = readers_of(start, self.decoder, self.policy, asked.params.cfg_scale)
+        else:
+            self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
+            start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
+            self.readers = readers_of(start, self.decoder, self.policy, asked.params)
+        readers = (*asked.readers, *self.readers)
+        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in readers)
 
     @property
     def request(self) -> Request:

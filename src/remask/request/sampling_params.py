@@ -1,11 +1,11 @@
 """Sampling parameters: how one request is denoised. Each is declared here, and nowhere else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remask.checks.fields import Nested, check, declare, parse
 from remask.checks.kinds import ModelKind
-from remask.checks.values import LARGEST, LIST, POSITIONS, Choice, Flag, ListOf, Real, Registered, Text, Whole
+from remask.checks.values import LARGEST, LIST, POSITIONS, Biases, Choice, Flag, ListOf, Real, Registered, Text, Whole
 from remask.errors import ConfigError
 from remask.remasking.rules import RULES
 from remask.remasking.slowfast import PRESETS, SlowFastKnobs
@@ -87,6 +87,35 @@ class SamplingParams:
     top_k: int | None = declare(None, _COUNT, "Keep the k most probable tokens; null keeps all.")
     top_p: float | None = declare(
         None, Real(0, 1, above=True), "Keep the smallest set of tokens of this total probability; null keeps all."
+    )
+    min_p: float = declare(
+        0.0,
+        Real(0, 1),
+        "Keep the tokens that have at least this share of the most probable one's probability; 0 keeps all.",
+    )
+    logit_bias: Mapping[int, float] | None = declare(
+        None,
+        Biases(1024, 100),
+        "What is added to the logits of some tokens, by token id, at every position that is predicted.",
+    )
+    repetition_penalty: float = declare(
+        1.0,
+        Real(0, 100, above=True),
+        "Logits of tokens in the prompt and in the response so far are divided by this where they are positive, and "
+        "else multiplied; 1 changes nothing.",
+        kinds=_BLOCK_CAUSAL,
+    )
+    frequency_penalty: float = declare(
+        0.0,
+        Real(-2, 2),
+        "What the logit of a token loses for each time that it stands in the response so far.",
+        kinds=_BLOCK_CAUSAL,
+    )
+    presence_penalty: float = declare(
+        0.0,
+        Real(-2, 2),
+        "What the logit of a token loses once it stands in the response so far.",
+        kinds=_BLOCK_CAUSAL,
     )
     cfg_scale: float = declare(0.0, Real(0, 1000), "Scale of classifier-free guidance; 0 is off.", kinds=_MASKED)
     seed: int | None = declare(
@@ -258,6 +287,11 @@ class SamplingParams:
         """Whether tokens are taken by argmax."""
         return is_greedy(self.temperature)
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens that stand in the response, or in the prompt, are less likely to come again."""
+        return bool(self.frequency_penalty or self.presence_penalty) or self.repetition_penalty != 1
+
     def _expand_preset(self) -> None:
         if self.preset is None:
             return
@@ -285,6 +319,11 @@ class SamplingParams:
                 value = getattr(self, name)
                 if value is not None:
                     raise ConfigError(f"remasking 'joint_threshold' has no {name}, got {name}={value!r}; leave it out")
+            if self.penalizes:
+                raise ConfigError(
+                    "remasking 'joint_threshold' may replace every token of a block, its own at each position, so what "
+                    "stands there already cannot be penalized; leave the penalties out, or use another rule"
+                )
             if self.early_stop:
                 raise ConfigError(
                     "early_stop ends a block whose tokens remasking 'joint_threshold' may still edit; leave one of "

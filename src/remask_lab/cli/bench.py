@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 from remask.checkpoint.bundled import BUNDLED_TRANSIT
 from remask.cli.options import check_folder, object_option, open_llm
+from remask.cli.policy_file import policy_option
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -65,8 +66,8 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
         rows, left_out = every_contender(llm, workload, settings)
     else:
         names = dict.fromkeys(["none", *separated(caches)])
-        rows = [contender(llm, name, settings.get(name), workload) for name in names]
-    known = [row.name for row in rows] + [left.name for left in left_out]
+        rows = [contender(llm, *policy_option(name, settings.get(name)), workload) for name in names]
+    known = [row.name for row in rows] + [left.name for left in left_out] + separated(caches)
     for name in settings:
         if name not in known:
             raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {caches}")

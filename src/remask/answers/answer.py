@@ -8,7 +8,6 @@ from remask.engine.request import Request
 from remask.plan.canvas import OPEN
 from remask.request.result import Draft, Event, Result, Transfer
 from remask.request.trace import TokenLogprob, read_tokens
-from remask.server.tools import CallPiece
 from remask.text.detokenize import ResponseText
 from remask.text.tokenizer import Tokenizer
 
@@ -25,7 +24,7 @@ class Scored:
 class Delta:
     """What one engine step added to a choice. `canvas` is None unless the request asked for drafts.
 
-    `calls` are pieces of calls of tools.
+    `calls` are pieces of calls of tools, where somebody reads such from the text.
     """
 
     index: int
@@ -34,7 +33,7 @@ class Delta:
     scored: list[Scored] = field(default_factory=list)
     canvas: dict[str, Any] | None = None
     result: Result | None = None
-    calls: list[CallPiece] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
 
 
 class Answer:
@@ -84,6 +83,11 @@ class Answer:
         """The text of each hole so far, where the request says what the response is made of and shows all of it."""
         template = self.request.template
         return None if template is None or template.fill_only else self._text.holes
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text that ended it; None where something else did, or nothing yet."""
+        return self._text.stop
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:
