@@ -100,7 +100,7 @@ def test_a_call_that_must_be_made_is_an_item(taught: Running) -> None:
         own: Any = {name: ASK[name] for name in ("block_length", "steps")}
         events: list[Any] = list(
             client.responses.create(
-                model="bundled", input="Buy it", max_output_tokens=48, temperature=1.0, stream=True,
+                model="bundled-tariff", input="Buy it", max_output_tokens=48, temperature=1.0, stream=True,
                 tools=[BUYS, STOPS], tool_choice=fields["tool_choice"], extra_body={**own, "seed": 3},
             )
         )  # fmt: skip
