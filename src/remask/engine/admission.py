@@ -21,12 +21,23 @@ class Admission:
     def admit(self, now: float) -> None:
         """Begin waiting requests in the order of their turns at `now`, while there are slots and pages.
 
-        Requests behind one that awaits a page of a running request may begin before it.
+        Requests behind one that awaits a page of a running request may begin before it. Requests whose canvas has grown
+        come first, in the order in which they outgrew their places, and nothing begins while one of them waits for
+        pages. They hold no pages meanwhile, so all that runs comes to its end, or to its own next block.
         """
+        if not all(self._goes_on(pending) for pending in list(self._lifecycle.growing)):
+            return
         waiting, passed = self._lifecycle.waiting, Counter[Owner]()
         while len(waiting) and (pending := waiting.first(now, passed)) is not None:
             if not self._has_slot(pending) or not self._consider(pending, passed):
                 return
+
+    def _goes_on(self, pending: PendingRequest) -> bool:
+        """Whether a request whose canvas has grown has its place, or has ended; False: it waits for pages."""
+        # Where one runs alone after a failure of the engine, that has to end first.
+        if any(each.pending.starts > 1 for each in self._lifecycle.requests()):
+            return False
+        return self._consider(pending, Counter())
 
     def _consider(self, pending: PendingRequest, passed: Counter[Owner]) -> bool:
         """Begin a request, end it with its error, or count it in `passed`. False where memory has no room for it."""
@@ -58,8 +69,11 @@ class Admission:
         )
 
     def _begin(self, pending: PendingRequest, placement: Placement) -> None:
-        """Give a waiting request its place. It ends with the error where it cannot begin."""
-        running = self._lifecycle.attempt(pending, lambda: self._memory.place(pending, placement), "it could not begin")
+        """Give a waiting request its place. It ends with the error where it cannot have that."""
+        before = self._lifecycle.growing.get(pending)
+        running = self._lifecycle.attempt(
+            pending, lambda: self._memory.place(pending, placement, before), "it could not begin"
+        )
         if running is None:
             return
         self._lifecycle.begin(running)

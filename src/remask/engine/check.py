@@ -1,7 +1,7 @@
 """Checks a request before anything is computed, and makes it a pending request."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from remask.checks.fields import declared
 from remask.checks.kinds import in_words
@@ -15,12 +15,13 @@ from remask.plan.canvas import OPEN
 from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
+from remask.request.sampling_params import SamplingParams
 from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
+from remask.sampling.growing import GrowingDecoding, masked_decoding
 from remask.sampling.kind_fields import check_fields
-from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 from remask.text.stops import Decode, StopRule
 
@@ -67,9 +68,8 @@ def check_request(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    length, steps = decoding.length, decoding.scheduled_steps
-    open_places = request.response.open_places
-    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, open_places, steps))
+    for facts in _facts(decoding, request, shape):
+        policy.check(facts)
     pending = PendingRequest(request, decoding, stops)
     for reader in readers:
         reader.check(asked, decoding)
@@ -79,6 +79,18 @@ def check_request(
     pending.row_layers = work.row_layers
     pending.page_keys = page_keys(request, decoding.block)
     return pending
+
+
+def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
+    """What a policy is told of a request: of a growing canvas the first block and the last, which may be shorter."""
+    layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
+    if not isinstance(decoding, GrowingDecoding):
+        places, steps = request.response.open_places, decoding.scheduled_steps
+        yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
+        return
+    for each in (decoding, decoding.last):
+        places = len(decoding.block_ranges[each.number])
+        yield RequestFacts(layers, shift, ordered, each.length, places, each.scheduled_steps)
 
 
 def _check_readers(readers: Sequence[Reader]) -> None:
@@ -99,6 +111,17 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
     return StopRule(token_ids, tuple(params.stop), decode)
 
 
+def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
+    """Raise `ConfigError` where `logit_bias` names no token of the model, or the mask, which is never chosen."""
+    for token in params.logit_bias or ():
+        if token >= shape.vocab:
+            raise ConfigError(
+                f"logit_bias names the token {token}, and the model has tokens from 0 to {shape.vocab - 1}"
+            )
+        if token == shape.mask_id:
+            raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
+
+
 def _decoding(asked: Asked, max_model_len: int) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
@@ -107,6 +130,7 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         if brought is not None:
             return brought
     check_fields(params, shape.kind)
+    _check_bias(params, shape)
     if shape.kind == "block_causal":
         block = shape.block_length
         decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, block, shape.mask_id, seed, template)
@@ -122,9 +146,7 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         stops, structured = shape.stop_ids, shape.structured_attention
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
     blockwise = asked.schedule.blockwise
-    return MaskedDecoding.of(
-        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template
-    )
+    return masked_decoding(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
 
 
 def _check_terms(request: Request) -> None:

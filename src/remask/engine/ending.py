@@ -47,14 +47,15 @@ class ResponseEnd:
 
     def check(self, decoding: Decoding, decoder: Decoder) -> None:
         """Set `reason` if the response is complete. Looks at the tokens that `newly_settled` has returned."""
-        complete = finished = decoder.finished
+        finished = decoder.finished
+        complete = finished and not decoding.grows
         if self._stoppable:
             inside = decoder.block_step > 0 and not finished
             may_stop = not inside or decoding.ends_within(stop_written=self._stop_written)
             if may_stop and self.length(self._reported) is not None:
                 self.reason = "stop"
                 return
-            complete = finished or (inside and may_stop and self._stop_behind())
+            complete = complete or (inside and may_stop and self._stop_behind())
         if complete:
             self.reason = "stop" if self._whole() else "length"
 

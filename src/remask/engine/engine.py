@@ -111,8 +111,9 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Canvases in memory."""
-        return sum(running.canvases for running in self._lifecycle.requests())
+        """Canvases of requests that have begun, those between two blocks of a growing canvas included."""
+        lifecycle = self._lifecycle
+        return sum(running.canvases for running in [*lifecycle.requests(), *lifecycle.growing.values()])
 
     @property
     def waiting(self) -> int:
@@ -177,7 +178,7 @@ class Engine:
         """
         start, computed = time.perf_counter(), time.thread_time()
         self._lifecycle.expire(self.clock())
-        if self._lifecycle.waiting.count:
+        if self._lifecycle.waits:
             self._admit()
         launched = self._queued or self._launch(LaunchedPass(), self._schedule({}), self._fail)
         self._queued = None

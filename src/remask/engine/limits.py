@@ -64,5 +64,5 @@ _WAY_OUT = "that a request may take; lower it, or raise max_steps"
 
 def work_of(decoding: Decoding, canvases: int, layers: int, *, skips: bool) -> RequestWork:
     """The work of a request on `canvases` canvases. `skips`: no pass is run for a step that transfers nothing."""
-    rows = decoding.length * canvases * layers
+    rows = decoding.longest * canvases * layers
     return RequestWork(decoding.total_steps, decoding.passes(skips=skips) * rows)

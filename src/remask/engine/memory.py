@@ -135,13 +135,15 @@ class Memory:
         """
         return waiting.evictable and (self.store.give_way(waiting.entries) or self.chain.give_way(waiting.pages))
 
-    def place(self, pending: PendingRequest, placement: Placement) -> RunningRequest:
+    def place(
+        self, pending: PendingRequest, placement: Placement, before: RunningRequest | None = None
+    ) -> RunningRequest:
         """Give a request its canvases, pages and lease, as `plan` decided since the memory last changed.
 
-        Where it raises, nothing stays claimed.
+        `before` is the request before its canvas grew, if it has. Where it raises, nothing stays claimed.
         """
         with ExitStack() as undo:
-            running = self._place(pending, placement, undo)
+            running = self._place(pending, placement, before, undo)
             undo.pop_all()
         if placement.refused:
             self.store.stats.refused += 1
@@ -149,10 +151,12 @@ class Memory:
         self.extra_bytes += sum(state.extra_bytes for state in running.branches)
         return running
 
-    def _place(self, pending: PendingRequest, placement: Placement, undo: ExitStack) -> RunningRequest:
+    def _place(
+        self, pending: PendingRequest, placement: Placement, before: RunningRequest | None, undo: ExitStack
+    ) -> RunningRequest:
         """As `place`; `undo` gets what gives back each thing that is claimed."""
         request, traits = pending.request, placement.policy.traits
-        canvas = pending.decoding.canvas()
+        canvas = pending.decoding.canvas() if before is None else before.branches[0].canvas
         if "outputs" in traits.keeps:
             self.pool.keep_outputs()
         owned = [extent for canvas in placement.own for extent in canvas]
@@ -164,15 +168,15 @@ class Memory:
         states = [first]
         if pending.canvases == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
-            other = _unconditional(canvas, self.shape.mask_id, request.template)
+            if before is None:
+                other = _unconditional(canvas, self.shape.mask_id, request.template)
+            else:
+                other = before.branches[1].canvas
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING))
-        usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
-        if shared.prefix is not None:
-            usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
-            usage.cached_tokens = shared.found_tokens
+        record = _record(pending, placement, shared) if before is None else before.record
         owned += [page.extent for page in shared.pages]
         claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))))
-        return RunningRequest(pending, placement.policy, tuple(states), claim, self.shape.vocab, Record(usage))
+        return RunningRequest(pending, placement.policy, tuple(states), claim, self.shape.vocab, before, record)
 
     def free(self, running: RunningRequest) -> None:
         """Free all pages and leases of a request. Freeing it twice changes nothing."""
@@ -241,6 +245,15 @@ class Memory:
             outputs="outputs" in traits.keeps,
             chain=shared.pages[-1].key if shared.pages else 0,
         )
+
+
+def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Record:
+    """That of a request which begins."""
+    usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
+    if shared.prefix is not None:
+        usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
+        usage.cached_tokens = shared.found_tokens
+    return Record(usage)
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:

@@ -16,7 +16,7 @@ from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy, Schedule
 from remask.readers.base import Reader, Start
 from remask.readers.own import readers_of
-from remask.sampling.decoder import Decoder, Transfers
+from remask.sampling.decoder import Decoder, Transfers, canvas_step
 
 CanvasPlans: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
@@ -101,6 +101,7 @@ class PlannedRequest:
     branches: tuple[CanvasState, ...]
     claim: Claim
     vocab: InitVar[int]
+    before: InitVar["PlannedRequest | None"]
     closing: bool = field(init=False, default=False)
     decoder: Decoder = field(init=False)
     end: ResponseEnd = field(init=False)
@@ -113,16 +114,20 @@ class PlannedRequest:
     _count: _Count = field(init=False, default_factory=_Count)
     _last_pass: LastPass = field(init=False, default_factory=LastPass)
 
-    def __post_init__(self, vocab: int) -> None:
-        """`vocab` is the size of the model's vocabulary."""
+    def __post_init__(self, vocab: int, before: "PlannedRequest | None") -> None:
+        """`vocab` is the size of the model's vocabulary; `before` is the request before its canvas grew, if it has."""
         canvas, asked, decoding = self.branches[0].canvas, self.request, self.pending.decoding
         traits, response = self.policy.traits, asked.response
         self._schedule = traits.schedule
         self.decoder = decoding.decoder(canvas, self._schedule.idle_passes)
-        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in asked.readers)
-        self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
-        start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
-        self.readers = readers_of(start, self.decoder, self.policy, asked.params.cfg_scale)
+        if before is not None:
+            self.end, self.readers = before.end, before.readers
+        else:
+            self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
+            start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
+            self.readers = readers_of(start, self.decoder, self.policy, asked.params)
+        readers = (*asked.readers, *self.readers)
+        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in readers)
 
     @property
     def request(self) -> Request:
@@ -144,16 +149,16 @@ class PlannedRequest:
         return self._items
 
     def _planned(self) -> CanvasPlans:
-        first, decoder = self.branches[0], self.decoder
+        first = self.branches[0]
         if self.closing:
             return ((first, self._closing_plan(first)),)
-        plan = self._plan(first, decoder.step)
+        plan = self._plan(first, canvas_step(self.decoder))
         if self.readers and not plan.fills:
             for reader in self.readers:
                 predict = reader.predicts(first.canvas.noisy)
                 if predict is not None:
                     plan = replace(plan, predict=predict, commit=None)
-        if len(self.branches) == 1 or not self.policy.guides(decoder.step):
+        if len(self.branches) == 1 or not self.policy.guides(canvas_step(self.decoder)):
             return ((first, plan),)
         second = self.branches[1]
         other = self._plan(second, self._count.paired)
@@ -218,7 +223,7 @@ class PlannedRequest:
         shares = self.claim.shares
         stop = 0 if shares is None else shares.ready()
         block = range(stop - self.pending.decoding.block, stop)
-        view = replace(self._view(branch, self.decoder.step), block=block)
+        view = replace(self._view(branch, canvas_step(self.decoder)), block=block)
         plan = self.policy.closing(view)
         if plan is None:
             raise PlanError("a policy that shares pages has no plan for the last block's commit pass")

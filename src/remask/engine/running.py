@@ -16,6 +16,7 @@ from remask.plan.prefix_work import LayerWork, layer_work
 from remask.plan.spans import rows_of
 from remask.readers.base import Predicted, Reader, ReadPass, Written
 from remask.request.result import FinishReason, Result, Transfer, Usage
+from remask.sampling.decoder import canvas_step
 from remask.sampling.rows import DeviceRead, RowGroup
 
 Reads: TypeAlias = tuple[tuple[Reader, DeviceRead], ...]
@@ -113,10 +114,12 @@ class RunningRequest(PlannedRequest):
     released: bool = field(init=False, default=False)
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the last token predicted at each position
 
-    def __post_init__(self, vocab: int) -> None:
-        PlannedRequest.__post_init__(self, vocab)
+    def __post_init__(self, vocab: int, before: PlannedRequest | None) -> None:
+        PlannedRequest.__post_init__(self, vocab, before)
         canvas = self.branches[0].canvas
-        self._predicted, self.record.given = canvas.tokens.copy(), canvas.settled_lead
+        self._predicted = canvas.tokens.copy()
+        if before is None:
+            self.record.given = canvas.settled_lead
 
     @property
     def owner(self) -> Owner:
@@ -197,7 +200,7 @@ class RunningRequest(PlannedRequest):
 
     def _read_pass(self, items: CanvasPlans) -> ReadPass:
         paired = len(items) == 2
-        again = paired and self.policy.guides(self.decoder.step + 1)
+        again = paired and self.policy.guides(canvas_step(self.decoder) + 1)
         return ReadPass(self.decoder, items[0][1].predicted, paired, again, partial(_layer_work, self))
 
     def apply(self, scores: Scores) -> Transfer | None:
@@ -293,7 +296,7 @@ class RunningRequest(PlannedRequest):
             edited, final = tuple(decoder.edited(positions).tolist()), decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
-            branch.canvas.settle(final, decoder.step)
+            branch.canvas.settle(final, decoder.step - decoder.first_step)
             if not device_knows:
                 branch.changed(positions)
                 branch.changed(final)

@@ -143,6 +143,13 @@ class Canvas:
         self.noisy[fresh] = False
         self.settled[fresh] = step
 
+    def grow(self, count: int, mask_id: int) -> None:
+        """Append `count` masks to the response, which ends the canvas. What is final counts as given from now on."""
+        self.tokens = np.concatenate([self.tokens, np.full(count, mask_id, dtype=np.int64)])
+        self.noisy = np.concatenate([self.noisy, np.ones(count, dtype=np.bool_)])
+        self.settled = np.where(self.noisy, NEVER, -1).astype(np.int32)
+        self.end += count
+
     def ahead(self, positions: NDArray[np.int64], step: int) -> Self:
         """This canvas once `step` has made `positions` final, whose tokens are not known. Changes nothing here."""
         other = object.__new__(type(self))

@@ -57,7 +57,8 @@ class Start:
     """A request that begins to run.
 
     Attributes:
-        canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to.
+        canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to. Where it
+            grows (`SamplingParams.growing_canvas`) it is the same object with more positions, up to `longest`.
         response: the fixed parts and holes of its response.
         steps: the steps that it may take.
         vocab: tokens of the model.
@@ -69,6 +70,11 @@ class Start:
     steps: int
     vocab: int
     readers: Sequence["Reader"]
+
+    @property
+    def longest(self) -> int:
+        """Positions that the canvas may come to have."""
+        return max(len(self.canvas), self.canvas.prompt + len(self.response))
 
 
 @dataclass(frozen=True, slots=True)

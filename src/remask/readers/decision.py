@@ -16,7 +16,7 @@ from remask.policies.base import IdlePasses
 from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
 from remask.readers.logprobs import Normalised
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Confidence, Decoding, Positions, Tokens, Uncorrected
+from remask.sampling.decoder import Confidence, Decoding, FixedCanvas, Positions, Tokens, Uncorrected
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
@@ -146,7 +146,7 @@ class Labels(DeviceRead):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingDecoding:
+class ReadingDecoding(FixedCanvas):
     """One step over one block, the answer. Tokens in it that are no masks are as final as the prompt."""
 
     prompt: Sequence[int]

@@ -56,7 +56,7 @@ class Logprobs(Reader):
 
     def start(self, start: Start) -> Reader:
         """See `Reader`."""
-        return _Logprobs(self.top, len(start.canvas), start.vocab)
+        return _Logprobs(self.top, start.longest, start.vocab)
 
 
 class _Logprobs(Reader):

@@ -124,7 +124,10 @@ def check_replay(transfers: Sequence[Transfer], decoding: Decoding, asked: Asked
     _check_form(transfers, shape)
     replay, canvas, scan = ReplaySteps(transfers, decoding.total_steps), decoding.canvas(), stops.scan()
     decoder, left, scanned = decoding.decoder(canvas, idle), ReplaySteps(transfers, 0).steps, tail
-    while not decoder.finished:
+    while not decoder.finished or decoding.grows:
+        if decoder.finished:
+            decoding = decoding.grown([canvas], decoder.step)
+            decoder = decoding.decoder(canvas, idle)
         step, block = decoder.step, decoder.block
         positions, tokens = replay.written(step)
         left.discard(step)
@@ -142,12 +145,12 @@ def check_replay(transfers: Sequence[Transfer], decoding: Decoding, asked: Asked
             )
         decoder.edited(positions)
         canvas.write(positions, tokens)
-        canvas.settle(decoder.final(positions), step)
+        canvas.settle(decoder.final(positions), step - decoder.first_step)
         decoder.advance()
         lead = max(scanned, canvas.settled_lead)
         scan.push(canvas.response[scanned:lead].tolist())
         scanned = lead
-        if not left and (scan.end is not None or canvas.settled_lead == len(canvas.response)):
+        if not left and (scan.end is not None or canvas.settled_lead == len(asked.response)):
             break
     if left:
         raise ConfigError(

@@ -22,13 +22,13 @@ from remask.remasking.rules import (
     scheduled,
 )
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, blocks_of
+from remask.sampling.decoder import Confidence, FixedCanvas, Positions, Tokens, Transfers, Uncorrected, blocks_of
 from remask.sampling.rows import Penalty, RowGroup
 from remask.sampling.schedule import even_count
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCausalDecoding:
+class BlockCausalDecoding(FixedCanvas):
     """Block-causal diffusion of one request.
 
     Blocks are cut at multiples of `block` from the start of the canvas, so the first one may begin with the prompt's

@@ -30,9 +30,11 @@ class DeviceRead:
 
     Attributes:
         bars: whether `bar` excludes tokens, so that the most probable token may not be chosen.
+        filters: whether `keep` leaves tokens out.
     """
 
     bars: ClassVar[bool] = False
+    filters: ClassVar[bool] = False
 
     @property
     def width(self) -> int:
@@ -64,6 +66,13 @@ class DeviceRead:
 
     def bar(self, choice: Tensor, vocabulary: Vocabulary) -> None:
         """Leave out tokens by which none may be chosen: lower `choice` [rows, V] in place."""
+
+    def keep(self, choice: Tensor, vocabulary: Vocabulary) -> Tensor:  # noqa: ARG002
+        """`choice` [rows, V] without tokens that are too improbable; a filter before `top_k` and `top_p`.
+
+        It changes nothing in place, and always keeps the most probable token.
+        """
+        return choice
 
     def replace(self, tokens: Tensor) -> Tensor:
         """The tokens [rows] in place of those of the sampler; float32, like all numbers that go to the host."""

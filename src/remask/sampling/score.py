@@ -73,7 +73,8 @@ def _plain(group: RowGroup) -> bool:
 def _greedy(group: RowGroup) -> bool:
     """Whether tokens are the most probable ones, and confidences their plain probabilities."""
     plain = group.temperature == 0 and group.measure == "probability" and group.noisy is None
-    filtered = group.basis == "filtered" and (group.top_k is not None or group.top_p is not None)
+    filters = group.top_k is not None or group.top_p is not None or any(each.filters for each in group.reads)
+    filtered = group.basis == "filtered" and filters
     return plain and not filtered and not (group.reads and any(each.bars for each in group.reads))
 
 
@@ -128,7 +129,15 @@ def _sampled(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabula
         if any(each.bars for each in group.reads):
             logits = _bar(logits.clone(), group, vocabulary)
         return read_noisy(
-            logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.draws, vocabulary
+            logits,
+            group.noisy,
+            mask_id,
+            group.temperature,
+            group.top_k,
+            group.top_p,
+            group.draws,
+            vocabulary,
+            lambda tempered: _keep(tempered, group, vocabulary),
         )
     log_probs, _, choice = distributions(logits, group, mask_id, vocabulary)
     tokens = vocabulary.draw(choice, group.draws) if group.temperature > 0 else vocabulary.best(choice)[1]
@@ -142,6 +151,13 @@ def _bar(choice: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
     return choice
 
 
+def _keep(choice: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
+    """`choice` [rows, V] without tokens that the readers find too improbable. Changes no argument."""
+    for read in group.reads:
+        choice = read.keep(choice, vocabulary)
+    return choice
+
+
 def distributions(
     logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,16 +165,20 @@ def distributions(
 
     The mask token is left out of the latter two, and so are barred ones.
     """
-    top_k, top_p = vocabulary.top_k, vocabulary.top_p
+
+    def filtered(logits: Tensor) -> Tensor:
+        kept = _keep(logits, group, vocabulary)
+        return vocabulary.top_k(vocabulary.top_p(kept, group.top_p), group.top_k)
+
     tempered = logits / group.temperature if group.temperature > 0 else logits
     measured = {"logits": logits, "tempered": tempered, "filtered": tempered}[group.basis]
     if group.basis == "filtered":
-        measured = top_k(top_p(measured, group.top_p), group.top_k)
+        measured = filtered(measured)
     # The mask is taken out before filtering, or it could be all that a filter leaves.
     choice = tempered.clone()
     vocabulary.bar(choice, [mask_id])
     _bar(choice, group, vocabulary)
-    return vocabulary.log_softmax(measured), choice, top_k(top_p(choice, group.top_p), group.top_k)
+    return vocabulary.log_softmax(measured), choice, filtered(choice)
 
 
 def confidence(measured: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:

@@ -14,7 +14,7 @@ from remask.policies.base import IdlePasses
 from remask.remasking import select
 from remask.request.sampling_params import SamplingParams, is_greedy
 from remask.request.uniform_presets import ANCESTRAL, MARGINAL
-from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Unedited, blocks_of
+from remask.sampling.decoder import Confidence, FixedCanvas, Positions, Tokens, Transfers, Unedited, blocks_of
 from remask.sampling.noise import Noise
 from remask.sampling.rows import RowGroup
 from remask.sampling.schedule import log_snrs
@@ -25,7 +25,7 @@ BLOCK = 128  # the published code's default
 
 
 @dataclass(frozen=True, slots=True)
-class UniformDecoding:
+class UniformDecoding(FixedCanvas):
     """Uniform diffusion of one request, block by block.
 
     The canvas is as long as the model's, or as `canvas_length` says; positions after the response are noise that is
