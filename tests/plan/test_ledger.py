@@ -203,7 +203,7 @@ def test_rows_restart_where_their_states_are_kept() -> None:
     assert ledger.written.tolist() == [[0, 1, 0, 1], [0, 1, 0, 1], [1, 1, 1, 1]]
     forgetful = Ledger(3, 4, None)
     forgetful.apply(layered(everything, keep=False))
-    with pytest.raises(PlanError, match="position 2 joins at layer 2, where no boundary state is lent or kept"):
+    with pytest.raises(PlanError, match="position 2 joins at layer 2, where no boundary state is stored or kept"):
         forgetful.apply(layered(few).refreshed(2))
 
 
