@@ -316,7 +316,7 @@ class Engine:
         """
         lifecycle, batch = self._lifecycle, Batch()
         planned: dict[Member, Member] = {}  # members that can run, with what runs: themselves or a speculative step
-        for member in list(lifecycle.running):
+        for member in lifecycle.running.items:
             if not member.ready:
                 continue
             if member in steps:

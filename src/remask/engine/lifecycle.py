@@ -65,7 +65,7 @@ class Lifecycle:
     @property
     def idle(self) -> bool:
         """Whether no request waits and none runs."""
-        return not (self.waits or len(self.running))
+        return not (self.waits or self.running.items)
 
     @property
     def waits(self) -> bool:

@@ -58,6 +58,11 @@ class Scheduler(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._line)
 
+    @property
+    def items(self) -> tuple[T, ...]:
+        """All items, in line."""
+        return tuple(self._line)
+
     def add(self, item: T, owner: Owner = NOBODY, canvases: int = 1) -> None:
         """Append an item of `owner` to the line."""
         self._line.append(item)
