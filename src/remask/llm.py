@@ -93,7 +93,7 @@ class LLM:
 
     Args:
         model: a local folder in the Hugging Face layout, a GGUF file, a hub id, `id:file.gguf`, `bundled`,
-            `bundled-graded`, `bundled-transit`, `bundled-uniform`, or with `load_format="dummy"` a preset.
+            `bundled-tariff`, `bundled-transit`, `bundled-uniform`, or with `load_format="dummy"` a preset.
         cache: the name of a cache policy, a composition such as `bicache+block-dual`, or a `CachePolicy` object; each
             call of `generate` may give another. `auto` is what suits the model's kind: `bicache`, `exact` on
             block-causal models, `none` on uniform ones.

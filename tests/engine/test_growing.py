@@ -98,7 +98,7 @@ def test_without_pages_a_request_waits_with_its_tokens_and_goes_on_before_anythi
     told = steps(engine, 2)
     waiting = list(engine._lifecycle.growing.values())
     assert [running.request.id for running in waiting] == ["second"]
-    assert waiting[0].owned == []
+    assert waiting[0].claim.owned == []
     assert (engine.running, engine.waiting) == (2, 1)
     assert {event.id for event in told} == {"first"}
     for extent in taken:

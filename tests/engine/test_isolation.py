@@ -10,6 +10,8 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState
 from remask.engine.engine import Engine
+from remask.engine.placement import Claim
+from remask.engine.planned import CanvasPlans, Tally
 from remask.engine.prefix_pass import PrefixPass
 from remask.engine.request import Request
 from remask.engine.runner import Items
@@ -160,8 +162,12 @@ def breaks_advance(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def breaks_cost(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    whole = RunningRequest._counted
-    patch.setattr(RunningRequest, "_counted", lambda self, items: defect() if is_bad(self) else whole(self, items))
+    whole = Tally.of
+
+    def of(items: CanvasPlans, claim: Claim) -> Tally:
+        return defect() if blamed(items[0][0]) else whole(items, claim)
+
+    patch.setattr(Tally, "of", of)
 
 
 BREAKS = [

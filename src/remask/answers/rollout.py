@@ -17,7 +17,7 @@ def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fing
 
     It names the prefix that was read, as `usage` tells, or the parts that were asked for: a replay reads the same.
 
-    The request's parameters have a seed (`engine.asked`).
+    The request's parameters have a seed (`engine.build_request`).
     """
     return Trace(
         model=fingerprint,

@@ -145,7 +145,7 @@ class Choice(Values):
 
 @dataclass(frozen=True, slots=True)
 class Registered(Values):
-    """Names of a registry, those of other packages included. These are imported when they are used, and not before."""
+    """Names of a registry, also of other packages. A package is imported when its name is first used."""
 
     registry: Registry[Any]
 
@@ -201,8 +201,8 @@ class Text(Values):
 class ListOf(Values):
     """Lists and tuples of at most `most` values of one set; `noun` names them.
 
-    With `single`, one of them may stand for its list. With `together`, the items and all that is within them are at
-    most so many values; they are counted before any of them is looked at.
+    With `single`, one value may be given instead of a list of it. `together` bounds the number of all values in the
+    list, at any depth; they are counted before any of them is checked.
     """
 
     of: Values

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from remask.checks.fields import declared
 from remask.checks.values import json_object, shown
 from remask.cli.options import object_option, sampling_option
-from remask.engine.asked import request_of
+from remask.engine.build_request import request_of
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM

@@ -14,9 +14,9 @@ from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import empty_weights
 from remask.model.work_list import WorkList, WorkListBuilder
+from remask.sampling.score import DRAWN
 
 MAX_LOGITS = 1 << 26  # that exist at a time, of whole rows: 0.25 GiB in float32
-DRAWN = 4  # what a row weighs that is not read greedily, as draws, filters and forms make more of its logits
 LOGIT_COPIES = 4  # of these: the logits, and what is made of them
 INDICES = 32  # numbers that a pass sends for each of its rows: tokens, positions, slots, in each of its stages
 FEW_ROWS = 64  # of a unit of attention
@@ -74,7 +74,7 @@ def weight_bytes(
 
 
 def logit_rows(config: ModelConfig) -> int:
-    """Rows of logits that exist at a time where greedy ones are read. Others weigh `DRAWN` of these."""
+    """Rows of logits that exist at a time where greedy ones are read. Others count as `DRAWN` of these."""
     return max(DRAWN, MAX_LOGITS // config.vocab)
 
 

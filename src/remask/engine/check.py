@@ -1,4 +1,4 @@
-"""From a request to a pending request: all that can be checked before anything is computed."""
+"""Checks a request before anything is computed, and makes it a pending request."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
-from remask.sampling.fields import check_fields
 from remask.sampling.growing import GrowingDecoding, canvas_grows
+from remask.sampling.kind_fields import check_fields
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 from remask.text.stops import Decode, StopRule
@@ -43,7 +43,6 @@ def check_request(
     _check_prompt(request, shape)
     _check_segments(request, shape)
     _check_template(request, shape)
-    limits.check_stop(params)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
@@ -187,7 +186,7 @@ def _check_prompt(request: Request, shape: ModelConfig) -> None:
     prompt = list(request.prompt_token_ids)
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one token")
-    # Prompts are long, and most often nothing is wrong with them: that is seen without a loop over their tokens.
+    # Prompts are long and mostly right, so they are checked without a loop over their tokens first.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= shape.vocab:
         bad = [t for t in prompt if not is_whole(t, 0, shape.vocab - 1)]
         if bad:

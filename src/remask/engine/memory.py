@@ -1,4 +1,4 @@
-"""The memory of an engine: pages, the stores of what is shared, and the placing of requests in them."""
+"""The memory of an engine: K/V pages, the stores of shared K/V, and the placement of requests."""
 
 import logging
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim, Decision, NoRoom, Placement
 from remask.engine.request import Request
 from remask.engine.running import Record, RunningRequest
-from remask.engine.sharing.pages import Pages
+from remask.engine.sharing.base import Shared, Sharing
+from remask.engine.sharing.exact_pages import Pages
 from remask.engine.sharing.parts import Parts
 from remask.engine.sharing.prefixes import Prefixes
-from remask.engine.sharing.way import Shared, Sharing
 from remask.engine.sizing import page_size, share_out
 from remask.errors import ConfigError, IntegrityError
 from remask.model.pool import Pool
@@ -58,7 +58,7 @@ class Memory:
     def _begin(self) -> None:
         config = self._config
         self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
-        self.extra_bytes = 0  # of running requests, beside their pages
+        self.extra_bytes = 0  # of running requests, in addition to their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
             allocator=self.allocator,
@@ -85,7 +85,7 @@ class Memory:
         self.model.ranks.everywhere(_check_device, self.model)
 
     def check_kept(self, policy: CachePolicy) -> None:
-        """Raise `ConfigError` where the device has no room for what `policy` keeps beside K and V."""
+        """Raise `ConfigError` where the device has no room for the tensors that `policy` keeps in addition to K/V."""
         if self._spare is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
             return
         config, item = self.shape, self.model.dtype.itemsize
@@ -104,7 +104,7 @@ class Memory:
         )
 
     def new_states(self, tokens: int) -> Tensor:
-        """Room for the hidden states of so many positions, [layers - 1, tokens, D]."""
+        """A new tensor for the hidden states of `tokens` positions, [layers - 1, tokens, D]."""
         return self.model.ranks.everywhere(_new_states, self.model, tokens)
 
     @property
@@ -125,13 +125,13 @@ class Memory:
         self._prefixes.remember(pending)
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """Where a request would go now, or why it has to wait. Changes nothing."""
+        """The place that a request would get now, or why it has to wait. Changes nothing."""
         return self._way(pending).plan(pending)
 
     def give_way(self, waiting: NoRoom) -> bool:
-        """Evict one stored prefix or page that nobody reads, for a request that has no room; False where none can go.
+        """Evict one stored prefix or page that no request reads, for a request without room. False where none is left.
 
-        What the request would read itself stays.
+        Entries that the request would read itself are kept.
         """
         return waiting.evictable and (self.store.give_way(waiting.entries) or self.chain.give_way(waiting.pages))
 
@@ -140,7 +140,7 @@ class Memory:
     ) -> RunningRequest:
         """Give a request its canvases, pages and lease, as `plan` decided since the memory last changed.
 
-        `before` is what it was before its canvas grew, if it has. Where anything raises, nothing is left claimed.
+        `before` is the request before its canvas grew, if it has. Where it raises, nothing stays claimed.
         """
         with ExitStack() as undo:
             running = self._place(pending, placement, before, undo)
@@ -179,7 +179,7 @@ class Memory:
         return RunningRequest(pending, placement.policy, tuple(states), claim, self.shape.vocab, before, record)
 
     def free(self, running: RunningRequest) -> None:
-        """Take back all that a request owns and leases. Freeing it twice changes nothing."""
+        """Free all pages and leases of a request. Freeing it twice changes nothing."""
         claim = running.claim
         for extent in claim.owned:
             self.allocator.release(extent)
@@ -195,7 +195,7 @@ class Memory:
             claim.shares = None
 
     def forget_inputs(self, running: RunningRequest) -> None:
-        """Let go of the hidden states of a request that are not needed any more."""
+        """Free the hidden states of a request that are no longer needed."""
         for branch in running.branches:
             self.extra_bytes -= branch.extra_bytes
             branch.states = None
@@ -206,8 +206,8 @@ class Memory:
         leases: dict[int, int] = {}
         owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
         for running in requests:
-            owned += running.owned
-            for lease in running.leases:
+            owned += running.claim.owned
+            for lease in running.claim.leases:
                 owned.append(lease.extent)
                 leases[id(lease.entry)] = leases.get(id(lease.entry), 0) + 1
         for extent in owned:
@@ -274,6 +274,6 @@ def _check_device(model: Transformer) -> None:
 def _unconditional(canvas: Canvas, mask_id: int, template: Template | None) -> Canvas:
     """The other branch of a guided pair: the same canvas with every prompt position masked (LLaDA's guidance).
 
-    Fixed parts of the response stand there too, as generated tokens do.
+    Fixed parts of the response are there as well, like generated tokens.
     """
     return Canvas.masked([mask_id] * canvas.prompt, len(canvas) - canvas.prompt, mask_id, template)

@@ -1,4 +1,4 @@
-"""The passes of a request: what its policy plans for its canvases, and for how many steps a plan holds."""
+"""Planning the passes of a request: it asks the policy, and repeats a plan for as long as the policy says."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -16,34 +16,47 @@ from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy, Schedule
 from remask.readers.base import Reader, Start
 from remask.readers.own import readers_of
-from remask.sampling.choice import Candidates
-from remask.sampling.decoder import Decoder, Transfers
+from remask.sampling.decoder import Decoder, Transfers, canvas_step
 
-Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
+CanvasPlans: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a pass of a request counts as.
+    """What a pass of a member costs.
 
     Attributes:
         cost: row-layers that it computes.
-        rows: most rows that it has in any layer.
+        rows: the largest number of rows in any layer.
         saved: row-layers of its canvases that it does not compute.
-        refreshes: it fills or renews what the policy caches, on any of its canvases.
+        refreshes: it fills or renews the policy's cache, on any of its canvases.
         refreshes_prefix: it computes rows of the leased prefix, above the boundary.
     """
 
     cost: int
     rows: int
-    saved: int
-    refreshes: bool
-    refreshes_prefix: bool
+    saved: int = 0
+    refreshes: bool = False
+    refreshes_prefix: bool = False
+
+    @classmethod
+    def of(cls, items: CanvasPlans, claim: Claim) -> "Tally":
+        """The cost of the pass over `items` of a request that holds `claim`."""
+        cost, (first, plan) = sum(plan.cost for _, plan in items), items[0]
+        live, prefix = plan.spans[-1].rows, first.prefix
+        leased = prefix.parts if claim.leases and prefix is not None else ()
+        return cls(
+            cost=cost,
+            rows=sum(plan.widest for _, plan in items),
+            saved=sum(len(branch.canvas) for branch, _ in items) * plan.layers - cost,
+            refreshes=any(plan.refreshes for _, plan in items),
+            refreshes_prefix=any(live[part.start : part.stop].any() for part in leased),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """A plan that `repeats` in as many steps after `step`, which was the one numbered `block_step` of its block."""
+    """A plan of `step` that repeats in the next `repeats` steps; `block_step` is the number of `step` in its block."""
 
     plan: Plan
     repeats: int
@@ -54,12 +67,12 @@ class _Standing:
 
 @dataclass(slots=True)
 class _Count:
-    """How far a request is between the steps that its decoder counts.
+    """Counts of passes that the decoder does not know: those within a step, and those of the unconditional canvas.
 
     Attributes:
         paired: steps in which the unconditional canvas took part.
         passes: passes since the step began.
-        left_out: of these, fill passes in which the unconditional canvas took no part.
+        left_out: fill passes of the step in which the unconditional canvas took no part.
     """
 
     paired: int = 0
@@ -75,11 +88,12 @@ class PlannedRequest:
         pending: what it was before it began.
         policy: the cache policy that plans its passes.
         branches: the conditional canvas and, under guidance, the unconditional one.
-        claim: what it holds in memory.
+        claim: its pages and leases.
         closing: the result is reported, and one more pass completes a page for other requests.
-        decoder: which positions are denoised next.
-        end: what is known of the end of its response.
-        readers: what is read of its predicted rows.
+        decoder: knows which positions are denoised next.
+        end: looks for the end of the response.
+        readers: its readers.
+        tally: the cost of the next pass, once that is planned.
     """
 
     pending: PendingRequest
@@ -92,16 +106,16 @@ class PlannedRequest:
     decoder: Decoder = field(init=False)
     end: ResponseEnd = field(init=False)
     readers: tuple[Reader, ...] = field(init=False)
+    tally: Tally = field(init=False)
     _schedule: Schedule = field(init=False)
-    _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
-    _items: Items | None = field(init=False, default=None)  # the next pass, once it is planned
-    _tally: Tally = field(init=False)  # of that pass
-    _standing: _Standing | None = field(init=False, default=None)  # the last plan, where it serves for more steps
+    _foreseeable: bool = field(init=False)  # whether passes can be planned before the last one is read
+    _items: CanvasPlans | None = field(init=False, default=None)  # the next pass, once it is planned
+    _standing: _Standing | None = field(init=False, default=None)  # the last plan, if it repeats
     _count: _Count = field(init=False, default_factory=_Count)
     _last_pass: LastPass = field(init=False, default_factory=LastPass)
 
     def __post_init__(self, vocab: int, before: "PlannedRequest | None") -> None:
-        """`vocab` is how many tokens the model has; `before` is what it was before its canvas grew, if it has."""
+        """`vocab` is the size of the model's vocabulary; `before` is the request before its canvas grew, if it has."""
         canvas, asked, decoding = self.branches[0].canvas, self.request, self.pending.decoding
         traits, response = self.policy.traits, asked.response
         self._schedule = traits.schedule
@@ -119,20 +133,10 @@ class PlannedRequest:
         """The request as it was given."""
         return self.pending.request
 
-    @property
-    def layers(self) -> int:
-        """The model's layers."""
-        return self.branches[0].ledger.layers
+    def items(self) -> CanvasPlans:
+        """The next pass: the canvases that take part, each with its plan.
 
-    @property
-    def step(self) -> int:
-        """Denoising steps since its canvas got its length: what its policy counts in."""
-        return self.decoder.step - self.decoder.first_step
-
-    def items(self) -> Items:
-        """What the next pass computes: a plan for each canvas that takes part.
-
-        Each pass is planned once, however long it waits for its turn.
+        A pass is planned once, however many steps it waits.
         """
         if self._items is None:
             again = self.repeated(self.decoder, self.branches[0].canvas.noisy)
@@ -140,32 +144,32 @@ class PlannedRequest:
                 self._items = ((self.branches[0], again),)
             else:
                 self._items = self._planned()
-                self._tally = self._counted(self._items)
+                self.tally = Tally.of(self._items, self.claim)
         return self._items
 
-    def _planned(self) -> Items:
+    def _planned(self) -> CanvasPlans:
         first = self.branches[0]
         if self.closing:
             return ((first, self._closing_plan(first)),)
-        plan = self._plan(first, self.step)
+        plan = self._plan(first, canvas_step(self.decoder))
         if self.readers and not plan.fills:
             for reader in self.readers:
                 predict = reader.predicts(first.canvas.noisy)
                 if predict is not None:
                     plan = replace(plan, predict=predict, commit=None)
-        if len(self.branches) == 1 or not self.policy.guides(self.step):
+        if len(self.branches) == 1 or not self.policy.guides(canvas_step(self.decoder)):
             return ((first, plan),)
         second = self.branches[1]
         other = self._plan(second, self._count.paired)
         if plan.fills and not other.fills:
-            return ((first, plan),)  # what it has to fill alone: the other canvas has nothing to do until it predicts
+            return ((first, plan),)  # a fill pass of one canvas: the other has nothing to do until both predict
         if other.fills and not plan.fills:
             raise PlanError("the unconditional canvas has a fill pass where the other one predicts")
         # Canvases with clocks of their own still predict, and commit, the same positions.
         return (first, plan), (second, replace(other, predict=plan.predict, commit=plan.commit))
 
     def repeated(self, decoder: Decoder, noisy: Mask) -> Plan | None:
-        """The plan of the step of `decoder` where the last plan repeats in it; else None. Positions may be `noisy`."""
+        """The last plan for the step of `decoder`, if it repeats there; else None. `noisy` are the open positions."""
         last = self._standing
         if last is None or self.closing or decoder.cut is not None:
             return None
@@ -174,53 +178,14 @@ class PlannedRequest:
             return None
         return last.plan.repeated(last.block, noisy)
 
-    def _counted(self, items: Items) -> Tally:
-        cost = sum(plan.cost for _, plan in items)
-        first, live = items[0][0], items[0][1].spans[-1].rows
-        lent = first.prefix.parts if self.claim.leases and first.prefix is not None else ()
-        return Tally(
-            cost=cost,
-            rows=sum(plan.widest for _, plan in items),
-            saved=sum(len(branch.canvas) for branch, _ in items) * self.layers - cost,
-            refreshes=any(plan.refreshes for _, plan in items),
-            refreshes_prefix=any(live[part.start : part.stop].any() for part in lent),
-        )
-
     @property
     def plan(self) -> Plan:
         """The conditional canvas' plan."""
         return self.items()[0][1]
 
     @property
-    def tally(self) -> Tally:
-        """What the next pass counts as."""
-        if self._items is None:
-            self.items()
-        return self._tally
-
-    @property
-    def cost(self) -> int:
-        """Row-layers of the next pass."""
-        return self.tally.cost
-
-    @property
-    def widest(self) -> int:
-        """Most rows of the next pass in any layer."""
-        return self.tally.rows
-
-    @property
-    def predicted(self) -> int:
-        """Number of positions that the next pass predicts."""
-        return len(self.plan.predicted)
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether the next pass fills or renews what its policy caches, on any of its canvases."""
-        return self.tally.refreshes
-
-    @property
     def transfers(self) -> Transfers | None:
-        """What is known of the positions that the next pass transfers; None where the host must choose."""
+        """The positions that the next pass transfers, or how they are ranked; None where the host must choose."""
         if not self._foreseeable or self.closing:
             return None
         plan = self.plan
@@ -229,33 +194,17 @@ class PlannedRequest:
         known = self.decoder.transfers
         return known if known is None or plan.commit is None else plan.commit.nonzero()[0]
 
-    @property
-    def candidates(self) -> Candidates:
-        """The positions that the next pass predicts, as the device sees them."""
-        places = [branch.places for branch in self.branches]
-        return Candidates(self.transfers, self.plan.predicted, self.decoder.block, places)
-
     def at(self, decoder: Decoder, plan: Plan | None = None) -> Self:
-        """A copy in the later step of `decoder`, with one canvas and the plan of that step, where that is known."""
+        """A copy of the request in the later step of `decoder`, with the plan of that step if it is known."""
         other = copy(self)
         other.decoder, other._count = decoder, replace(self._count, passes=0)
         other._items = None if plan is None else ((self.branches[0], plan),)
         return other
 
-    def take(self, step: Self) -> None:
-        """Take the pass of a copy of this request, which ran its next step (`at`), for its own."""
-        predict = self.plan.predict
-        self._items = tuple((branch, plan.predicting(predict)) for branch, plan in step.items())
-        self._tally = step.tally
-
-    def repeats(self, step: int) -> bool:
-        """Whether the next pass is that of `step`, over the same rows as the last one."""
-        return self.decoder.step == step and self.plan.again
-
     def revised(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
-        """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
+        """Replace the plans of the admitted pass: hooks and repeats after a failure may change them."""
         self._items = tuple(items)
-        self._tally = self._counted(self._items)
+        self.tally = Tally.of(self._items, self.claim)
 
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)
@@ -273,7 +222,7 @@ class PlannedRequest:
         shares = self.claim.shares
         stop = 0 if shares is None else shares.ready()
         block = range(stop - self.pending.decoding.block, stop)
-        view = replace(self._view(branch, self.step), block=block)
+        view = replace(self._view(branch, canvas_step(self.decoder)), block=block)
         plan = self.policy.closing(view)
         if plan is None:
             raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
@@ -282,7 +231,7 @@ class PlannedRequest:
     def _view(self, branch: CanvasState, step: int) -> View:
         decoder, canvas = self.decoder, branch.canvas
         return View(
-            layers=self.layers,
+            layers=branch.ledger.layers,
             step=step,
             block_step=decoder.block_step,
             block=decoder.block,
@@ -300,7 +249,7 @@ class PlannedRequest:
             decoding=_facts(decoder),
             last_pass=self._last_pass,
             memo=branch.memo,
-            told=branch.told,
+            hook_output=branch.hook_output,
         )
 
 

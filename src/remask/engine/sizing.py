@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is decided of an engine's memory when it is made.
+    """How the memory of an engine is divided.
 
     Attributes:
         store: tokens that the prefix store may hold.
-        rows: most rows of a pass in any layer; None: any number, as memory is taken as it is needed.
-        spare: bytes that nothing is planned for; None: unknown.
+        rows: largest number of rows of a pass in any layer; None: any number, as memory is allocated when needed.
+        spare: bytes that are not planned for; None: unknown.
     """
 
     store: int
@@ -79,7 +79,7 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
 
 
 def device_memory(model: Transformer) -> tuple[int, int]:
-    """Bytes that are free, and those that there are, on the device of the rank that has the fewest."""
+    """Free and total bytes of the device of the rank that has the least."""
     found = torch.tensor(torch.cuda.mem_get_info(model.device), device=model.device)
     free, total = model.ranks.gather(found).amin(dim=0).tolist()
     return free, total

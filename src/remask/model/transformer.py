@@ -103,9 +103,11 @@ class Transformer:
             for layer in stage.layers:
                 h = self._partial_layer(h, layer, stage, pool, cos, sin)
             return h
-        rows = Rows(cos, sin, self._places(stage.slots, stage, len(h)), stage.written, stage.outputs)
+        places = stage.slots if self.kernels is None else self._places(stage.slots, stage, len(h))
+        rows = Rows(cos, sin, places, stage.written, stage.outputs)
         for layer in stage.layers:
-            h = self._layer(h, layer, stage, pool, rows)
+            attended = self.attend(self.project(h, layer, rows, pool), layer, stage.work, pool)
+            h = self.finish(h, attended, layer, rows, pool)
         return h
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
@@ -113,8 +115,23 @@ class Transformer:
 
         K/V of the rows that are written are put into their slots.
         """
-        w = self.weights.layers[layer]
-        return self._written(self.norm(h, w.attn_norm), w, layer, rows, pool)
+        w, c = self.weights.layers[layer], self.part
+        x = self.norm(h, w.attn_norm)
+        heads = c.heads + 2 * c.kv_heads
+        if self.kernels is not None:
+            qkv = self.arithmetic.linear(x, w.qkv, w.qkv_bias)
+            return self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
+        if rows.written is None and not self.arithmetic.invariant:
+            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin)
+            q, k = turned[:, : c.heads], turned[:, c.heads :]
+        else:
+            # Two products where one would do, if bits must not depend on what other canvases leave out.
+            those = slice(None) if rows.written is None else rows.written
+            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin)
+            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those])
+        pool.k[layer].index_copy_(0, rows.slots, k)
+        pool.v[layer].index_copy_(0, rows.slots, v)
+        return q
 
     def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor:
         """What the queries `q` [N, heads, Dh] find, [N, heads * Dh]."""
@@ -177,12 +194,6 @@ class Transformer:
         """Logits [M, V] of final hidden states [M, D], in their dtype: of the tokens that this rank holds."""
         return self.arithmetic.linear(hidden, self.weights.head)
 
-    def _layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, rows: Rows) -> Tensor:
-        """One layer in which every row is computed."""
-        return self.finish(
-            h, self.attend(self.project(h, layer, rows, pool), layer, stage.work, pool), layer, rows, pool
-        )
-
     def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, rows: Rows) -> Tensor:
         """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `kept`."""
         if self.kernels is not None:
@@ -193,8 +204,8 @@ class Transformer:
         return h if weight is None else self.norm(h, weight)
 
     def _places(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
-        """`slots` [W] of those of `rows` computed rows that the stage writes; for kernels of all, and -1 for none."""
-        if self.kernels is None or stage.written is None:
+        """`slots` [W] of the rows that the stage writes, for kernels: of all `rows` computed rows, and -1 for none."""
+        if stage.written is None:
             return slots
         return slots.new_full((rows,), -1).index_copy_(0, stage.written, slots)
 
@@ -208,7 +219,7 @@ class Transformer:
             computed = computed.index_copy(0, pick.target, chosen)
         slots = part.slots[computed]
         written = slots if stage.written is None else slots[stage.written]
-        places = self._places(written, stage, len(computed))
+        places = written if self.kernels is None else self._places(written, stage, len(computed))
         rows = Rows(cos[computed], sin[computed], places, stage.written, outputs=True)
         q = self.project(h[computed], layer, rows, pool)
         attended = self._leave_attention(self.attend(q, layer, stage.work, pool), w)
@@ -245,25 +256,6 @@ class Transformer:
         projected = self._project(self.norm(h, w.attn_norm), w, range(first, first + c.kv_heads), cos, sin)
         new = projected[0 if keys else 1]
         return new, self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
-
-    def _written(self, x: Tensor, w: LayerWeights, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """The queries of the normed rows `x`, once the K/V of those that are written are in their slots."""
-        c = self.part
-        heads = c.heads + 2 * c.kv_heads
-        if self.kernels is not None:
-            qkv = self.arithmetic.linear(x, w.qkv, w.qkv_bias)
-            return self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
-        if rows.written is None and not self.arithmetic.invariant:
-            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin)
-            q, k = turned[:, : c.heads], turned[:, c.heads :]
-        else:
-            # Two products where one would do, if bits must not depend on what other canvases leave out.
-            those = slice(None) if rows.written is None else rows.written
-            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin)
-            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those])
-        pool.k[layer].index_copy_(0, rows.slots, k)
-        pool.v[layer].index_copy_(0, rows.slots, v)
-        return q
 
     def _leave_attention(self, attended: Tensor, w: LayerWeights) -> Tensor:
         """The attention output [N, D] of what heads have found, [N, heads * Dh]."""

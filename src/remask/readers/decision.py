@@ -28,7 +28,7 @@ class Reading(Reader):
     `Result.reads` holds of each slot the log-probabilities of its tokens.
 
     Attributes:
-        token_ids: the answer; what stands at a mask is not looked at.
+        token_ids: the answer; tokens at masks are ignored.
         masks: places of the answer that are masks, ascending, counted from its first token.
         slots: the masks that are read, and of each the tokens whose log-probabilities are returned.
     """
@@ -147,7 +147,7 @@ class Labels(DeviceRead):
 
 @dataclass(frozen=True, slots=True)
 class ReadingDecoding(FixedCanvas):
-    """One step over one block, the answer. What is no mask there is as final as the prompt."""
+    """One step over one block, the answer. Tokens in it that are no masks are as final as the prompt."""
 
     prompt: Sequence[int]
     reading: Reading
@@ -180,7 +180,7 @@ class ReadingDecoding(FixedCanvas):
         return 1
 
     def passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """One: what it transfers is not the point of it."""
+        """One."""
         return 1
 
     @property

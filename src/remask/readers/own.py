@@ -1,4 +1,4 @@
-"""The readers of a request that begins: those that it brings, and those that follow from all else that it asks."""
+"""The readers of a request that begins: those that it brings, and those that its parameters need."""
 
 from collections.abc import Iterator
 

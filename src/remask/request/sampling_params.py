@@ -94,7 +94,7 @@ class SamplingParams:
     )
     stop: Sequence[str] = declare(
         (),
-        ListOf(Text(2**16), "such texts", 2**14, single=True),
+        ListOf(Text(256), "such texts", 16, single=True),
         "Texts that end the response; they are not part of it.",
     )
     include_stop_str_in_output: bool = declare(
@@ -328,7 +328,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a model family chooses where a request leaves it open.
+    """A model family's defaults of sampling parameters.
 
     Attributes:
         remasking: the rule where the request names none. A threshold or factor that this rule does not work with

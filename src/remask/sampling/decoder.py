@@ -21,7 +21,7 @@ Tokens = NDArray[np.int64]
 Confidence = NDArray[np.float32]
 
 Transfers: TypeAlias = Ranked | Positions
-"""What is known, before its pass, of the positions that a step transfers: how they are ranked, or which they are."""
+"""The positions that a step transfers, as far as known before its pass: how they are ranked, or which they are."""
 
 
 def blocks_of(length: int, start: int, stop: int) -> list[range]:
@@ -39,6 +39,7 @@ class Decoder(Protocol):
 
     step: int  # denoising steps so far
     block_step: int  # the same within the current block
+    writes_once: bool  # what a step writes is final, and replaces no token: `edited` and `final` need not be asked
     first_step: int  # the step at which the canvas got its present length
 
     @property
@@ -58,9 +59,9 @@ class Decoder(Protocol):
 
     @property
     def transfers(self) -> Transfers | None:
-        """What `choose` will return in this step, of all noisy positions of the block; None where it must be asked.
+        """The result of `choose` in this step, for all noisy positions of the block; None: only `choose` knows it.
 
-        With an answer, what is transferred is final at once, and the next step follows from how many these are.
+        If it is known, transfers are final at once, and the next step depends only on their number.
         """
         ...
 
@@ -73,7 +74,7 @@ class Decoder(Protocol):
     def cut(self) -> Reach | None:
         """In a step that leaves out the tail of the canvas: how many positions are left, int64 [T], T times; else None.
 
-        Whatever the cache policy plans, what stands after these is neither computed nor seen.
+        Later positions are neither computed nor attended to, whatever the cache policy plans.
         """
         ...
 
@@ -98,7 +99,7 @@ class Decoder(Protocol):
         ...
 
     def note(self, positions: Positions, best: Tokens) -> None:
-        """Take the most probable token of each of the predicted `positions` [n], just before `choose`."""
+        """Note the most probable token of each predicted position, `positions` [n]. Called just before `choose`."""
         ...
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -134,12 +135,18 @@ class Decoder(Protocol):
         ...
 
 
+def canvas_step(decoder: Decoder) -> int:
+    """Denoising steps since the canvas got its present length: what a cache policy counts in."""
+    return decoder.step - decoder.first_step
+
+
 class Unedited(ABC):
     """The answers of decoders whose rules replace no token, leave out no tail, and read nothing more of a row."""
 
     cut: Reach | None = None
     first_step = 0
     canvas: Canvas
+    writes_once = False
 
     @abstractmethod
     def advance(self) -> None:
@@ -231,7 +238,7 @@ class Decoding(Protocol):
     def passes(self, *, skips: bool) -> int:
         """Return how many of the steps run a pass, at most.
 
-        `skips`: no pass is run for a step that is known to transfer nothing.
+        `skips`: steps that are known to transfer nothing run no pass.
         """
         ...
 

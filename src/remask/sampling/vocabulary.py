@@ -15,7 +15,7 @@ _BITS = 32  # of a float32
 
 
 class Vocabulary:
-    """What the columns of logits [rows, columns] stand for. Here they are all tokens, and tensors are [rows, V].
+    """The tokens of the columns of logits [rows, columns]. Here they are all tokens, and tensors are [rows, V].
 
     No method changes its arguments but `bar`, `lower` and `greedy`.
     """
@@ -30,7 +30,7 @@ class Vocabulary:
             logits[:, token] = -torch.inf
 
     def lower(self, logits: Tensor, tokens: Tensor, losses: Tensor) -> None:
-        """Take `losses` [rows] off the logits of one token a row, `tokens` int64 [rows], in place."""
+        """Lower the logit of one token of each row, `tokens` int64 [rows], by `losses` [rows], in place."""
         logits.scatter_add_(1, tokens[:, None], -losses[:, None])
 
     def columns(self, values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from remask.machine.logs import FIELDS
+from remask.machine.log_format import FIELDS
 from remask.server.errors import ApiError, error_response
 from remask.server.hosts import ANY, AllowedHosts
 from remask.server.playground.files import FILES

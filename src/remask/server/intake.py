@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from remask.checks.values import LARGEST
-from remask.engine.asked import request_of
+from remask.engine.build_request import request_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM

@@ -8,7 +8,7 @@ from remask.checks.fields import declared
 from remask.checks.values import Whole
 from remask.cli.arguments.options import add_engine_options, add_model_options, add_tensor_parallel
 from remask.engine.config import AUTO
-from remask.server.limits import RequestLimits, ServerLimits
+from remask.server.limits import IntakeLimits, ServerLimits
 
 KEY_VARIABLE = "REMASK_API_KEY"
 PRIORITY_KEY_VARIABLE = "REMASK_PRIORITY_KEY"
@@ -47,7 +47,7 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model (default MODEL)")
 
 
-def add_server_options(parser: argparse.ArgumentParser, limits: type[RequestLimits]) -> Any:
+def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimits]) -> Any:
     """Add the options for the address, the API keys and each of the declared `limits`. Returns their group."""
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
