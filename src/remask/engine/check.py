@@ -20,8 +20,9 @@ from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
-from remask.sampling.growing import GrowingDecoding, masked_decoding
+from remask.sampling.growing import GrowingDecoding, canvas_grows
 from remask.sampling.kind_fields import check_fields
+from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 from remask.text.stops import Decode, StopRule
 
@@ -145,8 +146,11 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         canvas = min(shape.max_length, max_model_len)
         stops, structured = shape.stop_ids, shape.structured_attention
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
-    blockwise = asked.schedule.blockwise
-    return masked_decoding(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
+    blockwise, growing = asked.schedule.blockwise, canvas_grows(params, shape.sampling, template)
+    whole = MaskedDecoding.of(
+        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template, growing=growing
+    )
+    return GrowingDecoding(whole) if growing else whole
 
 
 def _check_terms(request: Request) -> None:

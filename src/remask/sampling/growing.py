@@ -126,29 +126,16 @@ class GrowingDecoder(MaskedDecoder):
         return [np.asarray(order, dtype=np.int64) for order in self.params.order]
 
 
-def masked_decoding(
-    prompt: Sequence[int],
-    params: SamplingParams,
-    defaults: SamplingDefaults,
-    mask_id: int,
-    seed: int,
-    *,
-    blockwise: bool,
-    template: Template | None = None,
-) -> MaskedDecoding | GrowingDecoding:
-    """Return the decoding of a request, on a canvas that grows where it, or else its model's family, says so.
+def canvas_grows(params: SamplingParams, defaults: SamplingDefaults, template: Template | None) -> bool:
+    """Whether the request, or else its model's family by `defaults`, asks for a canvas that grows.
 
-    Arguments are those of `MaskedDecoding.of`, and it raises `ConfigError` as that does; and where a canvas is to grow
-    that has something behind its response.
+    One with a `template` has its length, whatever the family does. Raises `ConfigError` where its request contradicts.
     """
-    if params.growing_canvas and template is not None:
+    if template is None:
+        return defaults.growing_canvas if params.growing_canvas is None else params.growing_canvas
+    if params.growing_canvas:
         raise ConfigError(
             "growing_canvas: a canvas that grows has nothing behind what is decoded, and the parts of this one have "
             "their places; leave growing_canvas out, or canvas and suffix"
         )
-    wanted = defaults.growing_canvas if params.growing_canvas is None else params.growing_canvas
-    growing = wanted and template is None
-    whole = MaskedDecoding.of(
-        prompt, params, defaults, mask_id, seed, blockwise=blockwise, template=template, growing=growing
-    )
-    return GrowingDecoding(whole) if growing else whole
+    return False

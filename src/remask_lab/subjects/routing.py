@@ -201,7 +201,7 @@ class RouteTracer:
         passes: list[RoutedPass] = []
         tokens: Sequence[int] = ()
         pending = engine.check(item)
-        check_length(pending)
+        check_length(engine, item)
         engine.store.drop()  # so that the prefix-only pass is seen
         self._begin(pending.decoding.length)
 
