@@ -286,3 +286,27 @@ def test_an_answer_goes_on_while_another_conversation_is_looked_at(tab: Tab, ser
     tab.page.locator("#conversations button", has_text="the second").click()
     assert tab.text(".of-user .said") == "the second"
     assert tab.count(".of-model .about") == 1
+
+
+def test_an_answer_of_a_page_that_was_closed_is_marked_and_a_deleted_one_stays_away(tab: Tab, server: Running) -> None:
+    with standing(server):
+        tab.page.fill("#message", "where am i ?")
+        tab.page.press("#message", "Enter")
+        tab.says("#conversations", "where am i ?")
+        tab.page.goto(f"{tab.base}/version")
+    server.settle()
+    tab.page.goto(f"{tab.base}/")
+    tab.forgive(404)  # of /favicon.ico, as that page names no picture
+    tab.page.click("#conversations button >> nth=0")
+    assert "Not finished" in tab.text(".of-model .about")
+    tab.page.click(".of-model [aria-label^=Regenerate]")
+    tab.says(".of-model .acts", "2/2")
+    assert "Not finished" not in tab.text(".of-model .about")
+    with held(server, steps=2) as hold:
+        tab.page.click(".of-model [aria-label^=Regenerate]")
+        hold.wait()
+        tab.says(".of-model .about", "positions settled")
+        tab.page.click("#conversations .act")
+        tab.idle()
+    assert kept(tab) == []
+    assert tab.count("#conversations li") == tab.count(".turn") == 0

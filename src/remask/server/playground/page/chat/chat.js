@@ -13,6 +13,8 @@ import { settingsOf, showSystem, startSettings } from "./settings.js";
 
 const WIDE = { history: matchMedia("(min-width: 64rem)"), settings: matchMedia("(min-width: 82rem)") };
 const TITLE = 60; // characters
+const CLOSED = "Not finished: the page was closed"; // of an answer, until it has ended
+const LEAVING_MS = 200;
 const recordings = new WeakMap(); // of versions whose forming this page has seen
 let current = null; // the conversation that is open
 let running = null; // { one, turn, version, recording, stopper, view } of the answer in progress
@@ -218,6 +220,7 @@ async function say(text) {
   fit();
   const done = await answer(one, turn, settingsOf());
   if (done) return;
+  if (!conversation(one.id)) return; // it was deleted meanwhile
   // Nothing came: all is as it was before.
   one.messages.splice(one.messages.indexOf(asked), 2, ...replaced);
   if (!one.messages.length) one.title = "";
@@ -227,28 +230,30 @@ async function say(text) {
     fit();
   }
   if (one.messages.length) save(one);
-  else if (conversation(one.id)) forget(one.id);
+  else forget(one.id);
   drawHistory();
 }
 
 async function regenerate(turn) {
   if (running) return;
   find("message").focus();
-  const shown = turn.shown;
-  const done = await answer(current, turn, settingsOf(turn.versions.length));
-  if (done) return;
+  const [one, shown] = [current, turn.shown];
+  const done = await answer(one, turn, settingsOf(turn.versions.length));
+  if (done || !conversation(one.id)) return;
   turn.versions.pop();
   turn.shown = shown;
+  save(one);
   views.get(turn)?.draw();
 }
 
 /** Ask for one version of an answer. Returns whether anything of it came. */
 async function answer(one, turn, { fields, turns }) {
-  const version = { content: "", fields, turns, system: one.system, stopped: "", stats: null };
+  const version = { content: "", fields, turns, system: one.system, stopped: CLOSED, stats: null };
   turn.shown = turn.versions.push(version) - 1;
   running = { one, turn, version, recording: new Recording(), stopper: new AbortController(), view: null };
   const { recording, stopper } = running;
   recordings.set(version, recording);
+  keep(one);
   forgive(find("chat-settings"), find("chat-problem"));
   drawMessages();
   drawHistory();
@@ -258,6 +263,8 @@ async function answer(one, turn, { fields, turns }) {
   try {
     await recording.take(chatUrl(), requestOf(one.messages, one.messages.indexOf(turn), version), stopper.signal, () => follow(recording));
   } catch (error) {
+    // Leaving the page breaks its requests off too. Nothing runs any more then, and what was kept at first stays.
+    if (error.status === 0) await new Promise((later) => setTimeout(later, LEAVING_MS));
     if (error.name !== "AbortError" && !(error instanceof Problem)) throw error;
     const [settled, all] = recording.settled;
     if (error instanceof Problem) tell(one, error);
@@ -265,7 +272,10 @@ async function answer(one, turn, { fields, turns }) {
   } finally {
     const { done, rest, text } = recording;
     version.content = done ? text : [text, ...rest.map((token) => (token === null ? " … " : recording.wordwise ? ` ${token} ` : token))].join("").replace(/ {2,}/g, " ").trim();
-    if (done) version.stats = { tokens: done.usage.completion_tokens, steps: done.work.steps, total: done.total };
+    if (done) {
+      version.stopped = "";
+      version.stats = { tokens: done.usage.completion_tokens, steps: done.work.steps, total: done.total };
+    }
     running = null;
     drawSend();
   }
@@ -274,7 +284,7 @@ async function answer(one, turn, { fields, turns }) {
     find("chat-status").textContent = "Nothing came.";
     return false;
   }
-  save(one);
+  if (conversation(one.id)) save(one); // else it was deleted meanwhile
   const atEnd = isAtEnd();
   views.get(turn)?.draw();
   if (atEnd) find("log").scrollTop = find("log").scrollHeight;

@@ -1,8 +1,7 @@
 // An answer with holes: what is typed stands, and the model fills the rest, seeing both sides.
 
-import { Problem } from "../shared/api.js";
 import { allow, find, make, millis, plural } from "../shared/dom.js";
-import { forgive, formOfAnswer, numbersOf, partsOf, placeFormOfAnswer, refuse, showDefaults } from "../shared/fields.js";
+import { attempt, formOfAnswer, numbersOf, partsOf, placeFormOfAnswer, showDefaults } from "../shared/fields.js";
 import { showRequest } from "../shared/request_code.js";
 import { chatUrl, fillPolicies, promptOf, served, systemOf } from "../shared/served.js";
 import { Recording } from "../steps/recording.js";
@@ -10,6 +9,7 @@ import { Stage } from "../steps/stage.js";
 
 const NUMBERS = ["block_length", "steps", "temperature"];
 const form = find("fill-form");
+const places = { problem: find("fill-problem"), status: find("fill-status"), stopped: "Stopped. What was filled in is kept." };
 let stopper = null; // aborts the run in progress; null while none is
 
 export function startFill() {
@@ -26,7 +26,7 @@ export function startFill() {
     run();
   });
   find("fill-stop").addEventListener("click", () => stopper?.abort());
-  find("fill-code").addEventListener("click", () => attempt(async () => showRequest(chatUrl(), bodyOf())));
+  find("fill-code").addEventListener("click", () => attempt(form, places, async () => showRequest(chatUrl(), bodyOf())));
 }
 
 /** The request body. Throws `Problem` if a field cannot be sent. */
@@ -42,20 +42,6 @@ function bodyOf() {
   };
 }
 
-/** Do something, and show what is wrong if it cannot be done. */
-async function attempt(act) {
-  forgive(form, find("fill-problem"));
-  try {
-    await act();
-  } catch (error) {
-    find("fill-status").textContent = error.name === "AbortError" ? "Stopped. What was filled in is kept." : "";
-    if (error.name === "AbortError") return;
-    if (!(error instanceof Problem)) throw error;
-    if (error.status === 401) dispatchEvent(new Event("key-refused"));
-    refuse(form, find("fill-problem"), error);
-  }
-}
-
 async function run() {
   if (stopper) return;
   stopper = new AbortController();
@@ -65,7 +51,7 @@ async function run() {
   find("fill-answer").replaceChildren();
   find("fill-status").textContent = "Filling in …";
   find("fill-steps").hidden = true;
-  await attempt(async () => {
+  await attempt(form, places, async () => {
     try {
       await recording.take(chatUrl(), bodyOf(), stopper.signal, () => draw(recording, stage));
     } finally {

@@ -78,3 +78,21 @@ export function forgive(form, place) {
   setText(place, "");
   form.querySelectorAll("[aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
 }
+
+/**
+ * Do something for a form, and show what is wrong if it cannot be done.
+ *
+ * `places` has the elements `problem` and `status`, what is said where it was stopped, and `names` as `refuse` has them.
+ */
+export async function attempt(form, { problem, status, stopped = "Stopped.", names = {} }, act) {
+  forgive(form, problem);
+  try {
+    await act();
+  } catch (error) {
+    status.textContent = error.name === "AbortError" ? stopped : "";
+    if (error.name === "AbortError") return;
+    if (!(error instanceof Problem)) throw error;
+    if (error.status === 401) dispatchEvent(new Event("key-refused"));
+    refuse(form, problem, error, names);
+  }
+}

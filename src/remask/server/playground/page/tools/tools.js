@@ -1,8 +1,7 @@
 // Calls of tools: the functions that the model is told of, the calls that it makes, and what they returned.
 
-import { Problem } from "../shared/api.js";
 import { allow, find, make, plural } from "../shared/dom.js";
-import { forgive, numbersOf, parsed, refuse } from "../shared/fields.js";
+import { attempt, numbersOf, parsed } from "../shared/fields.js";
 import { showRequest } from "../shared/request_code.js";
 import { served } from "../shared/served.js";
 import { Recording } from "../steps/recording.js";
@@ -25,6 +24,7 @@ const EXAMPLE = [
 const SUCH = '[{"type": "function", "function": {"name": "get_weather"}}]';
 const CHOICES = { required: "one must be made", auto: "the model decides", none: "none" };
 const form = find("tools-form");
+const places = { problem: find("tools-problem"), status: find("tools-status"), names: { tool_choice: "choice" } };
 let turns = []; // messages of the conversation so far
 let stopper = null; // aborts the run in progress; null while none is
 
@@ -40,7 +40,7 @@ export function startTools() {
     run();
   });
   find("tools-stop").addEventListener("click", () => stopper?.abort());
-  find("tools-code").addEventListener("click", () => attempt(async () => showRequest(URL, bodyOf(turns.length ? turns : opening()))));
+  find("tools-code").addEventListener("click", () => attempt(form, places, async () => showRequest(URL, bodyOf(turns.length ? turns : opening()))));
   find("tools-go-on").addEventListener("click", goOn);
 }
 
@@ -77,19 +77,6 @@ function bodyOf(messages) {
   };
 }
 
-async function attempt(act) {
-  forgive(form, find("tools-problem"));
-  try {
-    await act();
-  } catch (error) {
-    find("tools-status").textContent = error.name === "AbortError" ? "Stopped." : "";
-    if (error.name === "AbortError") return;
-    if (!(error instanceof Problem)) throw error;
-    if (error.status === 401) dispatchEvent(new Event("key-refused"));
-    refuse(form, find("tools-problem"), error, { tool_choice: "choice" });
-  }
-}
-
 async function run() {
   if (stopper) return;
   stopper = new AbortController();
@@ -97,7 +84,7 @@ async function run() {
   find("tools-status").textContent = "Asking …";
   drawTurns();
   const recording = new Recording();
-  await attempt(async () => {
+  await attempt(form, places, async () => {
     const show = () => drawTurns({ role: "assistant", content: recording.text, tool_calls: recording.calls });
     await recording.take(URL, bodyOf(turns), stopper.signal, show);
     const calls = recording.calls.length ? { tool_calls: recording.calls } : {};
