@@ -18,12 +18,13 @@ from remask.machine.log_format import FIELDS
 from remask.server.errors import ApiError, error_response
 from remask.server.hosts import ANY, AllowedHosts
 from remask.server.playground.files import FILES
+from remask.server.reference.files import FILES as REFERENCE
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
 
 log = logging.getLogger(__name__)
 
 PROBES = frozenset(["/health", "/ping"])  # which say nothing of use to other sites' pages
-OPEN_PATHS = frozenset([*PROBES, *FILES])  # health probes have no key, and the playground's page asks for one
+OPEN_PATHS = frozenset([*PROBES, *FILES, *REFERENCE])  # health probes have no key, and pages ask for one
 MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
