@@ -193,7 +193,7 @@ class LLM:
         log.info(
             "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s device=%s threads=%d (%s) "
             "tensor_parallel=%d attention=%s (%s) overlap=%s graphs=%s (%s) cache=%s%s %s max_model_len=%d "
-            "pool=%.2f GB",
+            "pool=%.2f GB (%d tokens of K/V in %s)",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
@@ -213,6 +213,8 @@ class LLM:
             self.engine_config,
             self.engine.max_model_len,
             self.engine.pool.nbytes / 1e9,
+            self.engine.pool.pages * self.engine.pool.page_size,
+            str(self.model.kv_dtype).removeprefix("torch."),
         )
 
     def _check_memory(
