@@ -1,10 +1,11 @@
 """Which number format `--quantization auto` takes: the fastest that fits."""
 
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
 from remask.engine.capacity import DeviceMemory, weight_bytes
+from remask.engine.config import AUTO
 from remask.errors import ConfigError
 from remask.machine.device import BFLOAT16_PARAMETERS
 from remask.model.config import ModelConfig
@@ -12,7 +13,6 @@ from remask.model.int8_kernels import int8_kernel
 from remask.model.quantised import check_sizes
 from remask.model.quantization_names import Quantization
 
-AUTO: Final = "auto"
 Asked: TypeAlias = Quantization | Literal["auto"] | None
 
 
