@@ -23,6 +23,7 @@ from remask.engine.capacity import DeviceMemory, check_weights_fit
 from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.device_defaults import read_defaults
 from remask.engine.engine import Engine
+from remask.engine.few_bits import Asked, resolve_quantization
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
 from remask.errors import ConfigError, DecisionError
@@ -30,7 +31,6 @@ from remask.machine.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.machine.device import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
 from remask.model.invariant import check_ranks
 from remask.model.quantised import check_quantization, described
-from remask.model.quantization_names import Quantization
 from remask.model.ranks import Ranks, Shard
 from remask.model.transformer import Transformer
 from remask.parallel import lead
@@ -123,7 +123,8 @@ class LLM:
         tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
             each, from `device` on. They end with `close`, with this object, or with this process.
         quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: quantized weights, made when the
-            weights are read. K/V and hidden states stay of the dtype.
+            weights are read. `auto` is `int8` on a CPU where it is faster than float32, and else what fits. Hidden
+            states stay of the dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16.
         progress: show progress bars on stderr while loading and profiling.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
@@ -150,7 +151,7 @@ class LLM:
         threads: int | None = None,
         spare_cores: int = 0,
         tensor_parallel: int = 1,
-        quantization: Quantization | None = None,
+        quantization: Asked = None,
         progress: bool = False,
     ) -> None:
         one_of("load_format", load_format, ("auto", "dummy"))
@@ -170,11 +171,16 @@ class LLM:
         Shard(0, tensor_parallel).check(found.config)
         if self.engine_config.batch_invariant:
             check_ranks(tensor_parallel)
-        quantization = quantization or found.quantization
+        kind, why = resolve_dtype(dtype, place, found.config.parameters)
+        room = self._memory(place)
+        quantization, bits_why = resolve_quantization(
+            quantization, found.quantization, found.config, kind, place, room, tensor_parallel
+        )
         for rank in range(tensor_parallel):
             check_quantization(quantization, Shard(rank, tensor_parallel).part(found.config), place)
-        kind, why = resolve_dtype(dtype, place, found.config.parameters)
-        self._check_memory(found, kind, place, tensor_parallel, quantization)
+        if room is not None:
+            apart = place.type == "cuda"
+            check_weights_fit(found.config, kind, room, tensor_parallel, apart=apart, quantization=quantization)
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
         ranks = Ranks()
@@ -203,15 +209,16 @@ class LLM:
             self.close()
             raise
         log.info(
-            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s device=%s threads=%d (%s) "
+            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s (%s) device=%s threads=%d (%s) "
             "tensor_parallel=%d attention=%s (%s) overlap=%s graphs=%s (%s) cache=%s%s %s max_model_len=%d "
-            "pool=%.2f GB",
+            "pool=%.2f GB (%d tokens of K/V in %s)",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
             str(kind).removeprefix("torch."),
             why,
             described(quantization, place),
+            bits_why,
             place,
             used.number,
             used.why,
@@ -225,28 +232,17 @@ class LLM:
             self.engine_config,
             self.engine.max_model_len,
             self.engine.pool.nbytes / 1e9,
+            self.engine.pool.pages * self.engine.pool.page_size,
+            str(self.model.kv_dtype).removeprefix("torch."),
         )
 
-    def _check_memory(
-        self,
-        found: FoundModel,
-        dtype: torch.dtype,
-        device: torch.device,
-        processes: int,
-        quantization: Quantization | None,
-    ) -> None:
-        """Raise `ConfigError` where the weights do not fit, before any is read."""
-        cuda, share = device.type == "cuda", 1.0
-        if cuda:
-            share = self.engine_config.gpu_memory_utilization or DEFAULT_UTILIZATION
+    def _memory(self, device: torch.device) -> DeviceMemory | None:
+        """What the weights may take; None where the system does not say."""
+        if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
-        elif (there := memory()) is not None:
-            total, free = there
-        else:
-            return
-        check_weights_fit(
-            found.config, dtype, DeviceMemory(total, free, share), processes, apart=cuda, quantization=quantization
-        )
+            return DeviceMemory(total, free, self.engine_config.gpu_memory_utilization or DEFAULT_UTILIZATION)
+        there = memory()
+        return None if there is None else DeviceMemory(*there, 1.0)
 
     def close(self) -> None:
         """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards.

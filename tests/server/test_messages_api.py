@@ -73,7 +73,13 @@ def test_why_an_answer_ends(client: anthropic.Anthropic) -> None:
 def test_a_call_that_must_be_made_is_a_block(taught: Running) -> None:
     forms()
     own = {"block_length": 64, "steps": 8, "seed": 3}
-    fields: Any = {"model": "bundled-tariff", "messages": HELLO, "max_tokens": 48, "tools": [TOOL, OTHER], "extra_body": own}
+    fields: Any = {
+        "model": "bundled-tariff",
+        "messages": HELLO,
+        "max_tokens": 48,
+        "tools": [TOOL, OTHER],
+        "extra_body": own,
+    }
     fields["tool_choice"] = {"type": "tool", "name": "buy"}
     with anthropic.Anthropic(base_url=taught.base, api_key="any", max_retries=0) as client:
         answer: Any = client.messages.create(**fields)

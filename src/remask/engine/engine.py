@@ -77,10 +77,11 @@ class Engine:
             model.ranks.everywhere(attend, model, executor)
         self.model = model = batch_invariant(model) if config.batch_invariant else model
         self.config, self.decode, self.clock = config, decode, clock
-        self.max_model_len = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
-        if self.max_model_len > shape.max_length:
-            raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
-        self.memory = Memory(model, config, self.max_model_len, fingerprint)
+        longest = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
+        if longest > shape.max_length:
+            raise ConfigError(f"max_model_len={longest} exceeds the model's {shape.max_length} positions")
+        self.memory = Memory(model, config, longest, fingerprint)
+        self.max_model_len = self.memory.max_model_len
         self.limits = RequestLimits.of(config, self.max_model_len)
         self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
         self._queued: QueuedPass | None = None  # a pass that is queued and not read yet

@@ -38,17 +38,22 @@ log = logging.getLogger(__name__)
 
 
 class Memory:
-    """One pool of pages for running requests and for the prefix store."""
+    """One pool of pages for running requests and for the prefix store.
+
+    Attributes:
+        max_model_len: the longest canvas in tokens, which may be shorter than what was asked for.
+    """
 
     def __init__(self, model: Transformer, config: EngineConfig, max_model_len: int, fingerprint: str) -> None:
         shape, self.model = model.config, model
         self.shape = shape
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         size = page_size(config.page_size, shape)
-        room = share_out(model, config, canvases, max_model_len + size)
-        self.store_budget, self.pass_rows, self._spare = room.store, room.rows, room.spare
         # A lease splits a canvas in two, so a canvas may end one page later than its length says.
-        self._pages = canvases + -(-(canvases * max_model_len + self.store_budget) // size)
+        room = share_out(model, config, canvases, max_model_len, size)
+        self.store_budget, self.pass_rows, self._spare = room.store, room.rows, room.spare
+        self.max_model_len = room.longest
+        self._pages = -(-(room.running + self.store_budget) // size)
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
         self.recent = RecentPrompts(useful=config.prefix_min)
@@ -93,7 +98,7 @@ class Memory:
         needed = (self._pages * self._size + 1) * token
         if needed <= self._spare:
             return
-        stored = token_bytes(config, item, self.model.ranks.shard.size)
+        stored = token_bytes(config, item, self.model.ranks.shard.size, self.model.kv_dtype.itemsize)
         less = -(-(needed - self._spare) // (stored.kv + stored.state + token))
         fitting = self.store_budget - less - self._size  # as pages are whole
         way = f"--store-budget-tokens {fitting}, " if fitting >= 0 else ""
@@ -258,7 +263,7 @@ def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Re
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:
     """K/V memory for the heads of one rank."""
-    return Pool(model.part, pages, page_size, model.dtype, model.device)
+    return Pool(model.part, pages, page_size, model.kv_dtype, model.device, model.dtype)
 
 
 def _new_states(model: Transformer, tokens: int) -> Tensor:
