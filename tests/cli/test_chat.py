@@ -63,7 +63,7 @@ def test_a_model_alone_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(LLM, "__init__", watched)
     status, said, _ = chat(monkeypatch, capsys, [USER], "bundled-transit", "--dtype", "float32")
     assert (status, len(said)) == (0, 1)
-    chat(monkeypatch, capsys, [USER], "bundled-transit", "--quantization", "int8")
+    chat(monkeypatch, capsys, [USER], "bundled-transit", "--quantization", "int8", "--cache", "none")
     assert seen == [("bundled-transit", "auto"), ("bundled-transit", "int8")]
 
 
