@@ -51,7 +51,12 @@ def test_serve_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_chat_answers_with_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     opened: list[LLM] = []
-    monkeypatch.setattr("remask.cli.chat_local.open_llm", lambda *told: opened.append(open_llm(*told)) or opened[0])
+
+    def opening(*told: Any) -> LLM:
+        opened.append(open_llm(*told))
+        return opened[-1]
+
+    monkeypatch.setattr("remask.cli.chat_local.open_llm", opening)
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     sampling = '{"max_tokens": 2, "steps": 2}'
     assert main(["--quiet", "chat", "--model", "bundled", "--cache", OWN, "--sampling", sampling]) == 0
