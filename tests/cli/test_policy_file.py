@@ -1,13 +1,19 @@
 """`--cache FILE.py:CLASS`: a policy of one's own without a package, and what is wrong with one in words."""
 
+import csv
+import io
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from remask.cli import main
+from remask.cli.options import open_llm
 from remask.cli.policy_file import policy_option
 from remask.errors import ConfigError
+from remask.llm import LLM
 from remask.server.protocol import CompletionBody
 from tests.cli.test_generate import GOOD, run
 
@@ -29,6 +35,55 @@ def test_a_file_names_a_policy(tmp_path: Path) -> None:
     assert often["usage"]["row_layers"] == plain["usage"]["row_layers"]
     other = answer(tmp_path, {**GOOD, "cache": "none"}, "--cache", OWN)
     assert other["usage"]["row_layers"] == plain["usage"]["row_layers"]
+
+
+def test_serve_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As told on the command line; a server that never listens."""
+    loaded: list[LLM] = []
+    monkeypatch.setattr("remask.server.app.create_app", lambda llm, *_: loaded.append(llm))
+    monkeypatch.setattr("remask.server.run.Server", lambda *_: SimpleNamespace(run=lambda: None))
+    options = ["--model", "bundled", "--port", "0", "--cache", OWN, "--cache-config", '{"interval": 3}']
+    assert main(["--quiet", "serve", *options]) == 0
+    (llm,) = loaded
+    policy: Any = llm.cache
+    assert (type(policy).__name__, policy.interval) == ("PromptOnce", 3)
+
+
+def test_chat_answers_with_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    opened: list[LLM] = []
+
+    def opening(*told: Any) -> LLM:
+        opened.append(open_llm(*told))
+        return opened[-1]
+
+    monkeypatch.setattr("remask.cli.chat_local.open_llm", opening)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    sampling = '{"max_tokens": 2, "steps": 2}'
+    assert main(["--quiet", "chat", "--model", "bundled", "--cache", OWN, "--sampling", sampling]) == 0
+    assert type(opened[0].cache).__name__ == "PromptOnce"
+    assert "error" not in capsys.readouterr().err
+
+
+def test_inspect_store_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose own settings are checked, so that another name is refused."""
+    lines = tmp_path / "requests.jsonl"
+    lines.write_text(json.dumps(GOOD), encoding="utf-8")
+    words = ["--quiet", "inspect", "store", "--model", "bundled", "--input", str(lines), "--json", "--cache", OWN]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["fullest"]["used"] > 0
+    assert main([*words, "--cache-config", '{"intervall": 3}']) == 2
+    assert "Unknown setting of cache policy 'PromptOnce' 'intervall'" in capsys.readouterr().err
+
+
+def test_bench_compares_it(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    shape = ["--requests", "2", "--rounds", "1", "--concurrency", "2", "--prefix-tokens", "8", "--prompt-tokens", "8"]
+    words = ["bench", "--model", "llada-tiny", "--load-format", "dummy", *shape, "--max-tokens", "4", "--caches", OWN]
+    assert main(["--quiet", *words, "--cache-config", json.dumps({OWN: {"interval": 2}}), "--csv", str(rows)]) == 0
+    with rows.open(encoding="utf-8", newline="") as file:
+        none, own = csv.DictReader(file)
+    assert json.loads(own["settings"]) == {"interval": 2}
+    assert int(own["row_layers"]) < int(none["row_layers"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import asdict, replace
+from functools import partial
 
 from remask.checkpoint.bundled import BUNDLED_TRANSIT
 from remask.cli.options import check_folder, object_option, open_llm
@@ -9,24 +10,28 @@ from remask.cli.policy_file import policy_option
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.machine.disk import write_whole
 from remask.request.sampling_params import SamplingParams
 from remask_lab.arguments.common import check_least, separated
+from remask_lab.asked.results import check_result_options, keep_pictures
 from remask_lab.asked.workload import asked_sampling, asked_task, asked_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.fewer_steps import asked_step_baselines
 from remask_lab.bench.names import COMPARED_CACHES, PREFIXES
-from remask_lab.bench.report import table
+from remask_lab.bench.plot import plot_bench
+from remask_lab.bench.report import csv_text, table
 from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, chat_workload, conversation_workload, own_task
 from remask_lab.cli.arguments.bench import ALL
 from remask_lab.records.record import write_record
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table, and write the record where `--json` asks for it."""
+    """Measure, print the table, and put the result where the options say."""
     check_least(args, concurrency=1, rounds=1)
     check_folder("--json", args.json)
+    check_result_options(args)
     limits = EngineConfig(max_num_seqs=args.concurrency, batch_invariant=args.batch_invariant)
     replace(limits, prefix_match=args.prefix_match)  # what cannot be combined is refused now, not between two rows
     with open_llm(args, engine=limits) as llm:
@@ -37,7 +42,11 @@ def run(args: argparse.Namespace) -> int:
     record.data["left_out"] = [asdict(left) for left in left_out]
     if args.json:
         write_record(args.json, record)
+    if args.csv:
+        write_whole("--csv:", args.csv, csv_text(record))
     print(table(record, detail=detail))
+    if args.plots:
+        keep_pictures(partial(plot_bench, record), args.plots)
     return 0
 
 

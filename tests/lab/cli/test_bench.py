@@ -1,5 +1,6 @@
 """`remask bench`: the table, the JSON, and what it refuses."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -38,7 +39,8 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     shape = ["--prefix-tokens", "40", "--prompt-tokens", "6", "--max-tokens", "8"]
     policies = ["--caches", "none,reuse,bicache", "--cache-config", '{"bicache": {"depth": 1, "refresh_interval": 4}}']
     model = ["--model", "llada-tiny", "--load-format", "dummy"]
-    assert bench(*model, *SMALL, *shape, *policies, "--json", str(target)) == 0
+    results = ["--json", str(target), "--csv", str(tmp_path / "bench.csv"), "--plots", str(tmp_path / "pictures")]
+    assert bench(*model, *SMALL, *shape, *policies, *results) == 0
     report = read_record(target, "bench")
     assert report.data["left_out"] == []
     none, reuse, bicache = report.data["results"]
@@ -56,6 +58,25 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     assert none["ratio_to_none"] == none["agreement_with_none"] == 1
     table = capsys.readouterr().out
     assert table.count("|") == 9 * (2 + 3)
+    with (tmp_path / "bench.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    for line, row in zip(lines, report.data["results"], strict=True):
+        assert line["cache"] == row["cache"]
+        assert float(line["throughput_tok_s"]) == row["throughput_tok_s"]
+        assert [float(line["ratio_range_low"]), float(line["ratio_range_high"])] == row["ratio_range"]
+        assert json.loads(line["settings"]) == row["settings"]
+        assert line["accuracy"] == line["accuracy_interval_low"] == ""
+    pictures = sorted((tmp_path / "pictures").iterdir())
+    assert [path.name for path in pictures] == ["bench-quality.png", "bench-work.png"]
+    assert all(f"Picture: {path}" in table for path in pictures)
+
+
+@pytest.mark.parametrize("option", ["--csv", "--plots"])
+def test_where_a_result_cannot_be_kept_is_said_first(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--model", "bundled", option, str(tmp_path / "none" / "x")) == 2
+    assert f"{option}: there is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

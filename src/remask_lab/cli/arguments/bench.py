@@ -4,6 +4,7 @@ import argparse
 
 from remask.cli.arguments.options import add_batch_invariant, add_model_options, add_tensor_parallel
 from remask.store.prefix_names import PREFIX_MATCHES
+from remask_lab.arguments.results import add_plots_option
 from remask_lab.arguments.workload import add_workload_options
 
 ALL = "all"
@@ -48,5 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_options(parser, requests=200)
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
     parser.add_argument("--json", metavar="FILE", help="write the full result to FILE")
+    parser.add_argument("--csv", metavar="FILE", help="write the table's rows to FILE, with all that they measure")
+    add_plots_option(parser)
     add_model_options(parser)
     add_tensor_parallel(parser)
