@@ -18,7 +18,7 @@ from remask.server.surfaces.messages_body import FOREIGN_TO_MESSAGES
 from remask.server.surfaces.responses_body import FOREIGN_TO_RESPONSES
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "sampling.md", DOCS / "serving.md")
+PAGES = tuple(DOCS / f"{name}.md" for name in ("sampling", "http", "decisions", "responses-and-messages"))
 BLOCK = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 

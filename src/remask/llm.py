@@ -570,7 +570,7 @@ class LLM:
     ) -> Decided:
         """Answer questions over one state by the model's distribution over a few labels each; nothing is generated.
 
-        The fields are those of `docs/serving.md`, section "Decisions". Each question is a canvas of its own, all of
+        The fields are those of `docs/decisions.md`. Each question is a canvas of its own, all of
         them in one batch over the state as their shared prefix, and takes one pass; with labels of several tokens, one
         for each beginning of a label, in the same batch. `cache` and `cache_config` are as in `generate`. Raises
         `ConfigError`, before anything runs, where a question cannot be asked.
