@@ -185,7 +185,7 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
                 plan=request.plan,
                 cost=request.cost,
                 prefix=request.branches[0].prefix,
-                hidden=hidden[first : first + request.predicted],
+                hidden=hidden[first : first + len(request.plan.predicted)],
                 _pool=engine.pool,
                 _tables=request.branches[0].tables,
             )

@@ -175,7 +175,7 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
             return []
     scored, at = list[Scored](), 0
     for running in requests:
-        rows = running.predicted * len(running.items())
+        rows = sum(len(plan.predicted) for _, plan in running.items())
         scored += score_isolated(runner, Ran(Batch([running]), [], ran.hidden[at : at + rows]), fail)
         at += rows
     return scored

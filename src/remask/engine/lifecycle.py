@@ -214,17 +214,8 @@ class Lifecycle:
 
     def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer what a request's pass predicted, and report it."""
-        for observer in self.observers.attached:
-            observer.settling(running)
-        stats, tally = self.stats, running.tally
-        stats.refreshes += tally.refreshes
-        stats.prefix_refreshes += tally.refreshes_prefix
-        stats.row_layers_saved += tally.saved
-        if self.running.limits.max_refreshes is not None:
-            self.refreshes.ran(running)
-        hook = running.plan.hook
-        if hook is not None and hook.releases_inputs:
-            self.memory.forget_inputs(running)
+        if running.tally.forwards:
+            self._count(running)
         transfer = running.apply(scores)
         if running.closing:
             return
@@ -236,6 +227,20 @@ class Lifecycle:
         running.end.check(running.pending.decoding, running.decoder)
         if transfer is not None or settled:
             self._tell(running, Event(name, transfer=transfer, settled=settled))
+
+    def _count(self, running: RunningRequest) -> None:
+        """Note the pass of a request, which has run and has not been applied."""
+        for observer in self.observers.attached:
+            observer.settling(running)
+        stats, tally = self.stats, running.tally
+        stats.refreshes += tally.refreshes
+        stats.prefix_refreshes += tally.refreshes_prefix
+        stats.row_layers_saved += tally.saved
+        if self.running.limits.max_refreshes is not None:
+            self.refreshes.ran(running)
+        hook = running.plan.hook
+        if hook is not None and hook.releases_inputs:
+            self.memory.forget_inputs(running)
 
     def _tell(self, running: RunningRequest, event: Event) -> None:
         running.record.reported = True

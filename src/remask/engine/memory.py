@@ -11,6 +11,7 @@ from torch import Tensor
 from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, token_bytes
 from remask.engine.config import EngineConfig
+from remask.engine.drafting import Drafting
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim, Decision, NoRoom, Placement
 from remask.engine.request import Request
@@ -167,11 +168,15 @@ class Memory:
             other = _unconditional(canvas, self.shape.mask_id, request.template)
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING))
         usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
+        usage.accepted = None if request.params.speculate is None else 0
         if shared.prefix is not None:
             usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
             usage.cached_tokens = shared.found_tokens
         owned += [page.extent for page in shared.pages]
-        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))))
+        moves = list(shared.moves(first.slots(0)))
+        drafts = [extent.slots() for (extent,) in placement.own[pending.canvases :]]
+        drafting = Drafting(drafts) if drafts else None
+        claim = Claim(owned, shared.leases, shared.publishes, moves, drafting)
         return RunningRequest(pending, placement.policy, tuple(states), claim, self.shape.vocab, Record(usage))
 
     def free(self, running: RunningRequest) -> None:
@@ -185,7 +190,7 @@ class Memory:
             branch.states = branch.hook_state = None
         for lease in claim.leases:
             self.store.release(lease)
-        claim.leases = ()
+        claim.leases, claim.drafting = (), None
         if claim.shares is not None:
             claim.shares.release()
             claim.shares = None

@@ -5,14 +5,17 @@ from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Self, TypeAlias
 
+import numpy as np
+
 from remask.engine.canvas_state import CanvasState
+from remask.engine.drafting import same
 from remask.engine.ending import ResponseEnd
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim
 from remask.engine.request import Request
 from remask.errors import PlanError
 from remask.plan.plan import LastPass, Plan, StepFacts, View
-from remask.plan.spans import Mask
+from remask.plan.spans import Mask, Positions
 from remask.policies.base import CachePolicy, Schedule
 from remask.readers.base import Reader, Start
 from remask.readers.own import readers_of
@@ -27,6 +30,7 @@ class Tally:
     """What a pass of a request counts as.
 
     Attributes:
+        forwards: passes that it counts as in usage; 0 of one that was run as a draft before.
         cost: row-layers that it computes.
         rows: most rows that it has in any layer.
         saved: row-layers of its canvases that it does not compute.
@@ -34,11 +38,15 @@ class Tally:
         refreshes_prefix: it computes rows of the leased prefix, above the boundary.
     """
 
+    forwards: int
     cost: int
     rows: int
     saved: int
     refreshes: bool
     refreshes_prefix: bool
+
+
+_DRAFTED = Tally(0, 0, 0, 0, refreshes=False, refreshes_prefix=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,7 @@ class PlannedRequest:
         return self.branches[0].ledger.layers
 
     def items(self) -> Items:
-        """What the next pass computes: a plan for each canvas that takes part.
+        """What the next pass computes: a plan for each canvas that takes part, drafts last.
 
         Each pass is planned once, however long it waits for its turn.
         """
@@ -131,8 +139,30 @@ class PlannedRequest:
                 self._items = ((self.branches[0], again),)
             else:
                 self._items = self._planned()
+            drafting = self.claim.drafting
+            if drafting is not None and self._standing is not None:
+                (first, plan), *_ = self._items
+                drafts = drafting.propose(first, self.decoder, self._last_pass, plan, self.repeated)
+                self._items = (*self._items, *drafts)
+            if again is None or drafting is not None:
                 self._tally = self._counted(self._items)
         return self._items
+
+    def undrafted(self) -> None:
+        """Leave the drafts out of the next pass."""
+        items = self.items()
+        if self.claim.drafting is not None and len(items) > 1:
+            self.revised(items[:1])
+
+    def drafted(self, draft: CanvasState) -> bool:
+        """Whether `draft`, which the last pass computed, is the canvas as it is now. Its pass is the next one then."""
+        first, decoder = self.branches[0], self.decoder
+        if decoder.finished or not same(draft.canvas, first.canvas, decoder.block):
+            return False
+        again = self.repeated(decoder, first.canvas.noisy)
+        if again is not None:
+            self._items, self._tally = ((first, again),), _DRAFTED
+        return again is not None
 
     def _planned(self) -> Items:
         first, decoder = self.branches[0], self.decoder
@@ -166,14 +196,15 @@ class PlannedRequest:
         return last.plan.repeated(last.block, noisy)
 
     def _counted(self, items: Items) -> Tally:
-        cost = sum(plan.cost for _, plan in items)
+        cost, own = sum(plan.cost for _, plan in items), items[: len(self.branches)]
         first, live = items[0][0], items[0][1].spans[-1].rows
         lent = first.prefix.parts if self.claim.leases and first.prefix is not None else ()
         return Tally(
+            forwards=len(own) if self._schedule.own_clocks else 1,
             cost=cost,
             rows=sum(plan.widest for _, plan in items),
-            saved=sum(len(branch.canvas) for branch, _ in items) * self.layers - cost,
-            refreshes=any(plan.refreshes for _, plan in items),
+            saved=sum(len(branch.canvas) * self.layers - plan.cost for branch, plan in own),
+            refreshes=any(plan.refreshes for _, plan in own),
             refreshes_prefix=any(live[part.start : part.stop].any() for part in lent),
         )
 
@@ -200,9 +231,22 @@ class PlannedRequest:
         return self.tally.rows
 
     @property
+    def paired(self) -> bool:
+        """Whether the unconditional canvas takes part in the next pass."""
+        return len(self.branches) == 2 and len(self.items()) == 2
+
+    @property
+    def positions(self) -> Positions:
+        """The positions whose rows are read of the next pass, those of drafts after the canvas' own, int64."""
+        first, *others = self.items()
+        if not others or self.paired:
+            return first[1].predicted
+        return np.concatenate([first[1].predicted, *(plan.predicted for _, plan in others)])
+
+    @property
     def predicted(self) -> int:
-        """Number of positions that the next pass predicts."""
-        return len(self.plan.predicted)
+        """Number of positions that are read of the next pass."""
+        return len(self.plan.predicted) if self.claim.drafting is None else len(self.positions)
 
     @property
     def refreshes(self) -> bool:
@@ -212,7 +256,7 @@ class PlannedRequest:
     @property
     def transfers(self) -> Transfers | None:
         """What is known of the positions that the next pass transfers; None where the host must choose."""
-        if not self._foreseeable or self.closing:
+        if not self._foreseeable or self.closing or self.claim.drafting is not None:
             return None
         plan = self.plan
         if plan.fills:
@@ -224,7 +268,7 @@ class PlannedRequest:
     def candidates(self) -> Candidates:
         """The positions that the next pass predicts, as the device sees them."""
         places = [branch.places for branch in self.branches]
-        return Candidates(self.transfers, self.plan.predicted, self.decoder.block, places)
+        return Candidates(self.transfers, self.positions, self.decoder.block, places)
 
     def at(self, decoder: Decoder, plan: Plan | None = None) -> Self:
         """A copy in the later step of `decoder`, with one canvas and the plan of that step, where that is known."""

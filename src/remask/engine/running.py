@@ -52,6 +52,16 @@ class Scores(NamedTuple):
         shares = tuple((reader, numbers[:, some]) for reader, numbers in self.shares)
         return Scores(self.tokens[some], self.confidence[some], shares, chosen)
 
+    def parts(self, counts: Sequence[int]) -> "list[Scores]":
+        """Those of so many positions each, in order. The host chooses of them."""
+        found, start = [], 0
+        for count in counts:
+            own = slice(start, start + count)
+            start = own.stop
+            shares = tuple((reader, numbers[:, own]) for reader, numbers in self.shares)
+            found.append(Scores(self.tokens[own], self.confidence[own], shares))
+        return found
+
 
 NO_SCORES = Scores(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
 
@@ -154,8 +164,10 @@ class RunningRequest(PlannedRequest):
         """See `Member`: its policy plans the next pass."""
         return loop.guarded(self, POLICY, self.items)
 
-    def offer(self, row_layers: int | None) -> int:  # noqa: ARG002
-        """See `Member`: its pass is never cut."""
+    def offer(self, row_layers: int | None) -> int:
+        """See `Member`: its pass is never cut, but where it would be too much drafts are left out."""
+        if row_layers is not None and self.tally.cost > row_layers:
+            self.undrafted()
         return self.tally.cost
 
     def enter(self, loop: RequestLoop, batch: RequestList) -> None:
@@ -170,8 +182,20 @@ class RunningRequest(PlannedRequest):
         batch.requests.append(self)
 
     def ran(self, loop: RequestLoop, scores: Scores) -> None:
-        """See `Member`: what was predicted is transferred."""
-        loop.settle(self, scores)
+        """See `Member`: what was predicted is transferred, and what was of drafts, as far as these come true."""
+        if self.claim.drafting is None:
+            loop.settle(self, scores)
+            return
+        items = self.items()
+        own, *others = scores.parts([len(plan.predicted) for _, plan in items])
+        drafts = list(zip((draft for draft, _ in items[1:]), others, strict=True))
+        loop.settle(self, own)
+        while not self.released:
+            known = next((scores for draft, scores in drafts if self.drafted(draft)), None)
+            if known is None:
+                return
+            self.record.usage.accepted = (self.record.usage.accepted or 0) + 1
+            loop.settle(self, known)
 
     def failed(self, loop: RequestLoop, error: Exception) -> None:
         """See `Member`: it ends."""
@@ -184,7 +208,7 @@ class RunningRequest(PlannedRequest):
         if first.fills and self._count.passes > len(self.branches[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
         if self.readers and self.predicted:
-            step = self._read_pass(items)
+            step = self._read_pass()
             for reader in self.readers:
                 reader.admit(step)
         for branch, plan in items:
@@ -194,13 +218,13 @@ class RunningRequest(PlannedRequest):
         """What its readers do with the predicted rows of the next pass."""
         if not self.readers or not self.predicted:
             return ()
-        step = self._read_pass(self.items())
+        step = self._read_pass()
         found = ((reader, reader.on_device(step)) for reader in self.readers)
         return tuple((reader, read) for reader, read in found if read is not None)
 
     def rows(self, at: int, reads: Reads) -> RowGroup | None:
         """How its logits are read if they begin at row `at` of the pass; None where it predicts nothing."""
-        positions = self.plan.predicted
+        positions = self.positions
         after = at + len(positions)
         if after == at:
             return None
@@ -208,14 +232,13 @@ class RunningRequest(PlannedRequest):
         group = self.decoder.group(slice(at, after), positions)
         if reads:
             group.reads = tuple(read for _, read in reads)
-        if len(self.items()) == 2:
+        if self.paired:
             group.guide = slice(after, after + len(positions))
         return group
 
-    def _read_pass(self, items: Items) -> ReadPass:
-        paired = len(items) == 2
-        again = paired and self.policy.guides(self.decoder.step + 1)
-        return ReadPass(self.decoder, items[0][1].predicted, paired, again, self._layer_work)
+    def _read_pass(self) -> ReadPass:
+        again = self.paired and self.policy.guides(self.decoder.step + 1)
+        return ReadPass(self.decoder, self.positions, self.paired, again, self._layer_work)
 
     def apply(self, scores: Scores) -> Transfer | None:
         """End the pass, and transfer what the plan, the device or the sampler chooses; None: nothing is transferred."""
@@ -227,11 +250,11 @@ class RunningRequest(PlannedRequest):
         for reader, numbers in scores.shares:
             reader.read(found, numbers)
         if self.readers and not self.closing:
-            step = self._read_pass(items)
+            step = self._read_pass()
             for reader in self.readers:
                 reader.ended(step, None if plan.fills else found)
-        record, claim = self.record, self.claim
-        record.usage.forwards += len(items) if self._schedule.own_clocks else 1
+        record, claim, paired = self.record, self.claim, self.paired
+        record.usage.forwards += self._tally.forwards
         record.usage.row_layers += self._tally.cost
         self._items = None
         if claim.shares is not None:
@@ -239,7 +262,7 @@ class RunningRequest(PlannedRequest):
         if plan.fills:
             self._filled(items)
             return None
-        self._count.paired += len(items) - 1
+        self._count.paired += paired
         self._last_pass = LastPass(found.positions, found.tokens, found.confidence, found.entropies)
         if scores.chosen is None:
             transfer = self._write(*self._choose(plan, found))

@@ -23,6 +23,7 @@ _EDITS = Whole(0, 2**30)
 _TOKEN = Whole(0, POSITIONS)
 _TEMPERATURE = Real(0, 1000)
 _NATS = Real(0, 1e6)
+MOST_DRAFTS = 32  # states of a block that one pass computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,13 @@ class SamplingParams:
         "Tokens of completed blocks that the first step of each later block may replace; by default 0. Models without "
         "structured attention only.",
         kinds=_UNIFORM,
+    )
+    speculate: int | None = declare(
+        None,
+        Whole(1, MOST_DRAFTS),
+        "Compute so many states of the block in a pass, the present one and likely later ones, and go on at once where "
+        "they come true (FreeDave). The tokens stay the same.",
+        kinds=_MASKED,
     )
     slowfast: SlowFastKnobs | None = declare(
         None, Nested(SlowFastKnobs, "slowfast knob", tuple(PRESETS)), "Knobs of remasking `slowfast`.", kinds=_MASKED
