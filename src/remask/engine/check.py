@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from remask.checks.fields import declared
 from remask.checks.kinds import in_words
 from remask.checks.values import is_whole
-from remask.engine.drafting import DraftRoom
+from remask.engine.drafting import MOST_PACED, DraftRoom
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
@@ -153,7 +153,8 @@ def _draft_room(asked: Asked, decoding: Decoding, policy: CachePolicy, max_model
     if wrong is not None or rows is None:
         raise ConfigError(f"speculate={params.speculate!r} cannot be exact here: {wrong}, or leave speculate out")
     # A pass has room for two of the longest canvases.
-    return DraftRoom(min((params.speculate or 1) - 1, (2 * max_model_len - length) // rows), rows)
+    states = params.speculate if isinstance(params.speculate, int) else MOST_PACED
+    return DraftRoom(min(states - 1, (2 * max_model_len - length) // rows), rows)
 
 
 def _check_terms(request: Request) -> None:

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.engine.canvas_state import CanvasState, SlotTable
+from remask.engine.pace import Pace
 from remask.plan.canvas import Canvas
 from remask.plan.plan import LastPass, Plan
 from remask.plan.spans import Mask, Positions, Spans
 from remask.sampling.decoder import Decoder
+from remask.store.pages import PageRange
 
 Repeated = Callable[[Decoder, Mask], Plan | None]
 """The plan of a later step, given its decoder and its noisy positions, where the last one repeats; else None."""
@@ -39,6 +41,7 @@ class DraftRoom:
 
 
 NO_DRAFTS = DraftRoom()
+MOST_PACED = 8  # states of a pass where their number follows the load
 
 
 @dataclass(slots=True)
@@ -46,10 +49,14 @@ class Drafting:
     """The drafts of one request.
 
     Attributes:
-        slots: K/V slots of each draft, the same in all layers.
+        extents: K/V pages of each draft, the same in all layers.
+        pace: what decides how many a pass has; None: as many as there are.
     """
 
-    slots: Sequence[NDArray[np.int64]]
+    extents: Sequence[PageRange]
+    pace: Pace | None = None
+    _accepted: int = field(init=False, default=0)  # drafts that came true
+    _missed: int = field(init=False, default=0)  # passes with a draft that did not
     _spans: Spans | None = field(init=False, default=None)  # what the canvases below were made for
     _canvases: list[CanvasState] = field(init=False, default_factory=list)
 
@@ -65,7 +72,7 @@ class Drafting:
         left = block.start + before.noisy[block.start : block.stop].nonzero()[0]
         if not len(left) or not np.isin(left, last.positions).all():
             return
-        for draft in self._made(first, plan.spans):
+        for draft in self._made(first, plan.spans)[: self._number(plan)]:
             at = np.searchsorted(last.positions, left)
             written = decoder.choose(left, last.token_ids[at], last.confidences[at])
             if not len(written):
@@ -79,11 +86,23 @@ class Drafting:
             yield draft, again
             left = left[before.noisy[left]]
 
+    def note(self, drafts: int, accepted: int) -> None:
+        """Take in how many of the `drafts` of a pass came true."""
+        self._accepted += accepted
+        self._missed += accepted < drafts
+
+    def _number(self, plan: Plan) -> int:
+        """How many drafts stand beside the pass of `plan`."""
+        if self.pace is None:
+            return len(self.extents)
+        chance = (self._accepted + 2) / (self._accepted + self._missed + 3)  # as if two had come true, and one had not
+        return self.pace.states(plan.widest, chance, len(self.extents) + 1) - 1
+
     def _made(self, first: CanvasState, spans: Spans) -> Sequence[CanvasState]:
         """The canvases for drafts of `first` under plans of these `spans`. They are kept as long as these stay."""
         if self._spans is not spans:
             written = np.logical_or.reduce([span.written for span in spans]).nonzero()[0]
-            self._spans, self._canvases = spans, [_beside(first, written, slots) for slots in self.slots]
+            self._spans, self._canvases = spans, [_beside(first, written, each.slots()) for each in self.extents]
         return self._canvases
 
 

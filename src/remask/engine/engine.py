@@ -313,6 +313,7 @@ class Engine:
         Requests that have speculative `steps` take part with these; those with None take no part.
         """
         lifecycle, batch = self._lifecycle, Batch()
+        self.memory.pace.running = len(lifecycle.running)
         planned: dict[Member, Member] = {}  # what can run, or its speculative step
         for member in list(lifecycle.running):
             if not member.ready:

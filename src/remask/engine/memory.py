@@ -12,6 +12,7 @@ from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states,
 from remask.engine.capacity import gigabytes, token_bytes
 from remask.engine.config import EngineConfig
 from remask.engine.drafting import Drafting
+from remask.engine.pace import Pace
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim, Decision, NoRoom, Placement
 from remask.engine.request import Request
@@ -28,6 +29,7 @@ from remask.plan.canvas import Canvas, Template
 from remask.plan.ledger import Ledger
 from remask.policies.base import CachePolicy, Traits
 from remask.request.result import Usage
+from remask.request.sampling_params import AUTO_STATES
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
@@ -54,11 +56,13 @@ class Memory:
         self._salt = f"{fingerprint}:{model.dtype}".encode()
         self.recent = RecentPrompts(useful=config.prefix_min)
         self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
+        self.pace = Pace.of(model)
         self._begin()
 
     def _begin(self) -> None:
         config = self._config
         self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
+        self._drafting: list[RunningRequest] = []  # those that have pages for drafts
         self.extra_bytes = 0  # of running requests, beside their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
@@ -130,10 +134,13 @@ class Memory:
         return self._way(pending).plan(pending)
 
     def give_way(self, waiting: NoRoom) -> bool:
-        """Evict one stored prefix or page that nobody reads, for a request that has no room; False where none can go.
+        """Take the drafts of a request, or evict one stored prefix or page that nobody reads; False where none can go.
 
-        What the request would read itself stays.
+        That makes room for a request that has none. What it would read itself stays.
         """
+        if self._drafting and not self._config.overlap:  # a pass that is queued may have drafts
+            self._without_drafts(self._drafting.pop())
+            return True
         return waiting.evictable and (self.store.give_way(waiting.entries) or self.chain.give_way(waiting.pages))
 
     def place(self, pending: PendingRequest, placement: Placement) -> RunningRequest:
@@ -148,7 +155,20 @@ class Memory:
             self.store.stats.refused += 1
             log.warning("request %s: %s", pending.request.id, placement.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.branches)
+        if running.claim.drafting is not None:
+            self._drafting.append(running)
         return running
+
+    def _without_drafts(self, running: RunningRequest) -> None:
+        """Take back the pages of a request's drafts: it goes on without them."""
+        claim = running.claim
+        assert claim.drafting is not None
+        running.undrafted()
+        taken = {id(extent) for extent in claim.drafting.extents}
+        for extent in claim.drafting.extents:
+            self.allocator.release(extent)
+        claim.owned[:] = [extent for extent in claim.owned if id(extent) not in taken]
+        claim.drafting = None
 
     def _place(self, pending: PendingRequest, placement: Placement, undo: ExitStack) -> RunningRequest:
         """As `place`; `undo` gets what gives back each thing that is claimed."""
@@ -174,8 +194,9 @@ class Memory:
             usage.cached_tokens = shared.found_tokens
         owned += [page.extent for page in shared.pages]
         moves = list(shared.moves(first.slots(0)))
-        drafts = [extent.slots() for (extent,) in placement.own[pending.canvases :]]
-        drafting = Drafting(drafts) if drafts else None
+        drafts = [extent for (extent,) in placement.own[pending.canvases :]]
+        pace = self.pace if request.params.speculate == AUTO_STATES else None
+        drafting = Drafting(drafts, pace) if drafts else None
         claim = Claim(owned, shared.leases, shared.publishes, moves, drafting)
         return RunningRequest(pending, placement.policy, tuple(states), claim, self.shape.vocab, Record(usage))
 
@@ -190,6 +211,8 @@ class Memory:
             branch.states = branch.hook_state = None
         for lease in claim.leases:
             self.store.release(lease)
+        if claim.drafting is not None:
+            self._drafting.remove(running)
         claim.leases, claim.drafting = (), None
         if claim.shares is not None:
             claim.shares.release()

@@ -150,9 +150,8 @@ class PlannedRequest:
 
     def undrafted(self) -> None:
         """Leave the drafts out of the next pass."""
-        items = self.items()
-        if self.claim.drafting is not None and len(items) > 1:
-            self.revised(items[:1])
+        if self._items is not None and self.claim.drafting is not None:
+            self.revised(self._items[:1])
 
     def drafted(self, draft: CanvasState) -> bool:
         """Whether `draft`, which the last pass computed, is the canvas as it is now. Its pass is the next one then."""

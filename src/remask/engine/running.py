@@ -190,12 +190,16 @@ class RunningRequest(PlannedRequest):
         own, *others = scores.parts([len(plan.predicted) for _, plan in items])
         drafts = list(zip((draft for draft, _ in items[1:]), others, strict=True))
         loop.settle(self, own)
+        drafting, accepted, usage = self.claim.drafting, 0, self.record.usage
         while not self.released:
             known = next((scores for draft, scores in drafts if self.drafted(draft)), None)
             if known is None:
-                return
-            self.record.usage.accepted = (self.record.usage.accepted or 0) + 1
+                break
+            accepted += 1
+            usage.accepted = (usage.accepted or 0) + 1
             loop.settle(self, known)
+        if drafting is not None:
+            drafting.note(len(drafts), accepted)
 
     def failed(self, loop: RequestLoop, error: Exception) -> None:
         """See `Member`: it ends."""

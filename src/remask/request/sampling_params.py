@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from remask.checks.fields import Nested, check, declare, parse
 from remask.checks.kinds import ModelKind
-from remask.checks.values import LARGEST, LIST, POSITIONS, Choice, Flag, ListOf, Real, Registered, Text, Whole
+from remask.checks.values import LARGEST, LIST, POSITIONS, AnyOf, Choice, Flag, ListOf, Real, Registered, Text, Whole
 from remask.errors import ConfigError
 from remask.remasking.rules import RULES
 from remask.remasking.slowfast import PRESETS, SlowFastKnobs
@@ -23,7 +24,8 @@ _EDITS = Whole(0, 2**30)
 _TOKEN = Whole(0, POSITIONS)
 _TEMPERATURE = Real(0, 1000)
 _NATS = Real(0, 1e6)
-MOST_DRAFTS = 32  # states of a block that one pass computes
+MOST_STATES = 32  # of a block, that one pass computes
+AUTO_STATES: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +232,11 @@ class SamplingParams:
         "structured attention only.",
         kinds=_UNIFORM,
     )
-    speculate: int | None = declare(
+    speculate: int | str | None = declare(
         None,
-        Whole(1, MOST_DRAFTS),
+        AnyOf((Whole(1, MOST_STATES), Choice((AUTO_STATES,)))),
         "Compute so many states of the block in a pass, the present one and likely later ones, and go on at once where "
-        "they come true (FreeDave). The tokens stay the same.",
+        "they come true (FreeDave); `auto` chooses by what passes take. The tokens stay the same.",
         kinds=_MASKED,
     )
     slowfast: SlowFastKnobs | None = declare(
