@@ -27,12 +27,13 @@ from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
 from tests.engine import test_against_oracles as static
 from tests.engine.support import FAMILIES, VOCAB, Work, make_engine, poisoned_engine, prompt_of, request, run
+from tests.goldens import moe
 from tests.oracles import speculate as oracle
 from tests.oracles.decode import load
 from tests.oracles.dense import DenseModel
 
 Line = dict[str, Any]
-MODELS = ("llada", "llada_gqa", "dream", static.moe.MASKED)
+MODELS = ("llada", "llada_gqa", "dream", moe.MASKED)
 TRIES = 60
 
 
@@ -135,7 +136,7 @@ def asked(rng: random.Random, family: str, name: str, number: int) -> Work:
     shared = prompt_of(8, seed=rng.randrange(2))
     prompt = [*shared, *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 4)))]
     block = rng.choice([4, 6, 12])
-    sampling = {"max_tokens": 12, "block_length": block, "ignore_eos": True, "seed": rng.randrange(99)}
+    sampling: Line = {"max_tokens": 12, "block_length": block, "ignore_eos": True, "seed": rng.randrange(99)}
     params = SamplingParams(**sampling, **rng.choice(SAMPLING), speculate=rng.randint(2, 6))
     asked = Request(name, prompt, params, rng.choice([0, 8, 8]))
     if rng.random() < 0.3:
@@ -297,7 +298,7 @@ def test_few_pages_mean_fewer_drafts() -> None:
     engine.step()
     assert engine.running == 2
     assert None in [running.claim.drafting for running in engine._lifecycle.requests()]
-    results = {}
+    results: dict[str, Result] = {}
     while engine.busy:
         results |= {event.id: event.result for event in engine.step() if event.result is not None}
     engine.check_integrity()
@@ -317,7 +318,7 @@ def test_what_takes_pages_later_takes_those_of_drafts() -> None:
     assert running.claim.drafting is not None
     assert len(running.items()) > 1
     engine.add(late)
-    results = {}
+    results: dict[str, Result] = {}
     while engine.busy:
         results |= {event.id: event.result for event in engine.step() if event.result is not None}
         if len(engine._lifecycle.requests()) == 2:
