@@ -220,17 +220,44 @@ def test_the_bits_are_those_of_a_run_without_drafts() -> None:
 
 
 def test_overlap_and_graphs_read_first() -> None:
+    """Tokens live on the device then, also those of drafts that have K/V for earlier blocks too."""
     rng = random.Random("overlap")
     work = [asked(rng, "llada", str(number), number) for number in range(len(CACHES))]
+    blocks = [request(f"blocks {n}", n + 5, max_tokens=12, block_length=4, speculate=4) for n in range(6)]
+    work += [Work(each, parse("none", {}, lambda: DepthLookup({}))) for each in blocks]
     plain = run(make_engine(), [without(item) for item in work])
     results = run(make_engine(overlap=True, graphs=True, max_num_seqs=8), work)
     for name, result in results.items():
         same(result, plain[name])
 
 
+def test_passes_that_are_run_and_read_in_parts() -> None:
+    """A pass that fails as a whole runs in halves, and is read request by request, drafts and all."""
+    rng = random.Random("parts of passes")
+    work = [asked(rng, "llada", str(number), number) for number in range(len(CACHES))]
+    plain = run(make_engine(), [without(item) for item in work])
+    engine = make_engine(max_num_seqs=8, overlap=False)
+    ran, read = engine.runner.run, engine.runner.read
+
+    def run_few(items: Any, passes: Any) -> Any:
+        if len(items) > 12:
+            raise ValueError("too many at once")
+        return ran(items, passes)
+
+    def read_one(hidden: Any, requests: Any, reads: Any) -> Any:
+        if len(requests) > 1:
+            raise ValueError("one by one")
+        return read(hidden, requests, reads)
+
+    vars(engine.runner)["run"], vars(engine.runner)["read"] = run_few, read_one
+    results = run(engine, work)
+    for name, result in results.items():
+        same(result, plain[name])
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
-def test_cancels_and_failures_leave_nothing(seed: int) -> None:
+def test_cancels_leave_nothing(seed: int) -> None:
     """Whatever ends while drafts are there gives back their pages; what goes on is answered as ever."""
     rng = random.Random(f"cancels {seed}")
     work = [asked(rng, "llada", str(number), number) for number in range(2 * len(CACHES))]

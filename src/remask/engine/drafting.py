@@ -78,7 +78,7 @@ class Drafting:
             if not len(written):
                 return
             _follow(draft.canvas, before, written, last.token_ids[np.searchsorted(last.positions, written)], decoder)
-            draft.changed(np.arange(block.start, block.stop))
+            draft.changed(np.arange(len(before)))
             decoder, before = decoder.ahead(draft.canvas), draft.canvas
             again = None if decoder.finished else repeated(decoder, before.noisy)
             if again is None:
