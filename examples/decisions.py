@@ -13,7 +13,7 @@ BODY = json.loads((Path(__file__).parent / "decisions.json").read_text(encoding=
 
 def main() -> None:
     """Print each answer with what it was chosen from."""
-    with LLM("bundled", cache="bicache") as llm:
+    with LLM("bundled-tariff", cache="bicache") as llm:
         found = llm.decide(BODY["state"], BODY["questions"])
     for name, decision in found.answers.items():
         shares = ", ".join(f"{choice} {share:.2f}" for choice, share in decision.probabilities.items())

@@ -25,7 +25,7 @@ CANVAS = [
 
 def main() -> None:
     """Ask once, with the prices given and the names left open."""
-    llm = LLM("bundled", cache="bicache", dtype="float32")
+    llm = LLM("bundled-tariff", cache="bicache", dtype="float32")
     (output,) = llm.infill([[SYSTEM, QUESTION]], CANVAS)
     print(f"{output.text}   holes: {output.holes}   {output.usage.steps} steps")
 

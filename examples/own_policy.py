@@ -33,7 +33,7 @@ class PromptOnce(CachePolicy):
 
 def main() -> None:
     """Answer a question under both policies, then measure them on the model's own task."""
-    llm = LLM("bundled", dtype="float32")
+    llm = LLM("bundled-tariff", dtype="float32")
     workload = usual_workload(llm, requests=8, seed=0, sampling={})
     prompt, params = workload.tasks[0].request.prompt_token_ids, workload.tasks[0].request.params
     for cache in ("none", PromptOnce(), PromptOnce(interval=2)):

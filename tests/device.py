@@ -55,10 +55,15 @@ def attention() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _poisoned_graphs() -> Iterator[None]:
-    """On a CPU the buffers of graphs are NaN whenever nothing runs, so that a test finds what reads spare rows."""
+def _graphs_on_cpus() -> Iterator[None]:
+    """On a CPU a stand-in records what graphs repeat.
+
+    Their buffers are NaN whenever nothing runs, so that a test finds what reads spare rows.
+    """
+    from remask.model import executors
     from remask.model.graphs import Graphs, Layers, round_up
     from remask.model.stage import Stage
+    from tests.recording import recorded_on
 
     run = Graphs.run
 
@@ -71,6 +76,7 @@ def _poisoned_graphs() -> Iterator[None]:
         return left
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executors, "capture_on", recorded_on)
         patch.setattr(Graphs, "run", poisoned)
         yield
 

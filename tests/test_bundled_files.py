@@ -1,21 +1,23 @@
-"""The bundled model's folder: complete, in the layout of LLaDA, with a tokenizer that reads and writes any text."""
+"""The bundled graded model's folder: complete, with a tokenizer of its task, and answers that need what they claim."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import remask
-from remask.tasks import tariff
+from remask import LLM, EngineConfig, SamplingParams
+from remask.tasks import relay
+from remask_lab.bench.workload import RELAY_SAMPLING, Workload, relay_workload
 
 FOLDER = Path(remask.__file__).parent / "bundled"
 CONFIG: dict[str, object] = json.loads((FOLDER / "config.json").read_text())
 TOKENIZER = AutoTokenizer.from_pretrained(FOLDER)
 assert isinstance(TOKENIZER, PreTrainedTokenizerFast)
-BOTH = tariff.TariffSettings(kinds=tariff.KINDS)
+QUESTIONS = 16
 
 
 def encode(text: str) -> list[int]:
@@ -23,8 +25,21 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-def chat(messages: list[tariff.Message], *, waiting: bool) -> list[int]:
-    return encode(str(TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=waiting)))
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=QUESTIONS))
+
+
+@pytest.fixture(scope="module")
+def workload(llm: LLM) -> Workload:
+    return relay_workload(llm, QUESTIONS, QUESTIONS // 2, 11, SamplingParams.from_mapping(RELAY_SAMPLING))
+
+
+def right(llm: LLM, workload: Workload, cache: str, **settings: object) -> int:
+    policy = llm.policy(cache, settings)
+    work = [task.request.with_policy(policy) for task in workload.tasks]
+    texts = {output.id: output.text for output in llm.run(work, engine=llm.new_engine(), progress=False)}
+    return sum(bool(task.correct(texts[task.request.id])) for task in workload.tasks)
 
 
 def test_files() -> None:
@@ -34,71 +49,66 @@ def test_files() -> None:
 
 
 def test_config_has_what_a_llada_loader_reads() -> None:
-    expected = {
-        "model_type": "llada",
-        "architectures": ["LLaDAModelLM"],
-        "block_type": "llama",
-        "layer_norm_type": "rms",
-        "activation_type": "silu",
-        "rope": True,
-        "include_bias": False,
-        "include_qkv_bias": False,
-        "scale_logits": False,
-        "input_emb_norm": False,
-        "weight_tying": False,
-        "rms_norm_eps": 1e-05,
-    }
-    assert {key: CONFIG[key] for key in expected} == expected
+    assert CONFIG["model_type"] == "llada"
+    assert CONFIG["weight_tying"] is False
     assert CONFIG["embedding_size"] == CONFIG["vocab_size"] == len(TOKENIZER)
-    # An `auto_map` would make transformers ask whether to run code that the folder does not hold.
+    assert (TOKENIZER.mask_token_id, TOKENIZER.eos_token_id) == (CONFIG["mask_token_id"], CONFIG["eos_token_id"])
     assert "auto_map" not in CONFIG
 
 
 def test_weights_are_float16_and_finite() -> None:
     with safe_open(FOLDER / "model.safetensors", framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-    assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
-    assert {str(tensor.dtype) for tensor in tensors.values()} == {"torch.float16"}
-    embeddings = [list(tensors[f"model.transformer.{name}.weight"].shape) for name in ("wte", "ff_out")]
-    assert embeddings == [[CONFIG["vocab_size"], CONFIG["d_model"]]] * 2
-
-
-def test_special_tokens() -> None:
-    assert (TOKENIZER.mask_token, TOKENIZER.mask_token_id) == ("<|mdm_mask|>", CONFIG["mask_token_id"])
-    assert (TOKENIZER.eos_token, TOKENIZER.eos_token_id) == ("<|endoftext|>", CONFIG["eos_token_id"])
-    assert TOKENIZER.pad_token_id == TOKENIZER.eos_token_id == CONFIG["pad_token_id"]
-    for marker in ("<|mdm_mask|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"):
-        assert len(encode(marker)) == 1
-        assert TOKENIZER.decode(encode(f"rope {marker}"), skip_special_tokens=True) == "rope "
+        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118  (no mapping)
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors)
+    assert {str(tensor.dtype) for tensor in tensors} == {"torch.float16"}
 
 
 def test_every_word_of_the_task_is_one_token() -> None:
-    for request in tariff.make_workload(30, 10, 0, BOTH):
-        assert len(encode(request.reference)) == len(request.reference.split())
-        system = request.prompt.text
-        # A title, a name and a mark each, after "Orders" and its colon.
-        assert len(encode(system)) == 2 + 3 * len(request.prompt.orders)
+    for request in relay.make_workload(30, 10, 0):
+        assert len(encode(request.reference)) == relay.HOPS
+        # A good, a town and a mark each, after "Goods" and its colon.
+        assert len(encode(request.prompt.text)) == 2 + 3 * len(request.prompt.rows)
 
 
-@given(strategies.text())
-def test_any_text_is_read_and_written(text: str) -> None:
-    assert TOKENIZER.decode(encode(text)) == text
+def test_texts_beyond_the_vocabulary_are_read_and_written() -> None:
+    for text in ("héllo  wörld\n\n 12 3,4\t😀 ", " figs", "Lima figs  figs", "\r\n", "winters"):
+        assert TOKENIZER.decode(encode(text)) == text
 
 
-@pytest.mark.parametrize("text", ["héllo  wörld\n\n 12 3,4\t日本 😀 ", " rope", "Rope rope  rope", "\r\n", "lamps"])
-def test_texts_beyond_the_vocabulary(text: str) -> None:
-    assert TOKENIZER.decode(encode(text)) == text
+def test_the_prefix_is_what_questions_share(workload: Workload) -> None:
+    assert 0.75 <= workload.prefix_ratio <= 0.85
 
 
-def test_messages_before_the_question_are_a_token_prefix() -> None:
-    for request in tariff.make_workload(6, 3, 1, BOTH):
-        head, whole = chat(request.messages[:-1], waiting=False), chat(request.messages, waiting=True)
-        assert whole[: len(head)] == head
-        assert whole.count(TOKENIZER.bos_token_id) == 1
-        assert TOKENIZER.decode(whole[-4:]) == "<|start_header_id|>assistant<|end_header_id|>\n\n"
+def test_routes_are_right_hop_by_hop_and_wrong_in_fewer_steps(llm: LLM, workload: Workload) -> None:
+    assert right(llm, workload, "none") >= QUESTIONS - 1
+    for steps in (1, relay.HOPS // 2):
+        fewer = workload.under(SamplingParams.from_mapping({**RELAY_SAMPLING, "steps": steps}))
+        assert right(llm, fewer, "none") <= QUESTIONS // 4
 
 
-def test_prefix_ratio_of_the_default_workload() -> None:
-    request = tariff.make_workload(1, 1, seed=0)[0]
-    head, whole = chat(request.messages[:-1], waiting=False), chat(request.messages, waiting=True)
-    assert 0.75 <= len(head) / (len(whole) + 2 * tariff.TariffSettings().asked) <= 0.9
+def test_a_prefix_that_never_saw_the_question_misleads(llm: LLM, workload: Workload) -> None:
+    assert right(llm, workload, "reuse") <= QUESTIONS // 8
+
+
+def test_the_shipped_table_keeps_the_answers(llm: LLM, workload: Workload) -> None:
+    table = llm.depth_table
+    assert table is not None
+    assert table.model == "bundled"
+    assert "remask.tasks.relay" in table.source
+    assert table.entries
+    assert right(llm, workload, "bicache") >= right(llm, workload, "none") - 1
+
+
+def test_the_season_of_the_question_decides(llm: LLM) -> None:
+    """One system prompt and start in both seasons: two routes, and the model gives each."""
+    asked = []
+    for request in relay.make_workload(6, 6, 5):
+        (one, starts), (other, others) = request.prompt.starts
+        start = next(town for town in starts if town in others)
+        asked += [replace(request, question=relay.RelayQuestion(season, start)) for season in (one, other)]
+    outputs = llm.generate([request.messages for request in asked])
+    wrong = [
+        each for each, out in zip(asked, outputs, strict=True) if not relay.is_correct(out.text or "", each.reference)
+    ]
+    assert len(wrong) <= 1
+    assert all(one.reference != other.reference for one, other in zip(asked[::2], asked[1::2], strict=True))

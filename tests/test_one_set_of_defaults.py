@@ -24,7 +24,7 @@ from remask.errors import CheckpointError, ConfigError
 from remask.tasks import relay, tariff, transit
 from tests.server.serving import serving
 
-BUNDLED = Path(remask.__file__).parent / "bundled"
+BUNDLED_TARIFF = Path(remask.__file__).parent / "bundled_tariff"
 USER = {"role": "user", "content": "from abbey go 2 , where am i ?"}
 SEEN = "the request is seen"
 
@@ -101,7 +101,7 @@ def through_playground(model: str, *_: Any) -> None:
 FRONTS = (through_llm, through_prompt, through_file, through_chat, through_server, through_playground)
 OWN = {"max_tokens": 12, "block_length": 4, "steps": 6, "temperature": 0.25}
 FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "bundled": ({}, {"max_tokens": 8, "steps": 8, "block_length": 8}),
+    "bundled-tariff": ({}, {"max_tokens": 8, "steps": 8, "block_length": 8}),
     "bundled-transit": ({}, {"max_tokens": 16, "steps": 8, "block_length": 2}),
     "own file": ({"remask.json": {"sampling": OWN}}, OWN),
     "own file first": ({"remask.json": {"sampling": OWN}, "generation_config.json": {"max_new_tokens": 9}}, OWN),
@@ -130,7 +130,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield request.param
         return
     folder = tmp_path / "model"
-    shutil.copytree(BUNDLED, folder)
+    shutil.copytree(BUNDLED_TARIFF, folder)
     (folder / "remask.json").unlink()
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
@@ -201,7 +201,7 @@ def test_defaults_that_cannot_be_used_are_named(tmp_path: Path, name: str, conte
 
 
 @pytest.mark.parametrize(
-    ("model", "task"), [("bundled", tariff), ("bundled-graded", relay), ("bundled-transit", transit)]
+    ("model", "task"), [("bundled-tariff", tariff), ("bundled", relay), ("bundled-transit", transit)]
 )
 def test_the_bundled_models_answer_well_without_a_word_on_sampling(
     model: str, task: Any, capsys: pytest.CaptureFixture[str]

@@ -183,7 +183,7 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
                 end=canvas.end,
                 tokens=tokens,
                 plan=request.plan,
-                cost=request.cost,
+                cost=request.tally.cost,
                 prefix=request.branches[0].prefix,
                 hidden=hidden[first : first + len(request.plan.predicted)],
                 _pool=engine.pool,
@@ -310,9 +310,9 @@ class _SectionedTransformer(Transformer):
         with self.section("selection"):
             return super().stillness(*inputs)
 
-    def _written(self, *inputs: Any) -> Tensor:
+    def project(self, *inputs: Any) -> Tensor:
         with self.section("projections"):
-            return super()._written(*inputs)
+            return super().project(*inputs)
 
     def _leave_attention(self, *inputs: Any) -> Tensor:
         with self.section("projections"):

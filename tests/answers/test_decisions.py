@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer as RawTokenizer
 
-from remask.checkpoint.bundled import BUNDLED
+from remask.checkpoint.bundled import BUNDLED_TARIFF
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, DecisionError
 from remask.llm import LLM
@@ -18,7 +18,7 @@ from remask.request.questions import Decision, Decisions
 from tests.oracles import reading as oracle
 from tests.oracles.dense import DenseModel, load
 
-FOLDER = Path(__file__).parents[2] / "src" / "remask" / "bundled"
+FOLDER = Path(__file__).parents[2] / "src" / "remask" / "bundled_tariff"
 STATE = "Orders: rope Anna; soap Ben; lamp Carl."
 NAMES = ["Anna", "Ben", "Carl"]
 NAMED: dict[str, Any] = {
@@ -32,7 +32,7 @@ NAMED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(BUNDLED, dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=16))
+    return LLM(BUNDLED_TARIFF, dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=16))
 
 
 @pytest.fixture(scope="module")

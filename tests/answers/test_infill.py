@@ -37,7 +37,7 @@ ANSWER: list[dict[str, Any]] = [
 
 @cache
 def bundled() -> LLM:
-    return LLM("bundled", cache="bicache", dtype="float32")
+    return LLM("bundled-tariff", cache="bicache", dtype="float32")
 
 
 @pytest.fixture(autouse=True, scope="module")

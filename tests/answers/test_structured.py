@@ -41,12 +41,12 @@ ROBOT = {
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("bundled", cache="bicache", dtype="float32", device="cpu")
+    return LLM("bundled-tariff", cache="bicache", dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
 def served(llm: LLM) -> Iterator[Running]:
-    with serving(llm, model_names=["bundled"], sampling={}) as running:
+    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
         yield running
 
 
@@ -184,7 +184,7 @@ def test_forms_that_take_long_to_compile_leave_a_thread_to_others(llm: LLM, monk
     llm.constraint({"regex": "[a-d]{4}"})
     monkeypatch.setattr(structure.Structures, "_run", held)
     with (
-        serving(llm, model_names=["bundled"], sampling={}, text_workers=2) as running,
+        serving(llm, model_names=["bundled-tariff"], sampling={}, text_workers=2) as running,
         ThreadPoolExecutor(4) as clients,
     ):
         hostile = [clients.submit(ask, running, f"[x-z]{{4}}|held{number}") for number in range(4)]

@@ -256,7 +256,10 @@ def test_the_peak_of_memory_is_one_model(tmp_path: Path) -> None:
     assert 0.5 * model < grown < 1.4 * model
 
 
-def test_the_bar_goes_to_stderr_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_goes_to_stderr_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load, "_BAR_AFTER_S", 0)
     folder = write(tmp_path, LLADA, llada_tensors())
     family, config = read_config(folder)
     load_weights(folder, family, config, torch.float32, CPU, progress=False)

@@ -25,7 +25,7 @@ def test_a_local_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("./missing", "no such folder"),
         (
             "missing",
-            "no such folder, and not a hub id.*'bundled', 'bundled-graded', 'bundled-transit', 'bundled-uniform'",
+            "no such folder, and not a hub id.*'bundled', 'bundled-tariff', 'bundled-transit', 'bundled-uniform'",
         ),
         ("", "no such folder"),
         ("~nobody-of-this-name/x", "no such folder"),
@@ -78,7 +78,7 @@ def test_a_hub_that_does_not_answer_is_a_clear_error(error: Exception, monkeypat
         resolve("org/name")
 
 
-@pytest.mark.parametrize("model", ["bundled", "bundled-graded", "bundled-transit", "bundled-uniform"])
+@pytest.mark.parametrize("model", ["bundled", "bundled-tariff", "bundled-transit", "bundled-uniform"])
 def test_bundled_ones_are_folders_in_the_package(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "files", lambda _: tmp_path)
     with pytest.raises(CheckpointError, match=rf"The {model} model is not in this installation.* is \./{model}\."):

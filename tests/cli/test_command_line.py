@@ -15,14 +15,23 @@ from remask.checkpoint import loaded
 from remask.cli import main
 from remask.cli.commands import all_commands
 from remask.cli.main import parse
-from remask.cli.parser import Parser, examples_in
+from remask.cli.parser import Parser, examples
 
 START = "import sys; from remask.cli import main; sys.exit(main())"
 MISSPELLED = {
     "generat --model x": ("remask COMMAND ...", "Unknown command 'generat'. Did you mean 'generate'?"),
-    "generate --modle bundled --prompt x": ("remask generate (--prompt", "no option --modle; did you mean --model?"),
-    "generate --modle=bundled --prompt x": ("remask generate (--prompt", "no option --modle; did you mean --model?"),
-    "serve bundled --treads 2": ("remask serve [MODEL] [options]", "no option --treads; did you mean --threads?"),
+    "generate --modle bundled-tariff --prompt x": (
+        "remask generate (--prompt",
+        "no option --modle; did you mean --model?",
+    ),
+    "generate --modle=bundled-tariff --prompt x": (
+        "remask generate (--prompt",
+        "no option --modle; did you mean --model?",
+    ),
+    "serve bundled-tariff --treads 2": (
+        "remask serve [MODEL] [options]",
+        "no option --treads; did you mean --threads?",
+    ),
     "serve one two": ("remask serve [MODEL] [options]", "'two' cannot be used here"),
     "analyze drfit --model x": ("remask analyze SUBJECT ...", "Unknown subject 'drfit'. Did you mean 'drift'?"),
     "analyze drift --modl x": ("remask analyze drift (--prompt", "no option --modl; did you mean --model?"),
@@ -40,7 +49,7 @@ MISSPELLED = {
     "generate --attention trition": ("remask generate", "Unknown --attention 'trition'. Did you mean 'triton'?"),
     "generate --zzz": ("remask generate", "there is no option --zzz\n"),
     "--quite generate": ("remask COMMAND ...", "no option --quite; did you mean --quiet?"),
-    "generate --model bundled": ("remask generate (--prompt TEXT | --input FILE) --model MODEL", "is required"),
+    "generate --model bundled-tariff": ("remask generate (--prompt TEXT | --input FILE) --model MODEL", "is required"),
 }
 
 
@@ -63,8 +72,8 @@ def test_the_second_word_of_a_command_counts_too(capsys: pytest.CaptureFixture[s
 
 
 def test_abbreviations_and_values_are_no_misspellings() -> None:
-    args = parse(["generate", "--mod", "bundled", "--prompt", "--not an option"])
-    assert (args.model, args.prompt) == ("bundled", "--not an option")
+    args = parse(["generate", "--mod", "bundled-tariff", "--prompt", "--not an option"])
+    assert (args.model, args.prompt) == ("bundled-tariff", "--not an option")
     assert parse(["analyze", "sweep", "--model", "x", "--seed", "-1"]).seed == -1
 
 
@@ -149,12 +158,18 @@ def filled(name: str) -> list[argparse.ArgumentParser]:
     return [own for own in parsers(parser) if own is not parser]
 
 
+def examples_in(epilog: str) -> tuple[str, ...]:
+    """The commands of the examples at the end of a help; none of any other text."""
+    before = examples()
+    return tuple(map(str.strip, epilog.removeprefix(before).splitlines())) if epilog.startswith(before) else ()
+
+
 @pytest.mark.parametrize("name", all_commands())
 def test_every_help_ends_with_two_examples_that_the_parser_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = [all_commands()[name].examples, *(tuple(examples_in(own.epilog)) for own in filled(name))]
-    for examples in shown:
-        assert len(examples) == 2
-        for example in examples:
+    shown = [all_commands()[name].examples, *(examples_in(own.epilog or "") for own in filled(name))]
+    for commands in shown:
+        assert len(commands) == 2
+        for example in commands:
             words = shlex.split(example)
             assert " ".join(words[1:]).startswith(name)
             assert parse(words[1:]).run is not None
@@ -201,7 +216,7 @@ def test_what_can_be_checked_is_before_weights_are_read(
 
     monkeypatch.setattr(loaded, "load_weights", read)
     monkeypatch.chdir(tmp_path)
-    assert main(["--quiet", *line.split(), "--model", "bundled"]) == 2
+    assert main(["--quiet", *line.split(), "--model", "bundled-tariff"]) == 2
     assert EARLY[line] in capsys.readouterr().err
 
 

@@ -13,11 +13,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "decisions.json"
 
 
 def test_the_answers_of_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ["--quiet", "decide", "--model", "bundled", "--dtype", "float32", "--device", "cpu"]
+    model = ["--quiet", "decide", "--model", "bundled-tariff", "--dtype", "float32", "--device", "cpu"]
     assert main([*model, "--input", str(EXAMPLE)]) == 0
     printed = json.loads(capsys.readouterr().out)
     body = json.loads(EXAMPLE.read_text(encoding="utf-8"))
-    found = LLM("bundled", dtype="float32", device="cpu").decide(body["state"], body["questions"])
+    found = LLM("bundled-tariff", dtype="float32", device="cpu").decide(body["state"], body["questions"])
     assert {name: each["choice"] for name, each in printed["answers"].items()} == {
         name: each.choice for name, each in found.answers.items()
     }

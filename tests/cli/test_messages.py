@@ -15,7 +15,7 @@ from remask.cli import main
 from remask.cli.banner import size_text
 from remask.cli.commands import Command
 from remask.cli.logs import StderrLog, tell
-from remask.machine.logs import FIELDS
+from remask.machine.log_format import FIELDS
 from remask.model.ranks import Shard
 from remask.parallel import lead
 from tests.cli.test_serve import served
@@ -75,20 +75,21 @@ def test_in_json_nothing_else_is_on_stderr(capsys: pytest.CaptureFixture[str]) -
 def test_lines_of_json_have_tracebacks_fields_and_warnings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # pytest's own handlers would put half a surrogate into the report, which no process can send to another.
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
     log = logging.getLogger("uvicorn.error")
-    with StderrLog() as stderr:
-        stderr.set("info", "json")
-        try:
-            raise ValueError("two\nlines")
-        except ValueError:
-            log.error("it \ud800 broke", exc_info=True)
-        log.info("seen", extra={FIELDS: {"status": 200}})
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.warn("of Python", stacklevel=1)
-        tell("bye")
+    with monkeypatch.context() as patched:
+        # pytest's own handlers would put half a surrogate into the report, which no process can send to another.
+        patched.setattr(logging.getLogger(), "handlers", [])
+        with StderrLog() as stderr:
+            stderr.set("info", "json")
+            try:
+                raise ValueError("two\nlines")
+            except ValueError:
+                log.error("it \ud800 broke", exc_info=True)
+            log.info("seen", extra={FIELDS: {"status": 200}})
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")
+                warnings.warn("of Python", stacklevel=1)
+            tell("bye")
     broke, seen, warned, last = objects(capsys.readouterr().err)
     assert (broke["message"], broke["logger"]) == ("it \ud800 broke", "uvicorn.error")
     assert broke["exception"].endswith("ValueError: two\nlines")

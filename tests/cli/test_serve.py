@@ -205,7 +205,7 @@ def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")
     config = tmp_path / "serve.yaml"
     config.write_text(
-        f"model: bundled\nserved-model-name: [one, two]\nmax_queue: 7\ncache: none\nseed: 3\nthreads: 2\n"
+        f"model: bundled-tariff\nserved-model-name: [one, two]\nmax_queue: 7\ncache: none\nseed: 3\nthreads: 2\n"
         f"chat_template: {template}\nsampling: {{max_tokens: 8, block_length: 2}}\n",
         encoding="utf-8",
     )

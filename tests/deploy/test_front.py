@@ -206,5 +206,5 @@ def test_turns_of_round_robin() -> None:
 
 
 def test_the_application_is_built_from_names() -> None:
-    assert build({"model": "bundled", "max_replicas": 2}) is not None
+    assert build({"model": "bundled-tariff", "max_replicas": 2}) is not None
     assert build({"routing": "round-robin"}) is not None

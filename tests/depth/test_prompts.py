@@ -180,7 +180,7 @@ def test_bad_files(ascii_model: LoadedModel, bare_model: LoadedModel, tmp_path: 
 
 
 def test_the_bundled_model_is_profiled_on_whole_requests() -> None:
-    model = loaded("bundled")
+    model = loaded("bundled-tariff")
     prompts = default_prompts(model)
     assert isinstance(prompts, TariffPrompts)
     assert list(task_prompts(model)) == [*tariff.KINDS, "random tokens"]
@@ -193,7 +193,7 @@ def test_the_bundled_model_is_profiled_on_whole_requests() -> None:
 
 
 def test_the_graded_model_is_profiled_on_whole_requests() -> None:
-    model = loaded("bundled-graded")
+    model = loaded("bundled")
     prompts = default_prompts(model)
     assert isinstance(prompts, RelayPrompts)
     assert list(task_prompts(model)) == ["relay", "random tokens"]

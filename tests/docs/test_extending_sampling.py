@@ -17,7 +17,7 @@ from remask.remasking.rules import BlockStart, Remasking, Step
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
 from remask.sampling.masked import MaskedDecoding
-from remask.sampling.rules import Rule
+from remask.sampling.resolved_rule import Rule
 from tests.engine.support import Work, make_engine, request, run
 
 TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """What the documentation shows with an answer gives that answer: Python, curl, and commands that ask a bundled model.
 
 - A block of Python that prints is followed by a block `text`: what it prints. Blocks of a page share their names, and
-  the server that they speak of is one that serves `bundled`.
+  the server that they speak of is one that serves `bundled-tariff`.
 - A block with `curl` is followed by a block `json`: a part of what the server answers.
 - A command that asks a bundled model a question of its own ends with `# -> ` and the answer.
 """
@@ -31,7 +31,7 @@ SHOWN = {
     "docs/models.md": "a model of 100 billion parameters on four devices",
 }
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-_ASKED = re.compile(r"remask (?:generate|decide) .*--model bundled\b.*--prompt ")
+_ASKED = re.compile(r"remask (?:generate|decide) .*--model bundled-tariff\b.*--prompt ")
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    """What `remask serve bundled` starts."""
-    with serving(LLM("bundled", device="cpu"), model_names=["bundled"], sampling={}) as running:
+    """What `remask serve bundled-tariff` starts."""
+    with serving(LLM("bundled-tariff", device="cpu"), model_names=["bundled-tariff"], sampling={}) as running:
         yield running
 
 

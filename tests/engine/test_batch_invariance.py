@@ -68,7 +68,7 @@ def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
         def computed(self, ran: Ran) -> None:
             at = 0
             for running in ran.batch.requests:
-                rows = running.predicted * len(running.items())
+                rows = len(running.plan.predicted) * len(running.items())
                 if rows:
                     found[running.request.id].hidden.append(ran.hidden[at : at + rows].clone())
                 at += rows
@@ -254,7 +254,7 @@ def test_each_request_is_read_on_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Vocabulary, "greedy", greedy)
     groups = [RowGroup(rows, "probability", "logits", 0.0, None, None, 0) for rows in (slice(0, 2), slice(2, 5))]
     logits = rows_of(5, 9, torch.float32)
-    apart = score.score(logits.clone(), groups, mask_id=8, apart=True)
+    apart = score.score(logits.clone(), groups, mask_id=8, per_group=True)
     assert read == [2, 3]
     together = score.score(logits.clone(), groups, mask_id=8)
     assert read == [2, 3, 5]

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from remask.machine.transfers import fetch
 from remask.model.stage import Stage
-from remask.plan.cost import Widths
-from remask.plan.hooks import HookCost, LayerHook
-from remask.plan.plan import Plan, View
-from remask.plan.spans import Mask, Span, Spans
+from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View, Widths
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.block import BlockDual
 from remask.policies.elastic import ElasticCache
-from remask.policies.on_device.base import Changed, DeviceHook
+from remask.policies.on_device import Changed, DeviceHook
 from tests.engine.support import LAYERS, Work, make_engine, request, run
 
 
@@ -70,7 +67,7 @@ class MeasureNorms(DeviceHook):
     def done(self) -> None:
         assert self.ended == list(range(LAYERS))
         for each in self.canvases:
-            each.branch.told = [*(each.branch.told or []), self.found[each.number]]
+            each.branch.hook_output = [*(each.branch.hook_output or []), self.found[each.number]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Measured(CachePolicy):
     raises: int | None = None
 
     def plan(self, view: View) -> Plan:
-        self.seen[:] = [view.told]
+        self.seen[:] = [view.hook_output]
         spans = [Span(range(i, i + 1), view.everything) for i in range(view.layers)]
         return Plan(spans, view.candidates, hook=Norms(view.everything, self.raises))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState
 from remask.engine.engine import Engine
+from remask.engine.planned import CanvasPlans, PlannedRequest, Tally
 from remask.engine.prefix_pass import PrefixPass
 from remask.engine.request import Request
 from remask.engine.runner import Items
@@ -160,8 +161,12 @@ def breaks_advance(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def breaks_cost(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    whole = RunningRequest._counted
-    patch.setattr(RunningRequest, "_counted", lambda self, items: defect() if is_bad(self) else whole(self, items))
+    whole = Tally.of
+
+    def of(running: PlannedRequest, items: CanvasPlans) -> Tally:
+        return defect() if blamed(items[0][0]) else whole(running, items)
+
+    patch.setattr(Tally, "of", of)
 
 
 BREAKS = [

@@ -94,7 +94,7 @@ class Reads:
         scores[0] = self._rng.integers(6, self.vocab - 2, shape[1:])
         at = 0
         for running in requests:
-            own = slice(at, at + running.predicted)
+            own = slice(at, at + len(running.plan.predicted))
             at = own.stop
             scores[-1, own] = chosen(running, scores[1, own])
         return scores
@@ -102,7 +102,7 @@ class Reads:
 
 def chosen(running: RunningRequest, confidence: NDArray[np.float32]) -> NDArray[np.bool_]:
     """What the host would choose of the positions that are still noisy when a pass is read."""
-    candidates, noisy = running.candidates, running.branches[0].canvas.noisy
+    candidates, noisy = read._candidates(running), running.branches[0].canvas.noisy
     known, positions = candidates.chosen, candidates.positions
     if not isinstance(known, Ranked):
         return np.isin(positions, [] if known is None else known)

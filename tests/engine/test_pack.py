@@ -388,7 +388,7 @@ def test_layouts_of_the_last_two_passes_serve_again() -> None:
         [(branch, policy.plan(seen)) for branch, policy, seen in zip(branches, policies, each, strict=True)]
         for each in views
     )
-    packer = Packer(CPU, apart=False)
+    packer = Packer(CPU, separately=False)
     first = packer.pack(refresh)
     packer.pack(between)
     branches[0].canvas.write(np.array([7]), np.array([5]))

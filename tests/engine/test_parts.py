@@ -11,7 +11,7 @@ import torch
 
 from remask.answers.rollout import trace_of
 from remask.checkpoint.presets import preset
-from remask.engine.asked import request_of
+from remask.engine.build_request import request_of
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
@@ -132,7 +132,7 @@ def test_what_is_copied_is_what_is_stored_turned_and_nothing_writes_there() -> N
         (branch,) = running.branches
         assert branch.prefix == PrefixHit(12, 2, 3, (range(3, 10), range(12, 17)))
         assert not running.claim.moves
-        for part, lease in zip(branch.prefix.parts, running.leases, strict=True):
+        for part, lease in zip(branch.prefix.parts, running.claim.leases, strict=True):
             stored, own = (torch.from_numpy(s) for s in (lease.entry.extent.slots(), branch.slots(0)[part]))
             for layer in range(LAYERS):
                 lent = layer < branch.prefix.layers
@@ -303,9 +303,9 @@ def test_inputs_are_kept_for_one_pass_only() -> None:
     assert engine.memory.extra_bytes == 0
     (running,) = engine._lifecycle.unfinished()
     (branch,) = running.branches
-    assert branch.told is not None
-    assert branch.told[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
-    assert not branch.told[[0, *range(8, 19)]].any()
+    assert branch.hook_output is not None
+    assert branch.hook_output[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
+    assert not branch.hook_output[[0, *range(8, 19)]].any()
     run(engine, [])
 
 

@@ -22,7 +22,6 @@ from remask.model.attention import Attention, Sink
 from remask.model.attention_names import AttentionName
 from remask.model.attention_numpy import NumpyAttention
 from remask.model.attention_torch import TorchAttention
-from remask.model.capture import Recording
 from remask.model.config import ModelConfig
 from remask.model.executors import Executor
 from remask.model.graphs import Graphs
@@ -31,6 +30,7 @@ from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
+from tests.recording import Recording
 
 LENGTH = 40
 

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from remask.checkpoint.presets import preset
 from remask.engine.engine import Engine
 from remask.engine.pace import ROWS, Pace, pass_seconds
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.model.transformer import Transformer
 from remask.policies import parse
 from remask.policies.depth_lookup import DepthLookup
 from remask.readers.drafts import Drafts
@@ -26,7 +28,18 @@ from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
 from tests.engine import test_against_oracles as static
-from tests.engine.support import FAMILIES, VOCAB, Work, make_engine, poisoned_engine, prompt_of, request, run
+from tests.engine.support import (
+    FAMILIES,
+    VOCAB,
+    Work,
+    lively_weights,
+    make_engine,
+    poisoned_engine,
+    prompt_of,
+    request,
+    run,
+    small_config,
+)
 from tests.goldens import moe
 from tests.oracles import speculate as oracle
 from tests.oracles.decode import load
@@ -372,6 +385,47 @@ def test_what_cannot_be_exact_is_refused(cache: str, sampling: Line, reason: str
     policy = parse(cache, {}, lambda: DepthLookup({}))
     with pytest.raises(ConfigError, match=f"^speculate=4 cannot be exact here: .*{reason}.*leave speculate out"):
         make_engine().check(request("r", speculate=4, **sampling).with_policy(policy))
+
+
+def test_a_growing_canvas_is_refused() -> None:
+    """Also where it is the default of the model's family; with a canvas of fixed length the request runs there."""
+    with pytest.raises(ConfigError, match=r"^speculate=4 needs .*\(growing_canvas=True\).*set growing_canvas to false"):
+        make_engine().check(request("r", speculate=4, growing_canvas=True))
+    config = replace(small_config("llada"), family="illada", sampling=preset("illada-tiny").sampling)
+    engine = poisoned_engine(Transformer(config, lively_weights(config)))
+    with pytest.raises(ConfigError, match=r"^speculate='auto' needs .*\(by default it grows on illada\)"):
+        engine.check(request("r", speculate="auto"))
+    fixed = Work(
+        request("r", max_tokens=12, speculate=4, growing_canvas=False), parse("none", {}, lambda: DepthLookup({}))
+    )
+    found = run(engine, [fixed])["r"]
+    assert found.usage.accepted
+    same(found, run(engine, [without(fixed)])["r"])
+
+
+def test_growing_canvases_beside_drafts() -> None:
+    """A canvas that grows takes the pages of drafts where no others are left."""
+    policy = parse("none", {}, lambda: DepthLookup({}))
+    drafting = Work(request("drafts", prompt=20, max_tokens=12, speculate=6), policy)
+    growing = Work(request("grows", prompt=4, max_tokens=24, growing_canvas=True, block_length=4), policy)
+    engine = make_engine(max_num_seqs=2, max_model_len=32, store_budget_tokens=0, page_size=4)
+    results = run(engine, [drafting, growing])
+    same(results["drafts"], run(make_engine(), [without(drafting)])["drafts"])
+    assert written(results["grows"]) == written(run(make_engine(), [growing])["grows"])
+
+
+@pytest.mark.parametrize("bias", [{"logit_bias": {3: 4.0, 7: -9.0, 11: 2.0}}, {"min_p": 0.3}])
+def test_biases_act_on_drafts_too(bias: Line) -> None:
+    work = [
+        Work(request(f"{cache} {n}", n, max_tokens=12, speculate=4, **bias).with_readers(Logprobs(2)), policy)
+        for cache in ("none", "block-dual")
+        for policy in [parse(cache, {}, lambda: DepthLookup({}))]
+        for n in range(5, 9)
+    ]
+    results = run(make_engine(max_num_seqs=8), work)
+    for name, plain in run(make_engine(), [without(item) for item in work]).items():
+        same(results[name], plain)
+    assert sum(result.usage.accepted or 0 for result in results.values())
 
 
 def test_auto_weighs_steps_against_what_passes_take() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from remask.checkpoint.presets import preset
-from remask.engine.asked import request_of
+from remask.engine.build_request import request_of
 from remask.engine.engine import Engine
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError

@@ -266,8 +266,8 @@ class Watching(CachePolicy):
         """Good, then bad."""
         if not self.roomy and view.step < 2:
             return Dense().plan(view)
-        told = np.empty(0, dtype=np.int64) if view.told is None else view.told
-        plan = ElasticCache(window=4).plan(replace(view, told=told))
+        told = np.empty(0, dtype=np.int64) if view.hook_output is None else view.hook_output
+        plan = ElasticCache(window=4).plan(replace(view, hook_output=told))
         assert isinstance(plan.hook, Watch)
         if view.step < 2:
             return plan

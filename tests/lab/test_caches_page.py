@@ -13,12 +13,16 @@ from remask_lab.bench.decodings import BASELINE, GRIDS, SUBJECT, measure
 from remask_lab.pages import caches
 from remask_lab.records.record import Record, read_record, write_record
 
+ASKED = {"requests": 1, "prefixes": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1}
+
 
 @pytest.fixture
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two caches, and few tokens."""
     small = {
-        "bundled": replace(GRIDS["bundled"], caches=(("none", {}), ("block-dual", {}), ("dkv-greedy", {}))),
+        "bundled-tariff": replace(
+            GRIDS["bundled-tariff"], caches=(("none", {}), ("block-dual", {}), ("dkv-greedy", {}))
+        ),
         "bundled-uniform": replace(GRIDS["bundled-uniform"], caches=(("none", {}), ("uniform-cache", {"drift": 0.3}))),
     }
     monkeypatch.setattr(decodings, "GRIDS", small)
@@ -29,21 +33,29 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_measures_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, page = tmp_path / "results", tmp_path / "caches.md"
     given = ["--folder", str(folder), "--output", str(page), "--requests", "2"]
-    asked = ["--measure", "bundled", "bundled-uniform", "--decodings", "2 steps", "8 tokens a step", "random order"]
+    asked = [
+        "--measure",
+        "bundled-tariff",
+        "bundled-uniform",
+        "--decodings",
+        "2 steps",
+        "8 tokens a step",
+        "random order",
+    ]
     assert caches.main([*given, *asked]) == 0
     assert sorted(path.name for path in folder.iterdir()) == [
         "bundled-uniform.3.json",
-        "bundled.2.json",
-        "bundled.6.json",
+        "bundled-tariff.2.json",
+        "bundled-tariff.6.json",
     ]
     text = page.read_text(encoding="utf-8")
-    assert text.count("## `bundled`\n") == text.count("## `bundled-uniform`\n") == 1
-    assert "### 2 steps (`bundled`)" in text
+    assert text.count("## `bundled-tariff`\n") == text.count("## `bundled-uniform`\n") == 1
+    assert "### 2 steps (`bundled-tariff`)" in text
     assert "| `block-dual` | 4.00 | 100.0 % (34.2 to 100.0) | 100.0 % | " in text
     assert "| `uniform-cache drift=0.3` | 8.00 | " in text
     assert "- Left out: `dkv-greedy`: dkv-greedy plans by an order drawn beforehand" in text
     assert "\n| `dkv-greedy` | 1.00 | " in text, "in random order it runs"
-    record = read_record(folder / "bundled.2.json", SUBJECT)
+    record = read_record(folder / "bundled-tariff.2.json", SUBJECT)
     rows = {row["cache"]: row for row in record.data["results"]}
     assert set(rows) == {BASELINE, "none", "block-dual"}
     assert rows["none"]["work_ratio_to_none"] == 4, "two steps in place of eight"
@@ -60,13 +72,20 @@ def row(cache: str, right: float, work: float, time: float) -> dict[str, Any]:
 
 
 def test_what_loses_is_named(tmp_path: Path) -> None:
-    settings = {"requests": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1, "decoding": "factor 1"}
+    settings = {
+        "requests": 1,
+        "prefixes": 1,
+        "max_tokens": 8,
+        "block_length": 8,
+        "concurrency": 1,
+        "decoding": "factor 1",
+    }
     machine = {"cpu": "a CPU", "threads": 1, "dtype": "float32"}
-    about = {"model": "bundled", "settings": settings, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
+    about = {"model": "bundled-tariff", "settings": settings, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
     rows = [row(BASELINE, 1.0, 1, 1), row("none", 0.5, 4, 4), row("a", 0.2, 9, 9), row("b", 0.5, 5, 3)]
     text = caches.page([Record(SUBJECT, about, {"results": rows, "left_out": {}})])
     assert "loses answers without a cache too. Fewer right answers than `none`, beyond both intervals: `a`." in text
-    assert "lies below that of `none` under the same decoding:\n\n- `bundled`, factor 1: `a`.\n" in text
+    assert "lies below that of `none` under the same decoding:\n\n- `bundled-tariff`, factor 1: `a`.\n" in text
     assert "Less work than `none`, and slower: `b`." in text
     rows[1:] = [row("none", 1.0, 4, 4), row("a", 0.9, 5, 3.9) | {"accuracy_interval": [0.5, 1.0]}]
     text = caches.page([Record(SUBJECT, about, {"results": rows, "left_out": {}})])
@@ -80,7 +99,14 @@ def test_what_loses_is_named(tmp_path: Path) -> None:
 
 def test_one_table_of_all_caches() -> None:
     def record(model: str, decoding: str, *rows: dict[str, Any]) -> Record:
-        settings = {"requests": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1, "decoding": decoding}
+        settings = {
+            "requests": 1,
+            "prefixes": 1,
+            "max_tokens": 8,
+            "block_length": 8,
+            "concurrency": 1,
+            "decoding": decoding,
+        }
         machine = {"cpu": "a CPU", "threads": 1, "dtype": "float32"}
         about = {"model": model, "settings": settings, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
         return Record(
@@ -89,13 +115,13 @@ def test_one_table_of_all_caches() -> None:
 
     text = caches.page(
         [
-            record("bundled", "8 steps", row("a", 0.5, 5.25, 1)),
-            record("bundled", "factor 1", row("a", 0.25, 9, 1)),
-            record("bundled", "random order", row("dkv-greedy", 1.0, 7, 1)),
+            record("bundled-tariff", "8 steps", row("a", 0.5, 5.25, 1)),
+            record("bundled-tariff", "factor 1", row("a", 0.25, 9, 1)),
+            record("bundled-tariff", "random order", row("dkv-greedy", 1.0, 7, 1)),
             record("bundled-uniform", "1 token a step", row("b", 1.0, 3, 1)),
         ]
     )
-    table = text[text.index("| cache | `bundled`") :].split("\n\n")[0].splitlines()
+    table = text[text.index("| cache | `bundled-tariff`") :].split("\n\n")[0].splitlines()
     assert table[2:] == [
         "| `none` | 100 % (100 to 100), 1.00x | 100 % (100 to 100), 1.00x |",
         "| `a` | 50 % (50 to 50), 5.25x | - |",
@@ -106,7 +132,7 @@ def test_one_table_of_all_caches() -> None:
 
 
 def test_only_bundled_models_and_their_decodings_are_measured() -> None:
-    with pytest.raises(ConfigError, match="has no task of its own; known models: bundled"):
+    with pytest.raises(ConfigError, match="has no task of its own; known models: bundled-tariff"):
         measure(LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu"), "8 steps", 1, 0)
     with pytest.raises(UnknownNameError, match="decoding"):
         measure(LLM("bundled-uniform", dtype="float32", device="cpu"), "8 steps", 1, 0)

@@ -174,7 +174,7 @@ def test_a_mixture_that_cannot_be(options: list[str], message: str, monkeypatch:
 
 
 def test_speculation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--models", "bundled", "--batches", "2", "--requests", "2", "--rounds", "1", "--states", "2,auto"]
+    options = ["--models", "bundled-tariff", "--batches", "2", "--requests", "2", "--rounds", "1", "--states", "2,auto"]
     monkeypatch.setattr(sys, "argv", ["speculation", *options])
     speculation.main()
     _, found = capsys.readouterr().out.split("\n}\n")
@@ -467,9 +467,9 @@ def test_quantised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     for row in others:
         assert 0.2 < row["share_of_bytes"] < 0.6
         assert row["times_as_fast"].keys() == {"1", "5"}
-    assert len(report["bundled"]) == 6
-    assert [row["same_tokens"] for row in report["bundled"][:2]] == [1, 1]
-    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled"])
+    assert len(report["bundled-tariff"]) == 6
+    assert [row["same_tokens"] for row in report["bundled-tariff"][:2]] == [1, 1]
+    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled-tariff"])
 
 
 def test_first_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

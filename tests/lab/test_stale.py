@@ -11,7 +11,7 @@ from remask_lab.pages import stale
 from remask_lab.pages.results import ROOT
 from remask_lab.records.record import FORMAT
 
-ABOUT = {"model": "bundled", "family": "llada", "kind": "masked", "settings": {"table": "dkv-1"}}
+ABOUT = {"model": "bundled-tariff", "family": "llada", "kind": "masked", "settings": {"table": "dkv-1"}}
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -79,11 +79,15 @@ class Counting(Transformer):
 
     count: Count
     launched: list[list[str]]
+    before = 0
 
-    def _layer(self, *inputs: Any) -> Tensor:
-        before = len(self.count.names)
-        out = super()._layer(*inputs)
-        self.launched.append(self.count.names[before:])
+    def project(self, *inputs: Any) -> Tensor:
+        self.before = len(self.count.names)
+        return super().project(*inputs)
+
+    def finish(self, *inputs: Any) -> Tensor:
+        out = super().finish(*inputs)
+        self.launched.append(self.count.names[self.before :])
         return out
 
 

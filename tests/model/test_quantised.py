@@ -304,7 +304,7 @@ def test_damaged_numbers_are_still_found(tmp_path: Path) -> None:
 def test_every_cache_policy_runs_on_few_bits(kind: Quantization, cache: str) -> None:
     """Under batch invariance too, and then in any company with the same answer."""
     limits = EngineConfig(max_model_len=64, batch_invariant=True)
-    llm = LLM("bundled", dtype="float32", device="cpu", threads=1, quantization=kind, engine=limits)
+    llm = LLM("bundled-tariff", dtype="float32", device="cpu", threads=1, quantization=kind, engine=limits)
     asked = {"max_tokens": 8, "steps": 8, "block_length": 4}
     settings = {"bicache": {"depth": 2}, "elastic-cache": {"window": 4}}.get(cache)
     prompts = [list(range(40, 60)), list(range(80, 110)), list(range(40, 60))]
@@ -315,11 +315,11 @@ def test_every_cache_policy_runs_on_few_bits(kind: Quantization, cache: str) -> 
 
 
 def test_a_depth_table_is_of_one_kind_of_weights(tmp_path: Path) -> None:
-    plain = LLM("bundled", dtype="float32", device="cpu", threads=1)
+    plain = LLM("bundled-tariff", dtype="float32", device="cpu", threads=1)
     file = tmp_path / "table.json"
     plain.depth_table.save(file)
     with pytest.raises(TableError, match=r"-int8, 8 layers\) is loaded. Measure a table of it"):
-        LLM("bundled", dtype="float32", device="cpu", threads=1, quantization="int8", depth_table=file)
+        LLM("bundled-tariff", dtype="float32", device="cpu", threads=1, quantization="int8", depth_table=file)
 
 
 def refused(kind: str, config: ModelConfig, device: torch.device = CPU) -> str:
@@ -390,12 +390,12 @@ def test_a_quantised_checkpoint_loads_as_the_same_codes(
 def test_a_quantised_model_answers_as_one_that_is_quantised_when_read(tmp_path: Path, kind: Quantization) -> None:
     common: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1}
     asked, prompt = {"max_tokens": 8, "steps": 8}, list(range(40, 60))
-    folder = written(tmp_path, "bundled", kind)
-    kept, made = LLM(folder, **common), LLM("bundled", quantization=kind, **common)
+    folder = written(tmp_path, "bundled-tariff", kind)
+    kept, made = LLM(folder, **common), LLM("bundled-tariff", quantization=kind, **common)
     assert kept.tokenizer is not None
     assert kept.sampling == made.sampling
     assert kept.generate(prompt, asked)[0].token_ids == made.generate(prompt, asked)[0].token_ids
-    plain = find_model("bundled", dummy=False).folder
+    plain = find_model("bundled-tariff", dummy=False).folder
     assert plain is not None
     sizes = [sum(file.stat().st_size for file in place.glob("*.safetensors")) for place in (Path(folder), plain)]
     assert sizes[0] < 0.6 * sizes[1]

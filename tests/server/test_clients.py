@@ -22,14 +22,20 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs other project
 
 @pytest.fixture(scope="module")
 def bundled() -> Iterator[Running]:
-    llm = LLM("bundled", cache="bicache", dtype="float32", device="cpu")
-    with serving(llm, model_names=["bundled"], sampling={}) as running:
+    llm = LLM("bundled-tariff", cache="bicache", dtype="float32", device="cpu")
+    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
         yield running
 
 
 def told(running: Running, name: str, *more: str) -> dict[str, Any]:
     """What the script of that client prints."""
-    command: list[str | Path] = [PYTHON, ROOT / "tests" / "clients" / f"with_{name}.py", running.base, "bundled", *more]
+    command: list[str | Path] = [
+        PYTHON,
+        ROOT / "tests" / "clients" / f"with_{name}.py",
+        running.base,
+        "bundled-tariff",
+        *more,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -54,10 +60,10 @@ def test_langchain(bundled: Running) -> None:
 @pytest.mark.thorough
 def test_tools_of_langchain() -> None:
     """A forced call, whole and streamed; a free one that is not made is text."""
-    llm = LLM("bundled", dtype="float32", device="cpu")
+    llm = LLM("bundled-tariff", dtype="float32", device="cpu")
     assert llm.tokenizer is not None
     llm.tokenizer.use_chat_template(TEMPLATE)
-    with serving(llm, model_names=["bundled"], sampling={}) as running:
+    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
         found = told(running, "langchain_tools", json.dumps(ROBOT))
     (call,) = found["calls"]
     assert call["name"] == "robot"

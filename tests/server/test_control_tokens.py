@@ -18,12 +18,12 @@ NONE = Defaults({}, "none", {})
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("bundled", cache="none", dtype="float32", device="cpu")
+    return LLM("bundled-tariff", cache="none", dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
 def served(llm: LLM) -> Iterator[Running]:
-    with serving(llm, model_names=["bundled"], sampling={"max_tokens": 1}) as running:
+    with serving(llm, model_names=["bundled-tariff"], sampling={"max_tokens": 1}) as running:
         yield running
 
 

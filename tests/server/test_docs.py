@@ -59,7 +59,7 @@ def test_fields() -> None:
 
 def test_endpoints() -> None:
     paths = {word.split(" ")[-1] for word in named("Endpoints")}
-    assert paths == PATHS | {"/", "/openapi.json"}
+    assert paths == PATHS | {"/", "/docs", "/openapi.json"}
 
 
 def test_metrics(server: Running) -> None:

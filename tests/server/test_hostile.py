@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from remask.cli import main
+from remask.engine.planned import PlannedRequest
 from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.llm import LLM
@@ -99,8 +100,6 @@ def test_steps_beyond_the_tokens_are_legal_up_to_the_bound(hosts: dict[str, Runn
 def test_operators_widen_and_tighten_the_bounds() -> None:
     limits: dict[str, Any] = {
         "max_steps": 20_000_000,
-        "max_stop": 1,
-        "max_stop_chars": 3,
         "max_request_row_layers": 2500,
     }
     with serving(make_llm(**limits)) as running:
@@ -109,8 +108,6 @@ def test_operators_widen_and_tighten_the_bounds() -> None:
         assert many.status_code == 200, "idle steps take no time"
         assert many.json()["remask"]["steps"] == 20_000_000
         for fields, text in (
-            ({"stop": ["a", "b"]}, "stop holds 2 texts, and at most 1 are taken"),
-            ({"stop": "abcd"}, "a text of 4 characters, and at most 3 are taken"),
             ({"max_tokens": 64, "steps": 64, "block_length": 64}, "row-layers, and a request may take 2500"),
             ({"cache": "bicache", "cache_config": {"depth": 1}, "steps": 16, "max_tokens": 16}, "row-layers"),
         ):
@@ -137,10 +134,10 @@ def break_scoring(patch: pytest.MonkeyPatch) -> None:
 def break_start(patch: pytest.MonkeyPatch) -> None:
     begin = RunningRequest.__post_init__
 
-    def begins(self: RunningRequest, vocab: int) -> None:
+    def begins(self: RunningRequest, vocab: int, before: PlannedRequest | None) -> None:
         if blamed(self):
             raise MemoryError("an array of 2**62")
-        begin(self, vocab)
+        begin(self, vocab, before)
 
     patch.setattr(RunningRequest, "__post_init__", begins)
 

@@ -44,10 +44,10 @@ ASK: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def taught() -> Iterator[Running]:
     """The bundled model, whose bytes spell everything, under a template that tells of tools."""
-    llm = LLM("bundled", cache="none", dtype="float32", device="cpu")
+    llm = LLM("bundled-tariff", cache="none", dtype="float32", device="cpu")
     assert llm.tokenizer is not None
     llm.tokenizer.use_chat_template(TEMPLATE)
-    with serving(llm, model_names=["bundled"], sampling={}) as running:
+    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
         yield running
 
 
@@ -65,7 +65,7 @@ def say(client: openai.OpenAI, **fields: Any) -> Any:
     own = {name: fields.pop(name) for name in ("cache",) if name in fields}
     body = {**ASK, **fields}
     body["extra_body"] = {"block_length": body.pop("block_length"), "steps": body.pop("steps"), **own}
-    return client.chat.completions.create(model="bundled", **body)
+    return client.chat.completions.create(model="bundled-tariff", **body)
 
 
 def valid(arguments: str) -> bool:

@@ -1,5 +1,5 @@
 """The names of the models that come with the package."""
 
-BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT = "bundled", "bundled-graded", "bundled-transit"
-BUNDLED_UNIFORM = "bundled-uniform"
-BUNDLED_MODELS = (BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT, BUNDLED_UNIFORM)
+BUNDLED, BUNDLED_TARIFF = "bundled", "bundled-tariff"
+BUNDLED_TRANSIT, BUNDLED_UNIFORM = "bundled-transit", "bundled-uniform"
+BUNDLED_MODELS = (BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM)

@@ -92,7 +92,7 @@ OWN: Mapping[str, Command] = {
         "remask.cli.decide",
         "answer questions by the model's distribution over labels",
         examples=(
-            "remask decide --model bundled --input examples/decisions.json",
+            "remask decide --model bundled-tariff --input examples/decisions.json",
             "remask decide --model GSAI-ML/LLaDA-8B-Instruct --input questions.json --cache bicache",
         ),
         arguments=f"{_ARGUMENTS}.decide",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
-from remask.machine.logs import TEXT, JsonFormatter, logs_json
+from remask.machine.log_format import TEXT, JsonFormatter, logs_json
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell,
 from remask.cli.parser import Parser, examples
 from remask.errors import RemaskError, UnknownNameError
 from remask.machine.cpu import wait_passively
-from remask.machine.logs import logs_json
+from remask.machine.log_format import logs_json
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,6 @@ def examples(*commands: str) -> str:
     return _EXAMPLES + "\n".join(f"  {command}" for command in commands)
 
 
-def examples_in(epilog: str | None) -> list[str]:
-    """Return the commands that `examples` has made the end of a help; none of any other text."""
-    lines = (epilog or "").removeprefix(_EXAMPLES).splitlines() if (epilog or "").startswith(_EXAMPLES) else []
-    return [line.strip() for line in lines]
-
-
 class Formatter(argparse.HelpFormatter):
     """Keeps the lines of examples as they are, so that they can be copied."""
 

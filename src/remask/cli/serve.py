@@ -24,7 +24,7 @@ from remask.cli.options import (
 from remask.engine.config import AUTO
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.machine.logs import FIELDS
+from remask.machine.log_format import FIELDS
 from remask.sampling.defaults import overlaid
 from remask.server.limits import ServerLimits
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from remask.server.app import create_app
     from remask.server.config import ServerConfig
     from remask.server.run import Server, bind, url_of
-    from remask.server.trace import StepTrace
+    from remask.server.step_trace import StepTrace
 
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))

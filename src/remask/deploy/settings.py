@@ -12,7 +12,7 @@ from remask.deploy.routing import Spill
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask.server.config import ServerConfig
-from remask.server.limits import RequestLimits, ServerLimits
+from remask.server.limits import IntakeLimits, ServerLimits
 
 ROUTINGS = ("prefix", "round-robin")
 MODEL_FIELDS = (
@@ -72,7 +72,7 @@ class FleetSettings:
         _check_names("llm", self.llm, MODEL_FIELDS)
         _check_names("engine", self.engine, [each.name for each in fields(EngineConfig)])
         # The limits of connections are not among them: those are Ray Serve's.
-        connections = declared(ServerLimits).keys() - declared(RequestLimits).keys()
+        connections = declared(ServerLimits).keys() - declared(IntakeLimits).keys()
         _check_names("server", self.server, {each.name for each in fields(ServerConfig)} - connections)
         whole("min_replicas", self.min_replicas, low=1)
         whole("max_replicas", self.max_replicas, low=1)

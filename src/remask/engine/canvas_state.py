@@ -26,11 +26,11 @@ _NOWHERE: Positions = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """The K/V slots of a canvas in a range of layers: a part that is read in place, then slots of the canvas' own."""
+    """The K/V slots of a canvas in a range of layers: a shared part that is read in place, then its own slots."""
 
     layers: range
     slots: NDArray[np.int64]  # [T]
-    common: tuple[Run, ...]  # slots of the part at the front, which are read in place; empty without one
+    common: tuple[Run, ...]  # slots of the shared part at the front; empty without one
     own: NDArray[np.int64]  # slots of the positions after it
 
 
@@ -54,13 +54,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """K/V of a stored part that a canvas needs at other positions than those that it was computed at.
+    """K/V of a stored part that a canvas needs at other positions than where it was computed.
 
     Attributes:
         source: slots of the store, [positions].
         target: slots of the canvas, [positions].
         layers: K/V of layers 0 .. layers - 1 are copied.
-        by: how many positions later the part stands on the canvas.
+        by: the distance that the part moves, in positions.
     """
 
     source: NDArray[np.int64]
@@ -80,17 +80,17 @@ class CanvasState:
     canvas: Canvas
     ledger: Ledger
     tables: tuple[SlotTable, ...]
-    lease: Lease | None = None  # of the part at its front, which it reads in place
+    lease: Lease | None = None  # of the shared part at its front
     restored: tuple[Kept, ...] = ()
     states: Tensor | None = None
     shift: int = 0
     outputs: bool = False  # attention and FFN outputs are cached too
-    prefix: PrefixHit | None = None  # positions that others computed
-    chain: int = 0  # the last of the exact pages that it shares, by its hash
-    hook_state: Any = None  # what the policy's layer hook keeps between passes
-    told: Any = None  # what the hook tells the policy
-    memo: SpanMemo = field(default_factory=SpanMemo)  # what its plans computed lately
-    _unsent: list[Positions] | None = None  # positions that changed since they were sent; None: none was ever sent
+    prefix: PrefixHit | None = None  # positions that it reads from the store
+    chain: int = 0  # hash of the last exact page that it shares
+    hook_state: Any = None  # kept between passes by the policy's layer hook
+    hook_output: Any = None  # what the hook reports to the policy
+    memo: SpanMemo = field(default_factory=SpanMemo)  # spans of its recent plans
+    _unsent: list[Positions] | None = None  # changed since they were sent; None: never sent
     sharing: tuple[int, int] = field(init=False)  # equal for branches that read the same shared prefix in place
 
     def __post_init__(self) -> None:
@@ -101,12 +101,12 @@ class CanvasState:
         return self.table(layer).slots
 
     def table(self, layer: int) -> SlotTable:
-        """Its slots in `layer` and in others."""
+        """The table that holds its slots in `layer`."""
         return next(table for table in self.tables if layer in table.layers)
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """Where its tokens stand in the device token buffer, [T]."""
+        """Places of its tokens in the device token buffer, [T]."""
         return self.table(0).slots
 
     def changed(self, positions: Positions) -> None:
@@ -115,31 +115,31 @@ class CanvasState:
             self._unsent.append(positions)
 
     def unsent(self) -> Positions:
-        """The positions that the device token buffer does not have as the canvas has them."""
+        """The positions that differ in the device token buffer."""
         if self._unsent is None:
             return np.arange(len(self.canvas))
         return np.unique(np.concatenate(self._unsent)) if self._unsent else _NOWHERE
 
     def sent(self) -> None:
-        """Note that the device token buffer has the canvas."""
+        """Note that the device token buffer is up to date."""
         self._unsent = []
 
     @property
     def extra_bytes(self) -> int:
-        """Bytes that it holds beside its pages."""
+        """Bytes that it holds in addition to its pages."""
         return 0 if self.states is None else self.states.nbytes
 
-    def passed(self, plan: Plan, apart: bool) -> ExecutedPlan:
-        """Its part in the pass of `plan`, the last plan in its ledger, for the cost of the pass.
+    def passed(self, plan: Plan, separately: bool) -> ExecutedPlan:
+        """Its part in the pass of `plan`, the last plan in its ledger, as input to the cost of the pass.
 
-        With `apart` every canvas attends on its own, and reads the whole of a shared prefix.
+        With `separately` every canvas is attended to by itself, and reads all of a shared prefix.
         """
-        prefix = None if apart else self.prefix
+        prefix = None if separately else self.prefix
         return ExecutedPlan(plan, prefix, self.sharing, self.outputs)
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
-        if plan.again:  # it predicts some of what the plan before did, and nothing has become noisy since
+        if plan.again:  # it predicts a subset of what the last plan did
             self.ledger.enter(plan)
             return
         plan.check(len(self.canvas))
@@ -170,7 +170,7 @@ def predicting_rows(predicted: Positions, shift: int) -> Positions:
 
 
 def leased_tables(lease: Lease, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
-    """Tables of a canvas that leases its prefix; `own` are the leased layers' extent of the rest, then that of all."""
+    """Tables of a canvas that leases its prefix; `own`: pages of the rest in the leased layers, then of all above."""
     shared, rest = lease.entry.extent.slots(), own[0].slots()
     shallow = SlotTable(range(lease.layers), np.concatenate([shared, rest]), tuple(runs(shared)), rest)
     return (shallow, *(plain_table(extent) for extent in own[1:]))

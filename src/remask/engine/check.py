@@ -1,7 +1,7 @@
-"""From a request to a pending request: all that can be checked before anything is computed."""
+"""Checks a request before anything is computed, and makes it a pending request."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from remask.checks.fields import declared
 from remask.checks.kinds import in_words
@@ -16,11 +16,14 @@ from remask.plan.canvas import OPEN
 from remask.policies.base import CachePolicy, RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
+from remask.readers.biases import biases_of
+from remask.request.sampling_params import SamplingParams
 from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
-from remask.sampling.fields import check_fields
+from remask.sampling.growing import GrowingDecoding, canvas_grows
+from remask.sampling.kind_fields import check_fields
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 from remask.text.stops import Decode, StopRule
@@ -43,7 +46,6 @@ def check_request(
     _check_prompt(request, shape)
     _check_segments(request, shape)
     _check_template(request, shape)
-    limits.check_stop(params)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
@@ -69,9 +71,8 @@ def check_request(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    length, steps = decoding.length, decoding.scheduled_steps
-    open_places = request.response.open_places
-    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, open_places, steps))
+    for facts in _facts(decoding, request, shape):
+        policy.check(facts)
     pending = PendingRequest(request, decoding, stops)
     for reader in readers:
         reader.check(asked, decoding)
@@ -83,6 +84,18 @@ def check_request(
     pending.row_layers = work.row_layers
     pending.page_keys = page_keys(request, decoding.block)
     return pending
+
+
+def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
+    """What a policy is told of a request: of a growing canvas the first block and the last, which may be shorter."""
+    layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
+    if not isinstance(decoding, GrowingDecoding):
+        places, steps = request.response.open_places, decoding.scheduled_steps
+        yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
+        return
+    for each in (decoding, decoding.last):
+        places = len(decoding.block_ranges[each.number])
+        yield RequestFacts(layers, shift, ordered, each.length, places, each.scheduled_steps)
 
 
 def _check_readers(readers: Sequence[Reader]) -> None:
@@ -103,6 +116,17 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
     return StopRule(token_ids, tuple(params.stop), decode)
 
 
+def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
+    """Raise `ConfigError` where `logit_bias` names no token of the model, or the mask, which is never chosen."""
+    for token in params.logit_bias or ():
+        if token >= shape.vocab:
+            raise ConfigError(
+                f"logit_bias names the token {token}, and the model has tokens from 0 to {shape.vocab - 1}"
+            )
+        if token == shape.mask_id:
+            raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
+
+
 def _decoding(asked: Asked, max_model_len: int) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
@@ -111,6 +135,7 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         if brought is not None:
             return brought
     check_fields(params, shape.kind)
+    _check_bias(params, shape)
     if shape.kind == "block_causal":
         block = shape.block_length
         decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, block, shape.mask_id, seed, template)
@@ -125,18 +150,26 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         canvas = min(shape.max_length, max_model_len)
         stops, structured = shape.stop_ids, shape.structured_attention
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
-    blockwise = asked.schedule.blockwise
-    return MaskedDecoding.of(
-        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template
+    blockwise, growing = asked.schedule.blockwise, canvas_grows(params, shape.sampling, template)
+    whole = MaskedDecoding.of(
+        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template, growing=growing
     )
+    return GrowingDecoding(whole) if growing else whole
 
 
 def _draft_room(asked: Asked, decoding: Decoding, policy: CachePolicy, max_model_len: int) -> DraftRoom:
     """What the drafts of a request need. Raises `ConfigError` where they could not be those of its later steps."""
     params, length = asked.params, decoding.length
+    if isinstance(decoding, GrowingDecoding):
+        cause = "growing_canvas=True" if params.growing_canvas else f"by default it grows on {asked.shape.family}"
+        raise ConfigError(
+            f"speculate={params.speculate!r} needs a canvas of fixed length ({cause}): drafts get their pages once, "
+            "and a growing canvas gets others with each block; set growing_canvas to false, or leave speculate out"
+        )
     wrong = None
     rows = policy.draft_rows(length, length - len(asked.prompt), decoding.block)
-    reader = next((reader for reader in asked.readers if not reader.drafted), None)
+    readers = (*asked.readers, *biases_of(params, decoding.canvas()))
+    reader = next((reader for reader in readers if not reader.drafted), None)
     if not params.greedy:
         wrong = f"temperature={params.temperature} draws tokens anew in every step; use temperature 0"
     elif params.cfg_scale:
@@ -203,7 +236,7 @@ def _check_prompt(request: Request, shape: ModelConfig) -> None:
     prompt = list(request.prompt_token_ids)
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one token")
-    # Prompts are long, and most often nothing is wrong with them: that is seen without a loop over their tokens.
+    # Prompts are long and mostly right, so they are checked without a loop over their tokens first.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= shape.vocab:
         bad = [t for t in prompt if not is_whole(t, 0, shape.vocab - 1)]
         if bad:

@@ -1,4 +1,4 @@
-"""The engine: requests join and leave at any step; a step is one forward pass over all that take part."""
+"""The engine: requests join and leave at any step; a step is one forward pass over the requests that take part."""
 
 import logging
 import time
@@ -44,11 +44,14 @@ L = TypeVar("L", bound=LaunchedPass)
 
 
 class Engine:
-    """One model, one pool of K/V pages, one prefix store, any number of requests under any policies.
+    """One model, one pool of K/V pages, one prefix store, and any number of requests under any policies.
 
     Not thread-safe: one thread calls `submit`, `add`, `cancel` and `step`. Any may call `check`.
 
-    `clock` tells seconds. Arrivals, deadlines and the times of results are read from it.
+    `clock` returns seconds. Arrivals, deadlines and the times of results are read from it.
+
+    Attributes:
+        stats: counters since the engine was made.
     """
 
     def __init__(
@@ -60,34 +63,36 @@ class Engine:
         defaults: DeviceDefaults | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """With the `defaults` of the model's device for what `config` leaves open.
+        """`defaults` are those of the device, for settings that `config` leaves open.
 
-        Raises `ConfigError` on settings that cannot be, and where what is asked for fails its proof (`engine.proof`).
+        Raises `ConfigError` on bad settings, and where an executor that was asked for fails its proof (`engine.proof`).
         """
         shape = model.config
         self.choice = choice = choose(model, config, defaults)
         config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
         executor = choice.executor
-        if executor.name != "torch":  # which a model has of itself
+        if executor.name != "torch":  # the default of a model
             attend(model := copy(model), executor)
         if model.ranks.several:  # the other ranks' models may have had another engine before
             model.ranks.everywhere(attend, model, executor)
         self.model = model = batch_invariant(model) if config.batch_invariant else model
         self.config, self.decode, self.clock = config, decode, clock
-        self.max_model_len = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
-        if self.max_model_len > shape.max_length:
-            raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
-        self.memory = Memory(model, config, self.max_model_len, fingerprint)
+        longest = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
+        if longest > shape.max_length:
+            raise ConfigError(f"max_model_len={longest} exceeds the model's {shape.max_length} positions")
+        self.memory = Memory(model, config, longest, fingerprint)
+        self.max_model_len = self.memory.max_model_len
         self.limits = RequestLimits.of(config, self.max_model_len)
         self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
-        self._queued: QueuedPass | None = None  # a pass that is queued, and was not read
+        self._queued: QueuedPass | None = None  # a pass that is queued and not read yet
         share = config.max_client_row_layers or self.max_model_len * shape.layers
         limits = StepLimits(
             config.max_row_layers, config.max_refreshes, config.max_num_seqs, share, self.memory.pass_rows
         )
         runner = Runner(model, self.memory.pool, overlap=choice.overlap, graphs=self.graphs)
         self._observers = Observers(runner, model)
-        self._lifecycle = Lifecycle(self.memory, self._observers, limits)
+        self.stats = EngineStats()
+        self._lifecycle = Lifecycle(self.memory, self._observers, limits, self.stats)
         self._admission = Admission(self._lifecycle, self.memory, config.max_num_seqs)
 
     @property
@@ -96,24 +101,20 @@ class Engine:
         return self._observers.runner
 
     @property
-    def stats(self) -> EngineStats:
-        """Counters since the engine was made."""
-        return self._lifecycle.stats
-
-    @property
     def at_work(self) -> tuple[str, ...]:
-        """Requests that are being worked on. Any thread may ask."""
-        return self._lifecycle.at_work
+        """Ids of the requests that the current step works on. Any thread may read it."""
+        return tuple(each.request.id for each in self._lifecycle.at_work)
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits, runs, or has a result that is still to be reported."""
+        """Whether a request waits or runs, or an event is still to be reported."""
         return not self._lifecycle.idle or bool(self._lifecycle.events)
 
     @property
     def running(self) -> int:
-        """Canvases in memory."""
-        return sum(running.canvases for running in self._lifecycle.requests())
+        """Canvases of requests that have begun, those between two blocks of a growing canvas included."""
+        lifecycle = self._lifecycle
+        return sum(running.canvases for running in [*lifecycle.requests(), *lifecycle.growing.values()])
 
     @property
     def waiting(self) -> int:
@@ -127,16 +128,16 @@ class Engine:
 
     @property
     def allocator(self) -> PageAllocator:
-        """Who owns which page of it."""
+        """The allocator of its pages."""
         return self.memory.allocator
 
     @property
     def store(self) -> PrefixStore:
-        """The shared prefixes that it holds."""
+        """The store of shared prefixes."""
         return self.memory.store
 
     def check(self, request: Request) -> PendingRequest:
-        """What `submit` takes for `request`. Queues nothing; any thread may call it.
+        """Check `request` and return what `submit` takes. Queues nothing; any thread may call it.
 
         Raises `ConfigError` on a request that cannot run.
         """
@@ -162,23 +163,23 @@ class Engine:
         return self._lifecycle.cancel(request_id)
 
     def attach(self, observer: EngineObserver) -> None:
-        """Tell `observer` of the passes that are launched from now on, beside those that are attached already."""
+        """Call `observer` for every pass that is launched from now on. Any number may be attached."""
         self._observers.attach(observer)
 
     def detach(self, observer: EngineObserver) -> None:
-        """Tell `observer` of no pass any more. Raises `ValueError` where it is not attached."""
+        """Stop calling `observer`. Raises `ValueError` where it is not attached."""
         self._observers.detach(observer)
 
     def step(self) -> list[Event]:
-        """Run one denoising step of all requests that fit in it, and admit those that can begin.
+        """Admit waiting requests, and run one denoising step of all requests that fit in it.
 
-        With `overlap` the next one is queued too, before the tokens of this one are known, if all plans repeat.
-        Requests past their deadlines end first. What fails on account of one request ends that request with its error.
-        Raises what no request is to blame for; `recover` may help.
+        With `overlap` the next step is queued before the tokens of this one are known, if all plans repeat. Requests
+        past their deadlines end first. An error that one request causes ends that request only. Other errors are
+        raised; `recover` may help.
         """
         start, computed = time.perf_counter(), time.thread_time()
         self._lifecycle.expire(self.clock())
-        if self._lifecycle.waiting.count:
+        if self._lifecycle.waits:
             self._admit()
         launched = self._queued or self._launch(LaunchedPass(), self._schedule({}), self._fail)
         self._queued = None
@@ -191,21 +192,22 @@ class Engine:
                 raise each.trouble
         if self._lifecycle.idle:
             self._queued = None
-            self.runner.forget()
-            self.check_integrity()  # before events are taken: what it raises loses none
-        events = self._lifecycle.take_events()
+            self._observers.runner.forget()
+            self.check_integrity()  # before events are taken, so that an error loses none
+        events, self._lifecycle.events = self._lifecycle.events, []
+        self._lifecycle.at_work = ()
         self.stats.step_seconds += time.perf_counter() - start
         self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
 
     def recover(self, error: Exception) -> None:
-        """Begin again with empty memory after `step` raised `error`. What waits keeps its place.
+        """Restart with empty memory after `step` raised `error`. Waiting requests keep their places.
 
-        Requests that ran and had reported nothing run again, one at a time. Those that had, and those that began
-        `MAX_STARTS` times, end with the error. Raises `error` where that cannot help: where nothing ran that could have
-        caused it, where the device stays lost, or where a process is lost that computes a part of the model.
+        Running requests that have reported nothing run again, one at a time. The others, and those that began
+        `MAX_STARTS` times, end with the error. Raises `error` where a restart cannot help: nothing was running, the
+        device is lost, or a process of a parallel model is lost.
         """
-        # A pass over a prefix may run alone, and so may one that completes pages: nobody waits for either.
+        # A prefix-only pass or a closing pass may run alone, and no request waits for either.
         if not len(self._lifecycle.running) and not poisons(error):
             raise error
         self.model.ranks.check()
@@ -215,7 +217,7 @@ class Engine:
         self.memory.reset()
 
     def memory_report(self, *, detail: bool = False) -> MemoryReport:
-        """Who holds which pages now, and how many of their slots are of use; with `detail` page tables too."""
+        """Which requests and entries hold which pages, and how full these are; with `detail` page tables too."""
         return report(self.memory, self._lifecycle.requests(), detail=detail)
 
     def check_integrity(self) -> None:
@@ -231,23 +233,24 @@ class Engine:
             raise ConfigError(f"id {name!r} is in use by another request; ids must differ")
 
     def _admit(self) -> None:
-        """Begin waiting requests, as far as slots and pages go."""
+        """Begin waiting requests while there are slots and pages for them."""
         self._admission.admit(self.clock())
 
     def _launch(self, launched: L, batch: Batch, fail: Fail) -> L:
-        """Run a pass over `batch`, and let what it predicts come to the host, as `launched`."""
+        """Run a pass over `batch`, start copying its predictions to the host, and note both in `launched`."""
         try:
-            for ran in run_isolated(self.runner, batch, fail):
+            runner = self._observers.runner
+            for ran in run_isolated(runner, batch, fail):
                 for observer in self._observers.attached:
                     observer.launched(ran)
-                launched.parts.append((ran, score_isolated(self.runner, ran, fail)))
-        # What was run before is read first.
+                launched.parts.append((ran, score_isolated(runner, ran, fail)))
+        # Parts that ran are read before the error is raised.
         except Exception as error:
             launched.trouble = error
         return launched
 
     def _launch_next(self, launched: LaunchedPass) -> QueuedPass | None:
-        """Queue the pass after `launched`, which is still to be read. None: that is read first, or none follows."""
+        """Queue the pass after `launched`, which is not read yet. None: it must be read first, or nothing follows."""
         if self.runner.token_buffer is None or not launched.parts or launched.trouble is not None:
             return None
         steps = None if self._observers.wait else next_steps(launched)
@@ -275,13 +278,13 @@ class Engine:
         return queued
 
     def _read(self, launched: LaunchedPass) -> None:
-        """Read a pass, and enter what it computed into the store and the requests."""
+        """Wait for a pass, and give its results to the store and the requests."""
         if self._observers.attached and not isinstance(launched, QueuedPass):
             for ran, _ in launched.parts:
                 for observer in self._observers.attached:
                     observer.computed(ran)
         stats = self.stats
-        if self._lifecycle.grown:  # memory is claimed by what begins, and by nothing else
+        if self._lifecycle.grown:  # only requests that begin claim memory
             self._lifecycle.grown = False
             stats.peak_memory_bytes = max(stats.peak_memory_bytes, self.memory.bytes_used)
         for ran, read in launched.read():
@@ -292,7 +295,7 @@ class Engine:
                 member.ran(self._lifecycle, scores)
 
     def _commit(self, queued: QueuedPass) -> QueuedPass | None:
-        """What was queued, after the pass before it was read, without the steps that are rolled back."""
+        """Commit the steps of a queued pass, now that the pass before it is read; None where all are rolled back."""
         for step, running in queued.steps.items():
             committed = False
 
@@ -308,14 +311,15 @@ class Engine:
         return queued if queued.passes or queued.requests() else None
 
     def _schedule(self, steps: Mapping[Member, RunningRequest | None]) -> Batch:
-        """The work of the next pass, side by side where it reads the same leased prefix.
+        """The batch of the next pass. Requests that read the same leased prefix are neighbours.
 
-        Requests that have speculative `steps` take part with these; those with None take no part.
+        A request in `steps` takes part with its speculative step; with None it takes no part.
         """
         lifecycle, batch = self._lifecycle, Batch()
-        self.memory.pace.running = len(lifecycle.running)
-        planned: dict[Member, Member] = {}  # what can run, or its speculative step
-        for member in list(lifecycle.running):
+        members = lifecycle.running.items
+        self.memory.pace.running = len(members)
+        planned: dict[Member, Member] = {}  # members that can run, with what runs: themselves or a speculative step
+        for member in members:
             if not member.ready:
                 continue
             if member in steps:
@@ -332,7 +336,7 @@ class Engine:
             return lifecycle.refreshes.heavy(member, planned[member])
 
         def rows(member: Member) -> int:
-            return planned[member].widest
+            return planned[member].tally.rows
 
         for member in lifecycle.running.next(planned.__contains__, cost, refreshing, rows):
             step = steps.get(member)
@@ -343,12 +347,12 @@ class Engine:
                 member.enter(lifecycle, batch)
         if len(batch.requests) > 1:
             batch.requests.sort(key=lambda running: running.branches[0].sharing)
-        lifecycle.at_work = batch.ids
+        lifecycle.at_work = batch.requests
         if batch.passes:
-            waiting = [running.request.id for running in lifecycle.requests() if not running.ready]
-            lifecycle.at_work = (*batch.ids, *waiting)
+            waiting = [running for running in lifecycle.requests() if not running.ready]
+            lifecycle.at_work = [*batch.requests, *waiting]
         return batch
 
     def _fail(self, member: Member, error: Exception) -> None:
-        """End a member that cannot run, with everything that cannot go on without it."""
+        """End a member whose pass cannot run, and whatever depends on it."""
         member.failed(self._lifecycle, error)

@@ -1,8 +1,9 @@
-"""One pass over many requests, of which a failure ends those alone that it is due to."""
+"""Runs one pass over many requests, such that a failure ends only the requests that cause it."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -25,8 +26,8 @@ class Ran:
     """A pass that has run.
 
     Attributes:
-        batch: what took part.
-        items: its canvases with the plans that were run.
+        batch: the members that took part.
+        items: their canvases with the plans that ran.
         hidden: final hidden states of the predicted rows, [M, D].
     """
 
@@ -36,18 +37,20 @@ class Ran:
 
 
 def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
-    """Run a pass over `batch`. Where it fails, run passes over those of its members that can run.
+    """Run a pass over `batch`. Where it fails, run smaller passes over the members that can run.
 
-    `fail` is called for a member that cannot run. Raises what no single member is to blame for: errors of the device,
+    `fail` is called for each member that cannot run. Raises errors that no single member causes: those of the device
     and of memory.
 
-    The ledgers hold the plans of the pass already. A member whose pass is repeated runs the plan that `Runner.run`
-    leaves, which writes the same rows; any other one leaves the engine, and its ledger with it.
+    The ledgers hold the plans of the pass already. A member that runs again uses the plan that `Runner.run` leaves,
+    which writes the same rows. A member that failed leaves the engine, and its ledger with it.
     """
-    members = batch.members
+    members: Sequence[Member] = (*batch.passes, *batch.requests)
     if not members:
         return
-    items = batch.items()
+    items: Items = []
+    for member in members:
+        items += member.items()
     try:
         hidden, ran = runner.run(items, batch.passes)
     except Exception as error:
@@ -70,13 +73,13 @@ def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What some requests of a pass predicted, on its way to the host.
+    """Predictions of some requests of a pass, on their way to the host.
 
     Attributes:
         requests: the requests, as they were when the pass was launched.
-        reads: what the readers of each read.
-        arrival: the numbers, as `read_rows` orders them.
-        chooses: whether the device chose positions too.
+        reads: the readers of each, with their device parts.
+        arrival: the numbers, in the order of `read_rows`.
+        chooses: whether the device also chose positions.
     """
 
     requests: tuple[RunningRequest, ...]
@@ -85,13 +88,13 @@ class Scored:
     chooses: bool
 
     def read(self) -> list[tuple[RunningRequest, Scores]]:
-        """The numbers of each request, once the device has computed them."""
+        """The numbers of each request. Waits for the device."""
         numbers = self.arrival.wait()
         rows = numbers[:-1] if self.chooses else numbers
         tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
         read, at = list[tuple[RunningRequest, Scores]](), 0
         for running, asked in zip(self.requests, self.reads, strict=True):
-            own = slice(at, at + running.predicted)
+            own = slice(at, at + len(running.positions))
             at = own.stop
             chosen = numbers[-1, own] > 0 if self.chooses and running.transfers is not None else None
             read.append(
@@ -101,16 +104,16 @@ class Scored:
 
 
 Read: TypeAlias = list[tuple[Member, Scores]]
-"""Members of a pass, with what was read of each."""
+"""Members of a pass with their scores."""
 
 
 @dataclass(slots=True)
 class LaunchedPass:
-    """A pass that was launched and is still to be read, or the parts that ran of one that failed.
+    """A pass that was launched and not read yet. If it failed as a whole, it has several parts.
 
     Attributes:
-        parts: what ran, with what it predicted.
-        trouble: what no request is to blame for, and is raised once the pass is read.
+        parts: the passes that ran, with their predictions.
+        trouble: an error that no request causes; it is raised once the parts are read.
     """
 
     parts: list[tuple[Ran, list[Scored]]] = field(default_factory=list)
@@ -118,35 +121,35 @@ class LaunchedPass:
 
     @property
     def passes(self) -> bool:
-        """Whether it runs passes beside those of requests."""
+        """Whether prefix-only passes take part."""
         return any(ran.batch.passes for ran, _ in self.parts)
 
     def requests(self) -> list[RunningRequest]:
-        """The requests that it still runs."""
+        """The requests that took part and have not ended."""
         found = [self.running(member) for ran, _ in self.parts for member in ran.batch.requests]
         return [running for running in found if running is not None]
 
     def read(self) -> Iterator[tuple[Ran, Read]]:
-        """Each part with the members that it still runs, and what was read of them. Waits for the device."""
+        """Each part with its members that have not ended, and their scores. Waits for the device."""
         for ran, scored in self.parts:
-            read: Read = [(work, NO_SCORES) for work in ran.batch.passes]
+            read: Read = list(zip(ran.batch.passes, repeat(NO_SCORES), strict=False))
             for each in scored:
                 self._take(each, read)
             yield ran, read
 
     def _take(self, scored: Scored, read: Read) -> None:
-        """Add the requests of `scored` that still run to `read`, with what was read of them."""
+        """Add the requests of `scored` that have not ended to `read`, with their scores."""
         for running, scores in scored.read():
             if not running.released:
                 read.append((running, scores))
 
     def running(self, member: RunningRequest) -> RunningRequest | None:
-        """The request that a member of the pass is; None where it has ended."""
+        """The request of a member of the pass; None where it has ended."""
         return None if member.released else member
 
 
 def _shares(reads: Reads, more: NDArray[np.float32]) -> tuple[Share, ...]:
-    """Each reader with its rows of `more` [n, predicted]."""
+    """Each reader with its rows of `more`, [n, predicted]."""
     shares, at = list[Share](), 0
     for reader, read in reads:
         shares.append((reader, more[at : at + read.width]))
@@ -155,15 +158,15 @@ def _shares(reads: Reads, more: NDArray[np.float32]) -> tuple[Share, ...]:
 
 
 def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
-    """Compute tokens and confidences of what each request of a pass predicted, and what its readers ask for.
+    """Compute tokens, confidences and readers' numbers of each request of a pass.
 
-    Requests whose logits cannot be read are left out, and `fail` is called for them.
+    `fail` is called for requests whose logits cannot be read, and they are left out.
     """
     requests = ran.batch.requests
     if not requests:
         return []
     try:
-        reads = tuple(running.reads() for running in requests)
+        reads = tuple(map(RunningRequest.reads, requests))
         return [
             Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.token_buffer is not None)
         ]
@@ -181,21 +184,21 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
     return scored
 
 
-def _parts(runner: Runner, members: list[Member], fail: Fail) -> list[list[Member]]:
-    """What is left of the `members` of a pass that failed, cut so that those that are not to blame can run."""
+def _parts(runner: Runner, members: Sequence[Member], fail: Fail) -> list[list[Member]]:
+    """The members to run again after a failed pass: without those that cannot be packed, or else in two halves."""
     unpacked = {member: error for member in members if (error := _packing_error(runner, member)) is not None}
-    if unpacked:  # then the whole was not packed either, and nothing has run on the device
+    if unpacked:  # then the pass was not packed either, and nothing ran on the device
         for member, error in unpacked.items():
             fail(member, error)
         return [[member for member in members if member not in unpacked]]
     half = len(members) // 2
-    return [members[:half], members[half:]]
+    return [list(members[:half]), list(members[half:])]
 
 
 def _packing_error(runner: Runner, member: Member) -> Exception | None:
     batch = Batch.of([member])
     try:
-        runner.pack(batch.items(), batch.passes)
+        runner.pack(list(member.items()), batch.passes)
     except Exception as error:
         if poisons(error) or exhausts(error):
             raise

@@ -1,6 +1,6 @@
-"""Requests from their arrival to their result: who waits, who runs, and how each of them ends."""
+"""The life of requests, from arrival to result: which wait, which run, and how each ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, TypeVarTuple
 
 from remask.engine.faults import failure, poisons
@@ -28,32 +28,33 @@ MAX_STARTS = 2  # of one request, where the engine fails while it runs
 
 
 class Lifecycle:
-    """Holds the requests of an engine, and ends them. It is the `Loop` of the members of passes.
+    """Holds the requests of an engine, and ends them. Members of passes know it as their `Loop`.
 
     Attributes:
-        memory: where they have their pages.
-        observers: who watches their passes, and what runs these.
+        memory: their K/V pages.
+        observers: observers of their passes, and the runner.
         stats: the engine's counters.
         waiting: requests that have not begun.
-        running: the members of passes, and whose turn it is.
-        refreshes: which of their refreshes are heavy.
-        ids: names of requests whose results are still to be reported.
-        events: what is still to be reported.
-        at_work: requests that are being worked on; other threads may read it.
-        grown: something has begun since that was last looked at.
+        growing: requests whose canvas has outgrown its place, in the order in which they did. They hold no memory.
+        running: the scheduler of the running members.
+        refreshes: knows which refreshes are heavy.
+        ids: ids of requests whose results are still to be reported.
+        events: events that are still to be reported.
+        at_work: requests that are being worked on in this step; other threads may read it.
+        grown: a member has begun since the peak of memory was last measured.
     """
 
-    def __init__(self, memory: Memory, observers: Observers, limits: StepLimits) -> None:
+    def __init__(self, memory: Memory, observers: Observers, limits: StepLimits, stats: EngineStats) -> None:
         """`limits` are those of a step."""
-        self.memory, self.observers = memory, observers
-        self.stats = EngineStats()
+        self.memory, self.observers, self.stats = memory, observers, stats
         self.waiting = Turns()
+        self.growing: dict[PendingRequest, RunningRequest] = {}
         self.running: Scheduler[Member] = Scheduler(limits)
         self.refreshes = RefreshWatch()
         self.ids: set[str] = set()
         self._timed: set[str] = set()  # of these, those with a deadline
         self.events: list[Event] = []
-        self.at_work: tuple[str, ...] = ()
+        self.at_work: Sequence[RunningRequest | PendingRequest] = ()
         self.grown = False
 
     @property
@@ -63,8 +64,13 @@ class Lifecycle:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
-        return not (self.waiting.count or len(self.running))
+        """Whether no request waits and none runs."""
+        return not (self.waits or self.running.items)
+
+    @property
+    def waits(self) -> bool:
+        """Whether any request waits for a place."""
+        return bool(self.waiting.count or self.growing)
 
     def requests(self) -> list[RunningRequest]:
         """The requests among the members."""
@@ -75,37 +81,39 @@ class Lifecycle:
         return [running for running in self.requests() if not running.closing]
 
     def submit(self, pending: PendingRequest) -> None:
-        """Let a request wait that has arrived."""
+        """Queue a request that has arrived."""
         self.waiting.add(pending)
         self.ids.add(pending.request.id)
         if pending.request.deadline_s is not None:
             self._timed.add(pending.request.id)
 
     def begin(self, running: RunningRequest) -> None:
-        """Let a request run that has waited."""
+        """Start a request that has waited, or let one go on whose canvas has grown."""
         pending = running.pending
-        self.waiting.remove(pending)
         self.waiting.hold(pending)
-        pending.starts += 1
         self.add(running)
+        if self.growing.pop(pending, None) is not None:
+            return
+        self.waiting.remove(pending)
+        pending.starts += 1
         if not pending.begun:
             pending.begun = True
             self.events.append(Event(pending.request.id, queued_s=pending.elapsed_s))
 
     def add(self, member: Member) -> None:
-        """Let a member take part in passes."""
+        """Add a member to the passes."""
         self.running.add(member, member.owner, member.canvases)
         self.grown = True
 
     def leave(self, work: PrefixPass) -> None:
-        """Let a prefix-only pass take part no more."""
+        """Remove a prefix-only pass."""
         self.running.remove(work)
 
     def expire(self, now: float) -> None:
-        """End what has run out of time."""
+        """End requests whose deadline has passed."""
         if not self._timed:
             return
-        for pending in list(self.waiting):
+        for pending in [*self.waiting, *self.growing]:
             if _late(pending, now):
                 self.end_waiting(pending, "timeout")
         for running in self.unfinished():
@@ -114,7 +122,7 @@ class Lifecycle:
 
     def cancel(self, request_id: str) -> bool:
         """End a request; False for an unknown id."""
-        for pending in self.waiting:
+        for pending in [*self.waiting, *self.growing]:
             if pending.request.id == request_id:
                 self.end_waiting(pending, "cancelled")
                 return True
@@ -125,11 +133,11 @@ class Lifecycle:
         return False
 
     def start_over(self, error: Exception) -> None:
-        """Let what ran wait again, as `error` has emptied the memory.
+        """Queue running requests again, because memory was emptied after `error`.
 
-        What reported something or began too often ends.
+        Requests that have reported something, or began too often, end with the error.
         """
-        begun = self.unfinished()
+        begun, self.at_work = self.unfinished(), ()
         self.stats.recoveries += 1
         self.running = Scheduler(self.running.limits)
         self.waiting.nobody_holds()
@@ -141,14 +149,14 @@ class Lifecycle:
                 self.waiting.add(running.pending)
 
     def attempt(self, pending: PendingRequest, act: Callable[[], T], what: str) -> T | None:
-        """What `act` returns. None where it raised: then `pending` has ended with the error, which `what` describes.
+        """Return what `act` returns. None where it raised: `pending` has ended with the error, which `what` describes.
 
-        Raises an error of the device or of the engine's memory, which a request meets `MAX_STARTS` times at most.
+        Raises errors of the device or of the engine's memory, at most `MAX_STARTS` times for one request.
         """
-        self.at_work = (pending.request.id,)
+        self.at_work = (pending,)
         try:
             return act()
-        # Policies and models may be anybody's code: what they raise for one request ends no other.
+        # Policies and models may be foreign code: what they raise for one request must end no other.
         except Exception as error:
             pending.starts += poisons(error)
             if poisons(error) and pending.starts < MAX_STARTS:
@@ -157,14 +165,14 @@ class Lifecycle:
             return None
 
     def guarded(self, running: RunningRequest, what: str, act: Callable[[*Args], object], *args: *Args) -> bool:
-        """Whether `act`, which is about one request, succeeded. Otherwise the request has ended with the error.
+        """Run `act`, which concerns one request only. False where it raised: then the request has ended with the error.
 
         `what` describes the error.
         """
-        self.at_work = running.ids
+        self.at_work = (running,)
         try:
             act(*args)
-        # Policies and models may be anybody's code: what they raise for one request ends no other.
+        # Policies and models may be foreign code: what they raise for one request must end no other.
         except Exception as error:
             if poisons(error):
                 raise
@@ -173,25 +181,38 @@ class Lifecycle:
         return True
 
     def move(self, running: RunningRequest) -> None:
-        """Copy the stored parts that a request reads at other positions, before its first pass."""
+        """Copy the stored parts that a request reads at other positions. Done before its first pass."""
         self.runner.move(running.claim.moves)
         running.claim.moves.clear()
 
     def settle(self, running: RunningRequest, scores: Scores) -> None:
-        """Transfer what a request's pass predicted, report it, and end the request where its response is complete."""
+        """Transfer the predictions of a request's pass, report them, and end the request if it is complete."""
         if self.guarded(running, SETTLING, self._apply, running, scores):
             if running.closing:
                 self._release(running)
             elif running.end.reason is not None:
                 self.end(running, running.end.reason)
+            elif running.decoder.finished and running.pending.decoding.grows:
+                self.grow(running)
+
+    def grow(self, running: RunningRequest) -> None:
+        """Let a request wait for the place of a longer canvas. Its tokens are the host's, and all else is freed."""
+        pending, canvases = running.pending, [branch.canvas for branch in running.branches]
+        pending.decoding = pending.decoding.grown(canvases, running.decoder.step)
+        self._release(running)
+        self.growing[pending] = running
 
     def end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
-        """Report the end of a request that has not begun."""
+        """Report the end of a request that waits, to begin or to go on."""
+        before = self.growing.pop(pending, None)
+        if before is not None:
+            self._report(before.result(reason, error))
+            return
         self.waiting.remove(pending)
         self._report(pending.result(reason, error))
 
     def end(self, running: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
-        """Report the end of a running request. Free all that it owns once what others may read is complete."""
+        """Report the end of a running request, and free its memory. A page that others may read is completed first."""
         if not running.closing:
             self._report(running.result(reason, error))
         if reason not in ("stop", "length") or not running.close():
@@ -202,49 +223,38 @@ class Lifecycle:
         self.end(running, "error", failure(running.request, error, what))
 
     def fail_readers(self, entry: PrefixEntry, error: Exception) -> None:
-        """End the requests that lease `entry`, which cannot be computed."""
+        """End the requests that lease `entry`, whose pass failed."""
         for running in self.requests():
-            if any(lease.entry is entry for lease in running.leases):
+            if any(lease.entry is entry for lease in running.claim.leases):
                 self.fail(running, error, PREFIX)
 
-    def take_events(self) -> list[Event]:
-        """What was not reported yet."""
-        events, self.events = self.events, []
-        return events
-
     def _apply(self, running: RunningRequest, scores: Scores) -> None:
-        """Transfer what a request's pass predicted, and report it."""
-        if running.tally.forwards:
-            self._count(running)
+        """Transfer the predictions of a request's pass, and report them."""
+        stats, tally = self.stats, running.tally
+        if tally.forwards:  # its pass was not counted before, as one with drafts
+            for observer in self.observers.attached:
+                observer.settling(running)
+            if self.running.limits.max_refreshes is not None:
+                self.refreshes.ran(running)
+        stats.refreshes += tally.refreshes
+        stats.prefix_refreshes += tally.refreshes_prefix
+        stats.row_layers_saved += tally.saved
+        hook = running.plan.hook
+        if hook is not None and hook.releases_inputs:
+            self.memory.forget_inputs(running)
         transfer = running.apply(scores)
         if running.closing:
             return
         name = running.request.id
+        before = len(self.events)
         for reader in running.readers:
-            for event in reader.events(name):
-                self._tell(running, event)
+            self.events += reader.events(name)
         settled = running.end.newly_settled()
         running.end.check(running.pending.decoding, running.decoder)
         if transfer is not None or settled:
-            self._tell(running, Event(name, transfer=transfer, settled=settled))
-
-    def _count(self, running: RunningRequest) -> None:
-        """Note the pass of a request, which has run and has not been applied."""
-        for observer in self.observers.attached:
-            observer.settling(running)
-        stats, tally = self.stats, running.tally
-        stats.refreshes += tally.refreshes
-        stats.prefix_refreshes += tally.refreshes_prefix
-        stats.row_layers_saved += tally.saved
-        if self.running.limits.max_refreshes is not None:
-            self.refreshes.ran(running)
-        hook = running.plan.hook
-        if hook is not None and hook.releases_inputs:
-            self.memory.forget_inputs(running)
-
-    def _tell(self, running: RunningRequest, event: Event) -> None:
-        running.record.reported = True
-        self.events.append(event)
+            self.events.append(Event(name, transfer=transfer, settled=settled))
+        if len(self.events) > before:
+            running.record.reported = True
 
     def _report(self, result: Result) -> None:
         self.events.append(Event(result.id, result=result))
@@ -255,7 +265,7 @@ class Lifecycle:
         self.refreshes.forget(running)
         self.running.remove(running)
         self.waiting.let_go(running.pending)
-        self.runner.forget()  # passes with this request do not come again
+        self.runner.forget()  # layouts with this request are not used again
         self.memory.free(running)
         running.released = True
 

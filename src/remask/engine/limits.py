@@ -1,4 +1,4 @@
-"""What one request may ask for, where that depends on the model or on the operator."""
+"""Limits of one request that depend on the model or on the operator."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class RequestWork:
 
     Attributes:
         steps: denoising steps that its parameters name, those of a correction included.
-        row_layers: row-layers of as many passes as these steps take at most, if every pass computed all rows in all
+        row_layers: an upper bound: row-layers of the passes of these steps, if each computed all rows in all
             layers. A cache policy computes fewer.
     """
 
@@ -30,28 +30,13 @@ class RequestLimits:
     """Limits of one request. Each error names the field, the value, the limit and the way out."""
 
     steps: int
-    stop: int
-    stop_chars: int
     row_layers: int | None
 
     @classmethod
     def of(cls, config: EngineConfig, max_model_len: int) -> "RequestLimits":
         """The limits of an engine whose longest canvas has `max_model_len` positions."""
         steps = config.max_steps or STEPS_PER_POSITION * max_model_len
-        return cls(steps, config.max_stop, config.max_stop_chars, config.max_request_row_layers)
-
-    def check_stop(self, params: SamplingParams) -> None:
-        """Raise `ConfigError` on more stop texts, or longer ones, than a request may name."""
-        if len(params.stop) > self.stop:
-            raise ConfigError(
-                f"stop holds {len(params.stop)} texts, and at most {self.stop} are taken; send fewer, or raise max_stop"
-            )
-        longest = max(map(len, params.stop), default=0)
-        if longest > self.stop_chars:
-            raise ConfigError(
-                f"stop holds a text of {longest} characters, and at most {self.stop_chars} are taken; send a shorter "
-                "one, or raise max_stop_chars"
-            )
+        return cls(steps, config.max_request_row_layers)
 
     def check_steps(self, params: SamplingParams) -> None:
         """Raise `ConfigError` where one of the fields that count steps exceeds the limit by itself."""
@@ -80,5 +65,5 @@ _WAY_OUT = "that a request may take; lower it, or raise max_steps"
 
 def work_of(decoding: Decoding, canvases: int, layers: int, drafts: DraftRoom, *, skips: bool) -> RequestWork:
     """The work of a request on `canvases` canvases. `skips`: no pass is run for a step that transfers nothing."""
-    rows = (decoding.length * canvases + drafts.drafts * drafts.rows) * layers
+    rows = (decoding.longest * canvases + drafts.drafts * drafts.rows) * layers
     return RequestWork(decoding.total_steps, decoding.passes(skips=skips) * rows)

@@ -1,10 +1,11 @@
-"""What takes part in passes: requests, and passes over shared prefixes."""
+"""Members of passes: requests, and prefix-only passes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from remask.engine.canvas_state import CanvasState
+from remask.engine.planned import Tally
 from remask.engine.prefix_pass import Loop, PrefixPass
 from remask.engine.request import Owner
 from remask.engine.runner import Items
@@ -13,74 +14,64 @@ from remask.plan.plan import Plan
 
 
 class Member(Protocol):
-    """What takes part in passes until it is done.
+    """Takes part in passes until it is done.
 
-    In each step the engine asks the members that are `ready` to `prepare` their next passes, and `offer`s the budget
-    to one after the other. Those that fit `enter` the pass. Each is told that its pass `ran`, or that it `failed`.
+    In each step the engine calls `prepare` on the members that are `ready`, and `offer`s the budget to one after the
+    other. Those that fit `enter` the pass. Then `ran` or `failed` is called on each.
     """
 
     @property
     def owner(self) -> Owner:
-        """Whose turn it takes."""
+        """The client and body that it belongs to, for fair turns."""
         ...
 
     @property
     def canvases(self) -> int:
-        """How many canvases it has."""
+        """Number of its canvases."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether it can run: everything that it reads is there."""
+        """Whether it can run: all K/V that it reads are computed."""
         ...
 
     @property
-    def cost(self) -> int:
-        """Row-layers of its next pass."""
-        ...
-
-    @property
-    def widest(self) -> int:
-        """Most rows of its next pass in any layer."""
-        ...
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether its next pass fills or renews what a policy caches."""
+    def tally(self) -> Tally:
+        """The cost of its next pass, once that is prepared."""
         ...
 
     def prepare(self, loop: Loop) -> bool:
-        """Plan the next pass; False where that failed, and it has ended."""
+        """Plan the next pass. False where that failed; the member has then ended."""
         ...
 
     def offer(self, row_layers: int | None) -> int:
-        """The cost of its next pass, which may be cut to `row_layers` (None: no limit) if it can be."""
+        """The cost of its next pass. A pass that can be cut is cut to `row_layers` (None: no limit)."""
         ...
 
     def enter(self, loop: Loop, batch: "Batch") -> None:
-        """Join the batch of this step, with what has to be done before the pass; where that fails, end instead."""
+        """Join the batch of this step, after what must be done before the pass. Where that fails, end instead."""
         ...
 
     def join(self, batch: "Batch") -> None:
-        """Stand among the members of its kind in `batch`."""
+        """Join `batch` as it is."""
         ...
 
     def items(self) -> Sequence[tuple[CanvasState, Plan]]:
-        """What the pass computes of it: its canvases with their plans."""
+        """Its canvases with their plans of the next pass."""
         ...
 
     def ran(self, loop: Loop, scores: Scores) -> None:
-        """Go on: the pass has run, and `scores` were read of what it predicted."""
+        """Its pass has run; `scores` are its predictions."""
         ...
 
     def failed(self, loop: Loop, error: Exception) -> None:
-        """End, with everything that cannot go on without it: its pass cannot run."""
+        """Its pass cannot run: end, and end whatever depends on it."""
         ...
 
 
 @dataclass(slots=True)
 class Batch:
-    """What takes part in one pass."""
+    """The members of one pass."""
 
     requests: list[RunningRequest] = field(default_factory=list)
     passes: list[PrefixPass] = field(default_factory=list)
@@ -95,23 +86,16 @@ class Batch:
 
     @property
     def members(self) -> list[Member]:
-        """Prefix-only passes, then requests."""
+        """Prefix-only passes first, then requests."""
         return [*self.passes, *self.requests]
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The requests' names."""
+        """The requests' ids."""
         return tuple(running.request.id for running in self.requests)
 
-    def items(self) -> Items:
-        """The canvases with their plans, in the order of `members`."""
-        items: Items = []
-        for member in self.members:
-            items += member.items()
-        return items
-
     def enter(self, items: Items) -> None:
-        """Tell the requests with which plans their pass runs; `items` are in the order of `members`."""
+        """Give the requests the plans that their pass runs with; `items` are in the order of `members`."""
         left = iter(items[len(self.passes) :])
         for running in self.requests:
             running.revised([next(left) for _ in running.items()])

@@ -1,4 +1,4 @@
-"""Observers of an engine: one registration for all that watches its passes, or stands in for what runs them."""
+"""Observers of an engine: one registration for whatever watches its passes, or replaces its runner."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from remask.model.transformer import Transformer
 
 
 class EngineObserver:
-    """What an engine tells, while it is attached (`Engine.attach`). What is not overridden does nothing.
+    """The calls that an attached observer gets (`Engine.attach`). Methods that are not overridden do nothing.
 
     Attributes:
         waits: passes are read before the next one is queued, so that each is seen before its tokens change.
@@ -19,14 +19,14 @@ class EngineObserver:
     waits: ClassVar[bool] = False
 
     def runner(self, model: Transformer, pool: Pool) -> Runner | None:  # noqa: ARG002
-        """What runs passes of `model` over `pool` from now on; None leaves that as it is."""
+        """The runner of passes of `model` over `pool` from now on; None keeps the present one."""
         return None
 
     def launched(self, ran: Ran) -> None:
         """A pass was launched. Its ledgers have entered it last."""
 
     def computed(self, ran: Ran) -> None:
-        """A pass has run that was not queued ahead, and none of its tokens has changed."""
+        """A pass has run that was not queued ahead; its tokens are not written yet."""
 
     def settling(self, running: RunningRequest) -> None:
         """What the pass of a request predicted is about to be transferred."""
@@ -50,15 +50,15 @@ class Observers:
         self.wait = False
 
     def attach(self, observer: EngineObserver) -> None:
-        """Tell `observer` of passes from now on."""
+        """Call `observer` from now on."""
         self.attached.append(observer)
         self._take(observer)
         self.wait = any(each.waits for each in self.attached)
 
     def detach(self, observer: EngineObserver) -> None:
-        """Tell it of none any more. Raises `ValueError` where it is not attached."""
+        """Stop calling `observer`. Raises `ValueError` where it is not attached."""
         self.attached.remove(observer)
-        if observer in self._runners:  # those of later observers may stand on its own
+        if observer in self._runners:  # runners of later observers may wrap it
             self._runners.clear()
             self.runner = self._own
             for each in self.attached:

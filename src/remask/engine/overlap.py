@@ -1,4 +1,4 @@
-"""Overlap: the next pass is queued while one runs, if all plans in flight are known to repeat.
+"""Overlap: the next pass is queued while one runs, if all its plans are known to repeat.
 
 A queued pass has a speculative step of each request. Once the pass before it has been read, each step is committed, or
 rolled back where its request has ended or gone on to another block.
@@ -23,8 +23,8 @@ class QueuedPass(LaunchedPass):
     """A pass of speculative steps.
 
     Attributes:
-        steps: the speculative steps, each with its request. `commit` takes out those that were rolled back.
-        failed: those that could not run, and why.
+        steps: the request of each speculative step.
+        failed: the steps that could not run, with the error.
     """
 
     steps: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class QueuedPass(LaunchedPass):
     _noisy: dict[RunningRequest, NDArray[np.bool_]] = field(default_factory=dict)  # of the predicted positions
 
     def _take(self, scored: Scored, read: Read) -> None:
-        """See `LaunchedPass`: of positions that the pass before has settled nothing is read."""
+        """See `LaunchedPass`: positions that the pass before has settled are skipped."""
         for step, scores in scored.read():
             running = self.running(step)
             if running is not None:
@@ -41,34 +41,35 @@ class QueuedPass(LaunchedPass):
                 read.append((running, scores if noisy is None else scores.of(noisy)))
 
     def running(self, member: RunningRequest) -> RunningRequest | None:
-        """See `LaunchedPass`: the request of a step that was not rolled back."""
+        """See `LaunchedPass`: the request of a step; None where it was rolled back."""
         running = self.steps.get(member, member)
         return None if running.released or member in self._rolled_back else running
 
     def commit(self, step: RunningRequest) -> bool:
-        """Make a speculative step the next one of its request, if it is. Otherwise roll it back."""
+        """Make a speculative step the next step of its request where they agree. Otherwise roll it back."""
         running = self.steps[step]
         if running.released:  # so it has left the batch, and its ledger with it
             return False
-        if running.closing or not running.repeats(step.decoder.step):
+        if running.closing or running.decoder.step != step.decoder.step or not running.plan.again:
             self.roll_back(step)
             return False
         self._noisy[step] = running.branches[0].canvas.noisy[step.plan.predicted]
-        running.take(step)
+        predict = running.plan.predict
+        running.revised([(branch, plan.predicting(predict)) for branch, plan in step.items()])
         return True
 
     def roll_back(self, step: RunningRequest) -> None:
-        """Leave out a speculative step. The device token buffer needs nothing, as the step had nothing to choose."""
+        """Discard a speculative step. The token buffer is unchanged: nothing was left to choose in that block."""
         step.branches[0].ledger.roll_back()
         self._rolled_back.add(step)
 
 
 @dataclass(slots=True)
 class NextSteps:
-    """The speculative steps of the requests in flight.
+    """The speculative steps of the requests of a running pass.
 
     Attributes:
-        planned: the step of each request, and None for one that ends with the pass in flight.
+        planned: the step of each request; None for a request that ends with the running pass.
         origins: the request of each step.
     """
 
@@ -103,9 +104,9 @@ def next_steps(launched: LaunchedPass) -> NextSteps | None:
 
 
 def _next_step(running: RunningRequest) -> RunningRequest | None:
-    """The request in its next step, before what the pass in flight transfers is known; None: read that first.
+    """The request in its next step, before the transfers of the running pass are known; None: read that pass first.
 
-    Where only the number of transferred positions is known, it predicts all that the pass in flight does.
+    Where only the number of transfers is known, the step predicts all positions that the running pass predicts.
     """
     known, decoder, canvas = running.transfers, running.decoder, running.branches[0].canvas
     if known is None or len(running.branches) > 1 or running.plan.fills or running.plan.hook is not None:
@@ -133,7 +134,7 @@ def _next_step(running: RunningRequest) -> RunningRequest | None:
 
 
 def _after_block(running: RunningRequest, noisy: NDArray[np.int64]) -> RunningRequest:
-    """The request if the pass in flight transfers all that is `noisy` in the block."""
+    """The request if the running pass transfers all `noisy` positions of the block."""
     step, branch = running.decoder.step, copy(running.branches[0])
     branch.canvas = branch.canvas.ahead(noisy, step)
     decoder: Decoder = running.decoder.ahead(branch.canvas)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.stage_rows import StageRows
+from remask.engine.stage_work import make_work
 from remask.engine.token_buffer import TokenBuffer
-from remask.engine.work import make_work
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.runs import Index, send_run
@@ -21,75 +21,76 @@ from remask.plan.spans import Span, Spans, crossing
 
 
 def pack(
-    items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int = 0, apart: bool = False
+    items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int = 0, separately: bool = False
 ) -> StepBatch:
     """One forward pass over `items`, whose rows follow one another in the order given.
 
-    With `first` only the layers from there on are packed, to go on with the rows that leave the layer before. With
-    `apart` every canvas attends on its own; see `make_work`.
+    With `first` only the layers from `first` on are packed; the pass continues with the rows that leave the layer
+    before. With `separately` every canvas attends by itself; see `make_work`.
 
-    Canvases that lease the same prefix should stand side by side, as they then read it once. The logits of the batch
-    come in the same order, each canvas' predicted positions ascending. Plans and canvases are not changed.
+    Canvases that lease the same prefix should be neighbours, because they then read it once. Logits come in the order
+    of the canvases, each canvas' predicted positions ascending. Plans and canvases are not changed.
     """
-    return _lay_out(items, device, first, apart).fill(items, device)
+    return _lay_out(items, device, first, separately).fill(items, device)
 
 
-def pack_layer(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, layer: int, apart: bool) -> Stage:
-    """The stage of `layer` >= 1 alone, which goes on with the rows that leave the layer before. Changes nothing."""
+def pack_layer(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, layer: int, separately: bool) -> Stage:
+    """The stage of `layer` >= 1 alone, which continues with the rows that leave the layer before. Changes nothing."""
     before, parts = _parts(items, layer - 1), _parts(items, layer)
-    return _stage(range(layer, layer + 1), parts, before, None, device, apart)
+    return _stage(range(layer, layer + 1), parts, before, None, device, separately)
 
 
 class Packer:
-    """Packs pass after pass. Where canvases and spans are those of a pass before, nothing else is packed anew.
+    """Packs one pass after the other. Where canvases and spans are those of an earlier pass, only tokens are new.
 
-    It keeps two layouts, as passes alternate between refreshes and what lies between them. What it returns is valid
-    until the next pass is packed.
+    It keeps two layouts, because passes alternate between refreshes and steps between refreshes. A returned batch is
+    valid until the next pass is packed.
     """
 
-    def __init__(self, device: torch.device, apart: bool, token_buffer: TokenBuffer | None = None) -> None:
-        self.device, self.apart, self.token_buffer = device, apart, token_buffer
+    def __init__(self, device: torch.device, separately: bool, token_buffer: TokenBuffer | None = None) -> None:
+        self.device, self.separately, self.token_buffer = device, separately, token_buffer
         self._layouts: deque[_Layout] = deque(maxlen=2)  # the last one first
-        self.reused = 0  # passes whose layout was that of a pass before
+        self.reused = 0  # passes that reused a layout
 
     def pack(self, items: Sequence[tuple[CanvasState, Plan]], first: int = 0) -> StepBatch:
-        """As the function `pack`. Layouts from a later layer on are made once, and not kept."""
+        """As the function `pack`. Layouts that start at a later layer are not kept."""
         if first:
-            return pack(items, self.device, first, self.apart)
-        layout = next((each for each in self._layouts if each.serves(items)), None)
-        if layout is None:
-            layout = _lay_out(items, self.device, 0, self.apart)
+            return pack(items, self.device, first, self.separately)
+        for layout in self._layouts:
+            if layout.serves(items):
+                self.reused += 1
+                self._layouts.remove(layout)
+                break
         else:
-            self.reused += 1
-            self._layouts.remove(layout)
+            layout = _lay_out(items, self.device, 0, self.separately)
         self._layouts.appendleft(layout)
-        return (
-            layout.fill(items, self.device) if self.token_buffer is None else layout.fill_from(self.token_buffer, items)
-        )
+        if self.token_buffer is None:
+            return layout.fill(items, self.device)
+        return layout.fill_from(self.token_buffer, items)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
         """As the function `pack_layer`."""
-        return pack_layer(items, self.device, layer, self.apart)
+        return pack_layer(items, self.device, layer, self.separately)
 
     def forget(self) -> None:
-        """Let go of the canvases of the last passes, and of what they hold on the device."""
+        """Drop the layouts of the last passes, with their canvases and device tensors."""
         self._layouts.clear()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layout:
-    """What a pass is packed to, but for its tokens and predictions.
+    """A packed pass without its tokens and predictions.
 
     Attributes:
-        canvases: the canvases, each with the spans that it runs and what its rows see.
+        canvases: the canvases, each with its spans and how many positions its rows attend to.
         stages: the packed stages.
         starts: first row of each canvas in the last stage.
         row_layers: work of the pass.
-        tokens: those of each canvas, and which of them enter the first stage; None: all. Runs of them are views.
-        offsets: of each canvas, what lies between a position and its row in the last stage, [N]. None where live rows
-            are scattered on any.
-        picks: whether layers choose rows.
-        entering: where the rows of the first stage stand in the token buffer, once it was asked for.
+        tokens: the tokens of each canvas, and the index of those that enter the first stage; None: all.
+        offsets: for each canvas, the difference between a position and its row in the last stage, [N]. None where the
+            live rows of a canvas are not consecutive.
+        picks: whether layers choose rows on the device.
+        entering: places in the token buffer of the rows of the first stage; empty until they are first needed.
     """
 
     canvases: tuple[tuple[CanvasState, Spans, Reach | None], ...]
@@ -111,13 +112,13 @@ class _Layout:
         return True
 
     def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
-        """The pass of `items`, which this layout serves. Tokens and predictions go to the device together."""
+        """The batch of `items`, which have this layout. Tokens and predictions are sent in one copy."""
         numbers = [tokens if entering is None else tokens[entering] for tokens, entering in self.tokens]
         tokens, predict = self._sent(numbers, items, device)
-        return self._batch(tokens, predict)
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
 
     def fill_from(self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
-        """As `fill`, with the tokens that stand in the `token_buffer` once it has got what the host has changed."""
+        """As `fill`, with tokens from the `token_buffer`, after the host's changes were sent to it."""
         device, branches = token_buffer.values.device, [branch for branch, _ in items]
         if not self.entering:
             places = [branch.places[plan.spans[0].index] for branch, plan in items]
@@ -126,12 +127,17 @@ class _Layout:
         token_buffer.write(*changed.view(2, -1))
         for branch in branches:
             branch.sent()
-        return self._batch(token_buffer.tokens(self.entering[0]), predict)
+        tokens = token_buffer.tokens(self.entering[0])
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
+
+    def fresh_stages(self) -> tuple[Stage, ...]:
+        """The stages before their layers have chosen rows."""
+        return tuple(map(_unchosen, self.stages))
 
     def _sent(
         self, numbers: Sequence[Index], items: Sequence[tuple[CanvasState, Plan]], device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """`numbers` one after the other, and the predicted rows, in one copy."""
+        """The concatenated `numbers` and the predicted rows, sent in one copy."""
         first = sum(map(len, numbers))
         sent = send(np.concatenate([*numbers, *self._predicting(items)]), device)
         return sent[:first], sent[first:]
@@ -140,17 +146,13 @@ class _Layout:
         """The predicted rows of each canvas in the last stage, or of all of them together."""
         rows = [predicting_rows(plan.predicted, branch.shift) for branch, plan in items]
         if self.offsets is not None:
-            return [np.concatenate(rows) + np.repeat(self.offsets, [len(each) for each in rows])]
+            return [np.concatenate(rows) + np.repeat(self.offsets, list(map(len, rows)))]
         spans = [plan.spans[-1] for _, plan in items]
         return [_places(*each) for each in zip(spans, rows, self.starts, strict=True)]
 
-    def _batch(self, tokens: Tensor, predict: Tensor) -> StepBatch:
-        stages = tuple(map(_unchosen, self.stages)) if self.picks else self.stages
-        return StepBatch(tokens, stages, predict, self.row_layers)
-
 
 def _places(span: Span, positions: Index, start: int) -> Index:
-    """Where the live rows `positions` of a span are, if its first one is at `start`."""
+    """Rows of the live `positions` of a span whose first row is `start`."""
     index = span.index
     if isinstance(index, slice):
         places: Index = positions + (start - index.start)
@@ -166,7 +168,7 @@ def _unchosen(stage: Stage) -> Stage:
     return replace(stage, partial=replace(stage.partial, picks=picks))
 
 
-def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int, apart: bool) -> _Layout:
+def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int, separately: bool) -> _Layout:
     ends = {span.layers.stop for _, plan in items for span in plan.spans}
     ends |= {table.layers.stop for branch, _ in items for table in branch.tables}
     edges = sorted(end for end in ends if end > first)
@@ -174,7 +176,7 @@ def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, fi
     before = _parts(items, first - 1) if first else []
     for start, stop in zip([first, *edges], edges, strict=False):
         parts = _parts(items, start)
-        stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device, apart))
+        stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device, separately))
         before = parts
     starts = tuple(part.rows.start for part in before)
     last = [part.span.index for part in before]
@@ -212,7 +214,7 @@ def _stage(
     before: list[StageRows],
     previous: Stage | None,
     device: torch.device,
-    apart: bool,
+    separately: bool,
 ) -> Stage:
     same = bool(before) and all(
         part.span.rows is old.span.rows or np.array_equal(part.span.rows, old.span.rows)
@@ -228,7 +230,7 @@ def _stage(
         slots=send(slots, device),
         written=None if written is None else send(written, device),
         carry=None if same or not before else _carry(parts, before, device),
-        work=make_work(parts if partial is None else _computed_parts(parts), apart),
+        work=make_work(parts if partial is None else _computed_parts(parts), separately),
         restore=() if same or not before else _restores(layers.start, parts, before, device),
         save=_saves(layers.start, parts, device),
         outputs=any(part.branch.outputs for part in parts),
@@ -237,7 +239,7 @@ def _stage(
 
 
 def _computed_parts(parts: list[StageRows]) -> list[StageRows]:
-    """The same canvases with the rows that are computed, numbered among those. Which ones a pick takes stays open."""
+    """The same canvases with only the rows that are computed, renumbered. Which rows a pick takes is not known yet."""
     computed, at = [], 0
     for part in parts:
         count = part.span.count
@@ -274,7 +276,7 @@ def _partial(parts: list[StageRows], device: torch.device) -> Partial:
 
 @dataclass(slots=True)
 class _Picked:
-    """The canvases of a stage that pick by one kind of vector; see `Pick`."""
+    """Canvases of a stage that pick rows by one kind of vector; see `Pick`."""
 
     rows: list[Index] = field(default_factory=list)
     owner: list[Index] = field(default_factory=list)
@@ -298,7 +300,7 @@ class _Picked:
 
 
 def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:
-    """Which of the computed rows write their K/V (None: all), and the slots of those that are known beforehand."""
+    """Which computed rows write their K/V (None: all), and the slots of those that are known before the pass."""
     slots = np.concatenate([part.table.slots[part.span.written_index] for part in parts])
     if all(part.span.writes_all for part in parts):
         return None, slots
@@ -307,7 +309,7 @@ def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:
         span, count = part.span, part.span.count
         if span.writes_all:
             rows.append(np.arange(at, at + count))
-        else:  # the fixed rows, then those that a pick takes
+        else:  # the fixed rows, then the picked ones
             rows += [at + span.written_rows, np.arange(at + span.fixed, at + count)]
         at += count
     return np.concatenate(rows), slots

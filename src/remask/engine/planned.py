@@ -1,14 +1,11 @@
-"""The passes of a request: what its policy plans for its canvases, and for how many steps a plan holds."""
+"""Planning the passes of a request: it asks the policy, and repeats a plan for as long as the policy says."""
 
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Self, TypeAlias
 
-import numpy as np
-
 from remask.engine.canvas_state import CanvasState
-from remask.engine.drafting import same
 from remask.engine.ending import ResponseEnd
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim
@@ -16,42 +13,53 @@ from remask.engine.request import Request
 from remask.errors import PlanError
 from remask.plan.plan import LastPass, Plan, StepFacts, View
 from remask.plan.spans import Mask, Positions
-from remask.policies.base import CachePolicy, Schedule
+from remask.policies.base import CachePolicy
 from remask.readers.base import Reader, Start
 from remask.readers.own import readers_of
-from remask.sampling.choice import Candidates
-from remask.sampling.decoder import Decoder, Transfers
+from remask.sampling.decoder import Decoder, Transfers, canvas_step
 
-Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
+CanvasPlans: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a pass of a request counts as.
+    """What a pass of a member costs.
 
     Attributes:
-        forwards: passes that it counts as in usage; 0 of one that was run as a draft before.
-        cost: row-layers that it computes.
-        rows: most rows that it has in any layer.
+        cost: row-layers that it computes, drafts included.
+        rows: the largest number of rows in any layer, drafts included.
+        forwards: passes in `Usage.forwards`.
         saved: row-layers of its canvases that it does not compute.
-        refreshes: it fills or renews what the policy caches, on any of its canvases.
+        refreshes: it fills or renews the policy's cache, on any of its canvases.
         refreshes_prefix: it computes rows of the leased prefix, above the boundary.
     """
 
-    forwards: int
     cost: int
     rows: int
-    saved: int
-    refreshes: bool
-    refreshes_prefix: bool
+    forwards: int = 1
+    saved: int = 0
+    refreshes: bool = False
+    refreshes_prefix: bool = False
 
-
-_DRAFTED = Tally(0, 0, 0, 0, refreshes=False, refreshes_prefix=False)
+    @classmethod
+    def of(cls, running: "PlannedRequest", items: CanvasPlans) -> "Tally":
+        """The cost of the pass over `items` of a request. Those beyond its canvases are drafts."""
+        own, claim, (first, plan) = items[: len(running.branches)], running.claim, items[0]
+        live, prefix = plan.spans[-1].rows, first.prefix
+        leased = prefix.parts if claim.leases and prefix is not None else ()
+        return cls(
+            cost=sum(plan.cost for _, plan in items),
+            rows=sum(plan.widest for _, plan in items),
+            forwards=len(own) if running.policy.traits.schedule.own_clocks else 1,
+            saved=sum(len(branch.canvas) * plan.layers - plan.cost for branch, plan in own),
+            refreshes=any(plan.refreshes for _, plan in own),
+            refreshes_prefix=any(live[part.start : part.stop].any() for part in leased),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """A plan that `repeats` in as many steps after `step`, which was the one numbered `block_step` of its block."""
+    """A plan of `step` that repeats in the next `repeats` steps; `block_step` is the number of `step` in its block."""
 
     plan: Plan
     repeats: int
@@ -62,12 +70,12 @@ class _Standing:
 
 @dataclass(slots=True)
 class _Count:
-    """How far a request is between the steps that its decoder counts.
+    """Counts of passes that the decoder does not know: those within a step, and those of the unconditional canvas.
 
     Attributes:
         paired: steps in which the unconditional canvas took part.
         passes: passes since the step began.
-        left_out: of these, fill passes in which the unconditional canvas took no part.
+        left_out: fill passes of the step in which the unconditional canvas took no part.
     """
 
     paired: int = 0
@@ -83,11 +91,12 @@ class PlannedRequest:
         pending: what it was before it began.
         policy: the cache policy that plans its passes.
         branches: the conditional canvas and, under guidance, the unconditional one.
-        claim: what it holds in memory.
+        claim: its pages and leases.
         closing: the result is reported, and one more pass completes a page for other requests.
-        decoder: which positions are denoised next.
-        end: what is known of the end of its response.
-        readers: what is read of its predicted rows.
+        decoder: knows which positions are denoised next.
+        end: looks for the end of the response.
+        readers: its readers.
+        tally: the cost of the next pass, once that is planned.
     """
 
     pending: PendingRequest
@@ -95,43 +104,41 @@ class PlannedRequest:
     branches: tuple[CanvasState, ...]
     claim: Claim
     vocab: InitVar[int]
+    before: InitVar["PlannedRequest | None"]
     closing: bool = field(init=False, default=False)
     decoder: Decoder = field(init=False)
     end: ResponseEnd = field(init=False)
     readers: tuple[Reader, ...] = field(init=False)
-    _schedule: Schedule = field(init=False)
-    _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
-    _items: Items | None = field(init=False, default=None)  # the next pass, once it is planned
-    _tally: Tally = field(init=False)  # of that pass
-    _standing: _Standing | None = field(init=False, default=None)  # the last plan, where it serves for more steps
+    tally: Tally = field(init=False)
+    _foreseeable: bool = field(init=False)  # whether passes can be planned before the last one is read
+    _items: CanvasPlans | None = field(init=False, default=None)  # the next pass, once it is planned
+    _standing: _Standing | None = field(init=False, default=None)  # the last plan, if it repeats
     _count: _Count = field(init=False, default_factory=_Count)
     _last_pass: LastPass = field(init=False, default_factory=LastPass)
 
-    def __post_init__(self, vocab: int) -> None:
-        """`vocab` is how many tokens the model has."""
+    def __post_init__(self, vocab: int, before: "PlannedRequest | None") -> None:
+        """`vocab` is the size of the model's vocabulary; `before` is the request before its canvas grew, if it has."""
         canvas, asked, decoding = self.branches[0].canvas, self.request, self.pending.decoding
         traits, response = self.policy.traits, asked.response
-        self._schedule = traits.schedule
-        self.decoder = decoding.decoder(canvas, self._schedule.idle_passes)
-        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in asked.readers)
-        self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
-        start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
-        self.readers = readers_of(start, self.decoder, self.policy, asked.params.cfg_scale)
+        self.decoder = decoding.decoder(canvas, traits.schedule.idle_passes)
+        if before is not None:
+            self.end, self.readers = before.end, before.readers
+        else:
+            self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
+            start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
+            self.readers = readers_of(start, self.decoder, self.policy, asked.params)
+        readers = (*asked.readers, *self.readers)
+        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in readers)
 
     @property
     def request(self) -> Request:
         """The request as it was given."""
         return self.pending.request
 
-    @property
-    def layers(self) -> int:
-        """The model's layers."""
-        return self.branches[0].ledger.layers
+    def items(self) -> CanvasPlans:
+        """The next pass: the canvases that take part, each with its plan.
 
-    def items(self) -> Items:
-        """What the next pass computes: a plan for each canvas that takes part, drafts last.
-
-        Each pass is planned once, however long it waits for its turn.
+        A pass is planned once, however many steps it waits.
         """
         if self._items is None:
             again = self.repeated(self.decoder, self.branches[0].canvas.noisy)
@@ -139,53 +146,36 @@ class PlannedRequest:
                 self._items = ((self.branches[0], again),)
             else:
                 self._items = self._planned()
-            drafting = self.claim.drafting
-            if drafting is not None and self._standing is not None:
-                (first, plan), *_ = self._items
-                drafts = drafting.propose(first, self.decoder, self._last_pass, plan, self.repeated)
-                self._items = (*self._items, *drafts)
-            if again is None or drafting is not None:
-                self._tally = self._counted(self._items)
+                self.tally = Tally.of(self, self._items)
         return self._items
 
-    def undrafted(self) -> None:
-        """Leave the drafts out of the next pass."""
-        if self._items is not None and self.claim.drafting is not None:
-            self.revised(self._items[:1])
-
-    def drafted(self, draft: CanvasState) -> bool:
-        """Whether `draft`, which the last pass computed, is the canvas as it is now. Its pass is the next one then."""
-        first, decoder = self.branches[0], self.decoder
-        if decoder.finished or not same(draft.canvas, first.canvas, decoder.block):
-            return False
-        again = self.repeated(decoder, first.canvas.noisy)
-        if again is not None:
-            self._items, self._tally = ((first, again),), _DRAFTED
-        return again is not None
-
-    def _planned(self) -> Items:
-        first, decoder = self.branches[0], self.decoder
+    def _planned(self) -> CanvasPlans:
+        first = self.branches[0]
         if self.closing:
-            return ((first, self._closing_plan(first)),)
-        plan = self._plan(first, decoder.step)
+            # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
+            stop = 0 if self.claim.shares is None else self.claim.shares.ready()
+            last = range(stop - self.pending.decoding.block, stop)
+            view = replace(self._view(first, canvas_step(self.decoder)), block=last)
+            return ((first, _closing_plan(self.policy, view)),)
+        plan = self._plan(first, canvas_step(self.decoder))
         if self.readers and not plan.fills:
             for reader in self.readers:
                 predict = reader.predicts(first.canvas.noisy)
                 if predict is not None:
                     plan = replace(plan, predict=predict, commit=None)
-        if len(self.branches) == 1 or not self.policy.guides(decoder.step):
+        if len(self.branches) == 1 or not self.policy.guides(canvas_step(self.decoder)):
             return ((first, plan),)
         second = self.branches[1]
         other = self._plan(second, self._count.paired)
         if plan.fills and not other.fills:
-            return ((first, plan),)  # what it has to fill alone: the other canvas has nothing to do until it predicts
+            return ((first, plan),)  # a fill pass of one canvas: the other has nothing to do until both predict
         if other.fills and not plan.fills:
             raise PlanError("the unconditional canvas has a fill pass where the other one predicts")
         # Canvases with clocks of their own still predict, and commit, the same positions.
         return (first, plan), (second, replace(other, predict=plan.predict, commit=plan.commit))
 
     def repeated(self, decoder: Decoder, noisy: Mask) -> Plan | None:
-        """The plan of the step of `decoder` where the last plan repeats in it; else None. Positions may be `noisy`."""
+        """The last plan for the step of `decoder`, if it repeats there; else None. `noisy` are the open positions."""
         last = self._standing
         if last is None or self.closing or decoder.cut is not None:
             return None
@@ -194,68 +184,20 @@ class PlannedRequest:
             return None
         return last.plan.repeated(last.block, noisy)
 
-    def _counted(self, items: Items) -> Tally:
-        cost, own = sum(plan.cost for _, plan in items), items[: len(self.branches)]
-        first, live = items[0][0], items[0][1].spans[-1].rows
-        lent = first.prefix.parts if self.claim.leases and first.prefix is not None else ()
-        return Tally(
-            forwards=len(own) if self._schedule.own_clocks else 1,
-            cost=cost,
-            rows=sum(plan.widest for _, plan in items),
-            saved=sum(len(branch.canvas) * self.layers - plan.cost for branch, plan in own),
-            refreshes=any(plan.refreshes for _, plan in own),
-            refreshes_prefix=any(live[part.start : part.stop].any() for part in lent),
-        )
-
     @property
     def plan(self) -> Plan:
         """The conditional canvas' plan."""
         return self.items()[0][1]
 
     @property
-    def tally(self) -> Tally:
-        """What the next pass counts as."""
-        if self._items is None:
-            self.items()
-        return self._tally
-
-    @property
-    def cost(self) -> int:
-        """Row-layers of the next pass."""
-        return self.tally.cost
-
-    @property
-    def widest(self) -> int:
-        """Most rows of the next pass in any layer."""
-        return self.tally.rows
-
-    @property
-    def paired(self) -> bool:
-        """Whether the unconditional canvas takes part in the next pass."""
-        return len(self.branches) == 2 and len(self.items()) == 2
-
-    @property
     def positions(self) -> Positions:
-        """The positions whose rows are read of the next pass, those of drafts after the canvas' own, int64."""
-        first, *others = self.items()
-        if not others or self.paired:
-            return first[1].predicted
-        return np.concatenate([first[1].predicted, *(plan.predicted for _, plan in others)])
-
-    @property
-    def predicted(self) -> int:
-        """Number of positions that are read of the next pass."""
-        return len(self.plan.predicted) if self.claim.drafting is None else len(self.positions)
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether the next pass fills or renews what its policy caches, on any of its canvases."""
-        return self.tally.refreshes
+        """The positions whose rows of the next pass are read, int64."""
+        return self.plan.predicted
 
     @property
     def transfers(self) -> Transfers | None:
-        """What is known of the positions that the next pass transfers; None where the host must choose."""
-        if not self._foreseeable or self.closing or self.claim.drafting is not None:
+        """The positions that the next pass transfers, or how they are ranked; None where the host must choose."""
+        if not self._foreseeable or self.closing:
             return None
         plan = self.plan
         if plan.fills:
@@ -263,33 +205,17 @@ class PlannedRequest:
         known = self.decoder.transfers
         return known if known is None or plan.commit is None else plan.commit.nonzero()[0]
 
-    @property
-    def candidates(self) -> Candidates:
-        """The positions that the next pass predicts, as the device sees them."""
-        places = [branch.places for branch in self.branches]
-        return Candidates(self.transfers, self.positions, self.decoder.block, places)
-
     def at(self, decoder: Decoder, plan: Plan | None = None) -> Self:
-        """A copy in the later step of `decoder`, with one canvas and the plan of that step, where that is known."""
+        """A copy of the request in the later step of `decoder`, with the plan of that step if it is known."""
         other = copy(self)
         other.decoder, other._count = decoder, replace(self._count, passes=0)
         other._items = None if plan is None else ((self.branches[0], plan),)
         return other
 
-    def take(self, step: Self) -> None:
-        """Take the pass of a copy of this request, which ran its next step (`at`), for its own."""
-        predict = self.plan.predict
-        self._items = tuple((branch, plan.predicting(predict)) for branch, plan in step.items())
-        self._tally = step.tally
-
-    def repeats(self, step: int) -> bool:
-        """Whether the next pass is that of `step`, over the same rows as the last one."""
-        return self.decoder.step == step and self.plan.again
-
     def revised(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
-        """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
+        """Replace the plans of the admitted pass: hooks and repeats after a failure may change them."""
         self._items = tuple(items)
-        self._tally = self._counted(self._items)
+        self.tally = Tally.of(self, self._items)
 
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)
@@ -302,21 +228,10 @@ class PlannedRequest:
         self._standing = _Standing(plan, repeats, step, view.block_step, view.block) if repeats else None
         return plan
 
-    def _closing_plan(self, branch: CanvasState) -> Plan:
-        # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
-        shares = self.claim.shares
-        stop = 0 if shares is None else shares.ready()
-        block = range(stop - self.pending.decoding.block, stop)
-        view = replace(self._view(branch, self.decoder.step), block=block)
-        plan = self.policy.closing(view)
-        if plan is None:
-            raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
-        return replace(plan, sees=view.sees)
-
     def _view(self, branch: CanvasState, step: int) -> View:
         decoder, canvas = self.decoder, branch.canvas
         return View(
-            layers=self.layers,
+            layers=branch.ledger.layers,
             step=step,
             block_step=decoder.block_step,
             block=decoder.block,
@@ -334,8 +249,15 @@ class PlannedRequest:
             decoding=_facts(decoder),
             last_pass=self._last_pass,
             memo=branch.memo,
-            told=branch.told,
+            hook_output=branch.hook_output,
         )
+
+
+def _closing_plan(policy: CachePolicy, view: View) -> Plan:
+    plan = policy.closing(view)
+    if plan is None:
+        raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
+    return replace(plan, sees=view.sees)
 
 
 _NO_FACTS = StepFacts()

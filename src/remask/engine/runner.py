@@ -30,9 +30,9 @@ class Runner:
     """Runs passes of one model over one pool on the device, and reads their logits."""
 
     def __init__(self, model: Transformer, pool: Pool, *, overlap: bool = False, graphs: Graphs | None = None) -> None:
-        """With `overlap` tokens live on the device, so that a pass can be queued before the one before it is read.
+        """With `overlap` tokens are kept on the device, so that a pass can be queued before the last one is read.
 
-        `graphs`, over `pool`, repeat what they can of the passes.
+        `graphs`, over `pool`, repeat the layers that they can.
         """
         self.model, self.pool = model if graphs is None else model.with_graphs(graphs), pool
         self.token_buffer = TokenBuffer(pool.spare, model.device) if overlap else None
@@ -43,13 +43,12 @@ class Runner:
     def run(self, items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
-        Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-        their ledgers hold too. Without hooks the host never waits for the device.
+        Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that ran; their
+        ledgers hold these plans too. Without hooks the host never waits for the device.
 
-        Where it raises, the pass may be repeated, over all of `items` or some: what it reads, earlier passes wrote, and
-        it writes the same rows again. Only a choice of rows (`Span.pick`) cannot be made twice, as it compares with
-        values that it then overwrites, and so does what was found of drift. So `items`, and the ledgers, then hold
-        plans in which the choices that were made stand.
+        Where it raises, the pass may be repeated over some or all of `items`: it reads what earlier passes wrote, and
+        writes the same rows again. A choice of rows (`Span.pick`, drift) cannot be made twice, because it compares with
+        values that it then overwrites. So after an error `items` and the ledgers hold plans with the choices made.
         """
         begun: list[Stage] = []
         planned, revised = list(items), set[int]()
@@ -67,12 +66,12 @@ class Runner:
         except Exception:
             items[:] = with_choices(items, begun)
             for number, ((branch, plan), (_, before)) in enumerate(zip(items, planned, strict=True)):
-                if plan is not before or number in revised:  # a plan that has grown starts anew
+                if plan is not before or number in revised:  # a refreshed plan starts over
                     branch.ledger.revise(plan)
             raise
 
     def _hooks(self, items: Items) -> list[DeviceHook]:
-        """The device halves of the plans' hooks, one of each kind."""
+        """The device halves of the plans' hooks, one for each kind of hook."""
         kinds: dict[str, list[Hooked]] = {}
         for number, (branch, plan) in enumerate(items):
             if plan.hook is not None:
@@ -90,10 +89,11 @@ class Runner:
         begun: list[Stage],
         revised: set[int],
     ) -> tuple[Tensor, Items]:
-        """The pass of `batch`, layer by layer. Stages that are packed anew join those that have `begun`.
+        """The pass of `batch`, layer by layer. Stages that are packed again are added to `begun`.
 
-        What hooks change before a layer runs is changed in `admitted` too. What they change after it is in the items
-        returned alone, and the numbers of these canvases join `revised`, as their ledgers hold the new plans.
+        Plans that hooks change before a layer runs are changed in `admitted` too. Plans that they change after a layer
+        are only in the returned items; the numbers of these canvases are added to `revised`, and their ledgers hold the
+        new plans.
         """
         model, stages, everywhere = self.model, batch.stages, self.model.ranks.everywhere
         planned, items = list(admitted), list(admitted)
@@ -131,41 +131,41 @@ class Runner:
         return hidden, items
 
     def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
-        """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
+        """`items` as one batch from layer `first` on, which keeps the hidden states that leave pieces of `passes`."""
         batch = self._packer.pack(items, first)
         return keep_leaving_states(batch, passes) if passes else batch
 
     def pack_layer(self, items: Items, layer: int) -> Stage:
-        """The stage of `layer` alone, whose rows are those that leave the layer before."""
+        """The stage of `layer` alone, for the rows that leave the layer before."""
         return self._packer.pack_layer(items, layer)
 
     def forget(self) -> None:
-        """Let go of what the last pass holds on the device."""
+        """Drop what is kept of the last passes."""
         self._packer.forget()
 
     def before_layer(
         self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
     ) -> dict[int, Plan]:
-        """What `hooks` change before `stage` runs: plans by the numbers of their canvases."""
+        """New plans of `hooks` before `stage` runs, by the numbers of their canvases."""
         return {number: plan for hook in hooks for number, plan in hook.before(stage, h, plans).items()}
 
     def after_layer(self, hooks: Sequence[DeviceHook], layer: int, plans: Sequence[Plan]) -> dict[int, Plan]:
-        """What `hooks` change once `layer` has run."""
+        """New plans of `hooks` once `layer` has run."""
         return {number: plan for hook in hooks for number, plan in hook.after(layer, plans).items()}
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Copy stored K/V to where canvases need them. The host does not wait."""
+        """Copy stored K/V to the slots of canvases, with keys re-rotated. The host does not wait."""
         device, everywhere = self.model.device, self.model.ranks.everywhere
         for each in moves:
             source, target = send_run(each.source, device), send_run(each.target, device)
             everywhere(_move, self.model, self.pool, source, target, each.layers, each.by)
 
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest], reads: Sequence[Reads]) -> Arrival:
-        """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
+        """The result of `read_rows`, float32 [2 + n, rows], in the order of `requests`."""
         return read_rows(self.model, hidden, requests, reads, self._logit_rows, self.token_buffer)
 
 
-# What every rank does in a pass. On a model of one rank they are calls like any other.
+# These run on every rank. On a model of one rank they are plain calls.
 
 
 @torch.inference_mode()
@@ -196,7 +196,7 @@ def _move(model: Transformer, pool: Pool, source: Run | Tensor, target: Run | Te
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
-    """`items` with the choices of rows that `stages` have made so far."""
+    """`items` with the rows that `stages` have chosen so far."""
     chosen = [
         (layer, pick.keys, stage.partial.slots[rows].cpu().numpy())
         for stage in stages

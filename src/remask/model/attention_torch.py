@@ -41,9 +41,10 @@ class TorchAttention:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         """See `Attention`."""
         units = work.once(_in_place, q.device)
-        whole = [self.fused and sink is None and unit.alone for unit in units]
-        if whole == [True]:
+        fused = self.fused and sink is None
+        if fused and len(units) == 1 and units[0].alone:
             return _fused(q, k, v, units[0]).flatten(1)
+        whole = [fused and unit.alone for unit in units]
         if all(whole):
             out = q.new_empty(q.shape)
             for unit in units:
@@ -162,7 +163,7 @@ def _in_place(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
 def _fused(q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Tensor:
     """PyTorch's fused attention of rows [n, heads, Dh] to one unit's slots, [n, heads, Dh]."""
     groups = k.shape[1]
-    keys, values = (kept[unit.keys].transpose(0, 1)[None] for kept in (k, v))
+    keys, values = (kept[unit.keys].to(q.dtype).transpose(0, 1)[None] for kept in (k, v))
     visible = None
     if unit.reach is not None:
         visible = torch.arange(unit.count, device=q.device) < unit.reach[:, None]

@@ -27,7 +27,7 @@ def attention_rows(q: Tensor, k: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedRows:
     """Rows of a canvas whose attention in one layer is wanted.
 
     Attributes:
@@ -49,7 +49,7 @@ Looked: TypeAlias = tuple[Tensor, Tensor]
 """Mass of the window's attention, float32 [T], and `attention_rows` of the rows after it."""
 
 
-def look(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked]) -> list[Looked]:
+def look(model: Transformer, pool: Pool, layer: int, asked: Sequence[AskedRows]) -> list[Looked]:
     """The attention that is `asked` for, over each canvas. Queries are projected once for all of them."""
     if not asked:
         return []
@@ -58,13 +58,15 @@ def look(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked]) -> 
 
 
 @torch.inference_mode()
-def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked], positions: Tensor) -> list[Looked]:
+def _look_here(
+    model: Transformer, pool: Pool, layer: int, asked: Sequence[AskedRows], positions: Tensor
+) -> list[Looked]:
     """As `look`, on every rank: its heads are read, and those of all ranks are returned."""
     h = torch.cat([model.embed(each.rows) if each.states is None else each.states[each.rows] for each in asked])
     parts = torch.split(model.queries(h, layer, positions), [len(each.rows) for each in asked])
     found = []
     for q, each in zip(parts, asked, strict=True):
-        rows = attention_rows(q, model.arithmetic.placed(pool.k[layer][each.slots]))
+        rows = attention_rows(q, model.arithmetic.placed(pool.k[layer][each.slots].to(q.dtype)))
         found.append((rows[:, : each.window].exp().sum((0, 1)), rows[:, each.window :]))
     if not model.ranks.several:
         return found

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.model.arithmetic import Arithmetic
-from remask.model.attention import Attention, Sink
+from remask.model.attention import Attention, Sink, SizedAttention
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
 from remask.model.graphs import Graphs
 from remask.model.layer_kernels import LayerKernels
 from remask.model.mixture import Routes, feed, route
 from remask.model.pool import Pool
+from remask.model.quantised import QuantisedMatrix
 from remask.model.ranks import Ranks
 from remask.model.rows import Rows
 from remask.model.stage import Pick, Stage, StepBatch
@@ -73,8 +74,19 @@ class Transformer:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, of K/V and of boundary states."""
+        """The dtype of the weights that are not quantized, of hidden states and of boundary states."""
         return self.weights.embed.dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The dtype of K/V: that of the model. On a CPU bfloat16 beside quantized weights, where it would be wider."""
+        wide = self.dtype.itemsize > 2 and self.device.type == "cpu" and not isinstance(self.attention, SizedAttention)
+        return torch.bfloat16 if wide and self.quantised else self.dtype
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the matrices are quantized."""
+        return any(isinstance(layer.qkv, QuantisedMatrix) for layer in self.weights.layers)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
@@ -103,9 +115,11 @@ class Transformer:
             for layer in stage.layers:
                 h = self._partial_layer(h, layer, stage, pool, cos, sin)
             return h
-        rows = Rows(cos, sin, self._places(stage.slots, stage, len(h)), stage.written, stage.outputs)
+        places = stage.slots if self.kernels is None else self._places(stage.slots, stage, len(h))
+        rows = Rows(cos, sin, places, stage.written, stage.outputs)
         for layer in stage.layers:
-            h = self._layer(h, layer, stage, pool, rows)
+            attended = self.attend(self.project(h, layer, rows, pool), layer, stage.work, pool)
+            h = self.finish(h, attended, layer, rows, pool)
         return h
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
@@ -113,8 +127,23 @@ class Transformer:
 
         K/V of the rows that are written are put into their slots.
         """
-        w = self.weights.layers[layer]
-        return self._written(self.norm(h, w.attn_norm), w, layer, rows, pool)
+        w, c = self.weights.layers[layer], self.part
+        x = self.norm(h, w.attn_norm)
+        heads = c.heads + 2 * c.kv_heads
+        if self.kernels is not None:
+            qkv = self.arithmetic.linear(x, w.qkv, w.qkv_bias)
+            return self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
+        if rows.written is None and not self.arithmetic.invariant:
+            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin)
+            q, k = turned[:, : c.heads], turned[:, c.heads :]
+        else:
+            # Two products where one would do, if bits must not depend on what other canvases leave out.
+            those = slice(None) if rows.written is None else rows.written
+            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin)
+            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those])
+        pool.k[layer].index_copy_(0, rows.slots, k.to(pool.k[layer].dtype))
+        pool.v[layer].index_copy_(0, rows.slots, v.to(pool.v[layer].dtype))
+        return q
 
     def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor:
         """What the queries `q` [N, heads, Dh] find, [N, heads * Dh]."""
@@ -177,12 +206,6 @@ class Transformer:
         """Logits [M, V] of final hidden states [M, D], in their dtype: of the tokens that this rank holds."""
         return self.arithmetic.linear(hidden, self.weights.head)
 
-    def _layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, rows: Rows) -> Tensor:
-        """One layer in which every row is computed."""
-        return self.finish(
-            h, self.attend(self.project(h, layer, rows, pool), layer, stage.work, pool), layer, rows, pool
-        )
-
     def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, rows: Rows) -> Tensor:
         """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `kept`."""
         if self.kernels is not None:
@@ -193,8 +216,8 @@ class Transformer:
         return h if weight is None else self.norm(h, weight)
 
     def _places(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
-        """`slots` [W] of those of `rows` computed rows that the stage writes; for kernels of all, and -1 for none."""
-        if self.kernels is None or stage.written is None:
+        """`slots` [W] of the rows that the stage writes, for kernels: of all `rows` computed rows, and -1 for none."""
+        if stage.written is None:
             return slots
         return slots.new_full((rows,), -1).index_copy_(0, stage.written, slots)
 
@@ -208,7 +231,7 @@ class Transformer:
             computed = computed.index_copy(0, pick.target, chosen)
         slots = part.slots[computed]
         written = slots if stage.written is None else slots[stage.written]
-        places = self._places(written, stage, len(computed))
+        places = written if self.kernels is None else self._places(written, stage, len(computed))
         rows = Rows(cos[computed], sin[computed], places, stage.written, outputs=True)
         q = self.project(h[computed], layer, rows, pool)
         attended = self._leave_attention(self.attend(q, layer, stage.work, pool), w)
@@ -232,7 +255,7 @@ class Transformer:
         by_similarity = similarity.argsort(stable=True)
         order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
         chosen = pick.rows[order[pick.order]]
-        kept.index_copy_(0, places, new)
+        kept.index_copy_(0, places, new.to(kept.dtype))
         pick.chosen.append(chosen)
         return chosen
 
@@ -245,25 +268,6 @@ class Transformer:
         projected = self._project(self.norm(h, w.attn_norm), w, range(first, first + c.kv_heads), cos, sin)
         new = projected[0 if keys else 1]
         return new, self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
-
-    def _written(self, x: Tensor, w: LayerWeights, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """The queries of the normed rows `x`, once the K/V of those that are written are in their slots."""
-        c = self.part
-        heads = c.heads + 2 * c.kv_heads
-        if self.kernels is not None:
-            qkv = self.arithmetic.linear(x, w.qkv, w.qkv_bias)
-            return self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
-        if rows.written is None and not self.arithmetic.invariant:
-            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin)
-            q, k = turned[:, : c.heads], turned[:, c.heads :]
-        else:
-            # Two products where one would do, if bits must not depend on what other canvases leave out.
-            those = slice(None) if rows.written is None else rows.written
-            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin)
-            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those])
-        pool.k[layer].index_copy_(0, rows.slots, k)
-        pool.v[layer].index_copy_(0, rows.slots, v)
-        return q
 
     def _leave_attention(self, attended: Tensor, w: LayerWeights) -> Tensor:
         """The attention output [N, D] of what heads have found, [N, heads * Dh]."""

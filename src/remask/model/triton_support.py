@@ -9,8 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from remask.model import capture
-
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on any device."""
 
@@ -20,12 +18,8 @@ OPTIONS: Mapping[str, Any] = MappingProxyType({"enable_fp_fusion": True})
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Launch `kernel` on the device of the first argument, a tensor, and say whether it is `EMULATED`."""
-
-    def work() -> None:
-        with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
-            kernel[grid](*arguments, EMULATED=INTERPRETED, **constants, **OPTIONS)
-
-    capture.launch(work)
+    with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
+        kernel[grid](*arguments, EMULATED=INTERPRETED, **constants, **OPTIONS)
 
 
 @triton.jit

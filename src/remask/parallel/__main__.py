@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from remask.machine.logs import TEXT, JsonFormatter
+from remask.machine.log_format import TEXT, JsonFormatter
 from remask.parallel.lead import JSON
 from remask.parallel.worker import main
 

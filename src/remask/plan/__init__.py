@@ -3,6 +3,7 @@
 NumPy only. Whoever writes a cache policy needs the names below, and those of `remask.policies`.
 """
 
+from remask.plan.cost import Widths
 from remask.plan.hooks import HookCost, LayerHook
 from remask.plan.plan import NEVER, LastPass, Plan, PrefixHit, StepFacts, View
 from remask.plan.spans import Mask, Positions, Span, Spans, TopRho, rows_of
@@ -21,5 +22,6 @@ __all__ = [
     "StepFacts",
     "TopRho",
     "View",
+    "Widths",
     "rows_of",
 ]

@@ -44,11 +44,11 @@ class Blockwise(CachePolicy):
         return Plan(view.over(0, view.length), predict, commit, refreshes=True)
 
     def _predict(self, view: View, spans: Spans) -> Mask:  # noqa: ARG002
-        """What a cached pass predicts; its rows are those of the block at least."""
+        """The positions that a cached pass predicts; it computes at least the rows of the block."""
         return view.candidates
 
     def _hook(self, view: View, spans: Spans) -> LayerHook | None:  # noqa: ARG002
-        """What a cached pass does between layers."""
+        """The layer hook of a cached pass; None: none."""
         return None
 
     def _renews(self, view: View) -> bool:  # noqa: ARG002

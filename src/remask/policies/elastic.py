@@ -11,7 +11,7 @@ from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View
 from remask.plan.cost import OperationCost, Widths
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
-Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
+Similarity: TypeAlias = Literal["heads", "keys"]  # the axis along which attention is compared; see `Watch`
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class ElasticCache(CachePolicy):
         window, tracked = view.rows(0, 0), view.rows(0, 0)
         window[np.flatnonzero(masked)[: self.window]] = True
         if view.step:
-            tracked[view.told] = True
+            tracked[view.hook_output] = True
         computed = window if self.block_caching else masked
         rows = self._rows(view, computed) | tracked
         spans = [Span(range(i, i + 1), rows, save=rows if i else None) for i in range(view.layers)]

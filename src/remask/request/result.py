@@ -1,4 +1,4 @@
-"""What the engine reports about a request: events of its steps, usage, transfers, drafts and the result."""
+"""The reports of a request: events of its steps, usage, transfers, drafts and the result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Usage:
     """Work done for one request.
 
     Attributes:
-        prompt_tokens: tokens that were given: the prompt, and the fixed parts of the response.
+        prompt_tokens: given tokens: the prompt, and the fixed parts of the response.
         completion_tokens: tokens of the response that were generated.
         cached_tokens: tokens whose K/V were read from the store.
         steps: denoising steps, those of a correction included.
@@ -41,7 +41,7 @@ class Usage:
     accepted: int | None = None
 
 
-@dataclass(slots=True, unsafe_hash=True)  # nobody changes one; to freeze it takes four times as long, in every step
+@dataclass(slots=True, unsafe_hash=True)  # never changed; a frozen one takes four times as long to make, in every step
 class Transfer:
     """Positions on the canvas that got tokens at the end of `step`, in ascending order.
 
@@ -101,7 +101,7 @@ class Result:
 
 @dataclass(slots=True)  # not frozen, as one is made for each step of each request
 class Event:
-    """What a step did to one request.
+    """The result of a step for one request.
 
     `queued_s` is given when the request first begins: the seconds that it waited. `settled` holds the response tokens
     that have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop;

@@ -18,18 +18,23 @@ HONOURED: Mapping[str, str] = {
     "add_generation_prompt": "chat; false leaves the assistant's turn unopened",
     "cache_salt": _TERM,
     "chat_template_kwargs": "chat; variables of the chat template",
+    "frequency_penalty": f"{_SAMPLING}; of block-causal models, and 0 of all",
     "ignore_eos": _SAMPLING,
     "include_stop_str_in_output": _SAMPLING,
+    "logit_bias": f"{_SAMPLING}; up to 1024 token ids, each from -100 to 100",
     "logprobs": "of each token in the step that wrote it: true (chat), or 0 to 20 (completions)",
     "max_completion_tokens": "chat; the newer name of `max_tokens`",
     "max_tokens": _SAMPLING,
     "messages": "chat; texts, tool calls and results of tools; `developer` is read as `system`",
+    "min_p": _SAMPLING,
     "min_tokens": f"{_SAMPLING}; 0 on every model, more on uniform ones",
     "model": "a served name",
     "n": "choice i has `seed + i`",
     "parallel_tool_calls": "chat; false reads one call from an answer at most",
+    "presence_penalty": f"{_SAMPLING}; of block-causal models, and 0 of all",
     "priority": f"{_TERM}; lower numbers begin first, as in vLLM",
     "prompt": "completions; a text, token ids, or a list of either",
+    "repetition_penalty": f"{_SAMPLING}; of block-causal models, and 1 of all",
     "response_format": "`text`, `json_object` or `json_schema`: see [structured outputs](#structured-outputs)",
     "return_token_ids": "`token_ids` of each choice, and `prompt_token_ids`",
     "seed": _SAMPLING,
@@ -85,7 +90,6 @@ _NOT_KEPT = "nothing is kept beyond the answer"
 _OWN_CACHE = "`cache_salt`, `prefix_length`, `segments` and `cache_control` say what is shared"
 _SPEED = "it asks for no other answer"
 _NO_REASONING = "no served model marks a part of its answer as reasoning"
-_NO_PENALTY = "its positions have no order in which tokens come again: they are filled in any order, several at a time"
 _NO_VOCABULARY = "which tokens may be chosen cannot be restricted"
 _ONE_PASS = "a prompt is never predicted, as its positions hold no masks"
 _TEXT_ONLY = "models read and write text alone"
@@ -99,15 +103,12 @@ FOREIGN: Mapping[str, Foreign] = {
     "audio": Foreign(_TEXT_ONLY),
     "best_of": Foreign("every choice is returned: send `n`", (1,)),
     "echo": Foreign("an answer does not repeat its prompt", (False,)),
-    "frequency_penalty": Foreign(_NO_PENALTY, (0,)),
     "function_call": Foreign(_NO_FUNCTIONS, ("none", "auto")),
     "functions": Foreign(_NO_FUNCTIONS, ([],)),
-    "logit_bias": Foreign(_NO_VOCABULARY, ({},)),
     "metadata": _ignored(_NOT_KEPT),
     "modalities": Foreign(_TEXT_ONLY, (["text"],)),
     "moderation": Foreign("nothing is screened"),
     "prediction": _ignored(_SPEED),
-    "presence_penalty": Foreign(_NO_PENALTY, (0,)),
     "prompt_cache_key": _ignored(_OWN_CACHE),
     "prompt_cache_options": _ignored(_OWN_CACHE),
     "prompt_cache_retention": _ignored(_OWN_CACHE),
@@ -137,12 +138,10 @@ FOREIGN: Mapping[str, Foreign] = {
     "length_penalty": Foreign("it is beam search's", (1,)),
     "logits_processors": Foreign(_NO_CODE, ([],)),
     "media_io_kwargs": Foreign(_TEXT_ONLY, ({},)),
-    "min_p": Foreign("use `top_p` or `top_k`", (0,)),
     "mm_processor_kwargs": Foreign(_TEXT_ONLY, ({},)),
     "prompt_embeds": Foreign("prompts are texts or token ids"),
     "prompt_logprobs": Foreign(_ONE_PASS),
     "reasoning": _ignored(_NO_REASONING),
-    "repetition_penalty": Foreign(_NO_PENALTY, (1,)),
     "request_id": _ignored("the header `X-Request-Id` names a request"),
     "return_tokens_as_token_ids": Foreign("`return_token_ids` gives them", (False,)),
     "skip_special_tokens": Foreign("special tokens are no part of a text; `return_token_ids` shows them", (True,)),
@@ -184,7 +183,12 @@ FOREIGN_TO_READS: Mapping[str, Foreign] = {
 
 _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_p": (0,),
     "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
     "top_k": (-1, 0),
 }
 """Values of honoured fields that leave them out."""

@@ -17,7 +17,7 @@ _TIMEOUT = Real(0.0, MAX_TIMEOUT_S, above=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
+class IntakeLimits:
     """What requests may ask of a server. The engine's limits are in `EngineConfig`."""
 
     max_queue: int = declare(
@@ -66,7 +66,7 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits(RequestLimits):
+class ServerLimits(IntakeLimits):
     """The limits of requests and, beside them, what connections to `remask serve` may take.
 
     Under `remask deploy` the connections are Ray Serve's.

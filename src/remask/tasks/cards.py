@@ -168,5 +168,5 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
 
 
 _CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
-    {"bundled": _tariff, "bundled-graded": _relay, "bundled-transit": _transit, "bundled-uniform": _timetable}
+    {"bundled": _relay, "bundled-tariff": _tariff, "bundled-transit": _transit, "bundled-uniform": _timetable}
 )

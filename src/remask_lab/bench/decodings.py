@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checkpoint.bundled import BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.values import one_of
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -72,7 +72,7 @@ def _masked(tokens: int, block: int, window: int) -> Grid:
 
 
 GRIDS: Mapping[str, Grid] = {
-    BUNDLED: _masked(8, 8, 4),
+    BUNDLED_TARIFF: _masked(8, 8, 4),
     BUNDLED_TRANSIT: _masked(16, 8, 8),
     BUNDLED_UNIFORM: Grid(
         {"max_tokens": 32, "block_length": 16, "steps_per_block": 16},

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.kinds import ModelKind
 
-OWN_TASKS = {BUNDLED: "tariff", BUNDLED_GRADED: "relay", BUNDLED_TRANSIT: "transit", BUNDLED_UNIFORM: "timetable"}
+OWN_TASKS = {BUNDLED: "relay", BUNDLED_TARIFF: "tariff", BUNDLED_TRANSIT: "transit", BUNDLED_UNIFORM: "timetable"}
 """The task that each bundled model is made for."""
 TASKS = (*OWN_TASKS.values(), "gsm8k", "random")
 PREFIXES = 4  # different shared prefixes of a workload

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from remask_lab.bench.bench import LEAST_ACCURACY
 from remask_lab.bench.contenders import described
 from remask_lab.records.interval import percent_text
 from remask_lab.records.machine import processor_text
@@ -128,6 +129,12 @@ def _notes(record: Record, detail: bool) -> list[str]:
         )
     others = [result for result in results if result["baseline"] not in ("none", result["cache"])]
     notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]
+    bases = [result for result in results if result["cache"] == result["baseline"] and result["accuracy"] is not None]
+    notes += [
+        f"{base['cache']} answers hardly anything itself: rows that are compared with it show work, and no quality."
+        for base in bases
+        if base["accuracy"] < LEAST_ACCURACY
+    ]
     if any(result["cache"] != result["baseline"] and result["work_ratio_to_none"] <= 1 for result in results):
         notes.append(f"{NOTHING} Saves nothing at these settings: it computes what its baseline computes.")
     if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):

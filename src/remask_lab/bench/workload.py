@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.values import one_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -97,6 +97,11 @@ class Workload:
         return replace(self, tasks=tasks)
 
     @property
+    def clusters(self) -> list[int]:
+        """That of every task, as `prefix_clusters` numbers them."""
+        return prefix_clusters(self.tasks)
+
+    @property
     def prefix_ratio(self) -> float:
         """Mean share of the canvas that the shared prefix takes."""
         lengths = [
@@ -104,6 +109,23 @@ class Workload:
             for task in self.tasks
         ]
         return float(np.mean(lengths))
+
+
+def prefix_clusters(tasks: Sequence[Task]) -> list[int]:
+    """A number for each task: equal ones share a prefix, or one's prefix begins with the other's, as turns' do.
+
+    A task without a shared prefix has a number of its own.
+    """
+    shared = [tuple(task.request.prompt_token_ids[: task.request.prefix_length]) for task in tasks]
+    numbers: dict[tuple[int, ...], int] = {}
+    root: tuple[int, ...] = ()
+    # In order of their tokens, all prefixes that begin with another one follow it.
+    for prefix in sorted({prefix for prefix in shared if prefix}):
+        if not root or prefix[: len(root)] != root:
+            root = prefix
+        numbers[prefix] = numbers.get(root, len(numbers))
+    alone = len(numbers)
+    return [numbers[prefix] if prefix else alone + place for place, prefix in enumerate(shared)]
 
 
 def seeded(request: Request, seed: int) -> Request:
@@ -357,7 +379,7 @@ def has_own_task(llm: LLM) -> bool:
 
 def is_bundled(llm: LLM) -> bool:
     """Whether a bundled masked model is loaded, whose task has shared prefixes."""
-    return llm.loaded.name in (BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT)
+    return llm.loaded.name in (BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT)
 
 
 def is_bundled_uniform(llm: LLM) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_GRADED, BUNDLED_TRANSIT
+from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT
 from remask.checks.values import real, whole
 from remask.errors import ConfigError, UnknownNameError
 from remask.tasks import gsm8k, relay, tariff, transit
@@ -16,7 +16,7 @@ Body: TypeAlias = dict[str, Any]
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DATASETS = ("tariff", "relay", "transit", "gsm8k", "random")
-_OWN = {BUNDLED: "tariff", BUNDLED_GRADED: "relay", BUNDLED_TRANSIT: "transit"}
+_OWN = {BUNDLED: "relay", BUNDLED_TARIFF: "tariff", BUNDLED_TRANSIT: "transit"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ CLEARLY = 0.8  # one turn's speed over another's, below which it counts as slowe
 FOLDER, PAGE = RESULTS / "caches", ROOT / "docs" / "caches.md"
 HEAD = """# Caches under every way of decoding
 
-`python -m remask_lab.pages.caches --measure bundled bundled-transit bundled-uniform` measures what stands here and
-writes this page. [Cache policies](policies.md) says what each cache does, [Sampling](sampling.md) what each decoding
-does. Each table is one run. All rows of a model are compared with `none` in as many steps as tokens, which takes part
-in every run.
+`python -m remask_lab.pages.caches --measure bundled-tariff bundled-transit bundled-uniform` measures what stands
+here and writes this page. [Cache policies](policies.md) says what each cache does, [Sampling](sampling.md) what each
+decoding does. Each table is one run. All rows of a model are compared with `none` in as many steps as tokens, which
+takes part in every run.
 
 - **Tokens a step**: positions of the response over passes. Where a threshold decides how many, caches differ. A
   response that ends early runs fewer passes.
@@ -39,12 +39,12 @@ in every run.
 - **Work**: row-layers of that row over those of this one. These counts do not depend on the machine.
 - **Time**: the same of seconds, of one turn on a machine that does other things too: its order of magnitude counts.
 
-Questions are held-out ones of the model's own task, whose right answers have Wilson's 95 % intervals. `bicache` and
+Questions are held-out ones of the model's own task; right answers have 95 % intervals. `bicache` and
 `bicache+block-dual` share prefixes between requests too.
 
-`bundled` names independent facts and `bundled-uniform` goes on with a list, so both answer in few steps whatever is
-cached: there the tables say what a cache computes, and only `bundled-transit`, whose steps build on one another, says
-what it loses.
+`bundled-tariff` names independent facts and `bundled-uniform` goes on with a list, so both answer in few steps
+whatever is cached: there the tables say what a cache computes, and only `bundled-transit`, whose steps build on one
+another, says what it loses.
 """
 OVERVIEW = """## Caches within a request
 
@@ -115,8 +115,9 @@ def _overview(records: Sequence[Record]) -> str:
 
 def _about(record: Record) -> str:
     about, asked = record.about, record.about["settings"]
+    over = f" over {asked['prefixes']} prefixes" if asked["prefixes"] else ""
     return (
-        f"{asked['requests']} questions, {asked['max_tokens']} tokens in blocks of {asked['block_length']}, "
+        f"{asked['requests']} questions{over}, {asked['max_tokens']} tokens in blocks of {asked['block_length']}, "
         f"{asked['concurrency']} at a time, seed {about['seed']}, {about['machine']['dtype']} on "
         f"{processor_text(about['machine'])}, commit {about['commit']}, {about['date']}."
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remask.checkpoint.source import BUNDLED_MODELS
+from remask.checkpoint.bundled import BUNDLED_MODELS
 from remask.errors import ConfigError, RemaskError
 from remask_lab.pages.results import PAGE, RESULTS, ROOT, read_all
 from remask_lab.records.markdown import markdown_table

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--cache", default="bicache")
     args = parser.parse_args()
     rows: dict[str, Any] = {}
-    llm = _open("bundled", args)
+    llm = _open("bundled-tariff", args)
     for kind in tariff.KINDS:
         settings = tariff.TariffSettings(kinds=(kind,))
         orders = tariff.make_workload(args.requests, args.prefixes, args.seed, settings)

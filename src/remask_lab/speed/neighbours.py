@@ -29,7 +29,7 @@ AUTO = "auto"
 NEIGHBOUR = (sys.executable, "-c", "while True: pass")
 COMMANDS: Mapping[str, Sequence[str]] = {
     "demo": ("demo", "--picture", "depth.png"),
-    "bench": ("bench", "--model", "bundled", "--requests", "48", "--rounds", "1"),
+    "bench": ("bench", "--model", "bundled-tariff", "--requests", "48", "--rounds", "1"),
 }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from remask import LLM, EngineConfig
-from remask.checkpoint.bundled import BUNDLED
+from remask.checkpoint.bundled import BUNDLED_TARIFF
 from remask.engine.uncached import pack_uncached
 from remask.model.pool import Pool
 from remask.model.quantization_names import QUANTIZATIONS
@@ -99,7 +99,7 @@ def answered(args: argparse.Namespace, kinds: Sequence[str | None]) -> list[dict
     rows: list[dict[str, object]] = []
     before: dict[str, list[tuple[int, ...]]] = {}
     for kind in kinds:
-        llm = open_model(BUNDLED, args, kind)
+        llm = open_model(BUNDLED_TARIFF, args, kind)
         for cache in CACHES:
             outputs = llm.generate(chats, cache=cache)
             tokens = [output.token_ids for output in outputs]

@@ -1,6 +1,6 @@
 """What `speculate` gains: passes that are saved, work that is added, and time, beside the same requests without it.
 
-    python -m remask_lab.speed.speculation [--models bundled,bundled-transit] [--quantization int8] [--batches 1,8,32]
+    python -m remask_lab.speed.speculation [--models bundled-tariff] [--quantization int8] [--batches 1,8,32]
     python -m remask_lab.speed.speculation --roofline h100
 
 Each model answers questions of its own task under one cache, so many at a time, with each number of states a pass. All
@@ -42,7 +42,7 @@ CANVAS, BLOCK = 1280, 32
 def main() -> None:
     """Measure or compute, and print a line for each setting."""
     parser = command_parser(__doc__)
-    parser.add_argument("--models", default="bundled,bundled-transit")
+    parser.add_argument("--models", default="bundled-tariff,bundled-transit")
     parser.add_argument("--quantization", help="of the weights, such as int8")
     parser.add_argument("--cache", default="block-dual")
     parser.add_argument("--sampling", default="{}", help="JSON object of sampling parameters beside the task's own")

@@ -47,14 +47,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the bundled models' tasks")
     args = parser.parse_args()
     bundled, transit = (
-        LLM(name, dtype="float32", device="cpu", engine=LIMITS) for name in ("bundled", "bundled-transit")
+        LLM(name, dtype="float32", device="cpu", engine=LIMITS) for name in ("bundled-tariff", "bundled-transit")
     )
     print_report(bundled, requests=args.requests, seeds=args.seeds)
     plans = {"plans, 40 orders": ("plan", 40), "plans, 10 orders": ("plan", 10), "look-ups": ("lookup", 40)}
     for name, (kind, orders) in plans.items():
         settings = TariffSettings(kinds=(kind,), orders=orders)
         draw = partial(tariff_workload, bundled, settings=settings)
-        report(_drawn(f"bundled, {name}", bundled, draw, args.requests, args.seeds))
+        report(_drawn(f"bundled-tariff, {name}", bundled, draw, args.requests, args.seeds))
     for rows in (TransitSettings().rows, 8):
         draw = partial(transit_workload, transit, settings=TransitSettings(rows))
         report(_drawn(f"bundled-transit, {rows} rows", transit, draw, args.requests, args.seeds))

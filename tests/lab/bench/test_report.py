@@ -50,6 +50,13 @@ def cells(text: str, row: int) -> dict[str, str]:
     return dict(zip(lines[0], lines[row + 2], strict=True))
 
 
+def test_a_baseline_that_answers_nothing_is_named() -> None:
+    drawn = {"baseline": "none, random order", "accuracy": 0.05, "accuracy_interval": [0.0, 0.2]}
+    said = "none, random order answers hardly anything itself"
+    assert said in table(report(result("none, random order", **drawn), result("dkv-greedy", **drawn)))
+    assert said not in table(report(result("none, random order", **drawn | {"accuracy": 0.1})))
+
+
 def test_a_detailed_row() -> None:
     settings = {"refresh_interval": None, "ratio": 0.5}
     values = {"accuracy": 0.5, "accuracy_interval": [0.25, 0.75], "extra_memory_bytes": -500_000}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from remask.checkpoint.bundled import BUNDLED
 from remask.cli import main
 from remask.policies import names_for
 from remask.tasks.cards import card
@@ -104,6 +105,14 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], tex
     assert text in capsys.readouterr().err
 
 
+def test_a_bench_without_right_answers_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one step the model knows one hop of six, so no cache could lose anything."""
+    assert bench("--model", BUNDLED, *SMALL, "--sampling", '{"steps": 1}') == 2
+    said = capsys.readouterr().err
+    assert "'none', without any cache, answers 0.0 % of the questions, less than 10 %" in said
+    assert "6 tokens in 1 steps, blocks of 6) does not fit the task" in said
+
+
 def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--model", "bundled-transit", "--prefix-tokens", "5") == 2
     assert "this model has a task" in capsys.readouterr().err
@@ -120,10 +129,12 @@ def offered(model: str) -> list[str]:
 
 def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "deep" / "depth.png"
-    assert main(["--quiet", "demo", "--requests", "8", "--picture", str(picture)]) == 0
+    assert main(["--quiet", "demo", "--requests", "3", "--picture", str(picture)]) == 0
     out = capsys.readouterr().out
     assert "right answer:" in out
-    assert all(f"| {name}" in out for name in ("none", "reuse", "bicache"))
+    assert all(f"| {name} " in out for name in ("none", "reuse", "bicache", "none steps=1"))
+    assert "Fewer steps, the baseline that needs no cache, give" in out
+    assert "over 3 shared prefixes" in out, "20 with 40 questions"
     assert picture.stat().st_size > 10_000
     assert "To ask bundled yourself: remask serve bundled, and the page at its address; or remask chat" in out
     assert out.splitlines()[-4:] == offered("bundled")

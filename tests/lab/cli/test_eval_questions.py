@@ -7,7 +7,7 @@ import pytest
 
 from remask.cli import main
 
-MODEL = ["--model", "bundled", "--dtype", "float32", "--device", "cpu"]
+MODEL = ["--model", "bundled-tariff", "--dtype", "float32", "--device", "cpu"]
 
 
 def questions(*options: str) -> int:

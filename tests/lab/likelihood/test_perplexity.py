@@ -167,7 +167,6 @@ def test_an_end_token_at_the_end_is_no_prompt(llm: LLM, monkeypatch: pytest.Monk
 BAD: list[tuple[list[str], str]] = [
     (["--requests", "0"], "--requests must be a whole number from 1"),
     (["--prompt-tokens", "0"], "--prompt-tokens must be a whole number from 1"),
-    (["--judge-dtype", "float23"], "Did you mean 'float32'"),
     (["--sampling", '{"seed": 3}'], "use --seed"),
     (["--cache-config", '{"bicache": {}}'], "which is not among --caches"),
     (["--cache-config", '{"none": 3}'], "must be an object of settings"),
@@ -184,6 +183,12 @@ def test_bad_options(
     usual = ["--requests", "2", "--sampling", json.dumps(SAMPLING)]
     assert gen_ppl(folder, judge, texts, *usual, *options) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_mistyped_choice(folder: Path, judge: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gen_ppl(folder, judge, texts, "--judge-dtype", "float23")
+    assert "Did you mean 'float32'" in capsys.readouterr().err
 
 
 def test_a_model_without_a_tokenizer(judge: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ from remask_lab.load.mix import CHAT, TEXT, HttpRequest, PromptMix
 from remask_lab.load.result import TIMES, detail, lines, summary
 from remask_lab.load.target import ServerError, Target, find_target
 
-BUNDLED = Target("http://x", "bundled", info={"model_path": "bundled", "has_chat_template": True})
-GRADED = Target("http://x", "bundled-graded", info={"model_path": "bundled-graded", "has_chat_template": True})
+TARIFF = Target("http://x", "bundled-tariff", info={"model_path": "bundled-tariff", "has_chat_template": True})
+RELAY = Target("http://x", "bundled", info={"model_path": "bundled", "has_chat_template": True})
 TRANSIT = Target("http://x", "bundled-transit", info={"model_path": "bundled-transit", "has_chat_template": True})
 BARE = Target("http://x", "m", info={"has_chat_template": False, "vocab_size": 20, "mask_token_id": 3})
 FOREIGN = Target("http://x", "gpt")
@@ -38,7 +38,7 @@ def systems(asks: list[HttpRequest]) -> list[str]:
     return [ask.body["messages"][0]["content"] for ask in asks]
 
 
-@pytest.mark.parametrize("target", [BUNDLED, GRADED, TRANSIT, FOREIGN], ids=["tariff", "relay", "transit", "gsm8k"])
+@pytest.mark.parametrize("target", [TARIFF, RELAY, TRANSIT, FOREIGN], ids=["tariff", "relay", "transit", "gsm8k"])
 @pytest.mark.parametrize(("share", "different"), [(1.0, 3), (0.5, 3 + 10), (0.0, 20)])
 def test_the_asked_share_has_shared_prefixes(target: Target, share: float, different: int) -> None:
     mix = PromptMix(num_prompts=20, prefixes=3, prefix_share=share, seed=1)
@@ -53,7 +53,7 @@ def test_the_asked_share_has_shared_prefixes(target: Target, share: float, diffe
 
 @pytest.mark.parametrize(
     ("target", "wrong"),
-    [(BUNDLED, "1 Anna"), (GRADED, "Oslo"), (TRANSIT, "oak")],
+    [(TARIFF, "1 Anna"), (RELAY, "Oslo"), (TRANSIT, "oak")],
     ids=["tariff", "relay", "transit"],
 )
 def test_a_task_judges_its_own_answers(target: Target, wrong: str) -> None:
@@ -150,7 +150,7 @@ def test_totals_and_times() -> None:
         RequestOutcome(0.0, None, "timeout", "slow", elapsed_s=9.0),
     ]
     run = LoadRun(outcomes, 2.0, 4)
-    told = summary(BUNDLED, PromptMix(num_prompts=4), Load(), run)
+    told = summary(TARIFF, PromptMix(num_prompts=4), Load(), run)
     assert (told["completed"], told["failed"]) == (2, 2)
     assert told["errors_by_status"] == {"429": 1, "timeout": 1}
     assert (told["total_input_tokens"], told["total_output_tokens"]) == (200, 6)
@@ -164,7 +164,7 @@ def test_totals_and_times() -> None:
     assert told["mean_tpot_ms"] == pytest.approx(100), "the request of one token has none"
     assert told["p99_e2el_ms"] == pytest.approx(498), "failed requests have no part in it"
     assert detail(run)["errors"] == ["", "", "full", "slow"]
-    empty = summary(BUNDLED, PromptMix(), Load(), LoadRun(outcomes[2:], 2.0, 2))
+    empty = summary(TARIFF, PromptMix(), Load(), LoadRun(outcomes[2:], 2.0, 2))
     assert all(empty[f"mean_{name}_ms"] is None for name in TIMES)
     assert empty["prefix_hit_ratio"] is empty["tokens_per_forward"] is empty["accuracy"] is None
     assert any("429" in line for line in lines(empty))

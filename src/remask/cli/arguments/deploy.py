@@ -6,7 +6,7 @@ from remask.checkpoint.bundled import BUNDLED
 from remask.cli.arguments.options import add_engine_options, add_model_options, add_tensor_parallel
 from remask.cli.arguments.serve import add_answer_options, add_server_options
 from remask.engine.config import AUTO
-from remask.server.limits import RequestLimits
+from remask.server.limits import IntakeLimits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     parser.set_defaults(store_budget_tokens=AUTO)  # a server's engine is alone on its device
     add_answer_options(parser)
-    add_server_options(parser, RequestLimits)
+    add_server_options(parser, IntakeLimits)
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
         "--ray-address", metavar="ADDRESS", help="address of a running cluster (default: start one here)"

@@ -31,9 +31,10 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
     group.add_argument(
         "--quantization",
-        choices=QUANTIZATIONS,
-        metavar="|".join(QUANTIZATIONS),
-        help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it",
+        choices=("auto", *QUANTIZATIONS),
+        metavar="|".join(("auto", *QUANTIZATIONS)),
+        help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it; auto: the fastest that "
+        "fits on a CPU",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
@@ -76,18 +77,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-refreshes", type=int, help="requests that may refresh in one step")
     group.add_argument("--max-steps", type=int, help="steps that a request may ask for (default 4 x --max-model-len)")
-    group.add_argument(
-        "--max-stop",
-        type=int,
-        default=_DEFAULTS.max_stop,
-        help=f"stop texts that a request may name (default {_DEFAULTS.max_stop})",
-    )
-    group.add_argument(
-        "--max-stop-chars",
-        type=int,
-        default=_DEFAULTS.max_stop_chars,
-        help=f"characters of a stop text (default {_DEFAULTS.max_stop_chars})",
-    )
     group.add_argument("--max-request-row-layers", type=int, help="row-layers that a request may cause in all")
     group.add_argument("--page-size", type=int, help="token slots a page (default 16, or whole blocks)")
     group.add_argument(

@@ -8,7 +8,7 @@ from remask.checks.fields import declared
 from remask.checks.values import Whole
 from remask.cli.arguments.options import add_engine_options, add_model_options, add_tensor_parallel
 from remask.engine.config import AUTO
-from remask.server.limits import RequestLimits, ServerLimits
+from remask.server.limits import IntakeLimits, ServerLimits
 
 KEY_VARIABLE = "REMASK_API_KEY"
 PRIORITY_KEY_VARIABLE = "REMASK_PRIORITY_KEY"
@@ -33,7 +33,10 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that give values to what a request leaves out."""
     group = parser.add_argument_group("answers")
     group.add_argument(
-        "--cache", default=AUTO, metavar="SPEC", help="policy or composition (auto: bicache where defined)"
+        "--cache",
+        default=AUTO,
+        metavar="SPEC",
+        help="policy, composition or FILE.py:CLASS (auto: bicache)",
     )
     group.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     group.add_argument(
@@ -47,7 +50,7 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model (default MODEL)")
 
 
-def add_server_options(parser: argparse.ArgumentParser, limits: type[RequestLimits]) -> Any:
+def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimits]) -> Any:
     """Add the options for the address, the API keys and each of the declared `limits`. Returns their group."""
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")

@@ -1,4 +1,4 @@
-"""Leases of stored entries: what a prefix and parts that stand elsewhere have in common."""
+"""Leases of stored entries, for prefixes and for parts elsewhere in a prompt."""
 
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Decision, LeasePlan, NoRoom, PartPlan, Placement
 from remask.engine.request import Request
-from remask.engine.sharing.way import Shared, reserved
+from remask.engine.sharing.base import Shared, reserved
 from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
 from remask.store.prefix import Lease, PrefixStore
@@ -16,13 +16,13 @@ from remask.store.prefix import Lease, PrefixStore
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request would lease.
+    """The lease that a request would get.
 
     Attributes:
-        lease: what it would lease.
+        lease: the lease; None: none.
         note: why it leases nothing although it asked to.
-        refused: its prefix is larger than the whole store may be.
-        kept: the positions that it shares, where its policy reads none of them from the store.
+        refused: its prefix is larger than the whole store.
+        kept: the positions that it shares, if its policy reads none of them from the store.
     """
 
     lease: LeasePlan | None = None
@@ -41,15 +41,15 @@ class Leases(ABC):
 
     @abstractmethod
     def wish(self, pending: PendingRequest) -> Wish:
-        """What a request would lease as things stand."""
+        """The lease that a request would get now."""
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """See `Sharing`: a place with leases, where they are asked for and the store can hold what is shared."""
+        """See `Sharing`: a place with leases, if the request asks for them and the store can hold the entries."""
         policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
         wish = self.wish(pending)
         lease = wish.lease
         entries = () if lease is None else lease.entries
-        # Of what is not read in place the canvas has a copy of its own, so one extent serves all layers.
+        # Parts that are not read in place are copied to pages of the canvas, so one extent serves all layers.
         shared = 0 if lease is None else lease.prefix.lead
         leased = lease.prefix.layers if lease is not None and shared else 0
         parts = [(length - shared, range(leased)), (length, range(leased, layers))]
@@ -90,16 +90,16 @@ class Leases(ABC):
         return len(pending.request.prompt_token_ids) - self.shape.shift
 
     def _leases(self, pending: PendingRequest, plan: LeasePlan, undo: ExitStack) -> tuple[Lease, ...]:
-        """The leases that were planned, in the order of the parts; `undo` gets what gives each of them back."""
+        """Take the planned leases, in the order of the parts. `undo` gets a call that releases each of them."""
         made: dict[int, Lease] = {}
-        # What is there is leased first, so that none of it is evicted for what is not.
+        # Stored entries are leased first, so that none is evicted for a new one.
         for number in sorted(range(len(plan.parts)), key=lambda number: plan.parts[number].entry is None):
             made[number] = self._lease(pending, plan.parts[number], plan.prefix.layers)
             undo.callback(self._unlease, made[number])
         return tuple(made[number] for number in range(len(plan.parts)))
 
     def _lease(self, pending: PendingRequest, plan: PartPlan, layers: int) -> Lease:
-        """The lease that was planned. Raises `IntegrityError` where the store has changed since then."""
+        """Take a planned lease. Raises `IntegrityError` where the store has changed since."""
         request, entry = pending.request, plan.entry
         tokens = request.prompt_token_ids[plan.asked.start : plan.asked.stop]
         if entry is None:
@@ -109,13 +109,13 @@ class Leases(ABC):
         return self.store.lend(entry, layers, tokens)
 
     def _unlease(self, lease: Lease) -> None:
-        """Give a new lease back, and the entry too that was made for it."""
+        """Release a new lease, and remove the entry that was made for it."""
         self.store.release(lease)
         if not lease.hit and not lease.entry.leases:
             self.store.withdraw(lease.entry)
 
 
 def _missing(request: Request, plan: LeasePlan) -> dict[tuple[int, ...], None]:
-    """What has to be stored for a lease, each once."""
+    """The entries that must be computed for a lease, without duplicates."""
     missing = [part.asked for part in plan.parts if part.entry is None]
     return dict.fromkeys(tuple(request.prompt_token_ids[part.start : part.stop]) for part in missing)

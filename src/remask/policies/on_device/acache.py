@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from remask.machine.transfers import fetch, send
-from remask.model.row_attention import Asked, look
+from remask.model.row_attention import AskedRows, look
 from remask.model.runs import Index, send_run
 from remask.model.transformer import Transformer
 from remask.policies.acache import Weigh
@@ -15,7 +15,7 @@ from remask.policies.on_device.base import DeviceHook, HookedCanvas
 
 
 class AttentionScores(DeviceHook):
-    """Tells the policy the attention that the plans ask for: float32 [T], 0 at other positions."""
+    """Reports the attention that the plans ask for to the policy: float32 [T], 0 at other positions."""
 
     def done(self) -> None:
         """See `DeviceHook`. Waits for the device once for all canvases."""
@@ -30,11 +30,11 @@ class AttentionScores(DeviceHook):
         totals = [torch.stack(each).sum(0) for each in zip(*masses, strict=True)]
         ends = np.cumsum([len(each) for each in totals])[:-1]
         for (branch, _, among), found in zip(places, np.split(fetch(torch.cat(totals)), ends), strict=True):
-            branch.told = np.zeros(len(branch.canvas), dtype=np.float32)
-            branch.told[among] = found
+            branch.hook_output = np.zeros(len(branch.canvas), dtype=np.float32)
+            branch.hook_output[among] = found
 
 
-def _asked(model: Transformer, layer: int, places: Sequence[tuple[HookedCanvas, Index, Index]]) -> list[Asked]:
+def _asked(model: Transformer, layer: int, places: Sequence[tuple[HookedCanvas, Index, Index]]) -> list[AskedRows]:
     """The attention of each canvas' rows in `layer`, over some of its positions alone."""
     asked = []
     for branch, rows, among in places:
@@ -44,5 +44,5 @@ def _asked(model: Transformer, layer: int, places: Sequence[tuple[HookedCanvas, 
             states = branch.states[layer - 1]
         numbers = rows if layer else branch.canvas.tokens[rows]
         slots = send_run(branch.slots(layer)[among], model.device)
-        asked.append(Asked(states, send(numbers, model.device), slots, rows, len(rows)))
+        asked.append(AskedRows(states, send(numbers, model.device), slots, rows, len(rows)))
     return asked

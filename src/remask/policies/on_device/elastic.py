@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remask.machine.transfers import fetch, send
 from remask.model.pool import Pool
-from remask.model.row_attention import Asked, look
+from remask.model.row_attention import AskedRows, look
 from remask.model.runs import Index, send_run
 from remask.model.stage import Stage
 from remask.model.transformer import Transformer
@@ -21,9 +21,9 @@ from remask.policies.on_device.base import Changed, DeviceHook, Hooked
 
 @dataclass(slots=True)
 class Tracker:
-    """What one canvas tracks between passes, and what the present pass has found so far.
+    """The tracked tokens of one canvas between passes, and the results of the present pass so far.
 
-    A pass may be repeated, and then finds keys that it has written itself. What it had compared by then stands.
+    A repeated pass reads keys that it has written itself, so comparisons made before the repeat are kept.
 
     Attributes:
         tokens: canvas positions that any layer tracks, ascending, int64 [N]; empty before the first pass.
@@ -81,16 +81,16 @@ class WatchAttention(DeviceHook):
         return {each.number: each.watch.refresh(plans[each.number], layer + 1) for each in drifted}
 
     def done(self) -> None:
-        """See `DeviceHook`: what the layers came to track is what the next pass compares, and its policy is told."""
+        """See `DeviceHook`: reports the tokens that the layers track now, which the next pass compares."""
         tokens = [torch.cat(watcher.followed) for watcher in self._watchers]
         ends = np.cumsum([len(each) for each in tokens])[:-1]
         for watcher, each in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):
             watcher.tracker.done(each)
-            watcher.branch.told = watcher.tracker.tokens
+            watcher.branch.hook_output = watcher.tracker.tokens
 
 
 class DriftWatcher:
-    """Watches the attention of one canvas during one pass. What it tracks changes when the pass is done."""
+    """Watches the attention of one canvas during one pass. The tracked tokens change when the pass is done."""
 
     def __init__(self, hooked: Hooked, device: torch.device) -> None:
         branch, plan = hooked.branch, hooked.plan
@@ -115,18 +115,18 @@ class DriftWatcher:
         reference, moved = self.tracker.reference, self.tracker.moved
         return self.compares(layer) and layer not in moved and (reference is None or reference[0] != layer)
 
-    def asked(self, layer: int, window: Index, tracked: Index) -> Asked:
+    def asked(self, layer: int, window: Index, tracked: Index) -> AskedRows:
         """The attention of the rows `window` and `tracked` in `layer`, over the whole canvas."""
         slots, positions = send_run(self.branch.slots(layer), self.device), np.concatenate([window, tracked])
         if layer == 0:
             tokens = send(self.branch.canvas.tokens[positions], self.device)
-            return Asked(None, tokens, slots, positions, len(window))
+            return AskedRows(None, tokens, slots, positions, len(window))
         assert self.branch.states is not None
         states, rows = self.branch.states[layer - 1], send(positions, self.device)
-        return Asked(states, rows, slots, positions, len(window))
+        return AskedRows(states, rows, slots, positions, len(window))
 
     def follow(self, mass: Tensor) -> None:
-        """Come to track the tokens with the most `mass`, float32 [T], of those that may be tracked."""
+        """Track the tokens with the largest `mass`, float32 [T], among those that may be tracked."""
         self.followed.append(mass.masked_fill(self.barred, -1).topk(self.count).indices)
 
     def drift(self, rows: Tensor) -> Tensor:

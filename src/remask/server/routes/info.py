@@ -81,8 +81,6 @@ async def get_model_info(request: Request) -> Response:
         "max_num_seqs": llm.engine_config.max_num_seqs,
         "max_queue": service.config.max_queue,
         "max_steps": llm.engine.limits.steps,
-        "max_stop": llm.engine.limits.stop,
-        "max_stop_chars": llm.engine.limits.stop_chars,
         "max_request_row_layers": llm.engine.limits.row_layers,
         "cache": llm.cache_name,
         "cache_config": llm.cache_config,

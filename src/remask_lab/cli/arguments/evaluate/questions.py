@@ -16,7 +16,7 @@ def add_parser(subjects: Any) -> None:
         "data set is read. Every policy answers the same questions.",
         epilog=examples(
             "remask eval questions --model bundled --caches none,reuse,bicache",
-            'remask eval questions --model bundled --task tariff --task-settings \'{"kinds": ["plan", "lookup"]}\'',
+            'remask eval questions --model bundled-tariff --task tariff --task-settings \'{"kinds": ["plan"]}\'',
         ),
     )
     parser.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
