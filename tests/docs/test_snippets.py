@@ -124,7 +124,7 @@ def assert_part(part: object, whole: object) -> None:
         assert isinstance(whole, Mapping)
         for key, value in part.items():
             assert_part(value, whole[key])
-    elif isinstance(part, list) or isinstance(part, list):
+    elif isinstance(part, list):
         assert isinstance(whole, list)
         for value, item in zip(part, whole, strict=True):
             assert_part(value, item)

@@ -15,6 +15,7 @@ VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {
     "steps": (8, ("masked",)),
     "eps": (0.1, ("masked",)),
     "factor": (0.5, ("masked",)),
+    "speculate": (4, ("masked",)),
     "cfg_scale": (1.0, ("masked",)),
     "growing_canvas": (True, ("masked",)),
     "threshold": (0.5, ("masked", "block_causal")),

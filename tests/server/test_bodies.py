@@ -214,6 +214,18 @@ def test_steps_that_a_client_sends_replace_the_servers(server: Running) -> None:
         assert told.json()["remask"]["steps"] == steps
 
 
+def test_steps_that_took_no_pass_are_told(server: Running) -> None:
+    body = {"messages": CHATS[0], "ignore_eos": True, "max_tokens": 16, "block_length": 16, "steps": 16}
+    plain, drafted = server.chat(body).json(), server.chat({**body, "speculate": 4}).json()
+    assert drafted["choices"] == plain["choices"]
+    work = drafted["remask"]
+    assert "accepted" not in plain["remask"]
+    assert 0 < work["accepted"] == work["steps"] - work["forwards"]
+    told = server.chat({**body, "speculate": 4, "growing_canvas": True})
+    assert told.status_code == 400
+    assert "set growing_canvas to false" in told.json()["error"]["message"]
+
+
 def test_content_parts_are_text(server: Running) -> None:
     system, user = CHATS[0]
     parts = [{"type": "text", "text": user["content"][:10]}, {"type": "text", "text": user["content"][10:]}]

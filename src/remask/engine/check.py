@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from remask.checks.fields import declared
 from remask.checks.kinds import in_words
 from remask.checks.values import is_whole
+from remask.engine.drafting import MOST_PACED, DraftRoom
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask.plan.canvas import OPEN
-from remask.policies.base import RequestFacts
+from remask.policies.base import CachePolicy, RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
+from remask.readers.biases import biases_of
 from remask.request.sampling_params import SamplingParams
 from remask.request.segments import stored_parts
 from remask.request.terms import Terms
@@ -75,7 +77,9 @@ def check_request(
     for reader in readers:
         reader.check(asked, decoding)
     skips = schedule.idle_passes == "skipped"
-    work = work_of(decoding, pending.canvases, shape.layers, skips=skips)
+    if params.speculate is not None:
+        pending.draft_room = _draft_room(asked, decoding, policy, max_model_len)
+    work = work_of(decoding, pending.canvases, shape.layers, pending.draft_room, skips=skips)
     limits.check_work(work, params)
     pending.row_layers = work.row_layers
     pending.page_keys = page_keys(request, decoding.block)
@@ -151,6 +155,39 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template, growing=growing
     )
     return GrowingDecoding(whole) if growing else whole
+
+
+def _draft_room(asked: Asked, decoding: Decoding, policy: CachePolicy, max_model_len: int) -> DraftRoom:
+    """What the drafts of a request need. Raises `ConfigError` where they could not be those of its later steps."""
+    params, length = asked.params, decoding.length
+    if isinstance(decoding, GrowingDecoding):
+        cause = "growing_canvas=True" if params.growing_canvas else f"by default it grows on {asked.shape.family}"
+        raise ConfigError(
+            f"speculate={params.speculate!r} needs a canvas of fixed length ({cause}): drafts get their pages once, "
+            "and a growing canvas gets others with each block; set growing_canvas to false, or leave speculate out"
+        )
+    wrong = None
+    rows = policy.draft_rows(length, length - len(asked.prompt), decoding.block)
+    readers = (*asked.readers, *biases_of(params, decoding.canvas()))
+    reader = next((reader for reader in readers if not reader.drafted), None)
+    if not params.greedy:
+        wrong = f"temperature={params.temperature} draws tokens anew in every step; use temperature 0"
+    elif params.cfg_scale:
+        wrong = f"cfg_scale={params.cfg_scale} runs two canvases, and drafts are computed of one; use cfg_scale 0"
+    elif reader is not None:
+        wrong = f"what {reader.name!r} reads or writes depends on the steps before; ask for one of the two"
+    elif rows is None:
+        wrong = (
+            "what this cache policy keeps for later steps depends on the passes that have run, so drafts would change "
+            "it; use none, a block cache, or bicache before one of these"
+        )
+    elif decoding.decoder(decoding.canvas(), asked.schedule.idle_passes).transfers is None:
+        wrong = "its remasking rule keeps a state from step to step; use another rule"
+    if wrong is not None or rows is None:
+        raise ConfigError(f"speculate={params.speculate!r} cannot be exact here: {wrong}, or leave speculate out")
+    # A pass has room for two of the longest canvases.
+    states = params.speculate if isinstance(params.speculate, int) else MOST_PACED
+    return DraftRoom(min(states - 1, (2 * max_model_len - length) // rows), rows)
 
 
 def _check_terms(request: Request) -> None:

@@ -316,8 +316,10 @@ class Engine:
         A request in `steps` takes part with its speculative step; with None it takes no part.
         """
         lifecycle, batch = self._lifecycle, Batch()
+        members = lifecycle.running.items
+        self.memory.pace.running = len(members)
         planned: dict[Member, Member] = {}  # members that can run, with what runs: themselves or a speculative step
-        for member in lifecycle.running.items:
+        for member in members:
             if not member.ready:
                 continue
             if member in steps:

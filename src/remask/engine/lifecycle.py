@@ -230,14 +230,15 @@ class Lifecycle:
 
     def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer the predictions of a request's pass, and report them."""
-        for observer in self.observers.attached:
-            observer.settling(running)
         stats, tally = self.stats, running.tally
+        if tally.forwards:  # its pass was not counted before, as one with drafts
+            for observer in self.observers.attached:
+                observer.settling(running)
+            if self.running.limits.max_refreshes is not None:
+                self.refreshes.ran(running)
         stats.refreshes += tally.refreshes
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.saved
-        if self.running.limits.max_refreshes is not None:
-            self.refreshes.ran(running)
         hook = running.plan.hook
         if hook is not None and hook.releases_inputs:
             self.memory.forget_inputs(running)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from remask.engine.config import EngineConfig
+from remask.engine.drafting import DraftRoom
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoding
@@ -62,7 +63,7 @@ _STEP_FIELDS = ("steps_per_block", "steps", "max_post_steps", "correction_steps"
 _WAY_OUT = "that a request may take; lower it, or raise max_steps"
 
 
-def work_of(decoding: Decoding, canvases: int, layers: int, *, skips: bool) -> RequestWork:
+def work_of(decoding: Decoding, canvases: int, layers: int, drafts: DraftRoom, *, skips: bool) -> RequestWork:
     """The work of a request on `canvases` canvases. `skips`: no pass is run for a step that transfers nothing."""
-    rows = decoding.longest * canvases * layers
+    rows = (decoding.longest * canvases + drafts.drafts * drafts.rows) * layers
     return RequestWork(decoding.total_steps, decoding.passes(skips=skips) * rows)

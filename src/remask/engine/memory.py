@@ -11,6 +11,8 @@ from torch import Tensor
 from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, token_bytes
 from remask.engine.config import EngineConfig
+from remask.engine.drafting import Drafting
+from remask.engine.pace import Pace
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim, Decision, NoRoom, Placement
 from remask.engine.request import Request
@@ -20,6 +22,7 @@ from remask.engine.sharing.exact_pages import Pages
 from remask.engine.sharing.parts import Parts
 from remask.engine.sharing.prefixes import Prefixes
 from remask.engine.sizing import page_size, share_out
+from remask.engine.speculating import SpeculatingRequest, leave_out_drafts
 from remask.errors import ConfigError, IntegrityError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
@@ -27,6 +30,7 @@ from remask.plan.canvas import Canvas, Template
 from remask.plan.ledger import Ledger
 from remask.policies.base import CachePolicy, Traits
 from remask.request.result import Usage
+from remask.request.sampling_params import AUTO_STATES
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
@@ -58,11 +62,13 @@ class Memory:
         self._salt = f"{fingerprint}:{model.dtype}".encode()
         self.recent = RecentPrompts(useful=config.prefix_min)
         self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
+        self.pace = Pace.of(model)
         self._begin()
 
     def _begin(self) -> None:
         config = self._config
         self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
+        self._drafting: list[RunningRequest] = []  # those that have pages for drafts
         self.extra_bytes = 0  # of running requests, in addition to their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
@@ -134,10 +140,14 @@ class Memory:
         return self._way(pending).plan(pending)
 
     def give_way(self, waiting: NoRoom) -> bool:
-        """Evict one stored prefix or page that no request reads, for a request without room. False where none is left.
+        """Make room for a request that has none: take the drafts of another, or evict one stored prefix or page that no
+        request reads. False where nothing is left.
 
         Entries that the request would read itself are kept.
         """
+        if self._drafting and not self._config.overlap:  # a pass that is queued may have drafts
+            self._without_drafts(self._drafting.pop())
+            return True
         return waiting.evictable and (self.store.give_way(waiting.entries) or self.chain.give_way(waiting.pages))
 
     def place(
@@ -154,7 +164,20 @@ class Memory:
             self.store.stats.refused += 1
             log.warning("request %s: %s", pending.request.id, placement.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.branches)
+        if running.claim.drafting is not None:
+            self._drafting.append(running)
         return running
+
+    def _without_drafts(self, running: RunningRequest) -> None:
+        """Free the pages of a request's drafts. It goes on without them."""
+        claim = running.claim
+        assert claim.drafting is not None
+        leave_out_drafts(running)
+        taken = {id(extent) for extent in claim.drafting.extents}
+        for extent in claim.drafting.extents:
+            self.allocator.release(extent)
+        claim.owned[:] = [extent for extent in claim.owned if id(extent) not in taken]
+        claim.drafting = None
 
     def _place(
         self, pending: PendingRequest, placement: Placement, before: RunningRequest | None, undo: ExitStack
@@ -180,8 +203,11 @@ class Memory:
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING))
         record = _record(pending, placement, shared) if before is None else before.record
         owned += [page.extent for page in shared.pages]
-        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))))
-        return RunningRequest(pending, placement.policy, tuple(states), claim, self.shape.vocab, before, record)
+        drafts = [extent for (extent,) in placement.own[pending.canvases :]]
+        drafting = Drafting(drafts, self.pace if request.params.speculate == AUTO_STATES else None) if drafts else None
+        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))), drafting)
+        kind = SpeculatingRequest if drafts else RunningRequest
+        return kind(pending, placement.policy, tuple(states), claim, self.shape.vocab, before, record)
 
     def free(self, running: RunningRequest) -> None:
         """Free all pages and leases of a request. Freeing it twice changes nothing."""
@@ -194,7 +220,9 @@ class Memory:
             branch.states = branch.hook_state = None
         for lease in claim.leases:
             self.store.release(lease)
-        claim.leases = ()
+        if claim.drafting is not None:
+            self._drafting.remove(running)
+        claim.leases, claim.drafting = (), None
         if claim.shares is not None:
             claim.shares.release()
             claim.shares = None
@@ -255,6 +283,7 @@ class Memory:
 def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Record:
     """That of a request which begins."""
     usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
+    usage.accepted = None if pending.request.params.speculate is None else 0
     if shared.prefix is not None:
         usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
         usage.cached_tokens = shared.found_tokens

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from remask.engine.drafting import NO_DRAFTS, DraftRoom
 from remask.engine.request import Request
 from remask.request.result import FinishReason, Result, Usage
 from remask.request.terms import PRIORITY_STEP_S
@@ -25,6 +26,7 @@ class PendingRequest:
         clock: the engine's, in seconds.
         starts: how often it has begun or made the engine fail; more than once only after a failure of the engine.
         begun: whether its start has been reported.
+        draft_room: what its drafts need.
         common: number of leading tokens that an earlier prompt has too; None where the request names its prefix.
     """
 
@@ -37,6 +39,7 @@ class PendingRequest:
     clock: Callable[[], float] = time.perf_counter
     starts: int = 0
     begun: bool = False
+    draft_room: DraftRoom = NO_DRAFTS
     common: int | None = None
 
     @property

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from remask.engine.canvas_state import Move
+from remask.engine.drafting import Drafting
 from remask.engine.sharing.publishing import PageSharing
 from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy
@@ -22,12 +23,14 @@ class Claim:
         leases: the stored parts that it reads, in the order of its canvas.
         shares: publishes its pages, if these are shared.
         moves: stored K/V to be copied before its first pass, because it reads them at other positions.
+        drafting: computes drafts beside its canvas; None without any.
     """
 
     owned: list[PageRange]
     leases: tuple[Lease, ...] = ()
     shares: PageSharing | None = None
     moves: list[Move] = field(default_factory=list)
+    drafting: Drafting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Placement:
 
     Attributes:
         policy: the policy that it runs under: the variant without a prefix if it leases none.
-        own: free pages that become its own, for each of its canvases.
+        own: free pages that become its own, for each of its canvases and then for each of its drafts.
         lease: the shared prefix or parts that it leases, if any.
         pages: the exact pages that it reads, if its policy shares pages.
         note: why it reads no shared prefix although it asked for one.

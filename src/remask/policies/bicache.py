@@ -115,6 +115,10 @@ class BiCache(CachePolicy):
             return self.inner.repeats(view)
         return 0 if self._rejoins(view, view.prefix) else _repeats(self.inner, self.refresh_interval, view)
 
+    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:
+        """As the inner policy: between refreshes the prefix is read, and no plan repeats beyond one."""
+        return self.inner.draft_rows(canvas, response, block)
+
     def _rejoins(self, view: View, hit: PrefixHit) -> bool:
         """Whether this pass computes the prefix rows above the boundary."""
         return self.refreshes(view.step) and view.pass_index == 0 and hit.boundary < view.layers
@@ -169,6 +173,10 @@ class WithinRequest(CachePolicy):
     def repeats(self, view: View) -> int:
         """As the inner policy, until the parts are refreshed, and not beyond a refresh."""
         return 0 if self._rejoins(view) else _repeats(self.inner, self.refresh_interval, view)
+
+    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:
+        """As the inner policy; see `BiCache`."""
+        return self.inner.draft_rows(canvas, response, block)
 
     def _rejoins(self, view: View) -> bool:
         return _due(self.refresh_interval, view.step) and view.pass_index == 0

@@ -74,6 +74,10 @@ class BlockPrefix(Blockwise):
     only when a block is done.
     """
 
+    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
+        """The block and all rows after it."""
+        return response
+
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("masked", "uniform")
 
@@ -111,6 +115,10 @@ class BlockDual(Blockwise):
     def repeats(self, view: View) -> int:
         """As in every block-wise policy; a cached pass may follow in the first step of a block."""
         return ALWAYS if view.pass_index > 0 else Blockwise.repeats(self, view)
+
+    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
+        """The block."""
+        return block
 
     def plan(self, view: View) -> Plan:
         """A fill pass first where it is separate; otherwise as in every block-wise policy."""

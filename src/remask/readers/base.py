@@ -128,12 +128,14 @@ class Reader:
         foreseeable: the next pass can be planned before this reader has read the last one.
         writes: it says which tokens or positions are written.
         generates: the response is written; without it nothing is, and the result has no tokens.
+        drafted: what it reads of a row depends on that row and its position alone, so it may be read of drafts too.
     """
 
     name: ClassVar[str]
     foreseeable: ClassVar[bool] = True
     writes: ClassVar[bool] = False
     generates: ClassVar[bool] = True
+    drafted: ClassVar[bool] = False
 
     @property
     def formed(self) -> bool:

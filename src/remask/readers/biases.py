@@ -35,6 +35,7 @@ class LogitBias(Reader):
     """Adds a number to the logits of some tokens, in every row."""
 
     name = "logit_bias"
+    drafted = True
 
     def __init__(self, biases: Mapping[int, float]) -> None:
         """`biases` are by token id."""
@@ -116,6 +117,7 @@ class MinP(Reader):
     """Leaves out tokens that are less probable than a share of the most probable one's probability."""
 
     name = "min_p"
+    drafted = True
 
     def __init__(self, share: float) -> None:
         self._read = AtLeast(share)

@@ -41,6 +41,7 @@ class Logprobs(Reader):
     """
 
     name = "logprobs"
+    drafted = True
 
     def __init__(self, top: int) -> None:
         self.top = top

@@ -24,6 +24,8 @@ class Usage:
         prefix_tokens: length of that prefix, whether it was stored before or this request brought it.
         prefix_note: why no shared prefix was read although the request named one.
         correction_steps: steps of a correction. None where the request names none.
+        accepted: steps that took no pass of their own, as an earlier one had computed them as a draft. None where the
+            request does not speculate.
     """
 
     prompt_tokens: int
@@ -36,6 +38,7 @@ class Usage:
     prefix_tokens: int = 0
     prefix_note: str | None = None
     correction_steps: int | None = None
+    accepted: int | None = None
 
 
 @dataclass(slots=True, unsafe_hash=True)  # never changed; a frozen one takes four times as long to make, in every step

@@ -2,10 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from remask.checks.fields import Nested, check, declare, parse
 from remask.checks.kinds import ModelKind
-from remask.checks.values import LARGEST, LIST, POSITIONS, Biases, Choice, Flag, ListOf, Real, Registered, Text, Whole
+from remask.checks.values import (
+    LARGEST,
+    LIST,
+    POSITIONS,
+    AnyOf,
+    Biases,
+    Choice,
+    Flag,
+    ListOf,
+    Real,
+    Registered,
+    Text,
+    Whole,
+)
 from remask.errors import ConfigError
 from remask.remasking.rules import RULES
 from remask.remasking.slowfast import PRESETS, SlowFastKnobs
@@ -23,6 +37,8 @@ _EDITS = Whole(0, 2**30)
 _TOKEN = Whole(0, POSITIONS)
 _TEMPERATURE = Real(0, 1000)
 _NATS = Real(0, 1e6)
+MOST_STATES = 32  # of a block, that one pass computes
+AUTO_STATES: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +281,13 @@ class SamplingParams:
         "Tokens of completed blocks that the first step of each later block may replace; by default 0. Models without "
         "structured attention only.",
         kinds=_UNIFORM,
+    )
+    speculate: int | str | None = declare(
+        None,
+        AnyOf((Whole(1, MOST_STATES), Choice((AUTO_STATES,)))),
+        "Compute so many states of the block in a pass, the present one and likely later ones, and go on at once where "
+        "they come true (FreeDave); `auto` chooses by what passes take. The tokens stay the same.",
+        kinds=_MASKED,
     )
     slowfast: SlowFastKnobs | None = declare(
         None, Nested(SlowFastKnobs, "slowfast knob", tuple(PRESETS)), "Knobs of remasking `slowfast`.", kinds=_MASKED

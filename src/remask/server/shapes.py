@@ -194,9 +194,10 @@ def work(results: Sequence[Result]) -> Json:
     fields: Json = {
         name: sum(getattr(result.usage, name) for result in results) for name in ("steps", "forwards", "row_layers")
     }
-    corrections = [r.usage.correction_steps for r in results if r.usage.correction_steps is not None]
-    if corrections:
-        fields["correction_steps"] = sum(corrections)
+    for name in ("correction_steps", "accepted"):
+        counts = [count for result in results if (count := getattr(result.usage, name)) is not None]
+        if counts:
+            fields[name] = sum(counts)
     for name in ("prefix_depth", "prefix_tokens"):
         fields[name] = max(getattr(result.usage, name) for result in results)
     notes = dict.fromkeys(r.usage.prefix_note for r in results if r.usage.prefix_note is not None)

@@ -56,15 +56,19 @@ class Leases(ABC):
         # A lease of all layers leaves nothing for the layers above, and none leaves nothing for those below.
         wanted = [(tokens, part) for tokens, part in parts if len(part)]
         others = [(length, range(layers))] * (pending.canvases - 1)
-        found = self.allocator.find([*wanted, *others])
-        if found is None:
-            return NoRoom(entries)
         missing = {} if lease is None else _missing(pending.request, lease)
-        if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
-            return NoRoom(evictable=False)
-        own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
-        chosen = policy if lease else policy.within(wish.kept)
-        return Placement(chosen, own, lease, note=wish.note, refused=wish.refused)
+        chosen, room = policy if lease else policy.within(wish.kept), pending.draft_room
+        waiting = NoRoom(entries)
+        for drafts in range(room.drafts, -1, -1):  # as many as have room, since no answer depends on their number
+            found = self.allocator.find([*wanted, *others, *[(room.rows, range(layers))] * drafts])
+            if found is None:
+                continue
+            if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
+                waiting = NoRoom(evictable=False)
+                continue
+            own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
+            return Placement(chosen, own, lease, note=wish.note, refused=wish.refused)
+        return waiting
 
     def claim(
         self,
