@@ -128,10 +128,6 @@ def assert_part(part: object, whole: object) -> None:
         assert isinstance(whole, list)
         for value, item in zip(part, whole, strict=True):
             assert_part(value, item)
-    elif isinstance(part, list):
-        assert isinstance(whole, list)
-        for value, item in zip(part, whole, strict=True):
-            assert_part(value, item)
     elif isinstance(part, float):
         assert whole == pytest.approx(part, abs=0.05)
     else:
