@@ -255,14 +255,14 @@ class LastPass:
 class View:
     """All that a policy may use of a request: ints and host arrays, never tensors. Policies must not write to it."""
 
-    layers: int
+    layers: int  # number of layers of the model
     step: int  # denoising steps of this request so far
     block_step: int  # the same within the current block
     block: range  # positions denoised together now
     prompt: int  # positions 0 .. prompt - 1 were given
     noisy: Mask  # not final yet
     settled: NDArray[np.int32]  # step at whose end a position became final; -1 for what was given, NEVER where noisy
-    prefix: PrefixHit | None
+    prefix: PrefixHit | None  # what the request reads from the store; None: nothing
     pass_index: int = 0  # passes since this step began: 1 after a fill pass
     shift: int = 0  # of the model family: row p - shift predicts position p
     sees: Reach | None = None  # row p attends to positions below sees[p]; None: to all

@@ -44,20 +44,20 @@ class TopRho:
     and the others add their cached attention and FFN outputs. With `by="key"` K and V change places.
     """
 
-    among: Mask
-    count: int
-    by: Literal["value", "key"] = "value"
+    among: Mask  # rows to choose from
+    count: int  # how many are computed
+    by: Literal["value", "key"] = "value"  # what is compared with the cache
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
     """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
 
-    layers: range
+    layers: range  # the layers that it covers, consecutive
     rows: Mask  # live rows; rows that were not live in the layer before restart from a state kept for layers.start
     frozen: Mask | None = None  # live rows that write no K/V: theirs are shared and read-only, or must be kept
     save: Mask | None = None  # rows whose input hidden state at layers.start is kept
-    pick: TopRho | None = None
+    pick: TopRho | None = None  # rows of which the device chooses those that are computed; None: no choice
     held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
 
     @cached_property
