@@ -44,9 +44,9 @@ def test_the_command_measures_and_writes_the_page(tmp_path: Path, capsys: pytest
     ]
     assert caches.main([*given, *asked]) == 0
     assert sorted(path.name for path in folder.iterdir()) == [
-        "bundled-uniform.3.json",
         "bundled-tariff.2.json",
         "bundled-tariff.6.json",
+        "bundled-uniform.3.json",
     ]
     text = page.read_text(encoding="utf-8")
     assert text.count("## `bundled-tariff`\n") == text.count("## `bundled-uniform`\n") == 1
