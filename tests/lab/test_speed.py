@@ -467,9 +467,9 @@ def test_quantised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     for row in others:
         assert 0.2 < row["share_of_bytes"] < 0.6
         assert row["times_as_fast"].keys() == {"1", "5"}
-    assert len(report["bundled-tariff"]) == 6
-    assert [row["same_tokens"] for row in report["bundled-tariff"][:2]] == [1, 1]
-    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled-tariff"])
+    assert len(report["bundled"]) == 6
+    assert [row["same_tokens"] for row in report["bundled"][:2]] == [1, 1]
+    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled"])
 
 
 def test_first_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
