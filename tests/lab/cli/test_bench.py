@@ -82,7 +82,8 @@ def test_where_a_result_cannot_be_kept_is_said_first(
 @pytest.mark.thorough
 def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
-    options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--json", str(target)]
+    options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--baseline-steps", "off"]
+    options += ["--json", str(target)]
     assert bench("--model", "bundled-transit", *SMALL, *options) == 0
     rows = {row["cache"]: row for row in read_record(target, "bench").data["results"]}
     assert set(rows) == {"none", "bicache depth=0", "bicache depth=10", "none, prefix removed"}
@@ -96,7 +97,18 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
-    options = ["--prefix-match", "longest", "--caches", "none,reuse", "--json", str(target), "--requests", "9"]
+    options = [
+        "--prefix-match",
+        "longest",
+        "--caches",
+        "none,reuse",
+        "--baseline-steps",
+        "off",
+        "--json",
+        str(target),
+        "--requests",
+        "9",
+    ]
     assert bench("--model", "bundled-transit", *SMALL, *options) == 0
     report = read_record(target, "bench")
     assert report.about["settings"]["name"] == "transit, conversations"
