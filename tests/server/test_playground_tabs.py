@@ -9,6 +9,7 @@ from remask.llm import LLM
 from remask.tasks.cards import card
 from tests.server.browser import Tab, api_text, opened
 from tests.server.serving import Running, held, serving
+from tests.server.test_tools import TEMPLATE
 
 
 @pytest.fixture
@@ -160,8 +161,10 @@ def test_holes_are_filled_between_what_was_typed(tab: Tab, server: Running) -> N
 
 @pytest.mark.thorough
 def test_calls_of_tools_are_shown_and_their_results_sent(browser: Any) -> None:
-    """On a model whose tokens can spell a call."""
+    """On a model whose tokens can spell a call, under a template that tells it of tools."""
     llm = LLM("bundled-tariff", dtype="float32", device="cpu")
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
     with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
         sent: list[dict[str, Any]] = []
         tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat/" in request.url else None)
@@ -179,6 +182,24 @@ def test_calls_of_tools_are_shown_and_their_results_sent(browser: Any) -> None:
         asked = {"type": "function", "function": {"name": "get_weather"}}
         assert [body["tool_choice"] for body in sent] == ["required", asked]
 
+        tab.page.fill("#tools [name=result]", '{"celsius": 21}')
+        tab.page.click("#tools-go-on")
+        tab.says("#tools-status", "No call was made.")
+        user, call, result = sent[2]["messages"]
+        assert (user["role"], call["role"], result["role"]) == ("user", "assistant", "tool")
+        assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == called
+        assert (result["tool_call_id"], result["content"]) == (call["tool_calls"][0]["id"], '{"celsius": 21}')
+        assert sent[2]["tool_choice"] == "none", "an answer in words"
+        assert tab.page.locator("#tools-turns h4").all_inner_texts() == ["You", "Model", "Returned", "Model"]
+        assert tab.said == []
+
+
+@pytest.mark.thorough
+def test_a_template_without_tools_is_told(browser: Any) -> None:
+    llm = LLM("bundled-tariff", dtype="float32", device="cpu")
+    with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
+        tab.open("tools")
+        choice = tab.page.locator("#tools [name=choice]")
         choice.select_option("auto")
         tab.page.click("#tools-run")
         tab.says("#tools-problem", "does not tell it of tools")
