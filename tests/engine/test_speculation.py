@@ -19,6 +19,7 @@ from remask.engine.engine import Engine
 from remask.engine.pace import ROWS, Pace, pass_seconds
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.model.stage import StepBatch
 from remask.model.transformer import Transformer
 from remask.policies import parse
 from remask.policies.depth_lookup import DepthLookup
@@ -456,6 +457,20 @@ def test_auto_measures_once_and_changes_no_token() -> None:
     assert calls[0].shape == (len(ROWS),)
     assert (calls[0] > 0).all()
     assert np.isfinite(calls[0]).all()
+
+
+def test_passes_that_compute_are_not_run_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait while passes are timed. The clock is moved by passes: weights take 20, and each row 1 beyond."""
+    model, clock, ran = make_engine().model, [0.0], list[int]()
+
+    def forward(self: Transformer, batch: StepBatch, pool: Any) -> None:
+        ran.append(len(batch.tokens))
+        clock[0] += max(20, len(batch.tokens))
+
+    monkeypatch.setattr(Transformer, "forward", forward)
+    monkeypatch.setattr("remask.engine.pace.time.perf_counter", lambda: clock[0])
+    assert pass_seconds(model).tolist() == [20, 20, 32, 64, 128, 256, 512, 1024]
+    assert sorted(set(ran)) == [8, 16, 32, 64], "two passes of which the longer one takes twice as long are enough"
 
 
 def test_readers_of_steps_are_refused() -> None:

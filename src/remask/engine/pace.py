@@ -25,6 +25,7 @@ ROWS = (8, 16, 32, 64, 128, 256, 512, 1024)
 LAYERS = 2  # of the model, which stand for all
 CANVAS, BLOCK = 256, 32  # positions that a row attends to, and rows that do so together
 TURNS = 3
+COMPUTES = 1.8  # a pass that takes so many times as long for twice the rows is bound by computing them
 
 
 class Pace:
@@ -62,15 +63,22 @@ class Pace:
 
 @torch.inference_mode()
 def pass_seconds(model: Transformer) -> Seconds:
-    """Seconds of the first layers of `model` over `ROWS` rows, float64 [sizes]: the least of a few turns."""
+    """Seconds of the first layers of `model` over `ROWS` rows, float64 [sizes]: the least of a few turns.
+
+    From where a pass is bound by computing its rows, longer ones are not run, and their seconds follow from the rows:
+    requests wait meanwhile.
+    """
     short, device = copy(model), model.device
     short.weights, short.graphs = replace(model.weights, layers=model.weights.layers[:LAYERS]), None
     short.part = replace(model.part, layers=len(short.weights.layers))
     pool = Pool(short.part, 1, CANVAS + ROWS[-1], model.dtype, device)
     for tensor in (*pool.k, *pool.v):
         tensor.zero_()
-    found = []
-    for rows in ROWS:
+    found: list[float] = []
+    for before, rows in zip((0, *ROWS), ROWS, strict=False):
+        if len(found) > 1 and found[-1] >= COMPUTES * found[-2]:
+            found.append(found[-1] * rows / before)
+            continue
         batch = _batch(len(short.weights.layers), rows, model.config.max_length, device)
         turns = []
         for _ in range(TURNS):
