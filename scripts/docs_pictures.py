@@ -26,13 +26,13 @@ from remask.request.sampling_params import SamplingParams
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LAYERS, PREFIX, PROMPT, RESPONSE, BLOCK = 6, 10, 14, 12, 6
-CELL, ACROSS, LEFT, GAP, HEAD, LINE = 9, 2, 58, 22, 56, 20
+CELL, ACROSS, LEFT, GAP, HEAD, LINE = 9, 2, 64, 22, 60, 22
 SHARPER = 8  # times the usual random weights, so that some predictions are surer than others
 COMPUTED, RENEWED, CACHED, STORED, ABSENT = range(5)
 LEGEND = {
     COMPUTED: "computed",
     RENEWED: "only its V computed",
-    CACHED: "K/V read from this request's cache",
+    CACHED: "K/V read from its own cache",
     STORED: "K/V read from the store",
 }
 SPARE, GIVEN, MASK, NEW = range(4)  # of a position: decoded before, given, a mask, and decoded by this step
@@ -41,8 +41,8 @@ ORDER = [[14, 16, 15, 18, 17, 19], [20, 21, 24, 22, 25, 23]]
 STYLE = """
 svg { color-scheme: light dark }
 .card { fill: #ffffff; stroke: #d0d4dc }
-text { font: 15px system-ui, sans-serif; fill: #1f2430 }
-.small { font-size: 13px; fill: #4a5160 }
+text { font: 17px system-ui, sans-serif; fill: #1f2430 }
+.small { font-size: 15px; fill: #4a5160 }
 .s0 { fill: #2456c8 } .s1 { fill: #f0a020 } .s2 { fill: #cfd9ee } .s3 { fill: url(#stored) } .s4 { fill: none }
 .t0 { fill: #4a5160 } .t1 { fill: #a6adba } .t2 { fill: none; stroke: #4a5160 } .t3 { fill: #c22f5c }
 .line { stroke: #4a5160; stroke-dasharray: 2 2 }
@@ -218,8 +218,8 @@ def svg(scene: Scene, shown: Sequence[Panel]) -> str:
 def drawn(scene: Scene, each: Panel, left: int, top: int, first: bool) -> list[str]:
     """One panel."""
     count = f"{(each.cells == COMPUTED).sum()} of {each.cells.size} row-layers"
-    parts = [f'<text x="{left}" y="{top + 15}">step {each.step + 1}</text>']
-    parts.append(f'<text class="small" x="{left + 64}" y="{top + 15}">{count}</text>')
+    parts = [f'<text x="{left}" y="{top + 16}">step {each.step + 1}</text>']
+    parts.append(f'<text class="small" x="{left + 72}" y="{top + 16}">{count}</text>')
     strip = top + 24
     parts += [circle(state, left + CELL * (at + 0.5), strip + CELL / 2) for at, state in enumerate(each.tokens)]
     grid = strip + CELL + 4
@@ -236,7 +236,7 @@ def drawn(scene: Scene, each: Panel, left: int, top: int, first: bool) -> list[s
         parts.append(f'<text class="small" x="8" y="{grid + CELL + 1}">layer {LAYERS}</text>')
     marks = {0: "prefix" if scene.prefix else "prompt", PROMPT: "response"}
     for at, word in marks.items():
-        parts.append(f'<text class="small" x="{left + at * CELL}" y="{bottom + 14}">{word}</text>')
+        parts.append(f'<text class="small" x="{left + at * CELL}" y="{bottom + 16}">{word}</text>')
     return parts
 
 
