@@ -33,7 +33,7 @@ class DraftRoom:
 
     Attributes:
         drafts: how many may stand beside the present state.
-        rows: positions that each needs K/V of its own for.
+        rows: positions that each needs K/V of its own for, on the longest canvas.
     """
 
     drafts: int = 0
@@ -68,11 +68,14 @@ class Drafting:
         Each state is the one before after a step that predicts what the last pass did. They end with the block, with
         what the last pass predicted, and where `plan` does not repeat. They are valid until they are asked for again.
         """
+        number = self._number(plan)
+        if not number:
+            return
         before, block = first.canvas, decoder.block
         left = block.start + before.noisy[block.start : block.stop].nonzero()[0]
         if not len(left) or not np.isin(left, last.positions).all():
             return
-        for draft in self._made(first, plan.spans)[: self._number(plan)]:
+        for draft in self._made(first, plan.spans, number):
             at = np.searchsorted(last.positions, left)
             written = decoder.choose(left, last.token_ids[at], last.confidences[at])
             if not len(written):
@@ -98,12 +101,14 @@ class Drafting:
         chance = (self._accepted + 2) / (self._accepted + self._missed + 3)  # as if two had come true, and one had not
         return self.pace.states(plan.widest, chance, len(self.extents) + 1) - 1
 
-    def _made(self, first: CanvasState, spans: Spans) -> Sequence[CanvasState]:
-        """The canvases for drafts of `first` under plans of these `spans`. They are kept as long as these stay."""
+    def _made(self, first: CanvasState, spans: Spans, number: int) -> Sequence[CanvasState]:
+        """Canvases for `number` drafts of `first` under plans of these `spans`. They are kept as long as these stay."""
         if self._spans is not spans:
+            self._spans, self._canvases = spans, []
+        for each in self.extents[len(self._canvases) : number]:
             written = np.logical_or.reduce([span.written for span in spans]).nonzero()[0]
-            self._spans, self._canvases = spans, [_beside(first, written, each.slots()) for each in self.extents]
-        return self._canvases
+            self._canvases.append(_beside(first, written, each.slots()))
+        return self._canvases[:number]
 
 
 def same(draft: Canvas, canvas: Canvas, block: range) -> bool:
