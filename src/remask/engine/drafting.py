@@ -57,6 +57,7 @@ class Drafting:
     pace: Pace | None = None
     _accepted: int = field(init=False, default=0)  # drafts that came true
     _missed: int = field(init=False, default=0)  # passes with a draft that did not
+    _weighed: tuple[Spans, tuple[int, ...], int] | None = field(init=False, default=None)  # what was chosen, for what
     _spans: Spans | None = field(init=False, default=None)  # what the canvases below were made for
     _canvases: list[CanvasState] = field(init=False, default_factory=list)
 
@@ -98,8 +99,12 @@ class Drafting:
         """How many drafts stand beside the pass of `plan`."""
         if self.pace is None:
             return len(self.extents)
-        chance = (self._accepted + 2) / (self._accepted + self._missed + 3)  # as if two had come true, and one had not
-        return self.pace.states(plan.widest, chance, len(self.extents) + 1) - 1
+        load = self.pace.running, self._accepted, self._missed
+        if self._weighed is None or self._weighed[0] is not plan.spans or self._weighed[1] != load:
+            chance = (self._accepted + 2) / (self._accepted + self._missed + 3)  # as if of three, two had come true
+            number = self.pace.states(plan.widest, chance, len(self.extents) + 1) - 1
+            self._weighed = plan.spans, load, number
+        return self._weighed[2]
 
     def _made(self, first: CanvasState, spans: Spans, number: int) -> Sequence[CanvasState]:
         """Canvases for `number` drafts of `first` under plans of these `spans`. They are kept as long as these stay."""
