@@ -73,11 +73,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-client-row-layers",
         type=int,
-        help="row-layers of one step that a client may take while others run (default those of the longest canvas)",
+        help="row-layers of one step that a client may have beside others (default those of the longest canvas)",
     )
-    group.add_argument("--max-refreshes", type=int, help="requests that may refresh their cache in one step")
+    group.add_argument("--max-refreshes", type=int, help="requests that may refresh in one step")
     group.add_argument("--max-steps", type=int, help="steps that a request may ask for (default 4 x --max-model-len)")
-    group.add_argument("--max-request-row-layers", type=int, help="row-layers that a request may take in total")
+    group.add_argument("--max-request-row-layers", type=int, help="row-layers that a request may cause in all")
     group.add_argument("--page-size", type=int, help="token slots a page (default 16, or whole blocks)")
     group.add_argument(
         "--store-budget-tokens",
@@ -104,7 +104,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.prefix_sharing,
         choices=PREFIX_SHARINGS,
         metavar="|".join(PREFIX_SHARINGS),
-        help="auto: if a request does not say what is shared, share what recent prompts begin with (default exact)",
+        help="auto: where a request does not say what is shared, share what recent prompts begin with (default exact)",
     )
     group.add_argument(
         "--prefix-min",

@@ -18,9 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.allow_abbrev = False
     parser.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
-    parser.add_argument(
-        "--config", metavar="FILE", help="YAML or JSON file with these flags; the command line overrides it"
-    )
+    parser.add_argument("--config", metavar="FILE", help="YAML or JSON object of these flags; the command line wins")
     add_model_options(parser, BUNDLED)
     add_tensor_parallel(parser)
     add_engine_options(parser)
@@ -69,15 +67,13 @@ def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimit
         metavar="KEY",
         help=f"as --api-key; only these keys may have negative priorities; also from {PRIORITY_KEY_VARIABLE}",
     )
-    group.add_argument(
-        "--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web origins that may call the server (CORS)"
-    )
+    group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
     group.add_argument(
         "--allowed-hosts",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="host names that a server without keys answers to, besides localhost, --host and addresses; * allows any",
+        help="names under which a server without keys may be called, beside localhost, --host and addresses; * is any",
     )
     for name, limit in declared(limits).items():
         number, metavar = (int, "N") if isinstance(limit.values, Whole) else (float, "S")
