@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from remask.checkpoint.presets import PRESETS
 from remask.cli import main
 from remask.cli.main import parse
 from remask.llm import LLM
+from remask.model.int8_kernels import int8_kernel
 
 ROOT = Path(__file__).parents[2]
 SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "docs_recipes.py"))
@@ -26,17 +28,30 @@ def commands(page: str) -> list[str]:
     return re.findall(r"^(remask .*?)(?:\s+#.*)?$", "\n".join(blocks), re.MULTILINE)
 
 
+def check(text: str, expected: str) -> None:
+    """Both are the same page, to the last digit where this machine sizes passes and int8 weights as the pages do.
+
+    Without Triton a pass takes other memory, and int8 weights a little more or less by the kernel that computes them.
+    """
+    if find_spec("triton") is None or int8_kernel().name != "fbgemm":
+        text, expected = (re.sub(r"(?s)<!-- generated: room -->.*?<!-- end -->", "", each) for each in (text, expected))
+        here, there = ([float(each) for each in re.findall(r"\d+\.\d+", page)] for page in (text, expected))
+        assert here == pytest.approx(there, rel=0.05)
+        text, expected = (re.sub(r"\d+\.\d+", "#", each) for each in (text, expected))
+    assert text == expected, "run: python scripts/docs_recipes.py"
+
+
 @pytest.mark.parametrize("page", RECIPES)
 def test_tables_are_up_to_date(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    assert text == SCRIPT["written"](text, RECIPES[page]), "run: python scripts/docs_recipes.py"
+    check(text, SCRIPT["written"](text, RECIPES[page]))
     assert set(re.findall(r"<!-- generated: (\w+) -->", text)) == {"sizes", "room", "speed"}
 
 
 def test_the_overview_is_up_to_date() -> None:
     pages: dict[Path, str] = SCRIPT["pages"]()
     page = ROOT / "docs" / "recipes.md"
-    assert page.read_text(encoding="utf-8") == pages[page], "run: python scripts/docs_recipes.py"
+    check(page.read_text(encoding="utf-8"), pages[page])
 
 
 def test_every_published_shape_has_a_recipe() -> None:
