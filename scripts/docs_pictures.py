@@ -6,7 +6,7 @@ observed: which rows each layer computed, which it read from the store, and whos
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from remask.policies import DepthLookup, parse
 from remask.request.sampling_params import SamplingParams
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-LAYERS, PREFIX, PROMPT, RESPONSE, BLOCK = 6, 10, 14, 12, 6
+LAYERS, PREFIX, ALIKE, PROMPT, RESPONSE, BLOCK = 6, 10, 12, 14, 12, 6
 CELL, ACROSS, LEFT, GAP, HEAD, LINE = 9, 2, 64, 22, 60, 22
 SHARPER = 8  # times the usual random weights, so that some predictions are surer than others
 COMPUTED, RENEWED, CACHED, STORED, ABSENT = range(5)
@@ -43,7 +43,7 @@ svg { color-scheme: light dark }
 .card { fill: #ffffff; stroke: #d0d4dc }
 text { font: 17px system-ui, sans-serif; fill: #1f2430 }
 .small { font-size: 15px; fill: #4a5160 }
-.s0 { fill: #2456c8 } .s1 { fill: #f0a020 } .s2 { fill: #cfd9ee } .s3 { fill: url(#stored) } .s4 { fill: none }
+.s0 { fill: #2456c8 } .s1 { fill: #f0a020 } .s2 { fill: #cfd9ee } .s3 { fill: url(#stored) }
 .t0 { fill: #4a5160 } .t1 { fill: #a6adba } .t2 { fill: none; stroke: #4a5160 } .t3 { fill: #c22f5c }
 .line { stroke: #4a5160; stroke-dasharray: 2 2 }
 .ground { fill: #d5efe0 } .stripe { stroke: #17804a }
@@ -70,11 +70,11 @@ class Scene:
         default_factory=lambda: {"block_length": BLOCK, "remasking": "order", "order": ORDER}
     )
     prefix: int = 0
-    before: bool = False  # another request with the same prompt ran before
+    before: bool = False  # another request ran before, whose prompt has the same first `ALIKE` tokens
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
-ONE_BLOCK = {"remasking": "order", "order": [list(chain(*ORDER))]}
+ONE_BLOCK = {"remasking": "order", "order": [[*ORDER[0], *ORDER[1]]]}
 SCENES = {
     "how-none": Scene("none", {}, (0, 1)),
     "how-reuse": Scene("reuse", {}, (0, 1), prefix=PREFIX),
@@ -130,12 +130,12 @@ def panels(scene: Scene) -> list[Panel]:
     prompt = list(range(1, PROMPT + 1))
     params = SamplingParams(max_tokens=RESPONSE, **{"ignore_eos": True, **scene.sampling})
     policy = parse(scene.cache, scene.settings, lambda: DepthLookup({}))
-    asked = [Request(name, prompt, params, scene.prefix, policy=policy) for name in ("before", "shown")]
+    shown = Request("shown", prompt, params, scene.prefix, policy=policy)
     if scene.before:
-        run(engine, replace(asked[0], prompt_token_ids=[*prompt[:12], 99, 98]))
+        run(engine, replace(shown, id="before", prompt_token_ids=[*prompt[:ALIKE], *reversed(prompt[ALIKE:])]))
     watched: list[Panel] = []
     kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-    seen = np.zeros((LAYERS, 64), dtype=np.bool_)
+    seen = np.zeros((LAYERS, engine.max_model_len), dtype=np.bool_)
 
     def watch(passes: Sequence[ObservedPass]) -> None:
         for each in passes:
@@ -143,7 +143,7 @@ def panels(scene: Scene) -> list[Panel]:
             kept.append(each.kv(slice(None)))
 
     attached = observe_passes(engine, watch)
-    run(engine, asked[1])
+    run(engine, shown)
     engine.detach(attached)
     for one, after in pairwise(watched):
         one.tokens[(one.tokens == MASK) & (after.tokens != MASK)] = NEW

@@ -77,7 +77,7 @@ def test_requests_are_named_by_their_ids(tmp_path: Path, capsys: pytest.CaptureF
     assert "  a long name of a request        48" in told
     assert ": a long name of a request, 7, 3" in told
     assert inspect(tmp_path, asked) == 2
-    assert "line 4: id '7' is that of line 2; ids must differ" in capsys.readouterr().err
+    assert "line 4: id '7' is used by line 2 too; ids must differ" in capsys.readouterr().err
 
 
 def test_nested_prefixes_are_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
