@@ -92,11 +92,13 @@ def _compare(llm: LLM, workload: Workload, args: argparse.Namespace, others: Seq
 
 
 def _answer(llm: LLM, workload: Workload, cache: str) -> tuple[str, Output]:
-    """Returns the prompt of the first request without its shared prefix, and the answer under `cache`."""
-    request = workload.tasks[0].request
-    (output,) = llm.run([request.with_policy(llm.policy(cache))], progress=False)
+    """Returns the first question, or the tokens that stand for one, and the answer under `cache`."""
+    task = workload.tasks[0]
+    (output,) = llm.run([task.request.with_policy(llm.policy(cache))], progress=False)
     assert llm.tokenizer is not None
-    return " ".join(llm.tokenizer.decode(request.prompt_token_ids[request.prefix_length :]).split()), output
+    own = task.request.prompt_token_ids[task.request.prefix_length :]
+    asked = llm.tokenizer.decode(own) if task.question is None else task.question
+    return " ".join(asked.split()), output
 
 
 def _show_answer(llm: LLM, workload: Workload) -> None:
