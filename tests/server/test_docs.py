@@ -13,7 +13,7 @@ from remask.cli.arguments import serve
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.errors import _CODES
-from remask.server.protocol import ChatBody, CompletionBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
 from tests.server.serving import Running
 from tests.server.test_openapi import PATHS
 

@@ -10,7 +10,7 @@ from remask.request.questions import Decisions, Question
 from remask.server.bodies import BodyRoute
 from remask.server.deciding import Answered, respond
 from remask.server.document import RUNS, answers
-from remask.server.protocol import DecisionsBody, RelevanceBody, RerankBody, ScoreBody
+from remask.server.protocol.reads import DecisionsBody, RelevanceBody, RerankBody, ScoreBody
 from remask.server.routes.common import service_of
 from remask.server.schemas.reads import DecisionsAnswer, RerankAnswer, ScoreAnswer
 from remask.server.shapes import Json

@@ -11,7 +11,8 @@ from remask.server.bodies import BodyRoute
 from remask.server.document import READS, RUNS, answers
 from remask.server.errors import json_response
 from remask.server.generation import Choices
-from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
+from remask.server.protocol.texts import DetokenizeBody, TokenizeBody
 from remask.server.routes.common import service_of
 from remask.server.schemas.choices import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
 from remask.server.schemas.info import DetokenizedText, Tokens

@@ -13,7 +13,7 @@ from remask.server.playground.example import example
 from remask.server.playground.files import FILES, HEADERS, KINDS
 from remask.server.playground.sandbox import PoolFullError, Sandbox
 from remask.server.playground.sessions import Sessions
-from remask.server.protocol import Body
+from remask.server.protocol.base import Body
 from remask.server.reference.files import FILES as REFERENCE
 from remask.server.routes.common import service_of
 from remask.server.schemas.playground import Closed, Example, SandboxState
