@@ -13,8 +13,11 @@ from remask.store.prefix_names import PREFIX_MATCHES, PREFIX_SHARINGS
 _DEFAULTS = EngineConfig()
 
 
-def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
-    """Add `--model`, `--dtype` and the other options that choose weights and device. `model` is the default."""
+def add_model_options(parser: argparse.ArgumentParser, model: str | None = None, *, depths: bool = True) -> None:
+    """Add `--model`, `--dtype` and the other options that choose weights and device.
+
+    `model` is the default. `depths` says whether the command may run a policy that looks a depth up.
+    """
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -42,7 +45,10 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         "fits on a CPU",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
-    group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+    if depths:
+        group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+    else:
+        parser.set_defaults(depth_table=None)
     add_threads_option(group)
     parser.set_defaults(early=check_named)
 
