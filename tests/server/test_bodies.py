@@ -230,7 +230,7 @@ def test_steps_that_took_no_pass_are_told(server: Running) -> None:
 def test_a_stream_ends_with_the_steps_that_took_no_pass(server: Running) -> None:
     """Under each API that streams: what the whole answer tells of its work."""
     system, user = CHATS[0]
-    fields = {"max_tokens": 16, "ignore_eos": True, "block_length": 16, "steps": 16, "speculate": 4, "cache": "none"}
+    fields = {"max_tokens": 8, "ignore_eos": True, "block_length": 8, "steps": 8, "speculate": 2, "cache": "none"}
     counted = {"stream_options": {"include_usage": True}}
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": CHATS[0]},

@@ -111,18 +111,18 @@ class Asking:
 
 
 def ask_for_text(ask: Asking, taught: Asking) -> None:
-    chat, text = {"messages": CHATS[0]}, {"prompt": PROMPT}
+    chat, text = {"messages": CHATS[0][1:]}, {"prompt": PROMPT}
     for path, body, named in (
         ("/v1/chat/completions", chat, {"logprobs": True}),
         ("/v1/completions", text, {"logprobs": 1}),
     ):
         ask.both(path, {**body, "max_tokens": 4})
-        ask.both(path, {**body, **ALL, **named})
+        ask.post(path, {**body, **ALL, **named})
         ask.post(path, {**body, **ALL, **TOLD, **named, "stream": True})
         ask.both(path, {**body, "canvas": CANVAS, "block_length": 4})
     ask.both("/v1/fim/completions", {**text, "suffix": " alder", "max_tokens": 4})
     for fields in (SHARED, DRAFTED):
-        ask.both("/v1/completions", {**text, **fields})
+        ask.post("/v1/completions", {**text, **fields})
     for tools, choice in (([BUY, STOP], NAMED), ([STOP], "required")):
         taught.both("/v1/chat/completions", {**ASK, "tools": tools, "tool_choice": choice, "seed": 5})
     call = '<tool_call>{"name": "buy", "arguments": {}}</tool_call>'
@@ -220,7 +220,7 @@ def ask_for_errors(ask: Asking, one: Asking) -> None:
         one("POST", path, 401, json={}, headers={"Authorization": "Bearer other"})
         ask("POST", path, 403, json={}, headers={"Host": "elsewhere.example"})
     texts: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {"messages": CHATS[0]},
+        "/v1/chat/completions": {"messages": CHATS[0][1:]},
         "/v1/completions": {"prompt": "abbey"},
         "/v1/responses": {"input": "abbey"},
         "/v1/messages": {"messages": [{"role": "user", "content": "abbey"}], "max_tokens": 8},
