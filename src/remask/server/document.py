@@ -1,9 +1,8 @@
-"""The OpenAPI document: what FastAPI finds, with the events of streams and without the status that it adds."""
+"""The OpenAPI document: answers and errors of each endpoint, and the events of its stream."""
 
 from typing import Any, get_args
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -14,7 +13,7 @@ from remask.server.schemas.responses import ResponseEvent
 
 REF = "#/components/schemas/{model}"
 _STREAMS = (ChatEvent, CompletionEvent, ResponseEvent, MessageEvent)
-_HTTP = (401, 403, 408, 413, 500)  # of whatever path, before its endpoint is reached or in its defects
+_HTTP = (401, 403, 408, 413, 500)  # of any path: what the gate refuses, and defects
 READS = (400, 404)  # of what reads a body
 RUNS = (400, 404, 429, 503, 504)  # of what gives work to the engine
 
@@ -41,24 +40,21 @@ def plain(kind: str) -> dict[int | str, Any]:
 
 
 class DescribedApp(FastAPI):
-    """An application with such a document."""
+    """An application whose document tells of streams too."""
 
     def openapi(self) -> dict[str, Any]:
         """The document, made once."""
-        if self.openapi_schema is None:
-            self.openapi_schema = self._document()
-        return self.openapi_schema
-
-    def _document(self) -> dict[str, Any]:
-        made = get_openapi(title=self.title, version=self.version, routes=self.routes)
-        models = [(each, "serialization") for stream in _STREAMS for each in get_args(stream)]
-        _, found = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
-        schemas = made["components"]["schemas"] | found["$defs"]
-        for unused in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(unused, None)
-        made["components"]["schemas"] = schemas
+        if self.openapi_schema is not None:
+            return self.openapi_schema
+        made = super().openapi()
+        events = [(each, "serialization") for stream in _STREAMS for each in get_args(stream)]
+        _, found = models_json_schema(events, ref_template=REF)  # type: ignore[arg-type]
+        schemas = made["components"]["schemas"]
+        schemas |= found["$defs"]
+        # FastAPI's own answer to a body that does not fit, which is a 400 here.
         for operations in made["paths"].values():
             for operation in operations.values():
-                # FastAPI's own answer to a body that does not fit, which is a 400 here.
                 operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
         return made
