@@ -227,7 +227,10 @@ class Transformer:
         w, part = self.weights.layers[layer], stage.partial
         computed = part.computed
         for pick in part.picks:
-            chosen = self._choose(h, w, layer, part.slots, pick, pool, cos, sin)
+            if (pick.phase + layer - stage.layers.start) % pick.every:
+                chosen = _least(~pool.picked[part.slots[pick.rows]], pick)
+            else:
+                chosen = self._choose(h, w, layer, part.slots, pick, pool, cos, sin)
             computed = computed.index_copy(0, pick.target, chosen)
         slots = part.slots[computed]
         written = slots if stage.written is None else slots[stage.written]
@@ -251,12 +254,10 @@ class Transformer:
         places = slots[pick.rows]
         kept = pool.k[layer] if pick.keys else pool.v[layer]
         new, similarity = self._compared(h[pick.rows], w, kept, places, pick.keys, cos[pick.rows], sin[pick.rows])
-        # First by similarity, then stably by canvas, so that two sorts serve canvases of different sizes.
-        by_similarity = similarity.argsort(stable=True)
-        order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
-        chosen = pick.rows[order[pick.order]]
+        chosen = _least(similarity, pick)
         kept.index_copy_(0, places, new.to(kept.dtype))
-        pick.chosen.append(chosen)
+        if pick.every > 1:
+            pool.picked.index_fill_(0, places, False).index_fill_(0, slots[chosen], True)
         return chosen
 
     def _compared(
@@ -346,6 +347,16 @@ def _enter(stage: Stage, h: Tensor) -> Tensor:
     for save in stage.save:
         save.states[save.positions] = h[save.rows]
     return h
+
+
+def _least(values: Tensor, pick: Pick) -> Tensor:
+    """The rows of `pick` with the least `values` [A] of each canvas, int64 [S]; the earlier one where two are equal."""
+    # First by value, then stably by canvas, so that two sorts serve canvases of different sizes.
+    by_value = values.argsort(stable=True)
+    order = by_value[pick.owner[by_value].argsort(stable=True)]
+    chosen = pick.rows[order[pick.order]]
+    pick.chosen.append(chosen)
+    return chosen
 
 
 def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
