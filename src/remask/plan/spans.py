@@ -51,8 +51,8 @@ class TopRho:
     among: Mask  # rows to choose from
     count: int  # how many are computed
     by: Literal["value", "key"] = "value"  # what is compared with the cache
-    first: int = 0  # layer in which the first choice is made
-    every: int = 1  # layers that share a choice
+    first: int = 0  # the first layer in which the choice is made
+    every: int = 1  # layers from one choice to the next
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,11 +92,11 @@ def _compare(llm: LLM, workload: Workload, args: argparse.Namespace, others: Seq
 
 
 def _answer(llm: LLM, workload: Workload, cache: str) -> tuple[str, Output]:
-    """Returns the prompt of the first request without its shared prefix, and the answer under `cache`."""
-    request = workload.tasks[0].request
-    (output,) = llm.run([request.with_policy(llm.policy(cache))], progress=False)
-    assert llm.tokenizer is not None
-    return " ".join(llm.tokenizer.decode(request.prompt_token_ids[request.prefix_length :]).split()), output
+    """Returns the first question and the answer under `cache`."""
+    task = workload.tasks[0]
+    (output,) = llm.run([task.request.with_policy(llm.policy(cache))], progress=False)
+    assert task.question is not None  # the tasks of the demo are all asked in words
+    return " ".join(task.question.split()), output
 
 
 def _show_answer(llm: LLM, workload: Workload) -> None:
