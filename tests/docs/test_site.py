@@ -78,7 +78,7 @@ SOUGHT = {
     "laptop": ("laptop",),
     "speculative": ("sampling",),
     "infilling": ("infilling",),
-    "bicache": ("policies",),
+    "bicache": ("policies", "how-bicache"),
     "options": ("commands",),
 }
 
