@@ -246,7 +246,7 @@ def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
 @pytest.mark.thorough
 def test_random_weights_are_served_with_a_tokenizer_of_bytes() -> None:
     with served("llada-tiny", "--load-format", "dummy", "--quantization", "int8", "--log-level", "info") as process:
-        body = {"messages": CHATS[0], "max_tokens": 8, "ignore_eos": True}
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "ignore_eos": True}
         answer = httpx.post(f"{process.base}{URL}", json=body, timeout=LONGEST_S).json()
         ids = {"prompt": [65, 66, 67], "max_tokens": 8, "ignore_eos": True}
         completion = httpx.post(f"{process.base}/v1/completions", json=ids, timeout=LONGEST_S).json()
