@@ -16,8 +16,8 @@ from remask.model.kernel_speed import MARGIN, SIDE, Kernel, average, speeds
 
 GROUP = 32  # columns that have a step and an offset of their own
 WIDTH = GROUP // 2 + 4  # bytes of a group: its codes, and step and offset in float16
-TILE = 2**19  # numbers that are unpacked at a time
-TILE_BYTES = 5 * TILE  # in float32, and in eight bits
+TILE = 2**18  # numbers that are unpacked at a time, or up to a half more
+TILE_BYTES = 5 * TILE * 3 // 2  # in float32, and in eight bits
 _LARGEST = 126  # of a number in its row's unit: one less than 127, as steps and offsets are rounded
 # What zero is unpacked as. The low byte of what is left without its fraction is the nearest whole number around zero.
 _MIDDLE = 256.5
@@ -50,7 +50,7 @@ def product(x: Tensor, groups: Tensor, units: Tensor, by: str) -> Tensor:
     With `int_mm` each row is rounded to whole numbers by a scale of its own, and has the same bits in any company.
     """
     columns = x.shape[1]
-    step = max(1, TILE // columns)
+    step = -(-len(groups) // max(1, round(len(groups) * columns / TILE)))  # rows of a tile, which are all alike
     parts = torch.split(groups.view(-1, WIDTH), step * (columns // GROUP))
     if by == "float32":
         rows = x.float()
@@ -58,7 +58,7 @@ def product(x: Tensor, groups: Tensor, units: Tensor, by: str) -> Tensor:
         return torch.cat(made, dim=1).mul_(units).to(x.dtype)
     rows, scales = whole_rows(x)
     sums = torch.empty((len(groups), len(x)), dtype=torch.int32)
-    tile = torch.empty((min(step, len(groups)), columns), dtype=torch.int8)
+    tile = torch.empty((step, columns), dtype=torch.int8)
     for part, out in zip(parts, torch.split(sums, step), strict=True):
         held = tile[: len(out)]
         held.view(-1, GROUP).copy_(_UNPACK(part))
