@@ -49,7 +49,7 @@ class Kernel:
 
 def speeds(act: Callable[[Tensor], Tensor]) -> Speeds:
     """How fast `act`, a product of rows [N, `SIDE`] with a matrix of as many rows, is beside float32."""
-    return tuple(usual / own for usual, own in zip(_float32(), seconds(act), strict=True))
+    return tuple(usual / own for usual, own in zip(_float32(), _seconds(act), strict=True))
 
 
 @cache
@@ -69,10 +69,10 @@ def average(speed: Speeds) -> float:
 @cache
 def _float32() -> tuple[float, ...]:
     matrix = torch.ones((SIDE, SIDE))
-    return seconds(lambda x: F.linear(x, matrix))
+    return _seconds(lambda x: F.linear(x, matrix))
 
 
-def seconds(act: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
+def _seconds(act: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
     """The shortest time of `act` with each number of rows; the first call, which may make a kernel, does not count."""
     generator, found = torch.Generator().manual_seed(0), []
     others = torch.ones(_OTHERS)

@@ -21,7 +21,7 @@ from remask.model.int4_kernels import GROUP, int4_kernel
 from remask.model.int8_kernels import TINY, int8_kernel
 from remask.model.quantization_names import QUANTIZATIONS, Quantization
 
-FP8 = torch.float8_e4m3fn
+FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
 FP8_MULTIPLE = 16  # rows and columns of such a product
 _ENCODED = 2**18  # numbers that are encoded at a time
@@ -74,7 +74,7 @@ def _encoded(kind: Quantization, values: Tensor) -> Codes:
         zeros = low + 8 * steps
         codes = ((grouped - zeros[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
         return Codes(codes.to(torch.uint8).view_as(values), steps, zeros)
-    return _scaled(values, *((torch.int8, 127.0) if kind == "int8" else (FP8, 448.0)))
+    return _scaled(values, *((torch.int8, 127.0) if kind == "int8" else (FP8, FP8_LARGEST)))
 
 
 def _scaled(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
@@ -218,7 +218,7 @@ class Fp8Matrix(_Scaled):
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        rows = _scaled(x, self.bits, 448.0)
+        rows = _scaled(x, self.bits, FP8_LARGEST)
         by, scales = rows.scales[:, None], self.scales[None]
         out = torch._scaled_mm(rows.values, self.numbers.t(), scale_a=by, scale_b=scales, out_dtype=torch.bfloat16)
         return out.to(x.dtype)
