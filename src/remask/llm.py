@@ -83,8 +83,8 @@ class LLM:
         tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
             each, from `device` on. They end with `close`, with this object, or with this process.
         quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: quantized weights, made when the
-            weights are read. `auto` is `int8` on a CPU where it is faster than float32, and else what fits. Hidden
-            states stay of the dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16.
+            weights are read. `auto` is the fastest that fits on a CPU, the dtype included. Hidden states stay of the
+            dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16.
         progress: show progress bars on stderr while loading and profiling.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be

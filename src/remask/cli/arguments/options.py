@@ -31,7 +31,7 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None,
         "--load-format",
         default="auto",
         choices=("auto", "dummy"),
-        help="dummy: random weights; such a model has no tokenizer",
+        help="dummy: random weights of a preset's shape, without a tokenizer; remask serve reads texts as bytes",
     )
     group.add_argument(
         "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
