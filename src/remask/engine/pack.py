@@ -221,11 +221,12 @@ def _stage(
         for part, old in zip(parts, before, strict=True)
     )
     written, slots = _writes(parts)
-    partial = (
-        _partial(layers.start, parts, device)
-        if any(part.span.pick or part.span.held is not None for part in parts)
-        else None
-    )
+    partial, work = None, None if previous is None or previous.partial is not None else previous.work
+    if any(part.span.pick or part.span.held is not None for part in parts):
+        partial = _partial(layers.start, parts, device)
+        work = make_work(_computed_parts(parts), separately)
+    elif work is None or not same or not _attend_alike(parts, before):
+        work = make_work(parts, separately)
     return Stage(
         layers=layers,
         positions=previous.positions
@@ -234,11 +235,18 @@ def _stage(
         slots=send(slots, device),
         written=None if written is None else send(written, device),
         carry=None if same or not before else _carry(parts, before, device),
-        work=make_work(parts if partial is None else _computed_parts(parts), separately),
+        work=work,
         restore=() if same or not before else _restores(layers.start, parts, before, device),
         save=_saves(layers.start, parts, device),
         outputs=any(part.branch.outputs for part in parts),
         partial=partial,
+    )
+
+
+def _attend_alike(parts: list[StageRows], before: list[StageRows]) -> bool:
+    """Whether rows that are the same as in the stage before attend to the same slots."""
+    return all(
+        part.table is old.table and part.sees is None is old.sees for part, old in zip(parts, before, strict=True)
     )
 
 
