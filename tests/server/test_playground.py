@@ -1,11 +1,13 @@
 """The playground in a browser: Debian's `chromium`, driven by Playwright, against a real server."""
 
+import json
 import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -516,12 +518,25 @@ def test_another_model_promises_nothing(browser: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_a_model_without_conversations_goes_on_with_a_text(browser: Any) -> None:
+def test_a_model_without_conversations_goes_on_with_a_text(browser: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(resolve("bundled-uniform"), tmp_path / "model"))
+    words = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**words, "chat_template": None}))
+    llm = LLM(str(folder), dtype="float32", device="cpu")
+    with serving(llm, sampling={"max_tokens": 8}) as server, opened(browser, server.base) as tab:
+        assert not tab.page.is_visible("#system")
+        tab.page.fill("#user", "The sky is")
+        tab.page.click("#run")
+        tab.shown("#compare:not([hidden])")
+        assert tab.said == []
+
+
+@pytest.mark.thorough
+def test_a_uniform_model_answers_the_question_of_its_card(browser: Any) -> None:
     known = card("bundled-uniform")
     assert known is not None
     llm = LLM("bundled-uniform", dtype="float32", device="cpu")
     with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
-        assert not tab.page.is_visible("#system")
         tab.page.click("#run")
         tab.shown("#compare:not([hidden])")
         assert tab.text("#answer-a") == tab.text("#answer-b") == known.questions[0].answer

@@ -42,9 +42,8 @@ takes part in every run.
 Questions are held-out ones of the model's own task, whose right answers have Wilson's 95 % intervals. `bicache` and
 `bicache+block-dual` share prefixes between requests too.
 
-`bundled-tariff` names independent facts and `bundled-uniform` goes on with a list, so both answer in few steps
-whatever is cached: there the tables say what a cache computes, and only `bundled-transit`, whose steps build on one
-another, says what it loses.
+`bundled-tariff` names independent facts, so it answers in few steps whatever is cached: there the tables say what a
+cache computes. `bundled-transit` and `bundled-uniform`, whose steps build on one another, say what it loses.
 """
 OVERVIEW = """## Caches within a request
 
