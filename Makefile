@@ -9,7 +9,7 @@ demo: .venv/installed-lab,server
 	@echo "Asking the bundled model 40 questions under every cache: about a minute."
 	scripts/demo
 	@echo
-	@echo "From here on the command is .venv/bin/remask, such as: .venv/bin/remask serve bundled-tariff"
+	@echo "From here on the command is .venv/bin/remask, such as: .venv/bin/remask serve bundled"
 	@echo "After '. .venv/bin/activate' it is remask in this shell."
 test: check suite
 suite: .venv/installed-$(EXTRAS)

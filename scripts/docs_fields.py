@@ -14,9 +14,11 @@ from remask.request.questions import Decisions, Question
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.fields import FOREIGN, FOREIGN_TO_READS, HONOURED, Foreign
+from remask.server.surfaces.messages_body import FOREIGN_TO_MESSAGES
+from remask.server.surfaces.responses_body import FOREIGN_TO_RESPONSES
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "sampling.md", DOCS / "serving.md")
+PAGES = tuple(DOCS / f"{name}.md" for name in ("sampling", "http", "decisions", "responses-and-messages"))
 BLOCK = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
@@ -53,6 +55,11 @@ def others(honoured: Mapping[str, str], foreign: Mapping[str, Foreign]) -> str:
     return table([("field", "what becomes of it", "how, or why"), *sorted(rows)])
 
 
+def apart(foreign: Mapping[str, Foreign]) -> Mapping[str, Foreign]:
+    """Those of `foreign` that are not in the table of OpenAI's and vLLM's bodies, or have another fate."""
+    return {name: field for name, field in foreign.items() if FOREIGN.get(name) != field}
+
+
 def schedule(rule: Remasking) -> str:
     """What decides how many positions a step transfers."""
     if rule.counts == "rule":
@@ -77,6 +84,8 @@ def written(text: str) -> str:
         "decisions": fields(Decisions),
         "questions": fields(Question),
         "reads": others({}, FOREIGN_TO_READS),
+        "responses": others({}, apart(FOREIGN_TO_RESPONSES)),
+        "messages": others({}, apart(FOREIGN_TO_MESSAGES)),
     }
     return BLOCK.sub(lambda found: f"{found[1]}{found[2]}{blocks[found[1]]}", text)
 

@@ -38,6 +38,7 @@ ORDER = (
     "remask.depth",
     "remask.answers",
     "remask.llm",
+    "remask.async_llm",
     "remask",  # the package itself: the public names
     "remask.observe",
     "remask.server",

@@ -65,6 +65,7 @@ def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
         "remask/bundled_uniform/model.safetensors",
         "remask/tables/bundled-tariff.json",
         "remask/server/playground/page/index.html",
+        "remask/server/playground/page/vendor/marked.esm.js",
         "remask_lab/cli/demo.py",
     ):
         assert needed in names
@@ -73,17 +74,17 @@ def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
 
 
 def test_its_metadata_names_every_licence(wheel: Path) -> None:
-    """Also those of the questions that it carries, which are not the program's."""
+    """Also those of the questions and of the Markdown reader that it carries, which are not the program's."""
     archive = zipfile.ZipFile(wheel)
     (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(archive.read(name).decode())
-    assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT AND BSD-3-Clause"
     files = metadata.get_all("License-File", [])
-    data = "src/remask/tasks/data"
-    assert sorted(files) == ["LICENSE", f"{data}/LICENSE", f"{data}/LICENSE.humaneval"]
+    data, page = "src/remask/tasks/data", "src/remask/server/playground/page/vendor"
+    assert sorted(files) == ["LICENSE", f"{page}/LICENSE.marked", f"{data}/LICENSE", f"{data}/LICENSE.humaneval"]
     texts = [archive.read(name.replace("METADATA", f"licenses/{file}")).decode() for file in sorted(files)]
     assert "Apache License" in texts[0]
-    assert all("MIT License" in text and "Copyright (c)" in text for text in texts[1:])
+    assert all("Permission is hereby granted" in text and "Copyright (c)" in text for text in texts[1:])
 
 
 def test_private_parts_of_others_have_upper_bounds(wheel: Path) -> None:

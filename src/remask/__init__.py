@@ -4,23 +4,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from remask.async_llm import AsyncLLM
     from remask.engine.config import EngineConfig
     from remask.errors import RemaskError
-    from remask.llm import LLM, Output
+    from remask.llm import LLM, Output, StreamedOutput
     from remask.remasking.slowfast import SlowFastKnobs
     from remask.request.result import Usage
     from remask.request.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "EngineConfig", "Output", "RemaskError", "SamplingParams", "SlowFastKnobs", "Usage", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "EngineConfig",
+    "Output",
+    "RemaskError",
+    "SamplingParams",
+    "SlowFastKnobs",
+    "StreamedOutput",
+    "Usage",
+    "__version__",
+]
 
 # Names are looked up when they are first asked for: importing the package does not import PyTorch.
 _HOMES = {
     "LLM": "remask.llm",
+    "AsyncLLM": "remask.async_llm",
     "EngineConfig": "remask.engine.config",
     "Output": "remask.llm",
     "RemaskError": "remask.errors",
     "SamplingParams": "remask.request.sampling_params",
+    "StreamedOutput": "remask.llm",
     "SlowFastKnobs": "remask.remasking.slowfast",
     "Usage": "remask.request.result",
 }

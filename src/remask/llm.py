@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from tqdm import tqdm
 
+from remask.answers.answer import Answer
 from remask.answers.decisions import DecisionPlan, total_usage
 from remask.answers.infill import response_of
 from remask.answers.structured import Structures
@@ -21,13 +23,14 @@ from remask.engine.capacity import DeviceMemory, check_weights_fit
 from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.device_defaults import read_defaults
 from remask.engine.engine import Engine
+from remask.engine.few_bits import Asked, resolve_quantization
+from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
 from remask.errors import ConfigError, DecisionError
 from remask.machine.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.machine.device import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
 from remask.model.invariant import check_ranks
 from remask.model.quantised import check_quantization, described
-from remask.model.quantization_names import Quantization
 from remask.model.ranks import Ranks, Shard
 from remask.model.transformer import Transformer
 from remask.parallel import lead
@@ -48,7 +51,7 @@ from remask.request.terms import Terms
 from remask.request.trace import TokenLogprob, token_logprobs
 from remask.sampling.defaults import fit, overlaid
 from remask.text.detokenize import ResponseText
-from remask.text.prompts import Prompt, as_prompts, encode
+from remask.text.prompts import Message, Prompt, as_prompts, conversations, encode
 from remask.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -78,6 +81,15 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] | None = None
     holes: tuple[str, ...] | None = None
     reads: Mapping[str, Any] = field(default_factory=dict)  # what its readers have found, see `Result`
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedOutput:
+    """What a step added to an answer: new text and its tokens. The last one has the whole `output`."""
+
+    delta: str
+    token_ids: tuple[int, ...] = ()
+    output: Output | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +123,8 @@ class LLM:
         tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
             each, from `device` on. They end with `close`, with this object, or with this process.
         quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: quantized weights, made when the
-            weights are read. K/V and hidden states stay of the dtype.
+            weights are read. `auto` is `int8` on a CPU where it is faster than float32, and else what fits. Hidden
+            states stay of the dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16.
         progress: show progress bars on stderr while loading and profiling.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
@@ -138,7 +151,7 @@ class LLM:
         threads: int | None = None,
         spare_cores: int = 0,
         tensor_parallel: int = 1,
-        quantization: Quantization | None = None,
+        quantization: Asked = None,
         progress: bool = False,
     ) -> None:
         one_of("load_format", load_format, ("auto", "dummy"))
@@ -158,11 +171,16 @@ class LLM:
         Shard(0, tensor_parallel).check(found.config)
         if self.engine_config.batch_invariant:
             check_ranks(tensor_parallel)
-        quantization = quantization or found.quantization
+        kind, why = resolve_dtype(dtype, place, found.config.parameters)
+        room = self._memory(place)
+        quantization, bits_why = resolve_quantization(
+            quantization, found.quantization, found.config, kind, place, room, tensor_parallel
+        )
         for rank in range(tensor_parallel):
             check_quantization(quantization, Shard(rank, tensor_parallel).part(found.config), place)
-        kind, why = resolve_dtype(dtype, place, found.config.parameters)
-        self._check_memory(found, kind, place, tensor_parallel, quantization)
+        if room is not None:
+            apart = place.type == "cuda"
+            check_weights_fit(found.config, kind, room, tensor_parallel, apart=apart, quantization=quantization)
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
         ranks = Ranks()
@@ -191,15 +209,16 @@ class LLM:
             self.close()
             raise
         log.info(
-            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s device=%s threads=%d (%s) "
+            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s (%s) device=%s threads=%d (%s) "
             "tensor_parallel=%d attention=%s (%s) overlap=%s graphs=%s (%s) cache=%s%s %s max_model_len=%d "
-            "pool=%.2f GB",
+            "pool=%.2f GB (%d tokens of K/V in %s)",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
             str(kind).removeprefix("torch."),
             why,
             described(quantization, place),
+            bits_why,
             place,
             used.number,
             used.why,
@@ -213,28 +232,17 @@ class LLM:
             self.engine_config,
             self.engine.max_model_len,
             self.engine.pool.nbytes / 1e9,
+            self.engine.pool.pages * self.engine.pool.page_size,
+            str(self.model.kv_dtype).removeprefix("torch."),
         )
 
-    def _check_memory(
-        self,
-        found: FoundModel,
-        dtype: torch.dtype,
-        device: torch.device,
-        processes: int,
-        quantization: Quantization | None,
-    ) -> None:
-        """Raise `ConfigError` where the weights do not fit, before any is read."""
-        cuda, share = device.type == "cuda", 1.0
-        if cuda:
-            share = self.engine_config.gpu_memory_utilization or DEFAULT_UTILIZATION
+    def _memory(self, device: torch.device) -> DeviceMemory | None:
+        """What the weights may take; None where the system does not say."""
+        if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
-        elif (there := memory()) is not None:
-            total, free = there
-        else:
-            return
-        check_weights_fit(
-            found.config, dtype, DeviceMemory(total, free, share), processes, apart=cuda, quantization=quantization
-        )
+            return DeviceMemory(total, free, self.engine_config.gpu_memory_utilization or DEFAULT_UTILIZATION)
+        there = memory()
+        return None if there is None else DeviceMemory(*there, 1.0)
 
     def close(self) -> None:
         """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards.
@@ -276,7 +284,8 @@ class LLM:
         not allowed.
         """
         usual = self.sampling if defaults is None else overlaid(self.sampling, defaults)
-        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens, template)
+        growing = self.loaded.config.sampling.growing_canvas
+        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens, template, growing=growing)
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None) -> Constraint | None:
         """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.
@@ -363,7 +372,8 @@ class LLM:
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
 
-        A prompt is text, token ids, or chat messages. `prefix_length` leading tokens are shared with other requests;
+        A prompt is text, token ids, chat messages, or as in vLLM an object: `{"prompt": ...}` or `{"prompt_token_ids":
+        [...]}`. `prefix_length` leading tokens are shared with other requests;
         by default everything before the last user turn with messages, and nothing with text or token ids. `segments`
         are shared in its place: parts that may stand anywhere in the prompt, each an object of `start` and `length`;
         one list for all prompts, or one per prompt. `params` as
@@ -385,6 +395,87 @@ class LLM:
             control_tokens=control_tokens,
         )
         return self._answered(requests, trace, top_logprobs, structured_outputs, readers)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache: str | CachePolicy | None = None,
+        cache_config: Mapping[str, Any] | None = None,
+        trace: bool = False,
+        top_logprobs: int | None = None,
+        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
+        readers: Sequence[Reader] = (),
+        control_tokens: bool | None = None,
+    ) -> list[Output]:
+        """Answer a conversation, or several of them batched together, in their order.
+
+        As `generate` with conversations: a list of messages, or a list of such lists. `chat_template_kwargs` are
+        variables of the chat template, such as `tools`. Raises `ConfigError`, before anything runs, where a
+        conversation or a setting cannot be used.
+        """
+        requests = self.requests(
+            conversations(messages),
+            params,
+            policy=self._chosen_policy(cache, cache_config),
+            control_tokens=control_tokens,
+            variables=chat_template_kwargs,
+        )
+        return self._answered(requests, trace, top_logprobs, structured_outputs, readers)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: Sampling | None = None,
+        *,
+        cache: str | CachePolicy | None = None,
+        cache_config: Mapping[str, Any] | None = None,
+        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
+        control_tokens: bool | None = None,
+    ) -> Generator[StreamedOutput, None, None]:
+        """Answer one prompt, and yield its text as it settles, left to right.
+
+        The arguments are those of `generate`. The last item alone has an `output`. A consumer that stops early cancels
+        the request. Many prompts at a time are `AsyncLLM`'s. Raises `ConfigError`, with the first item, where something
+        cannot be used.
+        """
+        _check_idle(self.engine)
+        request = self.streamed(prompt, params, cache, cache_config, structured_outputs, control_tokens)
+        answer = self.answer(self.engine.check(request))
+        with closing(self._events([request], self.engine)) as steps:
+            for events in steps:
+                yield from self.pieces(answer, events)
+
+    def streamed(
+        self,
+        prompt: Prompt,
+        params: Sampling | None = None,
+        cache: str | CachePolicy | None = None,
+        cache_config: Mapping[str, Any] | None = None,
+        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
+        control_tokens: bool | None = None,
+    ) -> Request:
+        """The request of `stream`. Safe on any thread. Raises `ConfigError`."""
+        policy = self._chosen_policy(cache, cache_config)
+        (request,) = self.requests([prompt], params, policy=policy, control_tokens=control_tokens)
+        return request.with_readers(self.constraint(structured_outputs))
+
+    def answer(self, pending: PendingRequest) -> Answer:
+        """What reads the text of a request as it settles. Raises `ConfigError` where no tokenizer is there."""
+        if self.tokenizer is None:
+            raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
+        kind, stops = self.loaded.config.kind, self.loaded.config.stop_ids
+        blocks = pending.decoding.block_ranges
+        return Answer(0, pending.request, self.tokenizer, stops, blocks=blocks, rewrites=kind == "uniform")
+
+    def pieces(self, answer: Answer, events: Sequence[Event]) -> list[StreamedOutput]:
+        """What one step of the engine adds to an answer: one item, or none."""
+        delta = answer.take(events)
+        output = None if delta.result is None else self._output(answer.request, delta.result, trace=False)
+        found = delta.text or delta.tokens or output
+        return [StreamedOutput(delta.text, tuple(delta.tokens), output)] if found else []
 
     def infill(
         self,
@@ -479,7 +570,7 @@ class LLM:
     ) -> Decided:
         """Answer questions over one state by the model's distribution over a few labels each; nothing is generated.
 
-        The fields are those of `docs/serving.md`, section "Decisions". Each question is a canvas of its own, all of
+        The fields are those of `docs/decisions.md`. Each question is a canvas of its own, all of
         them in one batch over the state as their shared prefix, and takes one pass; with labels of several tokens, one
         for each beginning of a label, in the same batch. `cache` and `cache_config` are as in `generate`. Raises
         `ConfigError`, before anything runs, where a question cannot be asked.
@@ -520,8 +611,12 @@ class LLM:
         segments: Segments | Sequence[Segments] | None = None,
         policy: CachePolicy | None = None,
         control_tokens: bool | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[Request]:
-        """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0"."""
+        """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0".
+
+        `variables` are those of the chat template.
+        """
         items = as_prompts(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(items)
         if len(each) != len(items):
@@ -530,7 +625,7 @@ class LLM:
         parts = None if segments is None else _each_parts(segments, len(items))
         requests = []
         for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
-            tokens, shared = encode(prompt, self.tokenizer, control_tokens)
+            tokens, shared = encode(prompt, self.tokenizer, control_tokens, variables)
             if not isinstance(own, SamplingParams):
                 own = self.params(own, prompt_tokens=len(tokens))
             if parts is None:
@@ -554,23 +649,27 @@ class LLM:
         Raises `ConfigError`, before any of them has run, on a request that cannot run. A consumer that stops early
         cancels the other requests.
         """
-        engine = engine or self.engine
-        if engine.busy:
-            raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
         shown = self.progress if progress is None else progress
         by_id = {request.id: request for request in requests}
+        steps = closing(self._events(requests, engine or self.engine))
+        with steps as each, tqdm(total=len(requests), desc="requests", unit="req", disable=not shown) as bar:
+            for events in each:
+                for event in events:
+                    if event.result is not None:
+                        bar.update()
+                        yield self._output(by_id[event.id], event.result, trace)
+
+    def _events(self, requests: Sequence[Request], engine: Engine) -> Generator[list[Event], None, None]:
+        """Run requests, and yield the events of each step. They are cancelled where nobody takes more."""
+        _check_idle(engine)
         try:
             for request in requests:
                 engine.add(request)
-            with tqdm(total=len(requests), desc="requests", unit="req", disable=not shown) as bar:
-                while engine.busy:
-                    for event in _step(engine):
-                        if event.result is not None:
-                            bar.update()
-                            yield self._output(by_id[event.id], event.result, trace)
+            while engine.busy:
+                yield _step(engine)
         finally:
-            for name in by_id:
-                engine.cancel(name)
+            for request in requests:
+                engine.cancel(request.id)
             while engine.busy:
                 _step(engine)
 
@@ -632,6 +731,11 @@ def _each_parts(segments: Segments | Sequence[Segments], prompts: int) -> list[S
     if len(given) != prompts:
         raise ConfigError(f"segments: one list for all prompts or one per prompt ({prompts}), got {len(given)}")
     return [Terms(segments=each).parts for each in given]
+
+
+def _check_idle(engine: Engine) -> None:
+    if engine.busy:
+        raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
 
 
 def _step(engine: Engine) -> list[Event]:

@@ -107,6 +107,29 @@ SDAR: dict[str, Any] = {
     "eos_token_id": 38,
 }
 
+# As second-hand descriptions of the published file have it: it names no mask.
+ILLADA: dict[str, Any] = {
+    "model_type": "illada",
+    "architectures": ["ILLaDAForCausalLM"],
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": INNER,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
 FAST_DLLM_V2 = DREAM | {
     "model_type": "Fast_dLLM_Qwen",
     "architectures": ["Fast_dLLM_QwenForCausalLM"],
@@ -237,7 +260,7 @@ def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
     """Random float32 tensors of a checkpoint that make it lively: nothing is near uniform.
 
     Projections are scaled so that their outputs are as wide as their inputs, whatever the model multiplies them with.
-    Where the head is apart from the embedding, MASK is never the most probable token.
+    MASK is never the most probable token.
     """
     family, generator = family_of(raw), torch.Generator().manual_seed(seed)
     config, factors = family.config(raw), family.factors(raw)
@@ -247,6 +270,8 @@ def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
         if slot.name == family.head:
             drawn *= 4 / config.hidden**0.5 / factors.head
             drawn[config.mask_id] = 0
+        elif slot.field == "embed" and config.tied:  # it is the head too
+            drawn[config.mask_id] *= 0.1
         elif slot.name.endswith(".weight") and len(slot.shape) == 2 and slot.field != "embed":
             drawn *= 1.5 / slot.shape[1] ** 0.5 / factors.of(slot.shape)
         elif len(slot.shape) == 1:

@@ -51,6 +51,22 @@ def test_in_process_and_with_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
         assert "max_tokens must be" in error
 
 
+def test_a_model_alone_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stands without an option, and the bits are chosen."""
+    seen: list[tuple[str, object]] = []
+    made = LLM.__init__
+
+    def watched(self: LLM, model: str, **settings: object) -> None:
+        seen.append((model, settings["quantization"]))
+        made(self, model, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LLM, "__init__", watched)
+    status, said, _ = chat(monkeypatch, capsys, [USER], "bundled-transit", "--dtype", "float32")
+    assert (status, len(said)) == (0, 1)
+    chat(monkeypatch, capsys, [USER], "bundled-transit", "--quantization", "int8", "--cache", "none")
+    assert seen == [("bundled-transit", "auto"), ("bundled-transit", "int8")]
+
+
 def sent(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
     """The conversations that the server gets from here on."""
     seen: list[list[dict[str, str]]] = []

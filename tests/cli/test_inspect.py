@@ -1,11 +1,14 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from remask.checkpoint.presets import preset
 from remask.cli import main
+from remask.engine.capacity import weight_bytes
 from remask.families import family_of
 from tests.checkpoint import checkpoints
 
@@ -170,11 +173,26 @@ def told_of(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]
     return report
 
 
+def test_few_bits_stand_beside_the_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
+    told = told_of(capsys, "llada-8b", "--memory", "16")
+    assert told["kv_tokens"]["bfloat16"] is None
+    assert told["kv_bytes"]["int8"] == told["kv_bytes"]["int4"] == told["kv_bytes"]["bfloat16"]
+    for kind in ("int8", "int4"):
+        assert told["weight_bytes"][kind] == weight_bytes(preset("llada-8b"), torch.bfloat16, quantization=kind)
+    assert 4000 < told["kv_tokens"]["int8"] < told["kv_tokens"]["int4"] < 20_000
+    assert main(["inspect", "model", "llada-8b", "--memory", "16"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"as bfloat16: weights 16.03 GB, .*; does not fit\n", said)
+    assert re.search(r"as int8: weights 9\.0[67] GB, K/V 524.3 kB a token; room for [\d,]+ tokens\n", said)
+
+
 def test_what_fits_on_so_many_devices_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["llada2-flash", "--memory", "80", "--tensor-parallel"]
     one, four = told_of(capsys, *options, "1"), told_of(capsys, *options, "4")
     assert (one["memory_bytes"], one["ranks"], four["ranks"]) == (80 * 10**9, 1, 4)
-    assert one["kv_tokens"] == dict.fromkeys(("float32", "bfloat16", "float16"))
+    assert one["kv_tokens"] == dict.fromkeys(("float32", "bfloat16", "float16", "int8", "int4"), None) | {
+        "int4": one["kv_tokens"]["int4"]
+    }
     assert four["kv_tokens"]["float32"] is None
     assert four["kv_bytes"]["bfloat16"] * 4 == one["kv_bytes"]["bfloat16"] == 2 * 32 * 4 * 128 * 2
     weights, tokens = four["weight_bytes"]["bfloat16"], four["kv_tokens"]["bfloat16"]

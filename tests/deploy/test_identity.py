@@ -32,6 +32,15 @@ def test_conversations_are_known_by_their_opening() -> None:
     assert chat(SYSTEM, FIRST, cache_salt="a") != chat(SYSTEM, FIRST, cache_salt="b")
 
 
+def test_other_apis_have_the_systems_turn_apart() -> None:
+    system = chat(SYSTEM, FIRST)
+    assert system == prefix_identity({"system": "rules", "messages": [FIRST]})
+    assert system == prefix_identity({"system": [{"type": "text", "text": "rules"}], "messages": [SECOND]})
+    assert system == prefix_identity({"instructions": "rules", "input": "one"})
+    assert system == prefix_identity({"input": [SYSTEM, FIRST]})
+    assert prefix_identity({"input": "one"}) is None
+
+
 def test_without_a_system_prompt_the_first_turn_is_the_opening() -> None:
     assert chat(FIRST) is None, "nothing stands before the last user turn"
     turn = chat(FIRST, REPLY, SECOND)

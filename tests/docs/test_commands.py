@@ -14,10 +14,13 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks"
 
 
 def commands(page: Path) -> list[str]:
-    """Whole commands: lines of code blocks, and what stands in a table with an option that has a value."""
+    """Whole commands: lines of code blocks, and what stands in a table with an option that has a value.
+
+    A line `remask NAME: ...` is what a command says.
+    """
     text = page.read_text(encoding="utf-8")
     blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
-    found = re.findall(r"^(?:\.venv/bin/)?(remask .*?)(?:\s+#.*)?$", blocks, re.MULTILINE)
+    found = re.findall(r"^(?:\.venv/bin/)?(remask (?!\w+: ).*?)(?:\s+#.*)?$", blocks, re.MULTILINE)
     for row in re.findall(r"^\|.*$", text, re.MULTILINE):
         found += re.findall(r"`(remask [^`]*--\S+ [^`-][^`]*)`", row)
     return found
@@ -38,7 +41,15 @@ def test_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_commands_are_taken(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_taken(
+    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A block that begins with the name of a file shows what is in it.
+    for text, name in re.findall(
+        r"^```yaml\n(# (\S+\.yaml)\n.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8")
     for command in commands(page):
         assert exit_code(command) == 0, f"{command}\n{capsys.readouterr().err}"
 

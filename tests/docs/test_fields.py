@@ -32,7 +32,7 @@ def script() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "scripts" / "docs_fields.py"))
 
 
-@pytest.mark.parametrize("name", ["sampling.md", "serving.md"])
+@pytest.mark.parametrize("name", ["sampling.md", "http.md", "decisions.md", "responses-and-messages.md"])
 def test_the_documentation_is_up_to_date(name: str, script: dict[str, Any]) -> None:
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert text == script["written"](text), "run: python scripts/docs_fields.py"

@@ -24,7 +24,7 @@ def test_the_wheel_is_called_as_it_is_built() -> None:
 
 def test_a_first_installation_is_from_the_repository() -> None:
     """An index has no remask yet, so no page begins with one."""
-    for page in (ROOT / "README.md", ROOT / "docs" / "serving.md"):
+    for page in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("serving", "quickstart"))):
         first = re.search(r"^```\w*\n(?:.*\n)*?.*pip install (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert first is not None
         assert first[1].startswith("'.["), page.name

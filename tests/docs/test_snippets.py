@@ -1,7 +1,7 @@
 """What the documentation shows with an answer gives that answer: Python, curl, and commands that ask a bundled model.
 
 - A block of Python that prints is followed by a block `text`: what it prints. Blocks of a page share their names, and
-  the server that they speak of is one that serves `bundled-tariff`.
+  the server that they speak of is the one that the page starts: its first `remask serve bundled...`.
 - A block with `curl` is followed by a block `json`: a part of what the server answers.
 - A command that asks a bundled model a question of its own ends with `# -> ` and the answer.
 """
@@ -11,7 +11,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ SHOWN = {
     "docs/models.md": "a model of 100 billion parameters on four devices",
 }
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-_ASKED = re.compile(r"remask (?:generate|decide) .*--model bundled-tariff\b.*--prompt ")
+_ASKED = re.compile(r"remask (?:generate|decide) .*--model bundled\S* .*--prompt ")
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,20 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    """What `remask serve bundled-tariff` starts."""
-    with serving(LLM("bundled-tariff", device="cpu"), model_names=["bundled-tariff"], sampling={}) as running:
-        yield running
+def servers() -> Iterator[Callable[[str], Running]]:
+    """The server that a page starts: what its first `remask serve MODEL` would."""
+    with contextlib.ExitStack() as stack:
+        running: dict[str, Running] = {}
+
+        def server(page: str) -> Running:
+            started = re.search(r"^remask serve (bundled[\w-]*)", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+            assert started is not None, f"{page} speaks to a server that it does not start"
+            name = started[1]
+            if name not in running:
+                running[name] = stack.enter_context(serving(LLM(name, device="cpu"), model_names=[name], sampling={}))
+            return running[name]
+
+        yield server
 
 
 def python_pages() -> list[str]:
@@ -83,18 +93,19 @@ def python_pages() -> list[str]:
 
 
 @pytest.mark.parametrize("page", python_pages())
-def test_python_prints_what_stands_behind_it(page: str, server: Running) -> None:
+def test_python_prints_what_stands_behind_it(page: str, servers: Callable[[str], Running]) -> None:
     pytest.importorskip("openai")
     names: dict[str, Any] = {}
     for block in (block for block in BLOCKS if block.page == page and block.language == "python"):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(block.code.replace(BASE, server.base), page, "exec"), names)
+            code = block.code.replace(BASE, servers(page).base) if BASE in block.code else block.code
+            exec(compile(code, page, "exec"), names)
         said = [line.strip() for line in printed.getvalue().splitlines()]
         assert said == block.answer("text").splitlines(), f"{page}\n{block.code}"
 
 
-def test_curl_gets_what_stands_behind_it(server: Running) -> None:
+def test_curl_gets_what_stands_behind_it(servers: Callable[[str], Running]) -> None:
     asked = [block for block in BLOCKS if block.shell and block.code.startswith("curl ")]
     assert asked
     for block in asked:
@@ -102,7 +113,7 @@ def test_curl_gets_what_stands_behind_it(server: Running) -> None:
         given = dict(zip(words[::2], words[1::2], strict=True))
         assert set(given) == {"-H", "-d"}
         name, _, value = given["-H"].partition(": ")
-        answer = server.client.post(url.removeprefix(BASE), content=given["-d"], headers={name: value})
+        answer = servers(block.page).client.post(url.removeprefix(BASE), content=given["-d"], headers={name: value})
         assert answer.status_code == 200, answer.text
         assert_part(json.loads(block.answer("json")), answer.json())
 
@@ -113,6 +124,10 @@ def assert_part(part: object, whole: object) -> None:
         assert isinstance(whole, Mapping)
         for key, value in part.items():
             assert_part(value, whole[key])
+    elif isinstance(part, list):
+        assert isinstance(whole, list)
+        for value, item in zip(part, whole, strict=True):
+            assert_part(value, item)
     elif isinstance(part, float):
         assert whole == pytest.approx(part, abs=0.05)
     else:
@@ -134,6 +149,9 @@ def test_questions_on_the_command_line_have_their_answer(capsys: pytest.CaptureF
 
 
 def test_blocks_are_found() -> None:
-    assert {"README.md", "docs/serving.md"} <= set(python_pages())
+    served = ("serving", "chat", "infilling", "responses-and-messages")
+    assert {"README.md", *(f"docs/{name}.md" for name in served)} <= set(python_pages())
+    asked = {block.page for block in BLOCKS if block.shell and block.code.startswith("curl ")}
+    assert {"docs/decisions.md", "docs/structured-outputs.md"} <= asked
     assert set(SHOWN) <= {block.page for block in BLOCKS if block.language == "python"}
     assert not any("print(" in block.code for block in BLOCKS if block.language == "python" and block.page in SHOWN)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from remask.checks.fields import Nested, declared
 from remask.checks.kinds import ModelKind
-from remask.checks.values import AnyOf, Choice, Flag, ListOf, Real, Registered, Text, Values, Whole
+from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Registered, Text, Values, Whole
 from remask.engine.engine import Engine
 from remask.engine.request import Owner, Request
 from remask.errors import ConfigError
@@ -110,6 +110,9 @@ def value_of(rng: random.Random, values: Values) -> Any:
             return letters([rng.randrange(26) for _ in range(rng.randint(1, 2))])
         case ListOf():
             return [value_of(rng, values.of) for _ in range(rng.randint(0, 3))]
+        case Biases():
+            tokens = rng.sample(range(VOCAB), rng.randint(0, 3))
+            return {token: rng.choice([-values.size, -1.5, 0, 2.5]) for token in tokens}
         case AnyOf():
             return value_of(rng, rng.choice(values.sets))
         case Nested():

@@ -23,8 +23,10 @@ from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
 from tests import goldens
+from tests.checkpoint import checkpoints
 from tests.engine.support import CPU, CheckedTransformer, Work, poisoned_engine, run
 from tests.goldens import moe
+from tests.leftovers import lasting_folder
 from tests.oracles import decode as oracles
 from tests.oracles.canvas import Canvas, Decode
 from tests.oracles.decode import decode, load, parts_of
@@ -33,7 +35,8 @@ Line: TypeAlias = dict[str, Any]
 Kind: TypeAlias = tuple[Callable[[random.Random], Line], Callable[[random.Random, int], Line]]  # sampling, settings
 
 VOCAB, MASK_ID = 256, 255
-LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4, moe.MASKED: 4}
+ILLADA = checkpoints.ILLADA | {"vocab_size": VOCAB, "num_hidden_layers": 4}
+LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4, moe.MASKED: 4, "illada": 4}
 
 
 # Half of them are too long for every run.
@@ -42,7 +45,10 @@ SEEDS = pytest.mark.parametrize(
 )
 
 
+@cache
 def folder_of(name: str) -> Path:
+    if name == "illada":
+        return checkpoints.write(lasting_folder() / name, ILLADA, checkpoints.random_tensors(ILLADA))
     return moe.model_dir(name) if name == moe.MASKED else goldens.model_dir(name)
 
 
@@ -382,7 +388,9 @@ def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, 
 
 
 def work_of(line: Line, name: str, joins: int) -> Work:
-    sampling = SamplingParams.from_mapping({"temperature": 0.0, "ignore_eos": True, **line["sampling"]})
+    sampling = SamplingParams.from_mapping(
+        {"temperature": 0.0, "ignore_eos": True, "growing_canvas": False, **line["sampling"]}
+    )
     policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
     segments = [Segment(**each) for each in line.get("segments", ())]
     prompt, prefix = line["prompt_token_ids"], line.get("prefix_length", 0)
@@ -461,6 +469,13 @@ def test_llada(model: str, seed: int) -> None:
 def test_llada_moe(seed: int) -> None:
     """Stale rows may be routed to other experts, by the oracle as by the engine."""
     check(moe.MASKED, seed, LLADA)
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("seed", range(4))
+def test_illada(seed: int) -> None:
+    """Tied embeddings, and a mask token that no file names."""
+    check("illada", seed, LLADA)
 
 
 @pytest.mark.few(11)

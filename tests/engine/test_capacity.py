@@ -167,9 +167,9 @@ class _Cuda(Transformer):
 
 
 class _Pool(Pool):
-    def __init__(self, config: Any, pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: Any, pages: int, page_size: int, dtype: Any, device: Any, outputs: Any) -> None:
         assert device.type == "cuda"
-        super().__init__(config, pages, page_size, dtype, torch.device("meta"))
+        super().__init__(config, pages, page_size, dtype, torch.device("meta"), outputs)
 
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: Any) -> Engine:

@@ -188,7 +188,7 @@ def test_sizes_of_buffers_are_few_and_near() -> None:
 @pytest.mark.parametrize(
     ("family", "limits", "message"),
     [
-        ("llada", {"batch_invariant": True}, "graphs=True cannot stand beside batch_invariant"),
+        ("llada", {"batch_invariant": True}, "graphs=True cannot be combined with batch_invariant"),
         ("llada", {"graphs": "yes"}, "graphs"),
         ("llada-moe", {}, "graphs=True needs a dense model"),
     ],

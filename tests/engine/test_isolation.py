@@ -10,8 +10,7 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState
 from remask.engine.engine import Engine
-from remask.engine.placement import Claim
-from remask.engine.planned import CanvasPlans, Tally
+from remask.engine.planned import CanvasPlans, PlannedRequest, Tally
 from remask.engine.prefix_pass import PrefixPass
 from remask.engine.request import Request
 from remask.engine.runner import Items
@@ -164,8 +163,8 @@ def breaks_advance(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 def breaks_cost(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     whole = Tally.of
 
-    def of(items: CanvasPlans, claim: Claim) -> Tally:
-        return defect() if blamed(items[0][0]) else whole(items, claim)
+    def of(running: PlannedRequest, items: CanvasPlans) -> Tally:
+        return defect() if blamed(items[0][0]) else whole(running, items)
 
     patch.setattr(Tally, "of", of)
 

@@ -414,7 +414,9 @@ def compare_boards(work: Sequence[Work]) -> tuple[Engine, int]:
 
 
 def test_batch_invariance_is_refused_beside_it() -> None:
-    with pytest.raises(ConfigError, match=r"overlap=True cannot stand beside batch_invariant.*leave one of the two"):
+    with pytest.raises(
+        ConfigError, match=r"overlap=True cannot be combined with batch_invariant.*leave one of the two"
+    ):
         EngineConfig(overlap=True, batch_invariant=True)
     with pytest.raises(ConfigError, match="overlap"):
         EngineConfig(overlap="yes")  # type: ignore[arg-type]

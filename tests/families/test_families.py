@@ -9,6 +9,7 @@ from remask.errors import CheckpointError, UnknownNameError
 from remask.families import DREAM as DREAM_FAMILY
 from remask.families import FAMILIES, Family, family_of
 from remask.families import GIDD as GIDD_FAMILY
+from remask.families import ILLADA as ILLADA_FAMILY
 from remask.families import LLADA as LLADA_FAMILY
 from remask.families import SDAR as SDAR_FAMILY
 from remask.families.family import Factors
@@ -16,7 +17,7 @@ from remask.model.config import ModelConfig
 from remask.model.weights import empty_weights
 from remask.request.sampling_params import SamplingDefaults
 from remask.sampling.noise import Noise
-from tests.checkpoint.checkpoints import DREAM, FAST_DLLM_V2, GIDD, LLADA, LLADA2, LLADA_MOE, SDAR, SDAR_MOE
+from tests.checkpoint.checkpoints import DREAM, FAST_DLLM_V2, GIDD, ILLADA, LLADA, LLADA2, LLADA_MOE, SDAR, SDAR_MOE
 
 LLADA_8B = LLADA | {
     "d_model": 4096,
@@ -54,6 +55,7 @@ RAW = {
     "llada-moe": LLADA_MOE,
     "llada2": LLADA2,
     "sdar-moe": SDAR_MOE,
+    "illada": ILLADA,
 }
 
 GIDD_3B = GIDD | {
@@ -79,12 +81,23 @@ SDAR_4B = SDAR | {
     "eos_token_id": 151643,
 }
 
+ILLADA_8B = ILLADA | {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "intermediate_size": 14336,
+    "vocab_size": 155136,
+    "max_position_embeddings": 8192,
+}
+
 
 def test_published_configurations_map_to_their_presets() -> None:
     assert LLADA_FAMILY.config(LLADA_8B) == preset("llada-8b") == preset("llada-1.5")
     assert DREAM_FAMILY.config(DREAM_7B) == preset("dream-7b") == preset("diffucoder-7b")
     assert GIDD_FAMILY.config(GIDD_3B) == preset("gidd-unif-3b")
     assert SDAR_FAMILY.config(SDAR_4B) == preset("sdar-4b")
+    assert ILLADA_FAMILY.config(ILLADA_8B) == preset("illada-8b")
 
 
 def test_every_key_of_a_small_configuration_arrives() -> None:
@@ -175,6 +188,14 @@ def test_absent_key_heads_are_as_many_as_heads() -> None:
         (SDAR, "head_dim", 1),
         (SDAR, "block_size", 0),
         (SDAR, "mask_token_id", 40),
+        (ILLADA, "hidden_act", "gelu"),
+        (ILLADA, "attention_bias", True),
+        (ILLADA, "mlp_bias", True),
+        (ILLADA, "rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
+        (ILLADA, "num_key_value_heads", 3),
+        (ILLADA, "head_dim", 8),
+        (ILLADA, "mask_token_id", 40),
+        (ILLADA, "eos_token_id", 40),
     ],
 )
 def test_what_the_transformer_cannot_do_is_refused_by_key_and_value(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -188,7 +209,7 @@ def test_what_the_transformer_cannot_do_is_refused_by_key_and_value(raw: dict[st
 @pytest.mark.parametrize(
     ("raw", "key"),
     [(LLADA, key) for key in LLADA if key not in ("model_type", "architectures", "auto_map", "embedding_size")]
-    + [(raw, key) for raw in (DREAM, GIDD, SDAR) for key in raw],
+    + [(raw, key) for raw in (DREAM, GIDD, SDAR, ILLADA) for key in raw],
 )
 def test_a_missing_key_is_named_or_has_a_documented_meaning(raw: dict[str, Any], key: str) -> None:
     family = family_of(raw)
@@ -196,6 +217,7 @@ def test_a_missing_key_is_named_or_has_a_documented_meaning(raw: dict[str, Any],
     optional = {"model_type", "architectures", "auto_map", "eos_token_id", "n_kv_heads", "num_key_value_heads"}
     optional |= {"hidden_act", "rope_scaling", "sliding_window", "use_sliding_window", "tie_word_embeddings"}
     optional |= {"block_size", "attention_bias"} if raw is SDAR else {"attn_soft_cap"}
+    optional |= {"attention_bias", "mlp_bias", "bos_token_id", "pad_token_id"} if raw is ILLADA else set()
     # Read by what multiplies the weights, not by what shapes the model; SDAR's heads have a width of their own.
     factors = {"resid_scale", "head_scaling", "weight_scaling"}
     optional |= {"head_dim"} if raw is GIDD else set()
@@ -272,6 +294,11 @@ def test_every_key_of_the_newer_families_arrives() -> None:
         family="sdar", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=8, intermediate=24, vocab=40, max_length=64,
         rope_theta=1e6, norm_eps=1e-6, mask_id=39, stop_ids=(38,), kind="block_causal", qk_norm="head", block_length=4,
     )  # fmt: skip
+    assert ILLADA_FAMILY.config(ILLADA) == ModelConfig(
+        family="illada", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,
+        rope_theta=500000.0, norm_eps=1e-5, mask_id=5, stop_ids=(2,), tied=True,
+        sampling=SamplingDefaults(growing_canvas=True),
+    )  # fmt: skip
 
 
 def test_what_null_means() -> None:
@@ -281,6 +308,10 @@ def test_what_null_means() -> None:
     other = GIDD_FAMILY.config(GIDD | {"mask_token_id": 7, "eos_token_id": [5, 6]})
     assert (other.mask_id, other.stop_ids, other.noise) == (7, (5, 6), Noise(1000.0, -9.0, 9.0, 40, 7))
     assert SDAR_FAMILY.config(SDAR | {"block_size": None}).block_length is None
+    illada = ILLADA_FAMILY.config(ILLADA | {"mask_token_id": None, "eos_token_id": None, "head_dim": 4})
+    assert (illada.mask_id, illada.stop_ids) == (5, (2,))
+    other = ILLADA_FAMILY.config(ILLADA | {"mask_token_id": 7, "eos_token_id": [2, 9]})
+    assert (other.mask_id, other.stop_ids) == (7, (2, 9))
 
 
 def test_an_assistant_turn_ends_an_answer_of_the_published_vocabulary_alone() -> None:

@@ -13,6 +13,8 @@ from remask_lab.bench.decodings import BASELINE, GRIDS, SUBJECT, measure
 from remask_lab.pages import caches
 from remask_lab.records.record import Record, read_record, write_record
 
+ASKED = {"requests": 1, "prefixes": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1}
+
 
 @pytest.fixture
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +72,14 @@ def row(cache: str, right: float, work: float, time: float) -> dict[str, Any]:
 
 
 def test_what_loses_is_named(tmp_path: Path) -> None:
-    settings = {"requests": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1, "decoding": "factor 1"}
+    settings = {
+        "requests": 1,
+        "prefixes": 1,
+        "max_tokens": 8,
+        "block_length": 8,
+        "concurrency": 1,
+        "decoding": "factor 1",
+    }
     machine = {"cpu": "a CPU", "threads": 1, "dtype": "float32"}
     about = {"model": "bundled-tariff", "settings": settings, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
     rows = [row(BASELINE, 1.0, 1, 1), row("none", 0.5, 4, 4), row("a", 0.2, 9, 9), row("b", 0.5, 5, 3)]
@@ -90,7 +99,14 @@ def test_what_loses_is_named(tmp_path: Path) -> None:
 
 def test_one_table_of_all_caches() -> None:
     def record(model: str, decoding: str, *rows: dict[str, Any]) -> Record:
-        settings = {"requests": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1, "decoding": decoding}
+        settings = {
+            "requests": 1,
+            "prefixes": 1,
+            "max_tokens": 8,
+            "block_length": 8,
+            "concurrency": 1,
+            "decoding": decoding,
+        }
         machine = {"cpu": "a CPU", "threads": 1, "dtype": "float32"}
         about = {"model": model, "settings": settings, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
         return Record(

@@ -38,6 +38,7 @@ from remask_lab.speed import (
     servers,
     serving,
     sharing,
+    speculation,
     startup,
     structure,
     uniform,
@@ -170,6 +171,34 @@ def test_a_mixture_that_cannot_be(options: list[str], message: str, monkeypatch:
     monkeypatch.setattr(sys, "argv", ["mixture", *SIZES, *options])
     with pytest.raises(ConfigError, match=message):
         mixture.main()
+
+
+def test_speculation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--models", "bundled-tariff", "--batches", "2", "--requests", "2", "--rounds", "1", "--states", "2,auto"]
+    monkeypatch.setattr(sys, "argv", ["speculation", *options])
+    speculation.main()
+    _, found = capsys.readouterr().out.split("\n}\n")
+    two, auto = map(json.loads, found.splitlines())
+    assert (two["speculate"], auto["speculate"]) == (2, "auto")
+    for each in (two, auto):
+        assert each["passes"] == 1 - each["accepted"] / each["steps"]
+        assert each["row_layers"] >= each["passes"]
+        assert each["range"] == [each["times_as_fast"]] * 2
+    assert two["accepted"] > 0
+
+
+def test_the_roofline_of_drafts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["speculation", "--roofline", "h100", "--states", "1,2,8", "--batches", "1,32"])
+    speculation.main()
+    one, many = map(json.loads, capsys.readouterr().out.splitlines())
+    assert one["times_as_long"]["1"] == many["times_as_long"]["1"] == 1
+    assert 1 < one["times_as_long"]["2"] < 1.2
+    assert 1.9 < many["times_as_long"]["2"] <= 2
+    # All weights of LLaDA-8B but its embedding are read once in 2 bytes a number.
+    assert one["ms"] > 1e3 * 2 * 7e9 / 3.35e12
+    monkeypatch.setattr(sys, "argv", ["speculation", "--roofline", "tpu"])
+    with pytest.raises(ConfigError, match="Unknown GPU 'tpu'"):
+        speculation.main()
 
 
 @pytest.mark.thorough
@@ -438,9 +467,9 @@ def test_quantised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     for row in others:
         assert 0.2 < row["share_of_bytes"] < 0.6
         assert row["times_as_fast"].keys() == {"1", "5"}
-    assert len(report["bundled-tariff"]) == 6
-    assert [row["same_tokens"] for row in report["bundled-tariff"][:2]] == [1, 1]
-    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled-tariff"])
+    assert len(report["bundled"]) == 6
+    assert [row["same_tokens"] for row in report["bundled"][:2]] == [1, 1]
+    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled"])
 
 
 def test_first_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.oracles.biases import changed
 from tests.oracles.canvas import Decode
 from tests.oracles.sdar import SdarModel
 
 # Given the step's count, the masked offsets (ascending), confidences and entropies [B]: the offsets to fill.
 Rule = Callable[[int, list[int], Tensor, Tensor], list[int]]
+BIASES = {"logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def decode(model: SdarModel, line: Mapping[str, Any]) -> BlockDecode:
             generated = decoder.edit(block, sampling)
         else:
             early = set(stop_ids) if sampling.get("early_stop") else set[int]()
-            generated = decoder.fill(block, counts, rule_of(sampling), early)
+            generated = decoder.fill(block, counts, rule_of(sampling), early, sampling)
         if set(generated) & set(stop_ids):
             break
     committed = decoder.tokens[: (block + 1) * length].tolist()
@@ -192,7 +194,14 @@ class _Decoder:
             masked -= set(filled)
         return self.tokens[start + given : stop].tolist()
 
-    def fill(self, block: int, counts: Sequence[int], rule: Rule, early: Set[int] = frozenset()) -> list[int]:
+    def fill(
+        self,
+        block: int,
+        counts: Sequence[int],
+        rule: Rule,
+        early: Set[int] = frozenset(),
+        sampling: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Denoises and commits a block: its generated tokens.
 
         It is left after a pass that wrote a token of `early`, if all up to the first of them is filled by then.
@@ -204,6 +213,11 @@ class _Decoder:
         while masked:
             logits = self.model.forward(self.tokens[:stop], self.length).logits[start:]
             self.passed("d", self.length)
+            if sampling is not None and BIASES & sampling.keys():
+                end = min(stop, self.prompt_length + sampling["max_tokens"])
+                places = set(range(self.prompt_length, end)) - {start + offset for offset in masked}
+                prompt = self.tokens[: self.prompt_length].tolist()
+                logits = changed(logits, prompt, self.tokens[sorted(places)].tolist(), sampling)
             confidence, entropy = uncertainty(logits)
             chosen = sorted(rule(counts[step] if step < len(counts) else 1, masked, confidence, entropy))
             positions = [start + offset for offset in chosen]

@@ -1,4 +1,4 @@
-"""Dense LLaDA and Dream forward passes on position-indexed arrays (section 0 of the semantics).
+"""Dense LLaDA, iLLaDA and Dream forward passes on position-indexed arrays (section 0 of the semantics).
 
 Every array is as long as the canvas and indexed by absolute position. What was not computed or not provided is NaN, so
 a decoder that reads something it never stored fails at once. K is kept before RoPE and rotated on use.
@@ -40,6 +40,8 @@ _DREAM = {
     "k_bias": "self_attn.k_proj.bias",
     "v_bias": "self_attn.v_proj.bias",
 }
+_ILLADA = {short: name for short, name in _DREAM.items() if not short.endswith("_bias")}
+_ILLADA_MASK = 5
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,18 @@ class DenseModel:
         weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
         self.dtype = dtype
         self.dream = config["model_type"] == "Dream"
-        if self.dream:
+        if self.dream or config["model_type"] == "illada":
             self.layers, self.heads = config["num_hidden_layers"], config["num_attention_heads"]
             self.kv_heads, self.width = config["num_key_value_heads"], config["hidden_size"]
-            names, stem, ends = _DREAM, "model.layers", ("model.embed_tokens", "model.norm", "lm_head")
+            names, stem = _DREAM if self.dream else _ILLADA, "model.layers"
+            head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
+            ends = ("model.embed_tokens", "model.norm", head)
         else:
             self.layers, self.heads = config["n_layers"], config["n_heads"]
             self.kv_heads, self.width = config["n_kv_heads"], config["d_model"]
             names, stem = _LLADA, "model.transformer.blocks"
             ends = ("model.transformer.wte", "model.transformer.ln_f", "model.transformer.ff_out")
-        self.mask_id: int = config["mask_token_id"]
+        self.mask_id: int = config.get("mask_token_id", _ILLADA_MASK)
         self.eps: float = config["rms_norm_eps"]
         self.head_size: int = self.width // self.heads
         self.embedding, self.last_norm, self.output = (weights[f"{end}.weight"] for end in ends)

@@ -69,7 +69,7 @@ def test_rows_join_at_the_boundary_only() -> None:
 
     ledger = Ledger(4, 4, PrefixHit(2, 2))
     ledger.written[2:, :2] = 0  # as after a refresh
-    with pytest.raises(PlanError, match="position 1 joins at layer 1, where no boundary state is lent"):
+    with pytest.raises(PlanError, match="position 1 joins at layer 1, where no boundary state is stored"):
         ledger.apply(join(1, 1))
     ledger.apply(join(2, 1))
     plain = Ledger(4, 4, None)
@@ -203,7 +203,7 @@ def test_rows_restart_where_their_states_are_kept() -> None:
     assert ledger.written.tolist() == [[0, 1, 0, 1], [0, 1, 0, 1], [1, 1, 1, 1]]
     forgetful = Ledger(3, 4, None)
     forgetful.apply(layered(everything, keep=False))
-    with pytest.raises(PlanError, match="position 2 joins at layer 2, where no boundary state is lent or kept"):
+    with pytest.raises(PlanError, match="position 2 joins at layer 2, where no boundary state is stored or kept"):
         forgetful.apply(layered(few).refreshed(2))
 
 

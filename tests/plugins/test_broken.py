@@ -173,7 +173,7 @@ def test_a_policy_of_a_package_may_stand_before_others(install: Install) -> None
     install("outer", {POLICIES: {"outer": "outer_module:X", "fine": "outer_module:Fine"}}, text)
     policy: Any = parse("bicache+outer+fine", {"size": 2, "fine.size": 3}, table)
     assert (policy.inner.size, policy.inner.base.size) == (2, 3)
-    with pytest.raises(ConfigError, match="'fine' cannot stand before another policy; only bicache, acache, outer can"):
+    with pytest.raises(ConfigError, match="'fine' cannot wrap another policy; only bicache, acache, outer can"):
         parse("fine+outer", None, table)
 
 

@@ -125,7 +125,7 @@ def test_names_and_settings(example: Path) -> None:
         parse("late-rows", {"ever": 1}, no_table)
     with pytest.raises(UnknownNameError, match=r"Unknown cache policy 'late-row'. Did you mean 'late-rows'\?"):
         parse("late-row", None, no_table)
-    with pytest.raises(ConfigError, match="'late-rows' cannot stand before another policy; only bicache, acache can"):
+    with pytest.raises(ConfigError, match="'late-rows' cannot wrap another policy; only bicache, acache can"):
         parse("late-rows+none", None, no_table)
 
 

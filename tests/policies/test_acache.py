@@ -127,10 +127,10 @@ def test_without_parts_it_is_the_inner_policy() -> None:
     [
         (lambda: ACache(ratio=1.5), "ratio must be a number from 0 to 1"),
         (lambda: ACache(anchor_interval=0), "anchor_interval must be a whole number from 1"),
-        (lambda: ACache(BiCache(depth=2)), "acache cannot stand before a policy that reads stored parts too"),
-        (lambda: ACache(Reuse()), "acache cannot stand before a policy that reads stored parts too"),
-        (lambda: ACache(DllmCache()), "acache cannot stand before a policy that keeps outputs of rows"),
-        (lambda: ACache(ElasticCache()), "acache cannot stand before a policy that keeps attention of rows"),
+        (lambda: ACache(BiCache(depth=2)), "acache cannot wrap a policy that reads stored parts too"),
+        (lambda: ACache(Reuse()), "acache cannot wrap a policy that reads stored parts too"),
+        (lambda: ACache(DllmCache()), "acache cannot wrap a policy that keeps outputs of rows"),
+        (lambda: ACache(ElasticCache()), "acache cannot wrap a policy that keeps attention of rows"),
         (
             lambda: parse("bicache+acache", {"depth": 2}, no_table),
             "'bicache[+]acache': acache and bicache would both own",

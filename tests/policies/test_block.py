@@ -132,9 +132,9 @@ def test_unknown_fill_passes_are_refused(value: Any) -> None:
         ("block-dual", {"depth": 1}, "Unknown setting of cache policy 'block-dual' 'depth'"),
         ("bicache+block-prefix", {"depth": 1, "fill_pass": "separate"}, "Unknown setting .* 'fill_pass'"),
         ("block-dul", {}, r"Did you mean 'block-dual'\?"),
-        ("block-dual+bicache", {}, "'block-dual' cannot stand before another policy; only bicache, acache can"),
-        ("block-dual+block-prefix", {}, "'block-dual' cannot stand before another policy"),
-        ("bicache+block-dual+none", {"depth": 1}, "'block-dual' cannot stand before another policy"),
+        ("block-dual+bicache", {}, "'block-dual' cannot wrap another policy; only bicache, acache can"),
+        ("block-dual+block-prefix", {}, "'block-dual' cannot wrap another policy"),
+        ("bicache+block-dual+none", {"depth": 1}, "'block-dual' cannot wrap another policy"),
     ],
 )
 def test_what_cannot_be(spec: str, settings: dict[str, Any], message: str) -> None:

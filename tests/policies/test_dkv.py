@@ -312,9 +312,9 @@ def test_unknown_shifts(shift: Any) -> None:
         ("dkv-greedy", {"shift": "un"}, "Unknown setting of cache policy 'dkv-greedy' 'shift'"),
         ("dkv-greedy", {"windw": 2}, r"Did you mean 'window'\?"),
         ("dkv-decod", {}, r"Did you mean 'dkv-decode'\?"),
-        ("dkv-decode+bicache", {}, "'dkv-decode' cannot stand before another policy"),
-        ("dkv-pd+none", {}, "'dkv-pd' cannot stand before another policy"),
-        ("dkv-decode+dllm-cache", {}, "'dkv-decode' cannot stand before another policy"),
+        ("dkv-decode+bicache", {}, "'dkv-decode' cannot wrap another policy"),
+        ("dkv-pd+none", {}, "'dkv-pd' cannot wrap another policy"),
+        ("dkv-decode+dllm-cache", {}, "'dkv-decode' cannot wrap another policy"),
     ],
 )
 def test_what_cannot_be(spec: str, settings: dict[str, Any], message: str) -> None:

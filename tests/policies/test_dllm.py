@@ -228,8 +228,8 @@ def test_bad_intervals(name: str, value: Any) -> None:
         ("dllm-cache", {"promt_interval": 5}, r"Did you mean 'prompt_interval'\?"),
         ("dllm-cache", {"select": "values"}, r"Unknown select 'values'. Did you mean 'value'\? Available: key, random"),
         ("dllm", {}, "Unknown cache policy 'dllm'"),
-        ("dllm-cache+bicache", {}, "'dllm-cache' cannot stand before another policy"),
-        ("dllm-cache+dkv-decode", {}, "'dllm-cache' cannot stand before another policy"),
+        ("dllm-cache+bicache", {}, "'dllm-cache' cannot wrap another policy"),
+        ("dllm-cache+dkv-decode", {}, "'dllm-cache' cannot wrap another policy"),
     ],
 )
 def test_what_cannot_be(spec: str, settings: dict[str, Any], message: str) -> None:

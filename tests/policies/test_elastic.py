@@ -142,7 +142,7 @@ def test_an_order_drawn_beforehand_must_keep_to_the_window() -> None:
 
 
 def test_it_keeps_states_of_its_own_so_bicache_cannot_stand_before_it() -> None:
-    with pytest.raises(ConfigError, match="bicache cannot stand before elastic-cache"):
+    with pytest.raises(ConfigError, match="bicache cannot wrap elastic-cache"):
         BiCache(inner=ElasticCache())
-    with pytest.raises(ConfigError, match="bicache cannot stand before elastic-cache"):
+    with pytest.raises(ConfigError, match="bicache cannot wrap elastic-cache"):
         parse("bicache+elastic-cache", {"depth": 1}, lambda: DepthLookup({}))

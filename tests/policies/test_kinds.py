@@ -195,5 +195,5 @@ def test_bad_settings(value: object) -> None:
         parse("uniform-cache", {"drift": -1 if value is None else "0.1"}, no_table)
     with pytest.raises(UnknownNameError, match="Did you mean 'refresh_next'"):
         parse("uniform-cache", {"refresh_nxt": 1}, no_table)
-    with pytest.raises(ConfigError, match="cannot stand before another policy"):
+    with pytest.raises(ConfigError, match="cannot wrap another policy"):
         parse("exact+none", None, no_table)

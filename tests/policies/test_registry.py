@@ -117,9 +117,9 @@ def test_unknown_names_suggest_the_nearest(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("none+bicache", "'none' cannot stand before another policy; only bicache, acache can"),
-        ("reuse+none", "'reuse' cannot stand before another policy"),
-        ("reuse+bicache", "'reuse' cannot stand before another policy"),
+        ("none+bicache", "'none' cannot wrap another policy; only bicache, acache can"),
+        ("reuse+none", "'reuse' cannot wrap another policy"),
+        ("reuse+bicache", "'reuse' cannot wrap another policy"),
         ("bicache+reuse", "would both own the shared prefix"),
         ("bicache+bicache", "name bicache once"),
         ("bicache+bicache+none", "name bicache once"),

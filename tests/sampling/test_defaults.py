@@ -6,6 +6,7 @@ import pytest
 
 from remask.checks.fields import declared
 from remask.errors import ConfigError
+from remask.plan.canvas import OPEN, Hole, Template
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import fit, overlaid
 
@@ -38,6 +39,23 @@ def test_what_a_request_sets_stands(own: dict[str, Any], expected: dict[str, Any
 
 def test_a_default_length_gives_way_to_the_room() -> None:
     assert fitted({}, {"max_tokens": 32, "block_length": 8}, room=20) == {"max_tokens": 16, "block_length": 8}
+
+
+@pytest.mark.parametrize("by_family", [False, True])
+def test_the_last_block_of_a_growing_canvas_may_be_shorter(by_family: bool) -> None:
+    own = {"max_tokens": 13} if by_family else {"max_tokens": 13, "growing_canvas": True}
+    params = fit(DEFAULTS, own, 1000, growing=by_family)
+    assert (params.max_tokens, params.block_length, params.steps) == (13, 8, 6)
+    fixed = fit(DEFAULTS, {"max_tokens": 14, "growing_canvas": False}, 1000, growing=by_family)
+    assert (fixed.block_length, fixed.steps) == (7, 8)
+    odd = {"max_tokens": 13, "block_length": 8, "steps": 6, "growing_canvas": True}
+    assert fit(odd, {"max_tokens": 26}, 1000).steps == 10  # 3 of the 6 steps are those of 8 tokens
+
+
+def test_a_default_growing_canvas_gives_way_to_a_template() -> None:
+    template, defaults = Template((7, OPEN), (Hole(1, 2),)), {"growing_canvas": True}
+    assert fit(defaults, {"max_tokens": 2}, 1000, template, growing=True).growing_canvas is None
+    assert fit(defaults, {"max_tokens": 2, "growing_canvas": True}, 1000, template).growing_canvas is True
 
 
 def test_null_leaves_a_field_out() -> None:

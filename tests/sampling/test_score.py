@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remask.readers.biases import Added, AtLeast, Penalized
 from remask.readers.decision import Labels
 from remask.readers.entropy import Entropies
 from remask.readers.guidance import Guide, Guided, Residual
@@ -342,8 +343,11 @@ noisy_rows = st.builds(
         of_rows(MASK_ID - 1).map(lambda tokens: Labels(np.stack([tokens, tokens // 2], axis=1))),
         st.sampled_from([Best(), Entropies()]),
         st.integers(0, 3).map(lambda top: Ranking(top, VOCAB)),
+        st.just(Added(np.array([1, 4]), np.array([2.0, -9.0], np.float32))),
+        st.just(Penalized(np.array([0, 2, 4]), 1.5, np.array([2, 4]), np.array([0.5, -0.25], np.float32))),
+        st.sampled_from([AtLeast(0.3), AtLeast(1.0)]),
     ),
-    asked=st.sets(st.integers(0, 4)),
+    asked=st.sets(st.integers(0, 7)),
     guidance=st.sampled_from([None, "guide", "residual"]),
     cuts=st.sets(st.integers(1, COUNT - 1)),
 )

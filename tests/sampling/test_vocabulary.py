@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remask.readers.biases import Added, Penalized
 from remask.readers.guidance import Guide, Guided, Residual
 from remask.readers.logprobs import Ranking, width
 from remask.sampling.filters import Draws
@@ -78,6 +79,13 @@ def test_every_reduction(size: int, seed: int, scale: float) -> None:
 
 
 @SIZES
+@pytest.mark.parametrize("share", [1e-6, 0.1, 1.0])
+def test_a_share_of_the_best(size: int, share: float) -> None:
+    x = logits(5, 1, 3.0)
+    assert torch.equal(columns(split(size, x, lambda v, y: v.min_p(y, share))), WHOLE.min_p(x, share))
+
+
+@SIZES
 def test_the_first_of_equal_logits_is_the_best(size: int) -> None:
     x = torch.zeros(3, VOCAB)
     x[1, [5, 30]] = 1
@@ -103,6 +111,8 @@ def test_logits_are_changed_on_the_rank_that_holds_them(size: int) -> None:
     def act(v: Vocabulary, y: Tensor) -> Tensor:
         v.bar(y, [0, 18, 36])
         v.lower(y, torch.tensor([1, 18, 35]), torch.tensor([1.0, 2.0, 0.0]))
+        Added(np.array([36, 2, 17, 19]), np.array([1, -1, 2, 3], np.float32)).change(y, None, v)
+        Penalized(np.array([0, 20]), 2.0, np.array([20, 35]), np.array([1, 2], np.float32)).change(y, None, v)
         return y
 
     assert torch.equal(columns(split(size, x, act)), act(WHOLE, x.clone()))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from remask.checks.fields import Declared, Nested, declared
 from remask.checks.kinds import ModelKind
-from remask.checks.values import AnyOf, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
+from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
 from remask.remasking.rules import names_on
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
@@ -56,6 +56,9 @@ def values_of(values: Values, usual: bool = True) -> st.SearchStrategy[Any]:
             return fields_of(declared(cls), usual)
         case AnyOf(sets):
             return st.one_of([values_of(each, usual) for each in sets])
+        case Biases(_, size):
+            number = st.floats(-size, size, allow_nan=False)
+            return st.dictionaries(st.integers(1, 20).map(str), number, max_size=3 if usual else 40)
         case Settings():
             return st.just({})
         case _:

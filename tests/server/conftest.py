@@ -1,10 +1,17 @@
 """One server for most tests of this folder; those that need other settings start their own."""
 
+import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.server.serving import Running, serving
+
+if TYPE_CHECKING:
+    from tests.server.browser import Tab
+
+CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +26,27 @@ def server(_shared: Running) -> Iterator[Running]:
     _shared.settle()
     yield _shared
     _shared.settle()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser for the tests of one file: where it lives longer, its event loop is in the way of other tests'."""
+    if CHROMIUM is None:
+        pytest.skip("needs a browser: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make test EXTRAS=dev")
+    with sync_api.sync_playwright() as driver:
+        # Test machines run as root, where Chromium's sandbox cannot be.
+        made = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def tab(browser: Any, server: Running) -> "Iterator[Tab]":
+    """The page; nothing may be said on the console, by the content security policy least of all."""
+    from tests.server.browser import opened
+
+    server.client.delete("/v1/cache")
+    with opened(browser, server.base, viewport={"width": 1400, "height": 900}) as made:
+        yield made
+        assert made.said == []

@@ -9,6 +9,9 @@ CHOICES = ("anyOf", "oneOf", "allOf")
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
     "/v1/completions": {"prompt": "a", "max_tokens": 4},
+    "/v1/responses": {"input": "a", "max_output_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/decisions": {"state": "a", "questions": {"q": {"instructions": "a", "criteria": ["a", "b"]}}},
     "/v1/score": {"queries": "a", "documents": ["a"]},
     "/v1/rerank": {"query": "a", "documents": ["a"]},

@@ -2,11 +2,11 @@
 
 import pytest
 
+from remask.answers.answer import Answer
 from remask.checkpoint.source import resolve
 from remask.engine.request import Request
 from remask.request.result import Draft, Event, Result, Transfer, Usage
 from remask.request.sampling_params import SamplingParams
-from remask.server.answer import Answer
 from remask.text.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve("bundled-transit"))

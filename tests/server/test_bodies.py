@@ -32,14 +32,14 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt_logprobs": 1}, "prompt_logprobs", "a prompt is never predicted"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
     ({"length_penalty": 2.0}, "length_penalty", "beam search"),
-    ({"min_p": 0.1}, "min_p", "use `top_p` or `top_k`"),
-    ({"store": True, "logit_bias": True}, "logit_bias", "not supported"),
+    ({"min_p": 1.5}, "min_p", "a number from 0 to 1"),
+    ({"store": True, "logit_bias": True}, "logit_bias", "must be an object of at most 1024 token ids"),
     ({"best_of": True}, "best_of", "not supported"),
     ({"response_format": {"type": "json_object"}}, None, "tokenizer whose tokens have texts of their own"),
     ({"response_format": {"type": "grammar"}}, "response_format", "'json_object' or 'json_schema'"),
-    ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
-    ({"frequency_penalty": -1}, "frequency_penalty", "not supported"),
-    ({"logit_bias": {"5": 100}}, "logit_bias", "not supported"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "is for block-causal models"),
+    ({"frequency_penalty": -1}, "frequency_penalty", "filled here in any order"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "a number from -100 to 100"),
     ({"temperature": "hot"}, "temperature", "a number from 0 to 1000, got 'hot'"),
     ({"temperature": -0.1}, "temperature", "from 0 to 1000"),
     ({"top_p": 0}, "top_p", "above 0 to 1"),
@@ -212,6 +212,18 @@ def test_steps_that_a_client_sends_replace_the_servers(server: Running) -> None:
         told = server.chat({"messages": CHATS[0], "ignore_eos": True, **fields})
         assert told.status_code == 200, told.text
         assert told.json()["remask"]["steps"] == steps
+
+
+def test_steps_that_took_no_pass_are_told(server: Running) -> None:
+    body = {"messages": CHATS[0], "ignore_eos": True, "max_tokens": 16, "block_length": 16, "steps": 16}
+    plain, drafted = server.chat(body).json(), server.chat({**body, "speculate": 4}).json()
+    assert drafted["choices"] == plain["choices"]
+    work = drafted["remask"]
+    assert "accepted" not in plain["remask"]
+    assert 0 < work["accepted"] == work["steps"] - work["forwards"]
+    told = server.chat({**body, "speculate": 4, "growing_canvas": True})
+    assert told.status_code == 400
+    assert "set growing_canvas to false" in told.json()["error"]["message"]
 
 
 def test_content_parts_are_text(server: Running) -> None:

@@ -1,4 +1,4 @@
-"""`docs/serving.md` against the code: flags, fields, endpoints, metrics, errors and sizes."""
+"""The pages about serving against the code: flags, fields, endpoints, metrics, errors and sizes."""
 
 import argparse
 import re
@@ -17,12 +17,23 @@ from remask.server.protocol import ChatBody, CompletionBody
 from tests.server.serving import Running
 from tests.server.test_openapi import PATHS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+# The page of each section.
+PAGES = {
+    "Flags": "serve-options",
+    "Limits": "limits",
+    "Fields of a request": "http",
+    "Endpoints": "http",
+    "Errors": "http",
+    "Metrics": "operation",
+    "Sizing": "sharing",
+}
 
 
 def table(section: str) -> list[list[str]]:
     """Cells of the rows of a section's only table."""
-    part = TEXT.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    text = (DOCS / f"{PAGES[section]}.md").read_text(encoding="utf-8")
+    part = text.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
     rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
@@ -59,7 +70,7 @@ def test_fields() -> None:
 
 def test_endpoints() -> None:
     paths = {word.split(" ")[-1] for word in named("Endpoints")}
-    assert paths == PATHS | {"/", "/openapi.json"}
+    assert paths == PATHS | {"/", "/docs", "/openapi.json"}
 
 
 def test_metrics(server: Running) -> None:

@@ -209,10 +209,7 @@ def test_the_stop_text_stays_where_asked(server: Running) -> None:
     assert "".join(parts) == cut + word
 
 
-def test_what_is_not_served_says_why_and_what_pings_is_answered(server: Running) -> None:
-    told = server.client.post("/v1/responses", json={"input": "x"})
-    assert told.status_code == 404
-    assert "Send the conversation to /v1/chat/completions" in told.json()["error"]["message"]
+def test_what_pings_is_answered(server: Running) -> None:
     health = server.client.get("/health").json()
     assert server.client.get("/ping").json() == server.client.post("/ping").json() == health
     assert health["status"] == "ok"

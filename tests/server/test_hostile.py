@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from remask.cli import main
+from remask.engine.planned import PlannedRequest
 from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.llm import LLM
@@ -133,10 +134,10 @@ def break_scoring(patch: pytest.MonkeyPatch) -> None:
 def break_start(patch: pytest.MonkeyPatch) -> None:
     begin = RunningRequest.__post_init__
 
-    def begins(self: RunningRequest, vocab: int) -> None:
+    def begins(self: RunningRequest, vocab: int, before: PlannedRequest | None) -> None:
         if blamed(self):
             raise MemoryError("an array of 2**62")
-        begin(self, vocab)
+        begin(self, vocab, before)
 
     patch.setattr(RunningRequest, "__post_init__", begins)
 

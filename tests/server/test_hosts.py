@@ -65,6 +65,23 @@ def test_where_any_name_is_taken(settings: dict[str, Any]) -> None:
             assert told.status_code == 401
 
 
+def test_beside_origins_both_rules_hold() -> None:
+    """A page of an allowed origin still needs an allowed name, and one of an allowed name an allowed origin to read."""
+    page = {"Origin": "https://app.example.org"}
+    ask = {**page, "Access-Control-Request-Method": "POST"}
+    with serving(allowed_hosts=["models.example.org"], allowed_origins=["https://app.example.org"]) as running:
+        told = running.client.get("/v1/models", headers={"Host": "models.example.org", **page})
+        assert (told.status_code, told.headers["access-control-allow-origin"]) == (200, page["Origin"])
+        before = running.client.options("/v1/models", headers={"Host": "models.example.org", **ask})
+        assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, page["Origin"])
+        foreign = running.client.get("/v1/models", headers={"Host": "evil.example", **page})
+        assert foreign.status_code == 403
+        assert "--allowed-hosts evil.example" in foreign.json()["error"]["message"]
+        assert foreign.headers["access-control-allow-origin"] == page["Origin"], "so that the page can read why"
+        other = {"Host": "models.example.org", "Origin": "https://evil.example"}
+        assert "access-control-allow-origin" not in running.client.get("/v1/models", headers=other).headers
+
+
 @pytest.mark.parametrize("header", ["", "name.", "NAME:80", "name:"])
 def test_ports_dots_and_case(header: str) -> None:
     assert AllowedHosts(["name"]).admit(header)

@@ -96,6 +96,13 @@ def test_browsers_of_listed_origins_only(limited: Running, server: Running) -> N
     assert good.headers["access-control-allow-origin"] == "https://example.org"
     bad = limited.client.options(URL, headers={**ask, "Origin": "https://evil.example"})
     assert "access-control-allow-origin" not in bad.headers
+    sent = "authorization,anthropic-version,x-api-key,x-stainless-os"  # by official clients in a browser
+    asked = {**ask, "Origin": "https://example.org", "Access-Control-Request-Headers": sent}
+    told = limited.client.options(URL, headers=asked).headers["access-control-allow-headers"]
+    assert set(sent.split(",")) <= set(told.replace(" ", "").split(","))
+    refused = limited.client.get("/v1/models", headers={"Origin": "https://example.org", "Authorization": "Bearer no"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://example.org", "so that a page can read why"
     closed = server.client.get("/v1/models", headers={"Origin": "https://example.org"})
     assert "access-control-allow-origin" not in closed.headers
 

@@ -13,6 +13,9 @@ EXAMPLES = 15
 PATHS = {
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/decisions",
     "/v1/score",
     "/v1/rerank",
@@ -48,7 +51,9 @@ def test_the_document_holds_every_endpoint(server: Running) -> None:
 POSTED = {
     path
     for path in PATHS
-    if path.endswith(("completions", "decisions", "score", "rerank", "tokenize", "caching", "requests"))
+    if path.startswith(("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/decisions", "/v1/score"))
+    or path in ("/v1/rerank", "/tokenize", "/detokenize")
+    or path.endswith(("caching", "requests"))
 }
 CASES = [(path, GenerationMode.POSITIVE) for path in sorted(PATHS)]
 # Where there is no body, nothing can be wrong but the path.
@@ -70,7 +75,8 @@ def ask_at_random(server: Running, path: str, mode: GenerationMode, examples: in
             in_time = response.status_code != 504 or "deadline_s" not in (case.body or ())  # any deadline may be drawn
             assert response.status_code < 500 or not in_time, response.text
             if response.status_code >= 400:
-                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+                told = {"message", "type"} if path.startswith("/v1/messages") else {"message", "type", "param", "code"}
+                assert set(response.json()["error"]) == told
 
         ask()
 

@@ -1,6 +1,6 @@
 """The trace of a finished request, as trainers read it and as `replay` takes it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fing
 
     It names the prefix that was read, as `usage` tells, or the parts that were asked for: a replay reads the same.
 
-    The request's parameters have a seed (`engine.asked`).
+    The request's parameters have a seed (`engine.build_request`).
     """
     return Trace(
         model=fingerprint,
@@ -45,4 +45,6 @@ def _chosen(params: SamplingParams) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

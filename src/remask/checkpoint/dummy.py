@@ -5,6 +5,7 @@ from torch import Tensor
 
 from remask.families.family import Slot
 from remask.model.config import ModelConfig
+from remask.model.quantised import QuantisedMatrix
 from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, Weights, empty_weights
@@ -24,16 +25,16 @@ def dummy_weights(
     """Weights drawn on `device` from a normal distribution of standard deviation 0.02. The gains of norms are one.
 
     One seed gives the same weights for the same shape, dtype and kind of device; different kinds of devices draw
-    different numbers. A `shard` holds its part of these weights, and matrices may be quantised: each tensor is drawn as
-    a whole, and then cut and quantised.
+    different numbers. A `shard` holds its part of these weights, and matrices may be quantised: each tensor that is cut
+    or quantised is drawn as a whole before, and the others in their places.
     """
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device, shard, quantization)
-    if shard.size == 1 and quantization is None:
-        for field, _, tensor in weights.named():
-            _draw(field, tensor, generator)
-        return weights
-    for field, layer, shape in empty_weights(config, dtype, torch.device("meta")).named():
+    shapes = empty_weights(config, dtype, torch.device("meta")).named()
+    for (field, layer, shape), (_, _, held) in zip(shapes, weights.named(), strict=True):
+        if shard.size == 1 and not isinstance(held, QuantisedMatrix):
+            _draw(field, held, generator)
+            continue
         drawn = torch.empty_like(shape, device=device)
         _draw(field, drawn, generator)
         for piece in Slot(field, tuple(shape.shape), field, layer).pieces(config, shard):

@@ -18,7 +18,7 @@ _KEY = "declared"  # of a dataclass field's metadata
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What is known of a field beside its name.
+    """The declaration of a field.
 
     Attributes:
         values: the values that it takes, None aside.

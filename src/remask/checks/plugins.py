@@ -63,7 +63,7 @@ class Registry(Generic[T]):
     """Values by name: remask's own, and those that other packages provide under an entry-point group.
 
     Attributes:
-        noun: what a name stands for, in error messages.
+        noun: what a name names, in error messages.
         group: the entry-point group.
         built_in: remask's own values.
         check: makes a value of what an entry point provides. It raises `Plugin.error` on what cannot be used.
@@ -137,7 +137,7 @@ def _load(plugin: Plugin, check: Callable[[Plugin, object], object]) -> object:
     """What `check` makes of the plugin's value, or the `PluginError` that says why there is none."""
     try:
         value = plugin.entry.load()
-    except Exception as error:  # whatever another package's modules raise when they are imported
+    except Exception as error:  # modules of other packages may raise anything when imported
         log.debug("remask: %s could not be imported", plugin, exc_info=True)
         failed = plugin.error(f"loading it raised {type(error).__name__}: {error}", "an object that can be imported")
         return _without_frames(failed)

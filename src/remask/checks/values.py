@@ -145,7 +145,7 @@ class Choice(Values):
 
 @dataclass(frozen=True, slots=True)
 class Registered(Values):
-    """Names of a registry, those of other packages included. These are imported when they are used, and not before."""
+    """Names of a registry, also of other packages. A package is imported when its name is first used."""
 
     registry: Registry[Any]
 
@@ -201,8 +201,8 @@ class Text(Values):
 class ListOf(Values):
     """Lists and tuples of at most `most` values of one set; `noun` names them.
 
-    With `single`, one of them may stand for its list. With `together`, the items and all that is within them are at
-    most so many values; they are counted before any of them is looked at.
+    With `single`, one value may be given instead of a list of it. `together` bounds the number of all values in the
+    list, at any depth; they are counted before any of them is checked.
     """
 
     of: Values
@@ -285,6 +285,71 @@ class AnyOf(Values):
             self.sets[-1].check(name, value)
         else:
             Values.check(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Biases(Values):
+    """Objects of at most `most` token ids, each with a number from -`size` to `size`.
+
+    JSON has texts as keys, so an id may be one. What is made of it has numbers.
+    """
+
+    most: int
+    size: float
+
+    @property
+    def words(self) -> str:
+        """Such as "an object of at most 8 token ids, each with a number from -1 to 1"."""
+        return f"an object of at most {self.most} token ids, each with a number from -{self.size:g} to {self.size:g}"
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is such a mapping, which names each token once."""
+        if not isinstance(value, Mapping) or len(value) > self.most:
+            return False
+        ids = [_token_id(key) for key in value]
+        return None not in ids and len(set(ids)) == len(ids) and all(self._fits(each) for each in value.values())
+
+    def schema(self) -> dict[str, Any]:
+        """An object with its bounds."""
+        number = {"type": "number", "minimum": -self.size, "maximum": self.size}
+        names = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,7})$"}
+        return {
+            "type": "object",
+            "maxProperties": self.most,
+            "propertyNames": names,
+            "additionalProperties": number,
+            "description": self.words,
+        }
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `ConfigError` that names the first entry that is not allowed."""
+        if isinstance(value, Mapping) and len(value) <= self.most:
+            for key, number in value.items():
+                if _token_id(key) is not None and not self._fits(number):
+                    raise ConfigError(
+                        f"{name}[{key}] must be a number from -{self.size:g} to {self.size:g}, got {shown(number)}"
+                    )
+        Values.check(self, name, value)
+
+    @property
+    def makes(self) -> bool:
+        """It makes objects whose keys are numbers."""
+        return True
+
+    def made(self, name: str, value: Any) -> Any:
+        """A dictionary from token ids to numbers."""
+        self.check(name, value)
+        return {_token_id(key): float(number) for key, number in value.items()}
+
+    def _fits(self, number: object) -> bool:
+        return is_real(number, -self.size, self.size)
+
+
+def _token_id(key: object) -> int | None:
+    """The token id that a key of an object is; None where it is none."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 8 and str(int(key)) == key:
+        return int(key)
+    return key if is_whole(key, 0, POSITIONS) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ def what_runs(args: argparse.Namespace, llm: LLM) -> str:
         f"{args.model} ({config.family}, {size_text(config.parameters)} parameters) on {device}{cores}",
         str(llm.model.dtype).removeprefix("torch."),
     ]
+    if llm.loaded.quantization is not None:
+        parts.append(f"matrices {llm.loaded.quantization}")
     named = vars(args).get("cache", "")
     if named != "":
         parts.append(f"cache {llm.cache_name if named in (None, AUTO) else named}")

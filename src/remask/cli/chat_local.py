@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from remask.answers.answer import Answer
 from remask.checkpoint.bundled import BUNDLED
 from remask.cli.options import engine_config, object_option, open_llm, sampling_option
 from remask.engine.config import AUTO
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
-from remask.server.answer import Answer
 from remask.tasks.cards import card
 
 

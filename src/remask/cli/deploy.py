@@ -9,6 +9,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from remask.cli.early import policy_file
 from remask.cli.logs import tell_people
 from remask.cli.options import (
     engine_config,
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--port 0 is not possible here, because Ray Serve does not choose a free port; give a port")
     settings = FleetSettings(
         model=args.model,
-        cache=args.cache,
+        cache=_named(args.cache),
         llm={
             "cache_config": object_option("--cache-config", args.cache_config),
             **model_settings(args),
@@ -94,3 +95,10 @@ def _serve(settings: "FleetSettings", args: argparse.Namespace) -> None:
     finally:
         # A cluster that was started here ends with it, Ray Serve included.
         ray.shutdown()
+
+
+def _named(cache: str) -> str:
+    """The policy. Raises `ConfigError` where it is one of a file, which other machines do not have."""
+    if policy_file(cache) is not None:
+        raise ConfigError("--cache: replicas run in processes of their own, so a policy has to be in a package there")
+    return cache

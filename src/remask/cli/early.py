@@ -37,4 +37,14 @@ def check_policies(specs: str | None) -> None:
     from remask.policies.depth_lookup import DepthLookup
 
     for spec in named:
-        parse(spec, None, lambda: DepthLookup({}))
+        file = policy_file(spec)
+        if file is None:
+            parse(spec, None, lambda: DepthLookup({}))
+        else:  # it is run later, once
+            check_file("--cache", file[0])
+
+
+def policy_file(spec: str) -> tuple[str, str] | None:
+    """The file and the class that a spec `FILE.py:CLASS` names; None of any other."""
+    path, colon, name = spec.rpartition(":")
+    return (path, name) if colon and path.endswith(".py") and name.isidentifier() else None

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} goes with --prompt; the lines of --input have {own} of their own")
     check_folder("--output", args.output)
     with ExitStack() as files:
-        llm = files.enter_context(open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args)))
+        llm = files.enter_context(open_llm(args, defaults.cache, dict(defaults.cache_config), engine_config(args)))
         if args.prompt is not None:
             return _answer_one(llm, as_request(llm, _line(llm, args), "0", defaults), args)
         source = sys.stdin if args.input == "-" else files.enter_context(open_text(args.input, "r"))

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 def run_store(args: argparse.Namespace) -> int:
     """Answer the requests, and print the memory when it was fullest and at the end."""
     defaults = defaults_of(args)
-    llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
+    llm = open_llm(args, defaults.cache, dict(defaults.cache_config), engine_config(args))
     fullest, end = watch(llm.engine, read_requests(llm, args.input, defaults))
     if args.json:
         print(json.dumps({"fullest": _plain(fullest), "end": _plain(end)}))

@@ -1,7 +1,8 @@
 """What `remask inspect model` reports. It comes from `config.json` and the headers of the weight files alone."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -15,11 +16,13 @@ from remask.checks.values import whole
 from remask.engine.capacity import token_bytes, weight_bytes, workspace_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
 from remask.engine.engine import MAX_DEFAULT_LENGTH
-from remask.errors import CheckpointError
+from remask.errors import CheckpointError, ConfigError
 from remask.machine.cpu import memory
 from remask.machine.device import DTYPES
 from remask.model.config import Mixture, ModelConfig
 from remask.model.executors import resolve_executor
+from remask.model.quantised import check_sizes
+from remask.model.quantization_names import CPU_QUANTIZATIONS, Quantization
 from remask.model.ranks import Shard
 from remask.policies import names_for
 
@@ -37,11 +40,11 @@ class ModelReport:
         parameters: weights that are resident.
         active_parameters: weights that one row is computed with.
         stored: parameters in the files by the type that they are stored in; empty for a preset.
-        weight_bytes: memory of the weights by the dtype that they are loaded as.
-        kv_bytes: memory of one token's K and V in all layers, by dtype.
+        weight_bytes: memory of the weights by the dtype, or the kind of few bits, that they are loaded as.
+        kv_bytes: memory of one token's K and V in all layers, likewise: beside few bits in bfloat16.
         ranks: devices that the model is spread over; the memory is that of each.
         memory_bytes: memory of a device; None where this machine does not say.
-        kv_tokens: tokens whose K and V have room there beside the weights and a pass, by dtype; None: not even these.
+        kv_tokens: tokens whose K and V have room there beside the weights and a pass, likewise; None: not even these.
         policies: names of the cache policies that fit the model's attention.
     """
 
@@ -138,14 +141,17 @@ def _report(name: str, c: ModelConfig, stored: Mapping[str, int], size: int | No
     Shard(0, ranks).check(c)
     size = _machine_memory() if size is None else size
     weights = {dtype: weight_bytes(c, kind, ranks) for dtype, kind in DTYPES.items()}
-    kv = {dtype: token_bytes(c, kind.itemsize, ranks).kv for dtype, kind in DTYPES.items()}
+    widths = {dtype: kind.itemsize for dtype, kind in DTYPES.items()}
+    for few in _few_bits(c, ranks):
+        weights[few], widths[few] = weight_bytes(c, torch.bfloat16, ranks, few), torch.bfloat16.itemsize
+    kv = {name: token_bytes(c, item, ranks).kv for name, item in widths.items()}
     tokens: dict[str, int | None] = {}
     longest = min(c.max_length, MAX_DEFAULT_LENGTH)
     attention = resolve_executor("auto", c, torch.device("cuda")).attention(c)
-    for dtype, kind in DTYPES.items():
-        room = int(DEFAULT_UTILIZATION * (size or 0)) - weights[dtype]
-        room -= workspace_bytes(c, longest, longest, kind.itemsize, ranks, attention)
-        tokens[dtype] = room // kv[dtype] if room >= 0 else None
+    for form, item in widths.items():
+        room = int(DEFAULT_UTILIZATION * (size or 0)) - weights[form]
+        room -= workspace_bytes(c, longest, longest, item, ranks, attention)
+        tokens[form] = room // kv[form] if room >= 0 else None
     return ModelReport(
         name=name,
         family=c.family,
@@ -170,6 +176,14 @@ def _report(name: str, c: ModelConfig, stored: Mapping[str, int], size: int | No
         kv_tokens=tokens,
         policies=names_for(c.kind),
     )
+
+
+def _few_bits(config: ModelConfig, ranks: int) -> Iterator[Quantization]:
+    """The kinds for CPUs that take matrices of the sizes of `config`."""
+    for kind in CPU_QUANTIZATIONS:
+        with suppress(ConfigError):
+            check_sizes(kind, Shard(ranks - 1, ranks).part(config))
+            yield kind
 
 
 def _machine_memory() -> int | None:

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from remask.checks.fields import declared
 from remask.checks.values import json_object, shown
 from remask.cli.options import object_option, sampling_option
+from remask.cli.policy_file import policy_option
 from remask.engine.build_request import request_of
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
@@ -27,13 +28,14 @@ class Defaults:
     """Values for what a line leaves out."""
 
     sampling: Mapping[str, Any]
-    cache: str
+    cache: str | CachePolicy
     cache_config: Mapping[str, Any]
 
 
 def defaults_of(args: argparse.Namespace) -> Defaults:
     """Return the values of these options. Raises `ConfigError` where one cannot be used."""
-    return Defaults(sampling_option(args), args.cache, object_option("--cache-config", args.cache_config))
+    cache = policy_option(args.cache, object_option("--cache-config", args.cache_config))
+    return Defaults(sampling_option(args), *cache)
 
 
 def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Request:

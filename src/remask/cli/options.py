@@ -7,9 +7,11 @@ from typing import Any
 
 from remask.checks.values import json_object
 from remask.cli.banner import show_banner
+from remask.cli.policy_file import policy_option
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.policies import CachePolicy
 from remask.request.sampling_params import SamplingParams
 
 
@@ -34,7 +36,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def open_llm(
     args: argparse.Namespace,
-    cache: str = "none",
+    cache: str | CachePolicy = "none",
     cache_config: dict[str, Any] | None = None,
     engine: EngineConfig | None = None,
 ) -> LLM:
@@ -48,16 +50,17 @@ def open_llm(
 
 def load_llm(
     args: argparse.Namespace,
-    cache: str = "none",
+    cache: str | CachePolicy = "none",
     cache_config: dict[str, Any] | None = None,
     engine: EngineConfig | None = None,
     spare_cores: int = 0,
 ) -> LLM:
-    """Load the model that the options name. Raises what `LLM` raises."""
+    """Load the model that the options name, and a policy that is in a file. Raises what `LLM` raises."""
+    policy, settings = policy_option(cache, cache_config)
     return LLM(
         args.model,
-        cache=cache,
-        cache_config=cache_config,
+        cache=policy,
+        cache_config=settings,
         engine=engine,
         progress=args.progress,
         spare_cores=spare_cores,

@@ -22,8 +22,9 @@ def prefix_identity(body: Any) -> bytes | None:
     if isinstance(length, bool) or not isinstance(length, int | None) or length == 0:
         return None
     opening: Any = None
-    if isinstance(body.get("messages"), list):
-        opening = _opening(body["messages"], length)
+    messages = _conversation(body)
+    if messages is not None:
+        opening = _opening(messages, length)
     elif length is not None:
         prompt = body.get("prompt")
         first = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str) else prompt
@@ -31,6 +32,17 @@ def prefix_identity(body: Any) -> bytes | None:
     if not opening:
         return None
     return json.dumps([body.get("cache_salt") or "", opening], sort_keys=True).encode()
+
+
+def _conversation(body: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The messages of a body; None of one that has a prompt. Other APIs have the system's turn apart."""
+    given, system = body.get("messages"), body.get("system")
+    if given is None and "input" in body:
+        given, system = body["input"], body.get("instructions")
+        given = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(given, list):
+        return None
+    return given if system is None else [{"role": "system", "content": system}, *given]
 
 
 def _opening(messages: Sequence[Any], length: int | None) -> Any:

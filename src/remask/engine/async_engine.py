@@ -1,4 +1,4 @@
-"""The engine on a thread of its own, for callers in an event loop."""
+"""The engine in its own thread, for callers in an event loop."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ class StepObserver(Protocol):
         """A step is about to run."""
 
     def after_step(self) -> None:
-        """It has run."""
+        """The step has run."""
 
     def close(self) -> None:
         """No more steps will run."""
@@ -40,7 +40,7 @@ class StepObserver(Protocol):
 class Ticket:
     """Requests that were accepted together. Iterating gives the events of each engine step until all have ended.
 
-    A draft is left out that comes while drafts of `MAX_UNREAD` positions have not been read: what waits for a slow
+    Drafts are dropped while drafts of `MAX_UNREAD` positions are unread: what waits for a slow
     reader stays small.
 
     Raises `EngineDeadError` while iterating where the engine died meanwhile.
@@ -68,7 +68,7 @@ class Ticket:
         return event
 
     def cancel(self) -> None:
-        """End what has not ended; slots and leases are free before the engine's next step. Never waits."""
+        """Cancel the requests that have not ended. Slots and leases are free before the next step. Never waits."""
         if self._open:
             self._cancel(tuple(self._open))
 
@@ -84,15 +84,15 @@ class Ticket:
 
 
 class AsyncEngine:
-    """One engine, one thread that alone touches it, any number of requests from one event loop.
+    """An engine in its own thread, for any number of requests from one event loop.
 
-    All methods are for the event loop's thread and none of them blocks it. `observer` is called on the engine's thread,
-    `listener` in the event loop, with every event of every request. At most `max_num_seqs` + `max_queue`
-    requests are accepted at a time, and of one client as many as come to `max_client_work` row-layers, by what their
-    sampling parameters say (None: half of what the queue holds if each takes as many steps as the longest canvas has
-    positions). After `trim_after` seconds without a request, memory that passes have left free is given back to the
-    system. A step that takes longer than `step_limit` seconds is counted, and logged with the
-    requests that it is working on. `clock` tells seconds, on any thread.
+    Call all methods on the event loop's thread; none of them blocks it. `observer` is called on the engine's thread,
+    and `listener` in the event loop with every event of every request. At most `max_num_seqs` + `max_queue` requests
+    are accepted at a time. Open requests of one client may cost `max_client_work` row-layers together, estimated from
+    their sampling parameters (None: half of a full queue of requests that take as many steps as the longest canvas has
+    positions). After `trim_after` seconds without a request, free memory is returned to the system. A step that takes
+    longer than `step_limit` seconds is counted, and logged with the requests that it works on. `clock` returns seconds
+    and may be called on any thread.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class AsyncEngine:
         self._watch = self._loop.create_task(self._watch_steps())
 
     def submit(self, pending: Sequence[PendingRequest]) -> Ticket:
-        """Accept what `Engine.check` returned for some requests, all or none of them.
+        """Accept requests that `Engine.check` returned: all of them or none.
 
         Checking many long prompts may take a while, and any thread may do it. Raises `QueueFullError`, `DrainingError`
         or `EngineDeadError`, and `ConfigError` for ids that are in use.
@@ -185,7 +185,7 @@ class AsyncEngine:
         return ticket
 
     def check_room(self, client: str, requests: int, row_layers: int) -> None:
-        """Raise what `submit` would raise of so many requests of a client for want of room. Any thread may call it."""
+        """Raise `QueueFullError` if `submit` would for this many requests of a client. Any thread may call it."""
         self._check_open()
         held, most = len(self._tickets), self.engine.config.max_num_seqs + self.max_queue
         if held + requests > most:
@@ -217,7 +217,7 @@ class AsyncEngine:
         def run() -> None:
             try:
                 value = act(self.engine)
-            # Whatever it raises belongs to the caller, not to the loop.
+            # Its errors go to the caller, not to the loop.
             except Exception as error:
                 loop.call_soon_threadsafe(_fail, future, error)
             else:
@@ -227,7 +227,7 @@ class AsyncEngine:
         return await future
 
     async def drain(self, timeout: float) -> int:
-        """Take no new requests and wait for the accepted ones, `timeout` seconds at most; then cancel what is left.
+        """Accept no new requests, and wait at most `timeout` seconds for the open ones; then cancel the rest.
 
         Returns how many were cancelled.
         """
@@ -294,14 +294,14 @@ class AsyncEngine:
 
         self._post(act)
 
-    # What follows runs on the engine's thread, but for `_deliver`, `_die` and `_end`.
+    # The methods below run on the engine's thread, except `_deliver`, `_die` and `_end`.
 
     def _run(self) -> None:
         try:
             while self._next_commands():
                 if self.engine.busy:
                     self._step()
-        # The loop must not die in silence: every open request has to end with the error.
+        # The thread must not end silently: every open request ends with the error.
         except BaseException as error:
             log.critical("the engine's loop died: %s", error, exc_info=True)
             with suppress(RuntimeError):  # the event loop may have gone first
@@ -330,7 +330,7 @@ class AsyncEngine:
         self._untrimmed = True
         try:
             events = self.engine.step()
-        # The engine begins again with its queue, or raises what it cannot get over.
+        # The engine restarts with its queue, or raises the error if it cannot.
         except Exception as error:
             self.engine.recover(error)
             events = []
@@ -345,7 +345,7 @@ class AsyncEngine:
         for each in pending:
             try:
                 self.engine.submit(each)
-            # Whoever else uses the engine may have taken the id meanwhile.
+            # Another user of the engine may have taken the id meanwhile.
             except ConfigError as error:
                 request = each.request
                 log.error("request %s was refused after it had been accepted: %s", request.id, error)

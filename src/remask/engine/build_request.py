@@ -1,4 +1,4 @@
-"""From what a front read of a request (prompt, parameters, terms) to the engine's request."""
+"""Builds the engine's request from prompt, parameters and terms, for every front (Python, commands, server)."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -35,10 +35,10 @@ def request_of(
 ) -> Request:
     """The request of these terms on a model of this `kind`; `shared` is its default `prefix_length`.
 
-    Without `find_prefix` that default is what the client said, in words that are no term. `constraint` is what
-    `structured_outputs` of the terms is compiled to, `template` what its canvas or suffix makes.
+    Without `find_prefix` the client named that default, by other means than a term. `constraint` is the compiled
+    `structured_outputs` of the terms; `template` is made of its canvas or suffix.
 
-    Where its trace is to be returned its seed is drawn here, as the draws of a run must be known to repeat it. Raises
+    If the trace is to be returned, the seed is drawn here, so that the run can be repeated. Raises
     `ConfigError` on terms that the kind of model, or a replay of another prompt, cannot meet.
     """
     if terms.return_step_maps and kind == "uniform":
@@ -75,7 +75,7 @@ def request_of(
 def _readers(
     terms: Terms, prompt: int, top: int | None, constraint: Constraint | None, *, drafts: bool
 ) -> Iterator[Reader]:
-    """What these terms ask to be read of a request whose prompt has `prompt` tokens."""
+    """The readers of these terms, for a prompt of `prompt` tokens."""
     if constraint is not None:
         yield constraint
     if terms.replay is not None:
@@ -87,7 +87,7 @@ def _readers(
 
 
 def _most_steps(params: SamplingParams) -> int:
-    """Steps that may write something, at most: each writes a token, or is one of those that were asked for."""
+    """An upper bound of the steps that write something: one for each token, or the steps that were asked for."""
     blocks = -(-params.max_tokens // (params.block_length or params.max_tokens))
     asked = max(params.steps or 0, (params.steps_per_block or 0) * blocks)
     return max(params.max_tokens, asked) + (params.correction_steps or 0)

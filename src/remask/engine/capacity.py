@@ -10,6 +10,7 @@ from remask.errors import ConfigError
 from remask.model.attention import Attention, SizedAttention
 from remask.model.attention_torch import GPU_SCORES
 from remask.model.config import ModelConfig
+from remask.model.quantised import MULTIPLIED
 from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import empty_weights
@@ -59,9 +60,9 @@ class TokenBytes:
     state: int
 
 
-def token_bytes(config: ModelConfig, item: int, ranks: int = 1) -> TokenBytes:
-    """The memory of one token on each of `ranks`, with `item` bytes a number."""
-    kv = 2 * config.layers * Shard(0, ranks).part(config).kv_heads * config.head_dim * item
+def token_bytes(config: ModelConfig, item: int, ranks: int = 1, kv_item: int | None = None) -> TokenBytes:
+    """The memory of one token on each of `ranks`, with `item` bytes a number, and `kv_item` bytes one of K and V."""
+    kv = 2 * config.layers * Shard(0, ranks).part(config).kv_heads * config.head_dim * (kv_item or item)
     # Exact pages of block-causal models need no states, and uniform models store nothing.
     return TokenBytes(kv, (config.layers - 1) * config.hidden * item if config.kind == "masked" else 0)
 
@@ -164,6 +165,15 @@ def workspace_bytes(
     """
     part = Shard(0, ranks).part(config)
     return layer_bytes(part, rows, longest, item, attention) + logit_bytes(config, rows, ranks)
+
+
+def product_bytes(part: ModelConfig) -> int:
+    """Bytes that a product of quantized matrices takes beside rows and results: an upper estimate."""
+    dim, mixture = part.head_dim, part.mixture
+    inner = max(part.hidden, part.heads * dim, part.intermediate, 0 if mixture is None else mixture.shared)
+    outer = max(2 * inner, (part.heads + 2 * part.kv_heads) * dim)
+    # Rows in float32 twice, and in whole numbers; results in whole numbers, and in float32 twice.
+    return MULTIPLIED * (13 * inner + 12 * outer)
 
 
 def pass_rows(

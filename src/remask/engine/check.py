@@ -1,24 +1,28 @@
-"""From a request to a pending request: all that can be checked before anything is computed."""
+"""Checks a request before anything is computed, and makes it a pending request."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from remask.checks.fields import declared
 from remask.checks.kinds import in_words
 from remask.checks.values import is_whole
+from remask.engine.drafting import MOST_PACED, DraftRoom
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask.plan.canvas import OPEN
-from remask.policies.base import RequestFacts
+from remask.policies.base import CachePolicy, RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
+from remask.readers.biases import biases_of
+from remask.request.sampling_params import SamplingParams
 from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
+from remask.sampling.growing import GrowingDecoding, canvas_grows
 from remask.sampling.kind_fields import check_fields
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
@@ -67,18 +71,31 @@ def check_request(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    length, steps = decoding.length, decoding.scheduled_steps
-    open_places = request.response.open_places
-    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, open_places, steps))
+    for facts in _facts(decoding, request, shape):
+        policy.check(facts)
     pending = PendingRequest(request, decoding, stops)
     for reader in readers:
         reader.check(asked, decoding)
     skips = schedule.idle_passes == "skipped"
-    work = work_of(decoding, pending.canvases, shape.layers, skips=skips)
+    if params.speculate is not None:
+        pending.draft_room = _draft_room(asked, decoding, policy, max_model_len)
+    work = work_of(decoding, pending.canvases, shape.layers, pending.draft_room, skips=skips)
     limits.check_work(work, params)
     pending.row_layers = work.row_layers
     pending.page_keys = page_keys(request, decoding.block)
     return pending
+
+
+def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
+    """What a policy is told of a request: of a growing canvas the first block and the last, which may be shorter."""
+    layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
+    if not isinstance(decoding, GrowingDecoding):
+        places, steps = request.response.open_places, decoding.scheduled_steps
+        yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
+        return
+    for each in (decoding, decoding.last):
+        places = len(decoding.block_ranges[each.number])
+        yield RequestFacts(layers, shift, ordered, each.length, places, each.scheduled_steps)
 
 
 def _check_readers(readers: Sequence[Reader]) -> None:
@@ -99,6 +116,17 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
     return StopRule(token_ids, tuple(params.stop), decode)
 
 
+def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
+    """Raise `ConfigError` where `logit_bias` names no token of the model, or the mask, which is never chosen."""
+    for token in params.logit_bias or ():
+        if token >= shape.vocab:
+            raise ConfigError(
+                f"logit_bias names the token {token}, and the model has tokens from 0 to {shape.vocab - 1}"
+            )
+        if token == shape.mask_id:
+            raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
+
+
 def _decoding(asked: Asked, max_model_len: int) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
@@ -107,6 +135,7 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         if brought is not None:
             return brought
     check_fields(params, shape.kind)
+    _check_bias(params, shape)
     if shape.kind == "block_causal":
         block = shape.block_length
         decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, block, shape.mask_id, seed, template)
@@ -121,10 +150,44 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         canvas = min(shape.max_length, max_model_len)
         stops, structured = shape.stop_ids, shape.structured_attention
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
-    blockwise = asked.schedule.blockwise
-    return MaskedDecoding.of(
-        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template
+    blockwise, growing = asked.schedule.blockwise, canvas_grows(params, shape.sampling, template)
+    whole = MaskedDecoding.of(
+        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template, growing=growing
     )
+    return GrowingDecoding(whole) if growing else whole
+
+
+def _draft_room(asked: Asked, decoding: Decoding, policy: CachePolicy, max_model_len: int) -> DraftRoom:
+    """What the drafts of a request need. Raises `ConfigError` where they could not be those of its later steps."""
+    params, length = asked.params, decoding.length
+    if isinstance(decoding, GrowingDecoding):
+        cause = "growing_canvas=True" if params.growing_canvas else f"by default it grows on {asked.shape.family}"
+        raise ConfigError(
+            f"speculate={params.speculate!r} needs a canvas of fixed length ({cause}): drafts get their pages once, "
+            "and a growing canvas gets others with each block; set growing_canvas to false, or leave speculate out"
+        )
+    wrong = None
+    rows = policy.draft_rows(length, length - len(asked.prompt), decoding.block)
+    readers = (*asked.readers, *biases_of(params, decoding.canvas()))
+    reader = next((reader for reader in readers if not reader.drafted), None)
+    if not params.greedy:
+        wrong = f"temperature={params.temperature} draws tokens anew in every step; use temperature 0"
+    elif params.cfg_scale:
+        wrong = f"cfg_scale={params.cfg_scale} runs two canvases, and drafts are computed of one; use cfg_scale 0"
+    elif reader is not None:
+        wrong = f"what {reader.name!r} reads or writes depends on the steps before; ask for one of the two"
+    elif rows is None:
+        wrong = (
+            "what this cache policy keeps for later steps depends on the passes that have run, so drafts would change "
+            "it; use none, a block cache, or bicache before one of these"
+        )
+    elif decoding.decoder(decoding.canvas(), asked.schedule.idle_passes).transfers is None:
+        wrong = "its remasking rule keeps a state from step to step; use another rule"
+    if wrong is not None or rows is None:
+        raise ConfigError(f"speculate={params.speculate!r} cannot be exact here: {wrong}, or leave speculate out")
+    # A pass has room for two of the longest canvases.
+    states = params.speculate if isinstance(params.speculate, int) else MOST_PACED
+    return DraftRoom(min(states - 1, (2 * max_model_len - length) // rows), rows)
 
 
 def _check_terms(request: Request) -> None:
@@ -173,7 +236,7 @@ def _check_prompt(request: Request, shape: ModelConfig) -> None:
     prompt = list(request.prompt_token_ids)
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one token")
-    # Prompts are long, and most often nothing is wrong with them: that is seen without a loop over their tokens.
+    # Prompts are long and mostly right, so they are checked without a loop over their tokens first.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= shape.vocab:
         bad = [t for t in prompt if not is_whole(t, 0, shape.vocab - 1)]
         if bad:

@@ -36,18 +36,18 @@ class EngineConfig:
     """Limits of one engine.
 
     Attributes:
-        max_num_seqs: canvases that run at a time; a guided request takes two, and runs alone where that is too many.
+        max_num_seqs: canvases that run at a time. A guided request takes two, and runs alone if that is too many.
         max_model_len: longest canvas (prompt and response) in tokens; None takes the model's, at most 4096.
         max_row_layers: row-layers that one step may compute; None does not limit it. A single request may exceed it.
-        max_client_row_layers: row-layers of one step that the requests of one client may compute where those of others
-            would compute too; None takes those of the longest canvas. One request of each may exceed it.
-        max_refreshes: requests whose refreshes one step may compute, so that they do not all fall on one; None does not
-            limit it.
+        max_client_row_layers: row-layers of one step that the requests of one client may compute while requests of
+            other clients run too; None takes those of the longest canvas. One request of each client may exceed it.
+        max_refreshes: requests that may refresh in one step, so that not all refreshes fall on the same step; None does
+            not limit it.
         page_size: token slots per page; None takes 16, or the next multiple of a block-causal model's block.
         store_budget_tokens: tokens that the prefix store may hold. "auto": on CUDA as many as have room beside weights,
             K/V of running canvases and a pass, else 8,192.
-        gpu_memory_utilization: share of a CUDA device's memory that everything on it may take; None takes 0.9. Where
-            K/V do not fit the engine is not made.
+        gpu_memory_utilization: share of a CUDA device's memory that may be used in total; None takes 0.9. If K/V do not
+            fit, the engine is not created.
         eviction: which entry leaves a full store, "fifo" (the paper) or "lru".
         prefix_sharing: which leading part of a prompt is shared on bidirectional models: "off" none; "exact" the part
             that the request says; "auto" also, where it says nothing, the part that recent prompts of its
@@ -65,14 +65,13 @@ class EngineConfig:
             needs `prefix_match="exact"` and no `prefix_sharing="auto"`.
         attention: what computes attention: "torch", "triton" (needs a CUDA device), "numpy" (in float64, slow, to
             compare with), or "auto", which is "triton" on CUDA devices where it is installed, and else "torch".
-        overlap: queue a pass before the one before it is read, where its plans repeat. Answers are the same.
-            It gains where a device runs beside the host. None: where it was proven on the
-            device. Refused beside `batch_invariant`: what is queued reads rows that have become final meanwhile, so the
-            shapes of products depend on company.
+        overlap: queue the next pass before the last one is read, if its plans repeat. Answers are the same. It gains
+            on devices that run in parallel with the host. None: on if it was proven on the device. Refused together
+            with `batch_invariant`: a queued pass may compute rows that have become final meanwhile, so the shapes of
+            products depend on other requests.
         graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device. None:
-            where they were proven on the device.
-            Refused beside `batch_invariant`: rows are filled up to a few sizes, so the shapes of products depend on
-            company.
+            on if they were proven on the device. Refused together with `batch_invariant`: rows are filled up to a few
+            sizes, so the shapes of products depend on other requests.
     """
 
     max_num_seqs: int = 8
@@ -111,15 +110,15 @@ class EngineConfig:
         flag("batch_invariant", self.batch_invariant)
         one_of("attention", self.attention, ATTENTIONS)
         for name, why in (
-            ("overlap", "queued passes read rows that have become final meanwhile"),
+            ("overlap", "queued passes compute rows that have become final meanwhile"),
             ("graphs", "rows are filled up to a few sizes"),
         ):
             if getattr(self, name) is not None:
                 flag(name, getattr(self, name))
             if self.batch_invariant and getattr(self, name):
                 raise ConfigError(
-                    f"{name}=True cannot stand beside batch_invariant: {why}, so the shapes of products depend on what "
-                    "else runs; leave one of the two out"
+                    f"{name}=True cannot be combined with batch_invariant: {why}, so the shapes of products depend on "
+                    "other requests; leave one of the two out"
                 )
         for name, wrong in (("prefix_match", "longest"), ("prefix_sharing", "auto")):
             if self.batch_invariant and getattr(self, name) == wrong:

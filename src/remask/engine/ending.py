@@ -1,4 +1,4 @@
-"""The end of a response: what has settled of it in order, and why it is complete."""
+"""Finds the end of a response while its tokens settle."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class ResponseEnd:
     """
 
     def __init__(self, canvas: Canvas, template: Template, rule: StopRule, *, formed: bool) -> None:
-        """`formed`: the answer has a given form wherever it ends, so no room that is left makes it whole."""
+        """`formed`: the response has a given form, so it is whole wherever it ends."""
         self.stop: int | None = None
         self.reason: FinishReason | None = None
         self._canvas, self._template, self._rule, self._formed = canvas, template, rule, formed
@@ -27,12 +27,12 @@ class ResponseEnd:
         self._scanned = template.tail  # leading response tokens that the scan has passed
         self._reported = 0  # leading response tokens that `newly_settled` has returned
         self._stop_written = False  # whether the last step wrote a stop token
-        # Whether a stop may stand on the canvas: a text, or a token that is given or was written.
+        # Whether the canvas may hold a stop: a stop text, or a stop token that was given or written.
         given = canvas.tokens[canvas.prompt :].tolist()
         self._stoppable = rule.decode is not None or not rule.token_ids.isdisjoint(given)
 
     def note(self, transfer: Transfer | None) -> None:
-        """Take what a step has transferred. Its tokens are on the canvas."""
+        """Note the transfer of a step. Its tokens are on the canvas."""
         tokens = self._rule.token_ids
         self._stop_written = bool(tokens) and transfer is not None and not tokens.isdisjoint(transfer.token_ids)
         if self._stop_written:
@@ -40,28 +40,29 @@ class ResponseEnd:
             self.stop = self._settled_stop()
 
     def newly_settled(self) -> tuple[int, ...]:
-        """Response tokens that have become final, with no gap before them, since the last call."""
+        """Response tokens that became final since the last call, up to the first gap."""
         canvas, begin = self._canvas, self._reported
         self._reported = lead = canvas.settled_lead
         return tuple(canvas.response[begin:lead].tolist()) if lead > begin else ()
 
     def check(self, decoding: Decoding, decoder: Decoder) -> None:
-        """Set `reason` where the response is complete, as far as `newly_settled` has found tokens settled."""
-        complete = finished = decoder.finished
+        """Set `reason` if the response is complete. Looks at the tokens that `newly_settled` has returned."""
+        finished = decoder.finished
+        complete = finished and not decoding.grows
         if self._stoppable:
             inside = decoder.block_step > 0 and not finished
             may_stop = not inside or decoding.ends_within(stop_written=self._stop_written)
             if may_stop and self.length(self._reported) is not None:
                 self.reason = "stop"
                 return
-            complete = finished or (inside and may_stop and self._stop_behind())
+            complete = complete or (inside and may_stop and self._stop_behind())
         if complete:
             self.reason = "stop" if self._whole() else "length"
 
     def length(self, lead: int) -> int | None:
-        """Length of the response that the first honoured stop leaves; None where the settled `lead` has none yet.
+        """Length of the response up to its first stop; None where the settled `lead` has no stop.
 
-        Only in a hole at the end does a stop end the response, as all else has something fixed behind it.
+        Only a stop in a hole at the end counts: other holes have fixed tokens behind them.
         """
         begin = self._scanned
         if lead > begin and self._stoppable:
@@ -77,7 +78,7 @@ class ResponseEnd:
         return tail + int(found.argmax()) if found.any() else None
 
     def _stop_behind(self) -> bool:
-        """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
+        """Whether a stop token follows the complete response in the rest of its block, with no noise before it."""
         canvas = self._canvas
         if self._reported < canvas.end - canvas.prompt:
             return False
@@ -86,7 +87,7 @@ class ResponseEnd:
         return not self._rule.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
 
     def _whole(self) -> bool:
-        """Whether no room that was left made an end of the response, which has filled all of its places."""
+        """Whether the response ended by itself, and not because its places were used up."""
         return self._formed or not any(hole.variable and self._full(hole) for hole in self._template.holes)
 
     def _full(self, hole: Hole) -> bool:

@@ -77,10 +77,11 @@ class Engine:
             model.ranks.everywhere(attend, model, executor)
         self.model = model = batch_invariant(model) if config.batch_invariant else model
         self.config, self.decode, self.clock = config, decode, clock
-        self.max_model_len = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
-        if self.max_model_len > shape.max_length:
-            raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
-        self.memory = Memory(model, config, self.max_model_len, fingerprint)
+        longest = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
+        if longest > shape.max_length:
+            raise ConfigError(f"max_model_len={longest} exceeds the model's {shape.max_length} positions")
+        self.memory = Memory(model, config, longest, fingerprint)
+        self.max_model_len = self.memory.max_model_len
         self.limits = RequestLimits.of(config, self.max_model_len)
         self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
         self._queued: QueuedPass | None = None  # a pass that is queued and not read yet
@@ -111,8 +112,9 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Canvases in memory."""
-        return sum(running.canvases for running in self._lifecycle.requests())
+        """Canvases of requests that have begun, those between two blocks of a growing canvas included."""
+        lifecycle = self._lifecycle
+        return sum(running.canvases for running in [*lifecycle.requests(), *lifecycle.growing.values()])
 
     @property
     def waiting(self) -> int:
@@ -177,7 +179,7 @@ class Engine:
         """
         start, computed = time.perf_counter(), time.thread_time()
         self._lifecycle.expire(self.clock())
-        if self._lifecycle.waiting.count:
+        if self._lifecycle.waits:
             self._admit()
         launched = self._queued or self._launch(LaunchedPass(), self._schedule({}), self._fail)
         self._queued = None
@@ -314,8 +316,10 @@ class Engine:
         A request in `steps` takes part with its speculative step; with None it takes no part.
         """
         lifecycle, batch = self._lifecycle, Batch()
+        members = lifecycle.running.items
+        self.memory.pace.running = len(members)
         planned: dict[Member, Member] = {}  # members that can run, with what runs: themselves or a speculative step
-        for member in list(lifecycle.running):
+        for member in members:
             if not member.ready:
                 continue
             if member in steps:

@@ -1,4 +1,4 @@
-"""Whose fault an error is, and the words in which a request ends with it."""
+"""Which errors concern the whole engine, and the message of a request that ends with an error."""
 
 import logging
 
@@ -15,18 +15,18 @@ _NO_MEMORY = "DefaultCPUAllocator"
 
 
 def poisons(error: Exception) -> bool:
-    """Whether `error` says that the device or the engine's memory cannot be relied on any more."""
+    """Whether the device or the engine's memory cannot be trusted after `error`."""
     if isinstance(error, IntegrityError | RankLostError | torch.AcceleratorError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _DEVICE)
 
 
 def exhausts(error: Exception) -> bool:
-    """Whether `error` says that there is not enough memory."""
+    """Whether `error` means that memory ran out."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(error)
 
 
 def failure(request: Request, error: Exception, what: str) -> str:
-    """Log that `what` failed with `error` on account of `request`. Returns what the request's result says."""
+    """Log that `what` failed with `error` for `request`. Returns the message of the request's result."""
     log.error("request %s: %s: %s", request.id, what, error, exc_info=error)
     return f"{what}: {error}"

@@ -94,7 +94,7 @@ class Scored:
         tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
         read, at = list[tuple[RunningRequest, Scores]](), 0
         for running, asked in zip(self.requests, self.reads, strict=True):
-            own = slice(at, at + len(running.plan.predicted))
+            own = slice(at, at + len(running.positions))
             at = own.stop
             chosen = numbers[-1, own] > 0 if self.chooses and running.transfers is not None else None
             read.append(
@@ -178,7 +178,7 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
             return []
     scored, at = list[Scored](), 0
     for running in requests:
-        rows = len(running.plan.predicted) * len(running.items())
+        rows = sum(len(plan.predicted) for _, plan in running.items())
         scored += score_isolated(runner, Ran(Batch([running]), [], ran.hidden[at : at + rows]), fail)
         at += rows
     return scored

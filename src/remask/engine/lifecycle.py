@@ -35,6 +35,7 @@ class Lifecycle:
         observers: observers of their passes, and the runner.
         stats: the engine's counters.
         waiting: requests that have not begun.
+        growing: requests whose canvas has outgrown its place, in the order in which they did. They hold no memory.
         running: the scheduler of the running members.
         refreshes: knows which refreshes are heavy.
         ids: ids of requests whose results are still to be reported.
@@ -47,6 +48,7 @@ class Lifecycle:
         """`limits` are those of a step."""
         self.memory, self.observers, self.stats = memory, observers, stats
         self.waiting = Turns()
+        self.growing: dict[PendingRequest, RunningRequest] = {}
         self.running: Scheduler[Member] = Scheduler(limits)
         self.refreshes = RefreshWatch()
         self.ids: set[str] = set()
@@ -63,7 +65,12 @@ class Lifecycle:
     @property
     def idle(self) -> bool:
         """Whether no request waits and none runs."""
-        return not (self.waiting.count or len(self.running))
+        return not (self.waits or self.running.items)
+
+    @property
+    def waits(self) -> bool:
+        """Whether any request waits for a place."""
+        return bool(self.waiting.count or self.growing)
 
     def requests(self) -> list[RunningRequest]:
         """The requests among the members."""
@@ -81,12 +88,14 @@ class Lifecycle:
             self._timed.add(pending.request.id)
 
     def begin(self, running: RunningRequest) -> None:
-        """Start a request that has waited."""
+        """Start a request that has waited, or let one go on whose canvas has grown."""
         pending = running.pending
-        self.waiting.remove(pending)
         self.waiting.hold(pending)
-        pending.starts += 1
         self.add(running)
+        if self.growing.pop(pending, None) is not None:
+            return
+        self.waiting.remove(pending)
+        pending.starts += 1
         if not pending.begun:
             pending.begun = True
             self.events.append(Event(pending.request.id, queued_s=pending.elapsed_s))
@@ -104,7 +113,7 @@ class Lifecycle:
         """End requests whose deadline has passed."""
         if not self._timed:
             return
-        for pending in list(self.waiting):
+        for pending in [*self.waiting, *self.growing]:
             if _late(pending, now):
                 self.end_waiting(pending, "timeout")
         for running in self.unfinished():
@@ -113,7 +122,7 @@ class Lifecycle:
 
     def cancel(self, request_id: str) -> bool:
         """End a request; False for an unknown id."""
-        for pending in self.waiting:
+        for pending in [*self.waiting, *self.growing]:
             if pending.request.id == request_id:
                 self.end_waiting(pending, "cancelled")
                 return True
@@ -140,7 +149,7 @@ class Lifecycle:
                 self.waiting.add(running.pending)
 
     def attempt(self, pending: PendingRequest, act: Callable[[], T], what: str) -> T | None:
-        """Return what `act` returns. None where it raised: then `pending` has ended with the error; `what` describes it.
+        """Return what `act` returns. None where it raised: `pending` has ended with the error, which `what` describes.
 
         Raises errors of the device or of the engine's memory, at most `MAX_STARTS` times for one request.
         """
@@ -177,15 +186,28 @@ class Lifecycle:
         running.claim.moves.clear()
 
     def settle(self, running: RunningRequest, scores: Scores) -> None:
-        """Transfer the predictions of a request's pass, report them, and end the request if its response is complete."""
+        """Transfer the predictions of a request's pass, report them, and end the request if it is complete."""
         if self.guarded(running, SETTLING, self._apply, running, scores):
             if running.closing:
                 self._release(running)
             elif running.end.reason is not None:
                 self.end(running, running.end.reason)
+            elif running.decoder.finished and running.pending.decoding.grows:
+                self.grow(running)
+
+    def grow(self, running: RunningRequest) -> None:
+        """Let a request wait for the place of a longer canvas. Its tokens are the host's, and all else is freed."""
+        pending, canvases = running.pending, [branch.canvas for branch in running.branches]
+        pending.decoding = pending.decoding.grown(canvases, running.decoder.step)
+        self._release(running)
+        self.growing[pending] = running
 
     def end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
-        """Report the end of a request that has not begun."""
+        """Report the end of a request that waits, to begin or to go on."""
+        before = self.growing.pop(pending, None)
+        if before is not None:
+            self._report(before.result(reason, error))
+            return
         self.waiting.remove(pending)
         self._report(pending.result(reason, error))
 
@@ -208,14 +230,15 @@ class Lifecycle:
 
     def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer the predictions of a request's pass, and report them."""
-        for observer in self.observers.attached:
-            observer.settling(running)
         stats, tally = self.stats, running.tally
+        if tally.forwards:  # its pass was not counted before, as one with drafts
+            for observer in self.observers.attached:
+                observer.settling(running)
+            if self.running.limits.max_refreshes is not None:
+                self.refreshes.ran(running)
         stats.refreshes += tally.refreshes
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.saved
-        if self.running.limits.max_refreshes is not None:
-            self.refreshes.ran(running)
         hook = running.plan.hook
         if hook is not None and hook.releases_inputs:
             self.memory.forget_inputs(running)

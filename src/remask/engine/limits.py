@@ -1,8 +1,9 @@
-"""What one request may ask for, where that depends on the model or on the operator."""
+"""Limits of one request that depend on the model or on the operator."""
 
 from dataclasses import dataclass
 
 from remask.engine.config import EngineConfig
+from remask.engine.drafting import DraftRoom
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoding
@@ -16,7 +17,7 @@ class RequestWork:
 
     Attributes:
         steps: denoising steps that its parameters name, those of a correction included.
-        row_layers: row-layers of as many passes as these steps take at most, if every pass computed all rows in all
+        row_layers: an upper bound: row-layers of the passes of these steps, if each computed all rows in all
             layers. A cache policy computes fewer.
     """
 
@@ -62,7 +63,7 @@ _STEP_FIELDS = ("steps_per_block", "steps", "max_post_steps", "correction_steps"
 _WAY_OUT = "that a request may take; lower it, or raise max_steps"
 
 
-def work_of(decoding: Decoding, canvases: int, layers: int, *, skips: bool) -> RequestWork:
+def work_of(decoding: Decoding, canvases: int, layers: int, drafts: DraftRoom, *, skips: bool) -> RequestWork:
     """The work of a request on `canvases` canvases. `skips`: no pass is run for a step that transfers nothing."""
-    rows = decoding.length * canvases * layers
+    rows = (decoding.longest * canvases + drafts.drafts * drafts.rows) * layers
     return RequestWork(decoding.total_steps, decoding.passes(skips=skips) * rows)

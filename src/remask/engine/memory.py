@@ -1,4 +1,4 @@
-"""The memory of an engine: pages, the stores of what is shared, and the placing of requests in them."""
+"""The memory of an engine: K/V pages, the stores of shared K/V, and the placement of requests."""
 
 import logging
 from collections.abc import Iterable
@@ -11,6 +11,8 @@ from torch import Tensor
 from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, token_bytes
 from remask.engine.config import EngineConfig
+from remask.engine.drafting import Drafting
+from remask.engine.pace import Pace
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Claim, Decision, NoRoom, Placement
 from remask.engine.request import Request
@@ -20,6 +22,7 @@ from remask.engine.sharing.exact_pages import Pages
 from remask.engine.sharing.parts import Parts
 from remask.engine.sharing.prefixes import Prefixes
 from remask.engine.sizing import page_size, share_out
+from remask.engine.speculating import SpeculatingRequest, leave_out_drafts
 from remask.errors import ConfigError, IntegrityError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
@@ -27,6 +30,7 @@ from remask.plan.canvas import Canvas, Template
 from remask.plan.ledger import Ledger
 from remask.policies.base import CachePolicy, Traits
 from remask.request.result import Usage
+from remask.request.sampling_params import AUTO_STATES
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
@@ -38,27 +42,34 @@ log = logging.getLogger(__name__)
 
 
 class Memory:
-    """One pool of pages for running requests and for the prefix store."""
+    """One pool of pages for running requests and for the prefix store.
+
+    Attributes:
+        max_model_len: the longest canvas in tokens, which may be shorter than what was asked for.
+    """
 
     def __init__(self, model: Transformer, config: EngineConfig, max_model_len: int, fingerprint: str) -> None:
         shape, self.model = model.config, model
         self.shape = shape
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         size = page_size(config.page_size, shape)
-        room = share_out(model, config, canvases, max_model_len + size)
-        self.store_budget, self.pass_rows, self._spare = room.store, room.rows, room.spare
         # A lease splits a canvas in two, so a canvas may end one page later than its length says.
-        self._pages = canvases + -(-(canvases * max_model_len + self.store_budget) // size)
+        room = share_out(model, config, canvases, max_model_len, size)
+        self.store_budget, self.pass_rows, self._spare = room.store, room.rows, room.spare
+        self.max_model_len = room.longest
+        self._pages = -(-(room.running + self.store_budget) // size)
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
         self.recent = RecentPrompts(useful=config.prefix_min)
         self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
+        self.pace = Pace.of(model)
         self._begin()
 
     def _begin(self) -> None:
         config = self._config
         self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
-        self.extra_bytes = 0  # of running requests, beside their pages
+        self._drafting: list[RunningRequest] = []  # those that have pages for drafts
+        self.extra_bytes = 0  # of running requests, in addition to their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
             allocator=self.allocator,
@@ -85,7 +96,7 @@ class Memory:
         self.model.ranks.everywhere(_check_device, self.model)
 
     def check_kept(self, policy: CachePolicy) -> None:
-        """Raise `ConfigError` where the device has no room for what `policy` keeps beside K and V."""
+        """Raise `ConfigError` where the device has no room for the tensors that `policy` keeps in addition to K/V."""
         if self._spare is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
             return
         config, item = self.shape, self.model.dtype.itemsize
@@ -93,7 +104,7 @@ class Memory:
         needed = (self._pages * self._size + 1) * token
         if needed <= self._spare:
             return
-        stored = token_bytes(config, item, self.model.ranks.shard.size)
+        stored = token_bytes(config, item, self.model.ranks.shard.size, self.model.kv_dtype.itemsize)
         less = -(-(needed - self._spare) // (stored.kv + stored.state + token))
         fitting = self.store_budget - less - self._size  # as pages are whole
         way = f"--store-budget-tokens {fitting}, " if fitting >= 0 else ""
@@ -104,7 +115,7 @@ class Memory:
         )
 
     def new_states(self, tokens: int) -> Tensor:
-        """Room for the hidden states of so many positions, [layers - 1, tokens, D]."""
+        """A new tensor for the hidden states of `tokens` positions, [layers - 1, tokens, D]."""
         return self.model.ranks.everywhere(_new_states, self.model, tokens)
 
     @property
@@ -125,34 +136,55 @@ class Memory:
         self._prefixes.remember(pending)
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """Where a request would go now, or why it has to wait. Changes nothing."""
+        """The place that a request would get now, or why it has to wait. Changes nothing."""
         return self._way(pending).plan(pending)
 
     def give_way(self, waiting: NoRoom) -> bool:
-        """Evict one stored prefix or page that nobody reads, for a request that has no room; False where none can go.
+        """Make room for a request that has none: take the drafts of another, or evict one stored prefix or page that no
+        request reads. False where nothing is left.
 
-        What the request would read itself stays.
+        Entries that the request would read itself are kept.
         """
+        if self._drafting and not self._config.overlap:  # a pass that is queued may have drafts
+            self._without_drafts(self._drafting.pop())
+            return True
         return waiting.evictable and (self.store.give_way(waiting.entries) or self.chain.give_way(waiting.pages))
 
-    def place(self, pending: PendingRequest, placement: Placement) -> RunningRequest:
+    def place(
+        self, pending: PendingRequest, placement: Placement, before: RunningRequest | None = None
+    ) -> RunningRequest:
         """Give a request its canvases, pages and lease, as `plan` decided since the memory last changed.
 
-        Where anything raises, nothing is left claimed.
+        `before` is the request before its canvas grew, if it has. Where it raises, nothing stays claimed.
         """
         with ExitStack() as undo:
-            running = self._place(pending, placement, undo)
+            running = self._place(pending, placement, before, undo)
             undo.pop_all()
         if placement.refused:
             self.store.stats.refused += 1
             log.warning("request %s: %s", pending.request.id, placement.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.branches)
+        if running.claim.drafting is not None:
+            self._drafting.append(running)
         return running
 
-    def _place(self, pending: PendingRequest, placement: Placement, undo: ExitStack) -> RunningRequest:
+    def _without_drafts(self, running: RunningRequest) -> None:
+        """Free the pages of a request's drafts. It goes on without them."""
+        claim = running.claim
+        assert claim.drafting is not None
+        leave_out_drafts(running)
+        taken = {id(extent) for extent in claim.drafting.extents}
+        for extent in claim.drafting.extents:
+            self.allocator.release(extent)
+        claim.owned[:] = [extent for extent in claim.owned if id(extent) not in taken]
+        claim.drafting = None
+
+    def _place(
+        self, pending: PendingRequest, placement: Placement, before: RunningRequest | None, undo: ExitStack
+    ) -> RunningRequest:
         """As `place`; `undo` gets what gives back each thing that is claimed."""
         request, traits = pending.request, placement.policy.traits
-        canvas = pending.decoding.canvas()
+        canvas = pending.decoding.canvas() if before is None else before.branches[0].canvas
         if "outputs" in traits.keeps:
             self.pool.keep_outputs()
         owned = [extent for canvas in placement.own for extent in canvas]
@@ -164,18 +196,21 @@ class Memory:
         states = [first]
         if pending.canvases == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
-            other = _unconditional(canvas, self.shape.mask_id, request.template)
+            if before is None:
+                other = _unconditional(canvas, self.shape.mask_id, request.template)
+            else:
+                other = before.branches[1].canvas
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING))
-        usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
-        if shared.prefix is not None:
-            usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
-            usage.cached_tokens = shared.found_tokens
+        record = _record(pending, placement, shared) if before is None else before.record
         owned += [page.extent for page in shared.pages]
-        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))))
-        return RunningRequest(pending, placement.policy, tuple(states), claim, self.shape.vocab, Record(usage))
+        drafts = [extent for (extent,) in placement.own[pending.canvases :]]
+        drafting = Drafting(drafts, self.pace if request.params.speculate == AUTO_STATES else None) if drafts else None
+        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))), drafting)
+        kind = SpeculatingRequest if drafts else RunningRequest
+        return kind(pending, placement.policy, tuple(states), claim, self.shape.vocab, before, record)
 
     def free(self, running: RunningRequest) -> None:
-        """Take back all that a request owns and leases. Freeing it twice changes nothing."""
+        """Free all pages and leases of a request. Freeing it twice changes nothing."""
         claim = running.claim
         for extent in claim.owned:
             self.allocator.release(extent)
@@ -185,13 +220,15 @@ class Memory:
             branch.states = branch.hook_state = None
         for lease in claim.leases:
             self.store.release(lease)
-        claim.leases = ()
+        if claim.drafting is not None:
+            self._drafting.remove(running)
+        claim.leases, claim.drafting = (), None
         if claim.shares is not None:
             claim.shares.release()
             claim.shares = None
 
     def forget_inputs(self, running: RunningRequest) -> None:
-        """Let go of the hidden states of a request that are not needed any more."""
+        """Free the hidden states of a request that are no longer needed."""
         for branch in running.branches:
             self.extra_bytes -= branch.extra_bytes
             branch.states = None
@@ -243,9 +280,19 @@ class Memory:
         )
 
 
+def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Record:
+    """That of a request which begins."""
+    usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
+    usage.accepted = None if pending.request.params.speculate is None else 0
+    if shared.prefix is not None:
+        usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
+        usage.cached_tokens = shared.found_tokens
+    return Record(usage)
+
+
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:
     """K/V memory for the heads of one rank."""
-    return Pool(model.part, pages, page_size, model.dtype, model.device)
+    return Pool(model.part, pages, page_size, model.kv_dtype, model.device, model.dtype)
 
 
 def _new_states(model: Transformer, tokens: int) -> Tensor:
@@ -261,6 +308,6 @@ def _check_device(model: Transformer) -> None:
 def _unconditional(canvas: Canvas, mask_id: int, template: Template | None) -> Canvas:
     """The other branch of a guided pair: the same canvas with every prompt position masked (LLaDA's guidance).
 
-    Fixed parts of the response stand there too, as generated tokens do.
+    Fixed parts of the response are there as well, like generated tokens.
     """
     return Canvas.masked([mask_id] * canvas.prompt, len(canvas) - canvas.prompt, mask_id, template)

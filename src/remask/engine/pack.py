@@ -114,7 +114,8 @@ class _Layout:
     def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
         """The batch of `items`, which have this layout. Tokens and predictions are sent in one copy."""
         numbers = [tokens if entering is None else tokens[entering] for tokens, entering in self.tokens]
-        return self._batch(*self._sent(numbers, items, device))
+        tokens, predict = self._sent(numbers, items, device)
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
 
     def fill_from(self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
         """As `fill`, with tokens from the `token_buffer`, after the host's changes were sent to it."""
@@ -126,7 +127,12 @@ class _Layout:
         token_buffer.write(*changed.view(2, -1))
         for branch in branches:
             branch.sent()
-        return self._batch(token_buffer.tokens(self.entering[0]), predict)
+        tokens = token_buffer.tokens(self.entering[0])
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
+
+    def fresh_stages(self) -> tuple[Stage, ...]:
+        """The stages before their layers have chosen rows."""
+        return tuple(map(_unchosen, self.stages))
 
     def _sent(
         self, numbers: Sequence[Index], items: Sequence[tuple[CanvasState, Plan]], device: torch.device
@@ -143,10 +149,6 @@ class _Layout:
             return [np.concatenate(rows) + np.repeat(self.offsets, list(map(len, rows)))]
         spans = [plan.spans[-1] for _, plan in items]
         return [_places(*each) for each in zip(spans, rows, self.starts, strict=True)]
-
-    def _batch(self, tokens: Tensor, predict: Tensor) -> StepBatch:
-        stages = tuple(map(_unchosen, self.stages)) if self.picks else self.stages
-        return StepBatch(tokens, stages, predict, self.row_layers)
 
 
 def _places(span: Span, positions: Index, start: int) -> Index:

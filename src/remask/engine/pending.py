@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from remask.engine.drafting import NO_DRAFTS, DraftRoom
 from remask.engine.request import Request
 from remask.request.result import FinishReason, Result, Usage
 from remask.request.terms import PRIORITY_STEP_S
@@ -19,13 +20,14 @@ class PendingRequest:
         request: the request as it was given.
         decoding: how it is denoised.
         stops: what ends its response.
-        row_layers: the most that it may compute, see `RequestWork`.
+        row_layers: an upper bound of its work, see `RequestWork`.
         page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
         arrived: when it was submitted, by `clock`.
         clock: the engine's, in seconds.
-        starts: how often it has begun, or brought the engine down before: more than once only where the engine failed.
-        begun: whether its beginning has been reported.
-        common: leading tokens that an earlier prompt has too; None where the request says itself what is shared.
+        starts: how often it has begun or made the engine fail; more than once only after a failure of the engine.
+        begun: whether its start has been reported.
+        draft_room: what its drafts need.
+        common: number of leading tokens that an earlier prompt has too; None where the request names its prefix.
     """
 
     request: Request
@@ -37,6 +39,7 @@ class PendingRequest:
     clock: Callable[[], float] = time.perf_counter
     starts: int = 0
     begun: bool = False
+    draft_room: DraftRoom = NO_DRAFTS
     common: int | None = None
 
     @property

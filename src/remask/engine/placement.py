@@ -1,9 +1,10 @@
-"""Where a request goes in memory, decided before anything is changed."""
+"""The place of a request in memory. It is decided before anything is changed."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from remask.engine.canvas_state import Move
+from remask.engine.drafting import Drafting
 from remask.engine.sharing.publishing import PageSharing
 from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy
@@ -18,24 +19,26 @@ class Claim:
     """What a request holds in memory until it ends.
 
     Attributes:
-        owned: pages that it holds references to, beside those of its leases.
+        owned: pages that it references, without those of its leases.
         leases: the stored parts that it reads, in the order of its canvas.
-        shares: the pages that it publishes, if its pages are shared.
-        moves: stored K/V that are still to be copied before its first pass, as it reads them at other positions.
+        shares: publishes its pages, if these are shared.
+        moves: stored K/V to be copied before its first pass, because it reads them at other positions.
+        drafting: computes drafts beside its canvas; None without any.
     """
 
     owned: list[PageRange]
     leases: tuple[Lease, ...] = ()
     shares: PageSharing | None = None
     moves: list[Move] = field(default_factory=list)
+    drafting: Drafting | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """One stored part that a request leases: a prefix, or tokens that stand anywhere in its prompt.
+    """One stored part that a request leases: a prefix, or tokens anywhere in its prompt.
 
     Attributes:
-        asked: where the tokens stand that the request may share.
+        asked: positions of the tokens that the request may share.
         entry: the entry that holds them, or of a prefix the first of them. None where a pass over them alone, on behalf
             of this request, publishes them.
     """
@@ -49,7 +52,7 @@ class LeasePlan:
     """What a request leases.
 
     Attributes:
-        prefix: all of it, as its policy sees it.
+        prefix: all parts together, as the policy sees them.
         parts: the parts, in the order of `prefix.parts`.
     """
 
@@ -58,7 +61,7 @@ class LeasePlan:
 
     @property
     def entries(self) -> tuple[PrefixEntry, ...]:
-        """The entries that are there."""
+        """The entries that are stored."""
         return tuple(part.entry for part in self.parts if part.entry is not None)
 
     @property
@@ -87,12 +90,12 @@ class Placement:
     """The place of one request: valid until the memory next changes.
 
     Attributes:
-        policy: the policy that it runs under. One without a prefix where it leases none.
-        own: free pages that become its own, for each of its canvases.
-        lease: the shared prefix, or the parts, that it leases, if any.
-        pages: its part in exact sharing of pages, if its policy shares them.
+        policy: the policy that it runs under: the variant without a prefix if it leases none.
+        own: free pages that become its own, for each of its canvases and then for each of its drafts.
+        lease: the shared prefix or parts that it leases, if any.
+        pages: the exact pages that it reads, if its policy shares pages.
         note: why it reads no shared prefix although it asked for one.
-        refused: its prefix is larger than the whole store may be.
+        refused: its prefix is larger than the whole store.
     """
 
     policy: CachePolicy
@@ -105,12 +108,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """A request waits for pages. What it would read itself must not be evicted for it.
+    """A request waits for pages. Entries that it would read must not be evicted for it.
 
     Attributes:
-        entries: those that it would lease.
+        entries: entries that it would lease.
         pages: identities of the exact pages that it would read.
-        evictable: whether evicting what is idle helps. It does not where leased entries fill the store.
+        evictable: whether evicting idle entries helps. It does not if leased entries fill the store.
     """
 
     entries: tuple[PrefixEntry, ...] = ()

@@ -12,11 +12,11 @@ from remask.engine.placement import Claim
 from remask.engine.request import Request
 from remask.errors import PlanError
 from remask.plan.plan import LastPass, Plan, StepFacts, View
-from remask.plan.spans import Mask
-from remask.policies.base import CachePolicy, Schedule
+from remask.plan.spans import Mask, Positions
+from remask.policies.base import CachePolicy
 from remask.readers.base import Reader, Start
 from remask.readers.own import readers_of
-from remask.sampling.decoder import Decoder, Transfers
+from remask.sampling.decoder import Decoder, Transfers, canvas_step
 
 CanvasPlans: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
@@ -26,8 +26,9 @@ class Tally:
     """What a pass of a member costs.
 
     Attributes:
-        cost: row-layers that it computes.
-        rows: the largest number of rows in any layer.
+        cost: row-layers that it computes, drafts included.
+        rows: the largest number of rows in any layer, drafts included.
+        forwards: passes in `Usage.forwards`.
         saved: row-layers of its canvases that it does not compute.
         refreshes: it fills or renews the policy's cache, on any of its canvases.
         refreshes_prefix: it computes rows of the leased prefix, above the boundary.
@@ -35,21 +36,23 @@ class Tally:
 
     cost: int
     rows: int
+    forwards: int = 1
     saved: int = 0
     refreshes: bool = False
     refreshes_prefix: bool = False
 
     @classmethod
-    def of(cls, items: CanvasPlans, claim: Claim) -> "Tally":
-        """The cost of the pass over `items` of a request that holds `claim`."""
-        cost, (first, plan) = sum(plan.cost for _, plan in items), items[0]
+    def of(cls, running: "PlannedRequest", items: CanvasPlans) -> "Tally":
+        """The cost of the pass over `items` of a request. Those beyond its canvases are drafts."""
+        own, claim, (first, plan) = items[: len(running.branches)], running.claim, items[0]
         live, prefix = plan.spans[-1].rows, first.prefix
         leased = prefix.parts if claim.leases and prefix is not None else ()
         return cls(
-            cost=cost,
+            cost=sum(plan.cost for _, plan in items),
             rows=sum(plan.widest for _, plan in items),
-            saved=sum(len(branch.canvas) for branch, _ in items) * plan.layers - cost,
-            refreshes=any(plan.refreshes for _, plan in items),
+            forwards=len(own) if running.policy.traits.schedule.own_clocks else 1,
+            saved=sum(len(branch.canvas) * plan.layers - plan.cost for branch, plan in own),
+            refreshes=any(plan.refreshes for _, plan in own),
             refreshes_prefix=any(live[part.start : part.stop].any() for part in leased),
         )
 
@@ -101,28 +104,31 @@ class PlannedRequest:
     branches: tuple[CanvasState, ...]
     claim: Claim
     vocab: InitVar[int]
+    before: InitVar["PlannedRequest | None"]
     closing: bool = field(init=False, default=False)
     decoder: Decoder = field(init=False)
     end: ResponseEnd = field(init=False)
     readers: tuple[Reader, ...] = field(init=False)
     tally: Tally = field(init=False)
-    _schedule: Schedule = field(init=False)
     _foreseeable: bool = field(init=False)  # whether passes can be planned before the last one is read
     _items: CanvasPlans | None = field(init=False, default=None)  # the next pass, once it is planned
     _standing: _Standing | None = field(init=False, default=None)  # the last plan, if it repeats
     _count: _Count = field(init=False, default_factory=_Count)
     _last_pass: LastPass = field(init=False, default_factory=LastPass)
 
-    def __post_init__(self, vocab: int) -> None:
-        """`vocab` is the size of the model's vocabulary."""
+    def __post_init__(self, vocab: int, before: "PlannedRequest | None") -> None:
+        """`vocab` is the size of the model's vocabulary; `before` is the request before its canvas grew, if it has."""
         canvas, asked, decoding = self.branches[0].canvas, self.request, self.pending.decoding
         traits, response = self.policy.traits, asked.response
-        self._schedule = traits.schedule
-        self.decoder = decoding.decoder(canvas, self._schedule.idle_passes)
-        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in asked.readers)
-        self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
-        start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
-        self.readers = readers_of(start, self.decoder, self.policy, asked.params.cfg_scale)
+        self.decoder = decoding.decoder(canvas, traits.schedule.idle_passes)
+        if before is not None:
+            self.end, self.readers = before.end, before.readers
+        else:
+            self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
+            start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
+            self.readers = readers_of(start, self.decoder, self.policy, asked.params)
+        readers = (*asked.readers, *self.readers)
+        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in readers)
 
     @property
     def request(self) -> Request:
@@ -140,20 +146,24 @@ class PlannedRequest:
                 self._items = ((self.branches[0], again),)
             else:
                 self._items = self._planned()
-                self.tally = Tally.of(self._items, self.claim)
+                self.tally = Tally.of(self, self._items)
         return self._items
 
     def _planned(self) -> CanvasPlans:
-        first, decoder = self.branches[0], self.decoder
+        first = self.branches[0]
         if self.closing:
-            return ((first, self._closing_plan(first)),)
-        plan = self._plan(first, decoder.step)
+            # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
+            stop = 0 if self.claim.shares is None else self.claim.shares.ready()
+            last = range(stop - self.pending.decoding.block, stop)
+            view = replace(self._view(first, canvas_step(self.decoder)), block=last)
+            return ((first, _closing_plan(self.policy, view)),)
+        plan = self._plan(first, canvas_step(self.decoder))
         if self.readers and not plan.fills:
             for reader in self.readers:
                 predict = reader.predicts(first.canvas.noisy)
                 if predict is not None:
                     plan = replace(plan, predict=predict, commit=None)
-        if len(self.branches) == 1 or not self.policy.guides(decoder.step):
+        if len(self.branches) == 1 or not self.policy.guides(canvas_step(self.decoder)):
             return ((first, plan),)
         second = self.branches[1]
         other = self._plan(second, self._count.paired)
@@ -180,6 +190,11 @@ class PlannedRequest:
         return self.items()[0][1]
 
     @property
+    def positions(self) -> Positions:
+        """The positions whose rows of the next pass are read, int64."""
+        return self.plan.predicted
+
+    @property
     def transfers(self) -> Transfers | None:
         """The positions that the next pass transfers, or how they are ranked; None where the host must choose."""
         if not self._foreseeable or self.closing:
@@ -200,7 +215,7 @@ class PlannedRequest:
     def revised(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Replace the plans of the admitted pass: hooks and repeats after a failure may change them."""
         self._items = tuple(items)
-        self.tally = Tally.of(self._items, self.claim)
+        self.tally = Tally.of(self, self._items)
 
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)
@@ -212,17 +227,6 @@ class PlannedRequest:
         repeats = self.policy.repeats(view) if len(self.branches) == 1 else 0
         self._standing = _Standing(plan, repeats, step, view.block_step, view.block) if repeats else None
         return plan
-
-    def _closing_plan(self, branch: CanvasState) -> Plan:
-        # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
-        shares = self.claim.shares
-        stop = 0 if shares is None else shares.ready()
-        block = range(stop - self.pending.decoding.block, stop)
-        view = replace(self._view(branch, self.decoder.step), block=block)
-        plan = self.policy.closing(view)
-        if plan is None:
-            raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
-        return replace(plan, sees=view.sees)
 
     def _view(self, branch: CanvasState, step: int) -> View:
         decoder, canvas = self.decoder, branch.canvas
@@ -247,6 +251,13 @@ class PlannedRequest:
             memo=branch.memo,
             hook_output=branch.hook_output,
         )
+
+
+def _closing_plan(policy: CachePolicy, view: View) -> Plan:
+    plan = policy.closing(view)
+    if plan is None:
+        raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
+    return replace(plan, sees=view.sees)
 
 
 _NO_FACTS = StepFacts()

@@ -22,7 +22,7 @@ from remask.store.prefix import Lease, PrefixStore
 
 
 class Loop(RequestLoop, Protocol):
-    """What members of passes need of the engine's loop."""
+    """The part of the engine's loop that members of passes call."""
 
     @property
     def stats(self) -> EngineStats:
@@ -30,16 +30,16 @@ class Loop(RequestLoop, Protocol):
         ...
 
     def leave(self, work: "PrefixPass") -> None:
-        """Take it out of what runs."""
+        """Remove it from the running members."""
         ...
 
     def fail_readers(self, entry: PrefixEntry, error: Exception) -> None:
-        """End the requests that lease `entry`, which cannot be computed."""
+        """End the requests that lease `entry`, whose pass failed."""
         ...
 
 
 class PassList(Protocol):
-    """Where the prefix-only passes are listed."""
+    """A batch, as far as prefix-only passes join it."""
 
     passes: list["PrefixPass"]
 
@@ -49,8 +49,8 @@ class PrefixPass:
     """The prefix-only pass of an entry of `store`, which runs some layers at a time: a `Member` of passes.
 
     The hidden states that leave the last layer of a piece are kept in the entry, like every boundary state. The next
-    piece restarts from them, so the pieces compute what one pass would. `done` layers have run, and `offered` more may
-    run in this step. `whole` has a span a layer. It takes the turns of `owner`.
+    piece restarts from them, so the pieces compute the same as one pass. `done` layers have run, and `offered` more may
+    run in this step. `whole` has one span for each layer. `owner` is that of the request which caused it.
     """
 
     entry: PrefixEntry
@@ -65,7 +65,7 @@ class PrefixPass:
 
     @classmethod
     def of(cls, lease: Lease, store: PrefixStore, layers: int, owner: Owner) -> "PrefixPass | None":
-        """The pass over the entry that was made for `lease`, on a model of `layers`; None where the entry was there."""
+        """The pass over the new entry of `lease`, on a model of `layers`; None where the entry was stored already."""
         if lease.hit or lease.entry.ready:
             return None
         branch, whole = prefix_canvas(lease.entry, layers)
@@ -115,13 +115,13 @@ class PrefixPass:
         """The next piece: the whole pass, without live rows outside the piece's layers."""
         start, stop, layers = self.done, self.done + self.offered, self.whole.layers
         nothing = np.zeros(self.rows, dtype=np.bool_)
-        # The whole has a span a layer. What the first one would keep is kept already: the rows restart from it.
+        # `whole` has one span a layer. The states that the first span would keep are kept: the rows restart from them.
         first, *others = self.whole.spans[start:stop]
         spans = [Span(range(start), nothing), replace(first, save=None), *others, Span(range(stop, layers), nothing)]
         return self.whole.over(span for span in spans if len(span.layers))
 
     def ran(self, loop: Loop, scores: Scores) -> None:  # noqa: ARG002
-        """See `Member`: once all layers have run the prefix can be read. It predicts nothing, so no `scores` come."""
+        """See `Member`: once all layers have run, the prefix can be read. It predicts nothing, so `scores` is empty."""
         loop.stats.prefix_row_layers += self.offered * self.rows
         self.done += self.offered
         self.offered = 0
@@ -131,14 +131,14 @@ class PrefixPass:
             loop.leave(self)
 
     def failed(self, loop: Loop, error: Exception) -> None:
-        """See `Member`: what leases the prefix ends too."""
+        """See `Member`: requests that lease the prefix end too."""
         loop.leave(self)
         loop.fail_readers(self.entry, error)
         self.store.withdraw(self.entry)
 
 
 def keep_leaving_states(batch: StepBatch, passes: Sequence[PrefixPass]) -> StepBatch:
-    """`batch` with the states kept that leave the pieces of `passes`, and without the stages that have no rows.
+    """`batch` that also keeps the hidden states leaving the pieces of `passes`, without stages that have no rows.
 
     `passes` are the first canvases that were packed, in order. Changes neither argument.
     """
@@ -155,7 +155,7 @@ def keep_leaving_states(batch: StepBatch, passes: Sequence[PrefixPass]) -> StepB
 
 
 def _leaving(layers: range, passes: Sequence[PrefixPass]) -> tuple[Save, ...]:
-    """The states to keep of rows that leave `layers`, where pieces end there."""
+    """What to save where pieces end with the last of `layers`."""
     saves, at = [], 0
     for work in passes:
         if layers.start not in work.piece:

@@ -43,13 +43,13 @@ READING = "reading"
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """What computes an engine's passes, and why.
+    """How an engine's passes are computed, and why.
 
     Attributes:
-        executor: what computes attention, and what stands between products.
-        graphs: whether layers are repeated as graphs.
+        executor: computes attention, and the operations between matrix products.
+        graphs: whether layers are repeated as device graphs.
         overlap: whether passes are queued ahead.
-        why: where the latter two come from, in words.
+        why: the reason for `graphs` and `overlap`, in words.
     """
 
     executor: Executor
@@ -59,7 +59,7 @@ class DeviceChoice:
 
 
 def choose(model: Transformer, config: EngineConfig, defaults: DeviceDefaults | None = None) -> DeviceChoice:
-    """What is to compute the passes of `model`, proven where the device is a GPU.
+    """Choose how the passes of `model` are computed. On a GPU the choice is proven first.
 
     What `config` leaves open follows from the `defaults` of the device. Raises `ConfigError` where what it asks for by
     name cannot run, or fails its proof.
@@ -83,7 +83,7 @@ def choose(model: Transformer, config: EngineConfig, defaults: DeviceDefaults | 
 
 
 def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> DeviceChoice:
-    """`choice` where its passes are right, or what is left of it where it may be changed."""
+    """`choice` if its passes are right. Otherwise parts of it are turned off, as far as they follow from defaults."""
     executor, graphs = choice.executor, choice.graphs
     if executor.name == "torch" and not graphs:
         return choice
@@ -101,7 +101,7 @@ def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> D
         log.warning("%s failed at the start, so PyTorch computes attention: %s", failed, told)
         torch_path = Executor("torch", f"auto: {executor.name} failed at the start: {told}")
         return _proven(model, config, replace(choice, executor=torch_path))
-    # Of what is asked for by name nothing is replaced.
+    # Settings that were asked for by name are never replaced.
     raise ConfigError(
         f"{failed} was asked for, and differs from PyTorch's own operations on {model.device}, or fails: {told}. Use "
         f"{'graphs=False' if executor.name == 'torch' else 'attention=auto or torch'}"
@@ -109,11 +109,11 @@ def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> D
 
 
 def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int = LENGTH) -> list[str]:
-    """What is wrong with passes of `model` by `executor`, in words; empty where nothing is.
+    """What is wrong with passes of `model` by `executor`, in words; empty if nothing is.
 
-    Its first layers are run over a memory of their own, which is given back: full passes over two canvases of at most
-    `length` tokens, one of a few rows that reads what these wrote, and one in which both canvases read one prefix.
-    With `graphs` each is repeated. Raises what the device raises where it is lost.
+    Runs the first layers in memory of their own, which is freed again: full passes over two canvases of at most
+    `length` tokens, a pass of a few rows that reads K/V of these, and one in which both canvases read one prefix. With
+    `graphs` each is repeated. Raises the error of a device that is lost.
     """
     part = _beginning(model)
     own = part.ranks.everywhere(_outcomes, part, Executor("torch", ""), False, length)
@@ -148,7 +148,7 @@ def _beginning(model: Transformer) -> Transformer:
 
 
 def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, Outcome]:
-    """What the passes come to, by their names; those that repeat a graph have names of their own."""
+    """Results of the passes by name. Repeats of a graph have names of their own."""
     model = _beginning(model)  # on other ranks it is whole
     found: dict[str, Outcome] = {}
     try:
@@ -220,7 +220,7 @@ def _pages(model: Transformer, length: int) -> list[int]:
 
 
 def _passes(model: Transformer, length: int) -> Iterator[tuple[str, StepBatch]]:
-    """The passes in their order. Pages of both canvases stand in any order."""
+    """The passes, in order. The pages of both canvases are shuffled."""
     lengths, pages = _lengths(model, length), _pages(model, length)
     places = np.random.default_rng(1).permutation(sum(pages))[:, None] * PAGE + np.arange(PAGE)
     slots = places[: pages[0]].ravel()[: lengths[0]], places[pages[0] :].ravel()[: lengths[1]]
@@ -245,8 +245,8 @@ def _batch(
 ) -> StepBatch:
     """A pass over `rows` of two canvases, whose positions have `slots`.
 
-    They read the first `lead` of these together. With `limited` rows see what stands up to their own block; with
-    `frozen` the first row of each canvas writes nothing.
+    Both read the first `lead` slots. With `limited` rows attend up to the end of their block; with `frozen` the first
+    row of each canvas writes nothing.
     """
     work, device = WorkListBuilder(), _device(model)
     count, first, block = sum(map(len, rows)), 0, model.config.block_length or PAGE

@@ -51,13 +51,13 @@ def read_rows(
 def _candidates(running: RunningRequest) -> Candidates:
     """A request's predicted positions, from which the device chooses."""
     places = [branch.places for branch in running.branches]
-    return Candidates(running.transfers, running.plan.predicted, running.decoder.block, places)
+    return Candidates(running.transfers, running.positions, running.decoder.block, places)
 
 
 def _update(group: RowGroup, running: RunningRequest, token_buffer: TokenBuffer, mask_id: int) -> None:
     """Replace tokens in `group` that the host does not know yet by those of the token buffer."""
     if group.noisy is not None:
-        places = running.branches[0].places[running.plan.predicted]
+        places = running.branches[0].places[running.positions]
         group.noisy = group.noisy.on(token_buffer.tokens(send(places, token_buffer.values.device)), mask_id)
 
 

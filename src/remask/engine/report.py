@@ -1,4 +1,4 @@
-"""Who holds which K/V pages, what is stored in them, and how many of their slots are of use."""
+"""Reports which requests and entries hold which K/V pages, and how full the pages are."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class PageTable:
     Attributes:
         layers: the first one, and the one after the last.
         pages: their numbers, in the order of the positions.
-        references: how many hold each of them, in the layer where these are most.
+        references: number of holders of each page, in the layer where it is largest.
     """
 
     layers: tuple[int, int]
@@ -77,7 +77,7 @@ class MemoryReport:
 
     Attributes:
         page_size: token slots a page.
-        total, used, shared: page-layers that exist, that anybody references, and that more than one does.
+        total, used, shared: page-layers that exist, that have a holder, and that have more than one.
         references: page-layers as they would be if nothing were shared.
         slots, wasted: token slots of the used ones, and those among them that hold no token (internal fragmentation).
         bytes: of the used page-layers and of boundary states.

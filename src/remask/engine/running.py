@@ -16,6 +16,7 @@ from remask.plan.prefix_work import LayerWork, layer_work
 from remask.plan.spans import rows_of
 from remask.readers.base import Predicted, Reader, ReadPass, Written
 from remask.request.result import FinishReason, Result, Transfer, Usage
+from remask.sampling.decoder import canvas_step
 from remask.sampling.rows import DeviceRead, RowGroup
 
 Reads: TypeAlias = tuple[tuple[Reader, DeviceRead], ...]
@@ -113,10 +114,12 @@ class RunningRequest(PlannedRequest):
     released: bool = field(init=False, default=False)
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the last token predicted at each position
 
-    def __post_init__(self, vocab: int) -> None:
-        PlannedRequest.__post_init__(self, vocab)
+    def __post_init__(self, vocab: int, before: PlannedRequest | None) -> None:
+        PlannedRequest.__post_init__(self, vocab, before)
         canvas = self.branches[0].canvas
-        self._predicted, self.record.given = canvas.tokens.copy(), canvas.settled_lead
+        self._predicted = canvas.tokens.copy()
+        if before is None:
+            self.record.given = canvas.settled_lead
 
     @property
     def owner(self) -> Owner:
@@ -183,7 +186,7 @@ class RunningRequest(PlannedRequest):
 
     def rows(self, at: int, reads: Reads) -> RowGroup | None:
         """How its rows of the logits are read, if the first is row `at`; None where it predicts nothing."""
-        positions = self.plan.predicted
+        positions = self.positions
         after = at + len(positions)
         if after == at:
             return None
@@ -191,14 +194,14 @@ class RunningRequest(PlannedRequest):
         group = self.decoder.group(slice(at, after), positions)
         if reads:
             group.reads = tuple(read for _, read in reads)
-        if len(self.items()) == 2:
+        if len(self.branches) == 2 == len(self.items()):
             group.guide = slice(after, after + len(positions))
         return group
 
     def _read_pass(self, items: CanvasPlans) -> ReadPass:
-        paired = len(items) == 2
-        again = paired and self.policy.guides(self.decoder.step + 1)
-        return ReadPass(self.decoder, items[0][1].predicted, paired, again, partial(_layer_work, self))
+        paired = len(self.branches) == 2 == len(items)
+        again = paired and self.policy.guides(canvas_step(self.decoder) + 1)
+        return ReadPass(self.decoder, self.positions, paired, again, partial(_layer_work, self))
 
     def apply(self, scores: Scores) -> Transfer | None:
         """End the pass, and transfer what the plan, the device or the decoder chooses. None: nothing is transferred."""
@@ -214,16 +217,16 @@ class RunningRequest(PlannedRequest):
             for reader in self.readers:
                 reader.ended(step, None if plan.fills else found)
         record, claim = self.record, self.claim
-        record.usage.forwards += len(items) if self._schedule.own_clocks else 1
+        record.usage.forwards += self.tally.forwards
         record.usage.row_layers += self.tally.cost
         self._items = None
         if claim.shares is not None:
             claim.shares.computed(plan, claim.shares.ready())
         if plan.fills:
             self._count.passes += 1
-            self._count.left_out += len(self.branches) - len(items)
+            self._count.left_out += len(self.branches) > len(items)
             return None
-        self._count.paired += len(items) - 1
+        self._count.paired += len(self.branches) == 2 == len(items)
         self._last_pass = LastPass(found.positions, found.tokens, found.confidence, found.entropies)
         if scores.chosen is None:
             transfer = self._write(*self._choose(plan, found))
@@ -293,7 +296,7 @@ class RunningRequest(PlannedRequest):
             edited, final = tuple(decoder.edited(positions).tolist()), decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
-            branch.canvas.settle(final, decoder.step)
+            branch.canvas.settle(final, decoder.step - decoder.first_step)
             if not device_knows:
                 branch.changed(positions)
                 branch.changed(final)

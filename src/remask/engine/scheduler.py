@@ -1,4 +1,4 @@
-"""Which running requests take part in the next step."""
+"""Chooses the running members that take part in the next step."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,14 +14,14 @@ NOBODY = Owner()
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What one step may have of all that runs; None does not limit it.
+    """Limits of one step; None is no limit.
 
     Attributes:
         budget: row-layers.
         max_refreshes: items that refresh.
         canvases: canvases.
-        share: row-layers of one client's items, where others have something to compute too.
-        rows: rows in any layer, which have room on the device.
+        share: row-layers of one client's items, while items of other clients are ready too.
+        rows: rows in any layer, by the memory of the device.
     """
 
     budget: int | None = None
@@ -34,29 +34,34 @@ class StepLimits:
 class Scheduler(Generic[T]):
     """Round-robin over running items, within limits.
 
-    An item that does not fit waits. It comes first in the next round, so nothing starves. The first item in line is
-    always taken, because an item larger than the budget would never run otherwise.
+    An item that does not fit waits, and comes first in the next round, so none starves. The first item in line is
+    always taken: an item larger than the budget would never run otherwise.
 
-    Where not all can take part, clients take turns, and within a client its bodies: the first item of each client is
-    asked before the second one of any. An item that waits runs whole steps later, and its later refreshes fall on other
-    steps. Waiting does not change what it computes.
+    If not all items fit, clients take turns, and so do the bodies of a client: the first item of each client comes
+    before the second item of any. An item that waits runs some steps later, and so do its refreshes. Waiting does not
+    change its results.
     """
 
     def __init__(self, limits: StepLimits) -> None:
         self.limits = limits
         self._line: deque[T] = deque()
-        self._facts: dict[T, tuple[Owner, int]] = {}  # whose an item is, and how many canvases it has
+        self._facts: dict[T, tuple[Owner, int]] = {}  # owner and number of canvases of each item
         self._owners: Counter[Owner] = Counter()
         self._clients: Counter[str] = Counter()
         self._canvases = 0
-        self._round = 0  # of those in which not all took part
-        self._served: dict[Owner | str, int] = {}  # the last of them in which a body, or a client, did
+        self._round = 0  # number of rounds in which not all took part
+        self._served: dict[Owner | str, int] = {}  # the last such round in which a body or client took part
 
     def __len__(self) -> int:
         return len(self._line)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._line)
+
+    @property
+    def items(self) -> tuple[T, ...]:
+        """All items, in line."""
+        return tuple(self._line)
 
     def add(self, item: T, owner: Owner = NOBODY, canvases: int = 1) -> None:
         """Append an item of `owner` to the line."""
@@ -90,7 +95,7 @@ class Scheduler(Generic[T]):
         """The items of the next step, which go to the end of the line. Items that are not `ready` keep their place.
 
         `cost` gets the row-layers that are left (None: no budget), so that an item may offer a piece that fits. `rows`
-        are most of an item in any layer.
+        is the largest number of rows of an item in any layer.
         """
         taken, refused = self._within(self._line, ready, cost, refreshes, rows)
         if refused and len(self._owners) > 1:
@@ -112,7 +117,7 @@ class Scheduler(Generic[T]):
         refreshes: Callable[[T], bool],
         rows: Callable[[T], int],
     ) -> tuple[list[T], bool]:
-        """Those of `line` that are ready and fit, in its order; and whether any that was ready did not."""
+        """The items of `line` that are ready and fit, in its order, and whether an item that was ready did not fit."""
         limits, taken, refused = self.limits, list[T](), False
         most = None if limits.canvases is None or self._canvases <= limits.canvases else limits.canvases
         share = limits.share if len(self._clients) > 1 and self._several(ready) else None
@@ -152,9 +157,9 @@ class Scheduler(Generic[T]):
         return any(client != first for client in clients)
 
     def _in_turns(self, ready: Callable[[T], bool]) -> list[T]:
-        """The line, with the first item of each client before the second one of any, and so on; so are its bodies'.
+        """The line with the first item of each client before the second item of any, and the same for its bodies.
 
-        Of those who are equal in that, the one comes first that took part longest ago.
+        Among equals, the one that took part longest ago comes first.
         """
         of_body: Counter[Owner] = Counter()
         by_client: dict[str, list[tuple[int, int, int, T]]] = {}

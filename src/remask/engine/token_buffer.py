@@ -12,18 +12,18 @@ from remask.sampling.choice import Candidates, Choice
 
 
 class TokenBuffer:
-    """Tokens and noisy flags, addressed like K and V of the first layer: canvases that share a prefix share it here.
+    """Tokens and noisy flags, addressed like K/V slots of the first layer, so shared prefixes are shared here too.
 
-    What the host changes it sends with the next pass. What the device chooses it puts here itself, and the host learns
-    of it later.
+    Changes of the host are sent with the next pass. Tokens that the device chooses are written here at once, and the
+    host reads them later.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        # Twice the token, and 1 where it is noisy. What nobody has written is no token.
+        # Twice the token, plus 1 where it is noisy. -2 is no token.
         self.values = torch.full((slots,), -2, dtype=torch.int64, device=device)
 
     def outgoing(self, branches: Sequence[CanvasState]) -> tuple[Index, Index]:
-        """What the host has changed of `branches` since it was sent: places in the buffer and values, int64 [n]."""
+        """Unsent changes of `branches`: places in the buffer and their values, int64 [n] each."""
         changed = [(branch, branch.unsent()) for branch in branches]
         changed = [(branch, positions) for branch, positions in changed if len(positions)]
         if not changed:
@@ -33,7 +33,7 @@ class TokenBuffer:
         return places, np.concatenate([2 * canvas.tokens[at] + canvas.noisy[at] for canvas, at in canvases])
 
     def write(self, places: Tensor, values: Tensor) -> None:
-        """Put `values` at `places`, int64 [n] each, without an order: a place that stands there twice has one value."""
+        """Write `values` to `places`, int64 [n] each. A place that is listed twice has the same value twice."""
         if len(places):
             self.values.index_copy_(0, places, values)
 
@@ -43,12 +43,12 @@ class TokenBuffer:
 
     @torch.inference_mode()
     def transfer(self, scores: Tensor, requests: Sequence[Candidates]) -> Tensor:
-        """Choose of all predicted positions those that are transferred, and put their tokens into the buffer.
+        """Choose the predicted positions that are transferred, and write their tokens to the buffer.
 
-        They are final then, but where a rule may change them again: of these the host says when they are.
+        They are final then, unless a rule may change them again; the host then decides when they are final.
 
-        `scores` [2 + n, R] are those of `read_rows`. Returns them with one row more, which is 1 where a position was
-        chosen here.
+        `scores` [2 + n, R] are those of `read_rows`. Returns them with one more row, which is 1 where a position was
+        chosen.
         """
         if not scores.shape[1] or all(each.chosen is None for each in requests):
             return torch.cat((scores, torch.zeros_like(scores[:1])))
@@ -57,7 +57,7 @@ class TokenBuffer:
         chosen = choice.choose(scores[1], (there & 1).bool(), there >> 1 != tokens)
         answer = torch.cat((scores, chosen[None].to(scores.dtype)))
         put = 2 * tokens + choice.changes[choice.owner]
-        # Every target is written, as their number would be waited for; what was not chosen stays.
+        # All targets are written, as counting the chosen ones would make the host wait. Others keep their values.
         rows, stays = choice.rows, self.values[choice.targets]
         self.write(choice.targets, torch.where(chosen[rows], put[rows], stays))
         return answer

@@ -1,14 +1,13 @@
-"""Memory that is free and that the C library keeps."""
+"""Returns free memory of the C library to the system."""
 
 import ctypes
 import sys
 
 
 def trim_memory() -> bool:
-    """Give free memory back to the system, and say whether any was.
+    """Return free memory to the system. True where there was some.
 
-    glibc keeps what large passes have left free, in case that it is asked for again. Other C libraries have no such
-    call, and there nothing is done.
+    glibc keeps memory that large passes have freed. Other C libraries have no such call, and nothing is done there.
     """
     if sys.platform != "linux":
         return False

@@ -1,4 +1,4 @@
-"""Requests that wait to begin, and whose turn it is: that of whoever holds least, not of whoever asked most."""
+"""The queue of waiting requests. Next is a request of the client that holds the fewest canvases."""
 
 from bisect import insort
 from collections import Counter
@@ -19,10 +19,10 @@ NOTHING: Mapping[Owner, int] = MappingProxyType({})
 class Turns:
     """The requests that wait, and how many canvases their owners hold.
 
-    The client begins that holds the fewest canvases, and of its bodies the one that holds the fewest; of equal ones
-    the one whose request came first. Requests of one body begin in the order of their turns. `priority` goes before
-    all this: among clients, and among the bodies of one. A client or body that holds nothing gains one number for each
-    `PRIORITY_STEP_S` seconds that it waits, so none waits for ever.
+    Next is the client that holds the fewest canvases, and of its bodies the one that holds the fewest; among equals,
+    the one whose request arrived first. Requests of one body begin in the order of their turns. `priority` comes before
+    all of this, among clients and among the bodies of a client. The priority of a client or body that holds nothing
+    improves by one for each `PRIORITY_STEP_S` seconds of waiting, so none waits for ever.
 
     Attributes:
         count: requests that wait.
@@ -34,7 +34,7 @@ class Turns:
         self._held_by_client: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # by client
         self.count = 0
-        self._first: PendingRequest | None = None  # whose turn it is, until anything changes
+        self._first: PendingRequest | None = None  # the next one; kept until something changes
 
     def __len__(self) -> int:
         return self.count
@@ -43,7 +43,7 @@ class Turns:
         return (pending for line in list(self._bodies.values()) for pending in list(line))
 
     def add(self, pending: PendingRequest) -> None:
-        """Let a request wait."""
+        """Queue a request."""
         owner = pending.request.owner
         insort(self._bodies.setdefault(owner, []), pending, key=lambda each: each.turn)
         self._waiting[owner.client] += 1
@@ -51,7 +51,7 @@ class Turns:
         self._first = None
 
     def remove(self, pending: PendingRequest) -> None:
-        """Let a request wait no more. Raises `ValueError` where it did not."""
+        """Remove a request. Raises `ValueError` where it does not wait."""
         owner = pending.request.owner
         line = self._bodies.get(owner, [])
         line.remove(pending)
@@ -69,7 +69,7 @@ class Turns:
         self._first = None
 
     def let_go(self, pending: PendingRequest) -> None:
-        """Note that a request which had begun holds nothing any more."""
+        """Note that a running request has ended."""
         owner = pending.request.owner
         _less(self._held, owner, pending.canvases)
         _less(self._held_by_client, owner.client, pending.canvases)
@@ -84,7 +84,7 @@ class Turns:
     def first(self, now: float, passed: Mapping[Owner, int] = NOTHING) -> PendingRequest | None:
         """The request whose turn it is at the time `now`, on the clock of `arrived`.
 
-        Of each body it is not one of the first `passed`. Where none is passed it is found once, until a request comes,
+        The first `passed` requests of each body are skipped. If none is, the answer is kept until a request arrives,
         begins or ends.
         """
         if self._first is None or passed:

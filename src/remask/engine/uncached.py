@@ -1,4 +1,4 @@
-"""Passes over whole canvases outside of an engine: all rows in all layers, no cache, no request."""
+"""Passes over whole canvases without an engine: all rows in all layers, no cache."""
 
 from collections.abc import Sequence
 

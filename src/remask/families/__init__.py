@@ -10,6 +10,7 @@ from remask.families.dream import DREAM
 from remask.families.family import Family, Slot
 from remask.families.fast_dllm_v2 import FAST_DLLM_V2
 from remask.families.gidd import GIDD
+from remask.families.illada import ILLADA
 from remask.families.llada import LLADA
 from remask.families.llada2 import LLADA2
 from remask.families.llada_moe import LLADA_MOE
@@ -21,6 +22,7 @@ __all__ = [
     "FAMILIES",
     "FAST_DLLM_V2",
     "GIDD",
+    "ILLADA",
     "LLADA",
     "LLADA2",
     "LLADA_MOE",
@@ -35,7 +37,7 @@ __all__ = [
 GROUP = "remask.families"
 """The entry-point group by which other packages add families. Each entry point names a `Family`."""
 
-FAMILIES: tuple[Family, ...] = (LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2, LLADA_MOE, LLADA2, SDAR_MOE)
+FAMILIES: tuple[Family, ...] = (LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2, LLADA_MOE, LLADA2, SDAR_MOE, ILLADA)
 
 
 def _checked(plugin: Plugin, value: object) -> Family:

@@ -1,4 +1,4 @@
-"""The parts that the configurations of families on Qwen's architecture have in common."""
+"""The parts that the configurations of families on the architecture of Llama and Qwen have in common."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,11 +46,13 @@ SHAPE_7B: Mapping[str, Any] = {
 """Fields of `ModelConfig` that diffusion models made of Qwen2.5-7B have in common."""
 
 
-def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int, *, dense: bool = True) -> dict[str, Any]:
+def shape(
+    fields: Fields, raw: Mapping[str, Any], published_mask: int | None = None, *, dense: bool = True
+) -> dict[str, Any]:
     """The fields of `ModelConfig` that all these configurations hold under the same keys. `head_dim` is not among them.
 
-    With the mask token of the published vocabulary, the end of a turn also stops a response. Without a `dense` layer
-    the width of one is not read.
+    With `published_mask`, the mask token of Qwen's published vocabulary, the end of a turn also stops a response.
+    Without a `dense` layer the width of one is not read.
     """
     fields.only("hidden_act", "silu", optional=True)
     # `sliding_window` itself may carry a size that is not in use.

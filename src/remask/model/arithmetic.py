@@ -50,5 +50,5 @@ class Arithmetic:
         return F.silu(x, inplace=True)
 
     def placed(self, x: Tensor) -> Tensor:
-        """`x`, at an address that does not change what is computed from it."""
+        """`x`, or a copy at an address on which no result depends."""
         return x

@@ -23,14 +23,14 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListSize:
-    """What the launches over a work list depend on. A list fits in any larger size.
+    """The size of a work list, on which its launches depend. A list fits in any larger size.
 
     Attributes:
         rows: of the queries.
         units: programs.
         slots: entries of the list of slots.
         outputs: partial results.
-        merged: whether they are merged: a row has several of them, or a sink beside its one.
+        merged: whether they are merged: a row has several of them, or one and a sink.
     """
 
     rows: int

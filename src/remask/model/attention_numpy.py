@@ -1,4 +1,4 @@
-"""Attention by NumPy in float64, unit by unit as the list says: slow, and what the other ways are compared with."""
+"""Attention by NumPy in float64, unit by unit: slow, and the reference for all other executors."""
 
 import math
 from typing import TypeAlias

@@ -163,7 +163,7 @@ def _in_place(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
 def _fused(q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Tensor:
     """PyTorch's fused attention of rows [n, heads, Dh] to one unit's slots, [n, heads, Dh]."""
     groups = k.shape[1]
-    keys, values = k[unit.keys].transpose(0, 1)[None], v[unit.keys].transpose(0, 1)[None]
+    keys, values = (kept[unit.keys].to(q.dtype).transpose(0, 1)[None] for kept in (k, v))
     visible = None
     if unit.reach is not None:
         visible = torch.arange(unit.count, device=q.device) < unit.reach[:, None]

@@ -1,4 +1,4 @@
-"""What the transformer needs to know of a checkpoint: sizes and a few switches."""
+"""The shape of a model: sizes and a few switches."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,10 +14,10 @@ class Router:
     """How a row's experts are chosen and weighted. Its logits are one product of the row with a matrix [experts, D].
 
     Attributes:
-        score: what becomes of the logits: a softmax over all experts, or a sigmoid of each.
+        score: how logits become scores: a softmax over all experts, or a sigmoid of each.
         bias: each expert has a learned number that is added to its score for the choice, and not in its weight.
-        groups: consecutive experts form so many groups of equal size.
-        kept_groups: experts are chosen from so many groups, those whose two best experts have the largest sum.
+        groups: number of groups of equal size that consecutive experts form.
+        kept_groups: number of groups that experts are chosen from: those whose two best experts have the largest sum.
         normalise: the weights of a row are divided by their sum.
         scale: factor of the weights.
         float32: logits, weights and the weighted sum of the experts' outputs are float32 whatever the model's dtype.
@@ -41,7 +41,7 @@ class Mixture:
         experts: routed experts of a layer.
         active: how many of them compute a row.
         intermediate: width of each.
-        shared: width of the shared expert; 0: there is none.
+        shared: width of the shared expert; 0: none.
         dense_layers: layers, ascending, that have an MLP of `ModelConfig.intermediate` in place of the mixture.
         router: how experts are chosen.
     """
@@ -80,7 +80,7 @@ class ModelConfig:
         noise: the noise process of a uniform model.
         structured_attention: clean rows of a uniform model attend to clean rows alone (GIDD). False: every row attends
             to everything.
-        sampling: what the family chooses where a request leaves it open.
+        sampling: the family's defaults of sampling parameters.
     """
 
     family: str

@@ -1,4 +1,4 @@
-"""Which way of computing attention, what stands between products, and which graphs a model runs on a device."""
+"""How a model computes on a device: attention, the operations between matrix products, and device graphs."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -36,7 +36,7 @@ class Executor:
         return (NumpyAttention if self.name == "numpy" else TorchAttention)(config.score_cap)
 
     def kernels(self, model: Transformer) -> LayerKernels | None:
-        """What computes between the products of `model`; None: PyTorch's own operations."""
+        """The kernels between the products of `model`; None: PyTorch's own operations."""
         # A norm of all ranks' heads together is a sum over ranks.
         if self.name != "triton" or (model.config.qk_norm == "whole" and model.ranks.several):
             return None
@@ -66,7 +66,7 @@ def check_graphs(model: Transformer) -> str | None:
 
 
 def make_graphs(model: Transformer, pool: Pool) -> Graphs:
-    """What repeats the layers of `model` over `pool`. Raises `ConfigError` where that cannot be."""
+    """Graphs that repeat the layers of `model` over `pool`. Raises `ConfigError` where that is impossible."""
     hindrance = check_graphs(model)
     if hindrance is not None:
         raise ConfigError(hindrance)

@@ -1,4 +1,4 @@
-"""Layers as device graphs: what a layer has launched once is repeated in one launch, whatever the batch.
+"""Layers as device graphs: the launches of a layer are captured once and repeated in one launch, for any batch.
 
 A graph knows addresses and numbers of rows, so rows stand in buffers of a few sizes. Rows beyond those of a stage are
 spare: they are computed, their K/V go to a slot that no page has, and nobody reads what comes of them.
@@ -22,7 +22,7 @@ from remask.model.rows import Rows
 from remask.model.stage import Stage
 from remask.model.work_list import WorkList
 
-MOST_ROWS = 1024  # of a stage that is repeated: larger ones compute so long that launches do not matter
+MOST_ROWS = 1024  # of a repeated stage; larger ones compute so long that launches do not matter
 MOST_SHAPES = 48  # shapes of stages whose graphs are kept, the last ones used
 
 Shape: TypeAlias = tuple[int, bool, ListSize | None]
@@ -30,7 +30,7 @@ Shape: TypeAlias = tuple[int, bool, ListSize | None]
 
 
 class Layers(Protocol):
-    """What is repeated of a transformer; see `Transformer`."""
+    """The parts of a transformer that graphs repeat; see `Transformer`."""
 
     part: ModelConfig
     cos: Tensor
@@ -57,7 +57,7 @@ class Graphs:
     """Repeats stages in which all rows are computed, over one pool.
 
     Where attention launches the same for all lists of a size, a graph holds a layer, or all layers where a stage has
-    them. Else there are two graphs a layer, and attention is launched between them as ever.
+    them. Otherwise there are two graphs for each layer, and attention is launched between them as usual.
 
     Attributes:
         stages: how many stages were run by graphs.
@@ -123,7 +123,7 @@ class Graphs:
             self._repeat(kept, (layer, "finish"), partial(finish, layer))
 
     def _of(self, shape: Shape) -> "_Kept":
-        """What is kept of stages of `shape`. What was used longest ago goes where there is too much."""
+        """The graphs of stages of `shape`. The least recently used ones are dropped where there are too many."""
         kept = self._kept.setdefault(shape, _Kept())
         self._kept.move_to_end(shape)
         if len(self._kept) > MOST_SHAPES:
@@ -149,7 +149,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Buffers:
-    """What graphs of B rows read and write.
+    """Buffers that graphs of B rows read and write.
 
     Attributes:
         h: hidden states, [B, D].

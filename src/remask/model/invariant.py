@@ -62,7 +62,7 @@ class TiledArithmetic(Arithmetic):
         return x
 
     def sigmoid(self, x: Tensor) -> Tensor:
-        """See `Arithmetic`. The rows are put apart in memory, for the same reason."""
+        """See `Arithmetic`. The rows are copied to separate memory, for the same reason."""
         apart = x.new_empty((len(x), x.shape[1] + 1))[:, :-1]
         apart.copy_(x)
         for part in _few_rows(apart):
@@ -123,7 +123,7 @@ def batch_invariant(model: Transformer) -> Transformer:
     arithmetic = TiledArithmetic()
     queries, keys = (heads * model.config.head_dim for heads in (model.config.heads, model.config.kv_heads))
     matrices = chain.from_iterable(
-        # Q is projected apart from K and V, and choosing rows projects K or V alone.
+        # Q is projected separately from K and V, and choosing rows projects K or V alone.
         (w.qkv[:queries], w.qkv[queries:], w.qkv[-keys:], w.out, *_feed_matrices(w))
         for w in model.weights.layers
     )

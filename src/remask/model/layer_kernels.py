@@ -1,4 +1,4 @@
-"""What a device may compute in few launches between the matrix products of a layer."""
+"""The protocol of kernels for the operations between the matrix products of a layer."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from remask.model.weights import LayerWeights
 
 
 class LayerKernels(Protocol):
-    """The operations between products, each in one launch, whatever the batch."""
+    """The operations between products, each in one launch for any batch."""
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm of the rows of `x` [N, D] with `weight` [D]. Does not change `x`."""

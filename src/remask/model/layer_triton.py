@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a layer, in Triton kernels of one launch each.
+"""The operations between the matrix products of a layer, as Triton kernels of one launch each.
 
 Importing this module needs Triton. Numbers are computed in float32, and rounded where they are stored.
 """
@@ -63,7 +63,7 @@ class TritonLayer:
     ) -> Tensor:
         out = h if weight is None else torch.empty_like(h)
         if len(h):
-            # What a kernel does not read is named all the same.
+            # Arguments that a kernel does not read must be given all the same.
             launch(
                 _sum_and_norm, (len(h),),
                 h, h if new is None else new, h if weight is None else weight, out,

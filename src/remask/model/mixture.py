@@ -46,13 +46,13 @@ def route(x: Tensor, router: Router, active: int, w: MixtureWeights, arithmetic:
 def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic, held: range | None = None) -> Tensor:
     """The weighted sum of the chosen experts' outputs of the rows `x` [N, D], of their dtype.
 
-    `w` holds the experts in `held`; None: all. What a row's other experts add is left out: other ranks compute it.
+    `w` holds the experts in `held`; None: all. Outputs of other experts are left out: other ranks compute them.
     """
     held = range(len(w.router)) if held is None else held
     active, count = routes.experts.shape[1], len(held)
     experts = routes.experts.flatten()
     if count < len(w.router):
-        # A number of their own stands for the others' experts, so that their rows come last and are in no group.
+        # Experts of other ranks get a number after all others, so that their rows come last and are in no group.
         experts = torch.where((experts >= held.start) & (experts < held.stop), experts - held.start, count)
     chosen, order = experts.sort(stable=True)
     ends = torch.searchsorted(chosen, torch.arange(count, device=x.device), right=True, out_int32=True)

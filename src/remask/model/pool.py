@@ -17,21 +17,30 @@ class Pool:
     """
 
     def __init__(
-        self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        outputs: torch.dtype | None = None,
     ) -> None:
+        """K and V are of `dtype`, and outputs that are kept too, unless these are of another."""
         self.pages, self.page_size = pages, page_size
         self.spare = pages * page_size
         shape = (self.spare + 1, config.kv_heads, config.head_dim)
         self.k = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
         self.v = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
-        self._shape = (self.spare + 1, config.hidden)
+        self._outputs = (self.spare + 1, config.hidden), outputs or dtype
         self.outputs: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def keep_outputs(self) -> None:
         """Allocate attention and FFN outputs, [slots, D] each per layer, addressed like K and V, once."""
         if not self.outputs:
-            like = self.k[0]
-            self.outputs = tuple((like.new_empty(self._shape), like.new_empty(self._shape)) for _ in self.k)
+            (shape, dtype), like = self._outputs, self.k[0]
+            self.outputs = tuple(
+                (like.new_empty(shape, dtype=dtype), like.new_empty(shape, dtype=dtype)) for _ in self.k
+            )
 
     @property
     def nbytes(self) -> int:

@@ -25,6 +25,8 @@ ROWS = 16  # the kernel for int4 takes rows in such blocks
 FP8 = torch.float8_e4m3fn
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
 FP8_MULTIPLE = 16  # rows and columns of such a product
+_ENCODED = 2**18  # numbers that are encoded at a time
+MULTIPLIED = 1024  # rows that are multiplied at a time, as what a product makes of each is several times the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,18 @@ class Codes:
 
 
 def encode(kind: Quantization, values: Tensor) -> Codes:
-    """The codes of `values` [m, K], the nearest that there are."""
+    """The codes of `values` [m, K], the nearest that there are.
+
+    Some rows are encoded at a time: what stands between numbers and codes is small, and stays in a cache.
+    """
+    parts = [_encoded(kind, part) for part in torch.split(values, max(1, _ENCODED // values.shape[1]))]
+    if len(parts) == 1:
+        return parts[0]
+    zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
+    return Codes(torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts]), zeros)
+
+
+def _encoded(kind: Quantization, values: Tensor) -> Codes:
     values = values.float()
     if kind == "int4":
         grouped = values.view(len(values), -1, GROUP)
@@ -418,5 +431,10 @@ def described(kind: Quantization | None, device: torch.device) -> str:
 
 
 def _linear(x: Tensor, matrix: QuantisedMatrix, bias: Tensor | None = None) -> Tensor:
-    out = matrix.product(x) if len(x) else x.new_empty((0, matrix.shape[0]))
+    if 0 < len(x) <= MULTIPLIED:
+        out = matrix.product(x)
+    else:
+        out = x.new_empty((len(x), matrix.shape[0]))
+        for start in range(0, len(x), MULTIPLIED):
+            out[start : start + MULTIPLIED] = matrix.product(x[start : start + MULTIPLIED])
     return out if bias is None else out.add_(bias)

@@ -25,7 +25,7 @@ class Shard:
     size: int = 1
 
     def check(self, config: ModelConfig) -> None:
-        """Raise one `ConfigError` that names every size of `config` which cannot be cut for so many ranks."""
+        """Raise one `ConfigError` that names every size of `config` which cannot be cut for `size` ranks."""
         faults = _faults(config, self.size)
         if faults:
             fitting = [str(number) for number in range(2, config.heads + 1) if Shard(0, number).fits(config)]
@@ -35,7 +35,7 @@ class Shard:
             )
 
     def fits(self, config: ModelConfig) -> bool:
-        """Whether `config` can be cut for so many ranks."""
+        """Whether `config` can be cut for `size` ranks."""
         return not _faults(config, self.size)
 
     def part(self, config: ModelConfig) -> ModelConfig:
@@ -105,10 +105,10 @@ class Ranks:
         return x[None]
 
     def everywhere(self, act: Callable[..., T], *args: Any) -> T:
-        """What `act(*args)` returns here, after every other rank was told to do the same.
+        """Call `act(*args)` on every rank, and return its result of this rank.
 
-        A model among `args` stands for each rank's own. So does every tensor or pool that such a call has returned, and
-        views of these: they are not sent. Other tensors are sent with their contents.
+        A model among `args` is replaced by each rank's own. So is every tensor or pool that such a call has returned,
+        and views of these: they are not sent. Other tensors are sent with their contents.
         """
         return act(*args)
 

@@ -66,7 +66,7 @@ def _look_here(
     parts = torch.split(model.queries(h, layer, positions), [len(each.rows) for each in asked])
     found = []
     for q, each in zip(parts, asked, strict=True):
-        rows = attention_rows(q, model.arithmetic.placed(pool.k[layer][each.slots]))
+        rows = attention_rows(q, model.arithmetic.placed(pool.k[layer][each.slots].to(q.dtype)))
         found.append((rows[:, : each.window].exp().sum((0, 1)), rows[:, each.window :]))
     if not model.ranks.several:
         return found

@@ -1,4 +1,4 @@
-"""What a layer knows of its rows beside their hidden states."""
+"""The data of a layer's rows, apart from their hidden states."""
 
 from dataclasses import dataclass
 

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.model.arithmetic import Arithmetic
-from remask.model.attention import Attention, Sink
+from remask.model.attention import Attention, Sink, SizedAttention
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
 from remask.model.graphs import Graphs
 from remask.model.layer_kernels import LayerKernels
 from remask.model.mixture import Routes, feed, route
 from remask.model.pool import Pool
+from remask.model.quantised import QuantisedMatrix
 from remask.model.ranks import Ranks
 from remask.model.rows import Rows
 from remask.model.stage import Pick, Stage, StepBatch
@@ -73,8 +74,19 @@ class Transformer:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, of K/V and of boundary states."""
+        """The dtype of the weights that are not quantized, of hidden states and of boundary states."""
         return self.weights.embed.dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The dtype of K/V: that of the model. On a CPU bfloat16 beside quantized weights, where it would be wider."""
+        wide = self.dtype.itemsize > 2 and self.device.type == "cpu" and not isinstance(self.attention, SizedAttention)
+        return torch.bfloat16 if wide and self.quantised else self.dtype
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the matrices are quantized."""
+        return any(isinstance(layer.qkv, QuantisedMatrix) for layer in self.weights.layers)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
@@ -129,8 +141,8 @@ class Transformer:
             those = slice(None) if rows.written is None else rows.written
             q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin)
             k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those])
-        pool.k[layer].index_copy_(0, rows.slots, k)
-        pool.v[layer].index_copy_(0, rows.slots, v)
+        pool.k[layer].index_copy_(0, rows.slots, k.to(pool.k[layer].dtype))
+        pool.v[layer].index_copy_(0, rows.slots, v.to(pool.v[layer].dtype))
         return q
 
     def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor:
@@ -243,7 +255,7 @@ class Transformer:
         by_similarity = similarity.argsort(stable=True)
         order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
         chosen = pick.rows[order[pick.order]]
-        kept.index_copy_(0, places, new)
+        kept.index_copy_(0, places, new.to(kept.dtype))
         pick.chosen.append(chosen)
         return chosen
 

@@ -1,4 +1,4 @@
-"""The units of a work list as slices and index tensors, for what computes attention by whole operations."""
+"""The units of a work list as slices and index tensors, for executors made of PyTorch or NumPy operations."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ class Unit:
         keys: the slots: a run of them, which is read in place, or int64 slots.
         count: the number of slots.
         reach: how many of the slots each row sees, int64 [rows]; None: all.
-        alone: whether its rows stand in no other unit.
-        first: whether its rows stand in no earlier unit.
+        alone: whether its rows are in no other unit.
+        first: whether its rows are in no earlier unit.
     """
 
     rows: slice

@@ -40,7 +40,7 @@ class WorkList:
     _kept: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None]]:
-        """What was computed of the list is not copied: it may be on a device."""
+        """Pickles the list without what was derived from it, which may be on a device."""
         return WorkList, (self.units, self.slots, self.reach)
 
     @classmethod
@@ -64,14 +64,14 @@ class WorkList:
         return int((self.units[:, ROWS].astype(np.int64) * self.units[:, SLOTS]).sum())
 
     def once(self, make: Callable[..., T], *settings: Hashable) -> T:
-        """What `make` gives for this list and `settings`. It is called once, as all layers of a stage have one list."""
+        """The result of `make` for this list and `settings`, computed once: all layers of a stage share the list."""
         key = (make, *settings)
         if key not in self._kept:
             self._kept[key] = make(self, *settings)
         return cast(T, self._kept[key])
 
     def cut(self, rows: int, slots: int) -> "WorkList":
-        """The same attention in units of at most so many `rows` and `slots`. Pieces that no row sees are left out."""
+        """The same attention in units of at most `rows` rows and `slots` slots. Pieces that no row sees are dropped."""
         units = self.units.astype(np.int64)
         tall, wide = -(-units[:, ROWS] // rows), -(-units[:, SLOTS] // slots)
         pieces = tall * wide

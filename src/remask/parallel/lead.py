@@ -1,4 +1,4 @@
-"""Rank 0: it starts the other ranks, tells them what to compute, and notices where one is lost."""
+"""Rank 0: starts the other ranks, sends them calls, and notices when one is lost."""
 
 import logging
 import subprocess
@@ -57,7 +57,7 @@ class Worker:
         return f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with status {code}"
 
     def state(self, seconds: float | None) -> State | None:
-        """What it says next; None where it says nothing within `seconds`, or has ended."""
+        """Its next message; None if none comes within `seconds`, or it has ended."""
         try:
             if not self.connection.poll(seconds):
                 return None
@@ -246,7 +246,7 @@ def _watch(workers: Sequence[Worker], closed: threading.Event, lead: "weakref.re
 
 
 def _reason(worker: Worker, error: str) -> str:
-    """Why a rank cannot go on."""
+    """Why a rank cannot continue."""
     if error:
         return f"{worker.name} failed: {error}"
     with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Calls between ranks: what is sent of their arguments, and what every rank has already.
+"""Calls between ranks: which arguments are sent, and which every rank already has.
 
 A call is its function and arguments, pickled. Tensors are not in there: those that an earlier call returned stand on
 every rank, and are named; the contents of all others follow in one buffer, which is broadcast.
@@ -90,7 +90,7 @@ class Names:
 
 
 class Things:
-    """What one rank other than 0 has, by name."""
+    """The objects of one rank other than 0, by name."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -126,7 +126,7 @@ class _Pickler(pickle.Pickler):
         self._places: dict[int, int] = {}  # in `sent`, by identity
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        """What stands for `obj`; None: itself."""
+        """The name of `obj`; None: it is pickled."""
         if isinstance(obj, Transformer):
             return ("model",)
         if isinstance(obj, Pool | RankLocal):
@@ -148,7 +148,7 @@ class _Unpickler(pickle.Unpickler):
         self.things, self.sent = things, sent
 
     def persistent_load(self, pid: tuple[Any, ...]) -> Any:
-        """What `pid` stands for."""
+        """The object named `pid`."""
         kind, *rest = pid
         if kind == "model":
             return self.things.model

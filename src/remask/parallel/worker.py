@@ -1,4 +1,4 @@
-"""What a rank other than 0 does: it loads its part of the model, and takes part in rank 0's calls until rank 0 ends."""
+"""A rank other than 0: it loads its part of the model, and runs rank 0's calls until rank 0 ends."""
 
 import signal
 from contextlib import ExitStack, suppress
@@ -16,12 +16,12 @@ from remask.parallel.group import join_group, join_store, remove_store
 from remask.parallel.message import Things
 
 PATIENCE_S = 10.0
-"""Seconds that a rank which cannot go on waits for what rank 0 says about it."""
+"""Seconds that a failed rank waits for rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a rank is told when it starts.
+    """The settings that a rank is started with.
 
     Attributes:
         model, dummy: as `find_model` takes them.
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a rank says of itself.
+    """A message of a rank about its state.
 
     Attributes:
         kind: its weights are loaded; it has met the others; it failed; or it answers where it stands.
@@ -88,7 +88,7 @@ def serve(job: Job, rank0: Connection) -> None:
             shard=job.shard,
             quantization=job.quantization,
         )
-    # Whatever it is, rank 0 reports it.
+    # Rank 0 reports any error.
     except Exception as error:
         rank0.send(State("failed", error=f"{type(error).__name__}: {error}"))
         return

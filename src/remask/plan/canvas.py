@@ -1,4 +1,4 @@
-"""A request's whole token sequence, and which of its positions are final; what a response is made of."""
+"""The canvas: a request's whole token sequence, and which positions are final. Templates of responses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from remask.plan.plan import NEVER
 from remask.plan.spans import Mask
 
 OPEN = -1
-"""Stands in a `Template` for the token of a place that is to be denoised."""
+"""In a `Template`: the token of a place that is to be denoised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Canvas:
     ) -> None:
         """`noise` holds the tokens after the prompt. The first `response` of them belong to the response.
 
-        The fixed tokens of a `template` of so many places stand there from the start, and are as final as the prompt.
+        The fixed tokens of a `template` of `response` places are written at once, and are as final as the prompt.
         """
         self.prompt, self.end = len(prompt), len(prompt) + response
         self.tokens: NDArray[np.int64] = np.concatenate(
@@ -142,6 +142,13 @@ class Canvas:
         fresh = positions[self.noisy[positions]]
         self.noisy[fresh] = False
         self.settled[fresh] = step
+
+    def grow(self, count: int, mask_id: int) -> None:
+        """Append `count` masks to the response, which ends the canvas. What is final counts as given from now on."""
+        self.tokens = np.concatenate([self.tokens, np.full(count, mask_id, dtype=np.int64)])
+        self.noisy = np.concatenate([self.noisy, np.ones(count, dtype=np.bool_)])
+        self.settled = np.where(self.noisy, NEVER, -1).astype(np.int32)
+        self.end += count
 
     def ahead(self, positions: NDArray[np.int64], step: int) -> Self:
         """This canvas once `step` has made `positions` final, whose tokens are not known. Changes nothing here."""

@@ -18,7 +18,7 @@ class FeedForward:
     """The matrices of one layer's feed-forward: of a dense MLP, or of a mixture of experts and its shared expert.
 
     Attributes:
-        up: rows of the matrix that leads into the MLP or the shared expert: gate and up, or up alone. 0: there is none.
+        up: rows of the matrix that leads into the MLP or the shared expert: gate and up, or up alone. 0: none.
         intermediate: F, columns of the matrix that leads out of it.
         experts: routed experts, which are resident; 0 in a dense layer.
         active: routed experts that a row is computed by.
@@ -43,7 +43,7 @@ class FeedForward:
         return hidden * (2 * units + (self.experts > 0)) + self.inner
 
     def read(self, rows: int) -> int:
-        """Times D: weights that `rows` rows need at most, as each may choose other experts."""
+        """Times D: weights that `rows` rows need at most, because each may choose other experts."""
         used = min(self.experts, rows * self.active)
         return self.up + self.intermediate + self.experts + used * self._expert
 

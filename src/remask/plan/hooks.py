@@ -15,7 +15,7 @@ from remask.plan.spans import Mask, Span, Spans
 
 @dataclass(frozen=True, slots=True)
 class HookCost:
-    """What a hook adds to the cost of a pass.
+    """The cost that a hook adds to a pass.
 
     Attributes:
         selection: of comparing rows with the cache.
@@ -37,8 +37,8 @@ class LayerHook(ABC):
         on_device: the class of its device half, as "module:name".
         layered: the pass runs layer by layer. Without it the hook acts once all layers have run.
         revives: it may make rows live that the plan leaves out, so the inputs of all rows to all layers must be kept.
-        adds_outputs: it may let rows add cached outputs of attention and feed-forward.
-        releases_inputs: what the canvas keeps of the inputs to its layers is not needed after the pass.
+        adds_outputs: it may make rows add cached outputs of attention and feed-forward.
+        releases_inputs: the inputs to layers that the canvas keeps are not needed after the pass.
     """
 
     on_device: ClassVar[str]
@@ -66,8 +66,8 @@ class LayerHook(ABC):
 
     @abstractmethod
     def below(self, lead: Mask) -> Self:
-        """The same without the positions that are not in `lead`, [T]."""
+        """The hook without the positions outside of `lead`, [T]."""
 
     @abstractmethod
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
-        """What it adds to a pass over `spans`."""
+        """The cost that it adds to a pass over `spans`."""

@@ -16,7 +16,7 @@ LEASED = -1
 
 @dataclass(frozen=True, slots=True)
 class _Entered:
-    """What a plan was entered as: its spans, limits and hook, which a later plan may have too, and what follows."""
+    """The parts of an entered plan that a later plan may repeat: its spans, limits and hook."""
 
     spans: Spans
     sees: Reach | None
@@ -26,7 +26,7 @@ class _Entered:
 
 @dataclass(frozen=True, slots=True)
 class _Replaced:
-    """What stood where an entered plan wrote: `written` of its rows and `kept` of its saves, in the order of spans."""
+    """Entries that a plan replaced: `written` of its rows and `kept` of its saves, in the order of its spans."""
 
     spans: tuple[Span, ...]
     written: tuple[NDArray[np.int32], ...]
@@ -35,12 +35,12 @@ class _Replaced:
 
 
 class Ledger:
-    """Step at which each K/V row was last written, int32 [layers, length]; `LEASED` for rows lent by the store.
+    """Step at which each K/V row was last written, int32 [layers, length]; `LEASED` for rows of the store.
 
     One ledger belongs to one canvas. `apply` is called before a plan runs, so a bad plan never reaches the device.
 
-    What is written or kept stays so. So a plan over the same spans as the plan before is allowed because that one was.
-    It changes the step of their rows alone, which is put down when other rows are written.
+    Rows that are written or kept stay so. So a plan over the same spans as the last one needs no check. It only changes
+    the step of its rows, which is recorded once other rows are written.
     """
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
@@ -49,11 +49,11 @@ class Ledger:
         self.prefix = prefix
         self.step = -1
         self._written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
-        self._lead = np.zeros(layers, dtype=np.int64)  # leading positions of a layer that are all written or lent
+        self._lead = np.zeros(layers, dtype=np.int64)  # leading positions of a layer that are all written or leased
         self._least = 0  # the least of `_lead`
-        self._lent = np.zeros(length, dtype=np.bool_) if prefix is None else prefix.rows(length)
+        self._leased = np.zeros(length, dtype=np.bool_) if prefix is None else prefix.rows(length)
         if prefix is not None:
-            self._written[: prefix.layers, self._lent] = LEASED
+            self._written[: prefix.layers, self._leased] = LEASED
             self._lead[: prefix.layers] = prefix.lead
         self._last: _Entered | None = None  # the last plan
         self._stamped = -1  # step that `_written` has for its rows
@@ -89,10 +89,17 @@ class Ledger:
         self._put_down()
         self._record(_Entered(plan.spans, plan.sees, plan.hook, plan.may_change))
 
+    def fork(self) -> "Ledger":
+        """A ledger that goes on from what stands here. What is entered there does not show here."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other._written, other.kept = self.written.copy(), self.kept.copy()
+        return other
+
     def roll_back(self) -> None:
         """Forget the last step, whose plan repeated the one before.
 
-        What it wrote must be written again before it is read.
+        Its rows must be written again before they are read.
         """
         self.step -= 1
 
@@ -130,7 +137,7 @@ class Ledger:
                 if (part[:, adding] < 0).any():
                     raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
             hit = self.prefix
-            if hit is not None and not hit.copied and layers.start < hit.layers and (rows & self._lent).any():
+            if hit is not None and not hit.copied and layers.start < hit.layers and (rows & self._leased).any():
                 raise PlanError(f"layers {layers}: leased rows are read-only; freeze them or leave them out")
             reach = plan.reach(span)
             if self._least < reach:
@@ -156,10 +163,10 @@ class Ledger:
     def _check_restored(self, layer: int, rows: Mask) -> None:
         missing = rows & ~self.kept[layer]
         if self.prefix is not None and layer == self.prefix.boundary:
-            missing &= ~self._lent
+            missing &= ~self._leased
         if missing.any():
             last = np.flatnonzero(missing)[-1]
-            raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent or kept")
+            raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is stored or kept")
 
     def _record(self, plan: _Entered) -> None:
         """Enter a plan that was checked as the next step."""
@@ -191,7 +198,7 @@ class Ledger:
             self._least = int(self._lead.min())
 
     def _copied(self, spans: Spans) -> _Replaced:
-        """What stands where `spans` write. Each of them is copied once."""
+        """The entries that `spans` will replace."""
         written = tuple(
             self._written[span.layers.start : span.layers.stop, span.written_index].copy() for span in spans
         )

@@ -36,7 +36,7 @@ class CacheMeter:
     def staleness(self) -> float:
         """Passes since the K/V that a pass attends to were written; 0 for those that it writes itself.
 
-        The mean over positions, over the layers in which any row attends, and over passes. K/V lent by the prefix store
+        The mean over positions, over the layers in which any row attends, and over passes. K/V of the prefix store
         count as written by a pass before the request's first. Cached attention and FFN outputs are not K/V.
         """
         return self._age / self.passes if self.passes else 0.0

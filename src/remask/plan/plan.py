@@ -33,7 +33,7 @@ class Plan:
             empty mask makes a fill pass, which only writes caches and does not end the step.
         sees: row p attends to the positions below sees[p], which never decreases. None: every row attends to all
             positions. The engine fills it in from the `View`.
-        refreshes: the pass fills or renews caches, beside what the policy computes in every pass.
+        refreshes: the pass fills or renews caches, in addition to what the policy computes in every pass.
         hook: what the policy does on the device between layers; None: nothing.
         predicted: the positions of `predict`.
         again: the plan repeats the one before.
@@ -65,7 +65,7 @@ class Plan:
         own["refreshes"], own["hook"], own["again"] = refreshes, hook, False
 
     def check(self, length: int) -> None:
-        """Raise `PlanError` unless all arrays have `length` positions, and it can commit and do what it says."""
+        """Raise `PlanError` unless all arrays have `length` positions, and commits, saves and hook fit the spans."""
         spans, shape = self.spans, (length,)
         masks: list[NDArray[Any]] = [self.predict]
         masks += [mask for mask in (self.commit, self.sees) if mask is not None]
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def widest(self) -> int:
-        """Most rows that the plan, or what it may become, has live in any layer."""
+        """Largest number of live rows in any layer, also after the hook has changed the plan."""
         return self.spans.widest if self.hook is None or not self.hook.revives else len(self.spans[0].rows)
 
     @property
@@ -137,7 +137,7 @@ class Plan:
         return self.over(self.spans.cut(at))
 
     def refreshed(self, at: int) -> "Plan":
-        """The plan with all rows live from layer `at` >= 1 on; those that were not restart from their kept states."""
+        """The plan with all rows live from layer `at` >= 1 on. Rows that become live restart from their kept states."""
 
         def whole(span: Span) -> Span:
             if span.layers.start < at:
@@ -150,7 +150,7 @@ class Plan:
         return self.over(self.spans.cut(at).map(whole), refreshes=True)
 
     def below(self, sees: Reach, memo: "SpanMemo") -> "Plan":
-        """The plan without the positions that no row `sees`. Equal spans are found in the canvas' `memo`."""
+        """The plan without the positions that no row `sees`. Equal spans are reused from the canvas' `memo`."""
         stop = int(sees[-1])
         lead = np.arange(len(self.predict)) < stop
         spans = memo.get((stop, self.spans), lambda: self.spans.map(lambda span: span.below(stop)))
@@ -159,7 +159,7 @@ class Plan:
         return Plan(spans, self.predict & lead, commit, sees, self.refreshes, hook)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
-        """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""
+        """The plan after `layer` has chosen: of the rows that it picks among, it computes `rows`."""
 
         def settled(span: Span) -> Span:
             if span.layers != range(layer, layer + 1) or span.pick is None:
@@ -186,13 +186,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What a request reads of what is stored: a prefix, or parts that stand anywhere in its prompt.
+    """The stored K/V that a request reads: a prefix, or parts anywhere in its prompt.
 
     Attributes:
         length: number of positions.
         boundary: their rows may restart at this layer, from the hidden states that leave the layer before it.
-        layers: K/V are lent in layers 0 .. layers - 1. At least `boundary`, which is also the default.
-        parts: where they stand, ascending, each a stored entry of its own. By default the first `length` positions.
+        layers: K/V are read from the store in layers 0 .. layers - 1. At least `boundary`, which is also the default.
+        parts: the positions of each stored part, ascending. By default the first `length` positions.
         copied: all K/V are copies of the request's own, which may be written.
     """
 
@@ -219,7 +219,7 @@ class PrefixHit:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What the decoder of a request knows about a step before its passes.
+    """Facts about a step that the decoder knows before its passes.
 
     Attributes:
         order: positions that the step transfers, in order, int64. None where the sampler chooses them afterwards.
@@ -235,7 +235,7 @@ class StepFacts:
 
 @dataclass(slots=True)  # not frozen, as one is made for each step of each request
 class LastPass:
-    """What the last pass that predicted tokens reported; empty before the first one.
+    """Results of the last pass that predicted tokens; empty before the first one.
 
     Attributes:
         positions: positions that it predicted, ascending, int64 [N].
@@ -253,16 +253,16 @@ class LastPass:
 
 @dataclass(slots=True)  # not frozen, as one is made for each pass of each request, and that takes twice as long
 class View:
-    """All that a policy may see of a request: ints and host arrays, never tensors. Policies must not write to it."""
+    """All that a policy may use of a request: ints and host arrays, never tensors. Policies must not write to it."""
 
-    layers: int
+    layers: int  # number of layers of the model
     step: int  # denoising steps of this request so far
     block_step: int  # the same within the current block
     block: range  # positions denoised together now
     prompt: int  # positions 0 .. prompt - 1 were given
     noisy: Mask  # not final yet
     settled: NDArray[np.int32]  # step at whose end a position became final; -1 for what was given, NEVER where noisy
-    prefix: PrefixHit | None
+    prefix: PrefixHit | None  # what the request reads from the store; None: nothing
     pass_index: int = 0  # passes since this step began: 1 after a fill pass
     shift: int = 0  # of the model family: row p - shift predicts position p
     sees: Reach | None = None  # row p attends to positions below sees[p]; None: to all
@@ -272,13 +272,13 @@ class View:
     steps: int | None = None  # of the whole response; None where no schedule says how many there are
     decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
     last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
-    hook_output: Any = None  # what the policy's layer hook told of earlier passes, on the host; None before the first
+    hook_output: Any = None  # what the policy's layer hook reported of earlier passes; None before the first
     memo: SpanMemo = field(default_factory=SpanMemo)  # of the canvas; see `spans`
 
     def spans(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
-        """The spans that `make` returns, or those that it returned before for this canvas under an equal `key`.
+        """The spans that `make` returns, or those that it returned for this canvas before under an equal `key`.
 
-        Whatever the spans depend on must be in `key`, but for what never changes on a canvas: the settings of its
+        Everything that the spans depend on must be in `key`, except what never changes on a canvas: the settings of its
         policy, and the fields `layers`, `prompt`, `prefix`, `shift` and `response`.
         """
         return self.memo.get(key, make)

@@ -1,4 +1,4 @@
-"""What a pass does with its shared prefix, layer by layer: reused, restored, refreshed."""
+"""The work of a pass on its shared prefix, layer by layer: rows reused, restored and refreshed."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class LayerWork:
 
     Attributes:
         layers: layers that do the same.
-        rows: rows computed in each of them, of the prefix or not. What is said of the prefix holds of stored parts too.
+        rows: rows computed in each of them, of the prefix or not. Stored parts count like a prefix.
         reused: prefix rows whose K/V are read as an earlier pass left them.
         leased: rows of `reused` that are read from the prefix store.
         restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one
@@ -33,12 +33,12 @@ class LayerWork:
 def layer_work(plan: Plan, prefix: Mask, hit: PrefixHit | None) -> tuple[LayerWork, ...]:
     """The work of `plan` on a canvas whose positions `prefix` [T] are shared.
 
-    `hit` is the part of them that the store lent. `TopRho` chooses rows on the device, so the host does not know which
-    ones: they count in `rows`, and those of the prefix count as reused.
+    `hit` is the part of them that is read from the store. `TopRho` chooses rows on the device, so the host does not
+    know which: they count in `rows`, and those of the prefix count as reused.
     """
     if hit is not None:
         plan = plan.cut(hit.boundary).cut(hit.layers)
-    lent = None if hit is None or hit.copied else hit  # copies may have been computed anew
+    leased = None if hit is None or hit.copied else hit  # copies may have been computed anew
     work = []
     live: Mask = np.ones_like(plan.predict)  # before layer 0 every row can be embedded
     for span in plan.spans:
@@ -50,7 +50,7 @@ def layer_work(plan: Plan, prefix: Mask, hit: PrefixHit | None) -> tuple[LayerWo
                 layers=span.layers,
                 rows=span.cost // len(span.layers),
                 reused=reused,
-                leased=min(reused, lent.length) if lent is not None and span.layers.start < lent.layers else 0,
+                leased=min(reused, leased.length) if leased is not None and span.layers.start < leased.layers else 0,
                 restored=int((span.rows & ~live & prefix).sum()),
                 refreshed=refreshed,
             )

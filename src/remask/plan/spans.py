@@ -21,7 +21,7 @@ Positions: TypeAlias = NDArray[np.int64]  # ascending positions of a canvas
 
 
 def index_of(positions: Positions) -> slice | Positions:
-    """What `positions` are indexed by: a slice where they are one run, which copies nothing; else themselves."""
+    """An index for `positions`: a slice if they are consecutive, which copies nothing; else the positions."""
     if not len(positions):
         return slice(0, 0)
     first, last = int(positions[0]), int(positions[-1])
@@ -44,20 +44,20 @@ class TopRho:
     and the others add their cached attention and FFN outputs. With `by="key"` K and V change places.
     """
 
-    among: Mask
-    count: int
-    by: Literal["value", "key"] = "value"
+    among: Mask  # rows to choose from
+    count: int  # how many are computed
+    by: Literal["value", "key"] = "value"  # what is compared with the cache
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
     """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
 
-    layers: range
-    rows: Mask  # live rows; those not live just before are restored from the boundary state at layers.start
-    frozen: Mask | None = None  # live, but write no K/V: what stands there is lent and read-only, or is to stay
+    layers: range  # the layers that it covers, consecutive
+    rows: Mask  # live rows; rows that were not live in the layer before restart from a state kept for layers.start
+    frozen: Mask | None = None  # live rows that write no K/V: theirs are shared and read-only, or must be kept
     save: Mask | None = None  # rows whose input hidden state at layers.start is kept
-    pick: TopRho | None = None
+    pick: TopRho | None = None  # rows of which the device chooses those that are computed; None: no choice
     held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
 
     @cached_property
@@ -77,12 +77,12 @@ class Span:
 
     @cached_property
     def written_index(self) -> slice | Positions:
-        """What `written` is indexed by on the canvas."""
+        """An index of `written` on the canvas."""
         return index_of(np.flatnonzero(self.written))
 
     @cached_property
     def written_rows(self) -> Positions:
-        """The rows of `written`, as numbers among those of `computed`."""
+        """The rows of `written`, numbered among the rows of `computed`."""
         return np.flatnonzero(self.written[np.flatnonzero(self.computed)])
 
     @cached_property
@@ -92,7 +92,7 @@ class Span:
 
     @cached_property
     def index(self) -> slice | Positions:
-        """What the live rows are indexed by on the canvas."""
+        """An index of the live rows on the canvas."""
         return index_of(self.positions)
 
     @cached_property
@@ -129,16 +129,16 @@ class Span:
         return bool(np.count_nonzero(self.rows[rows]) == len(rows))
 
     def within(self, layers: range) -> "Span":
-        """The same in some of its layers. What follows from the rows is found out once for all parts."""
+        """The same span in some of its layers. Derived arrays are shared with the whole."""
         _ = self.written_index, self.index, self.last, self.fixed, self.writes_all
         part = object.__new__(Span)
-        # Rows pass through a boundary that is new, so what is to be saved is saved at the old one.
+        # Rows pass through a new boundary, so states are still saved at the old one.
         save = self.save if layers.start == self.layers.start else None
         vars(part).update(vars(self), layers=layers, save=save)
         return part
 
     def below(self, stop: int) -> "Span":
-        """The same without the positions from `stop` on. Of a choice it takes at most what is left."""
+        """The span without the positions from `stop` on. A pick is cut to the rows that are left."""
         lead = np.arange(len(self.rows)) < stop
 
         def left(mask: Mask | None) -> Mask | None:
@@ -183,8 +183,8 @@ def crossing(before: Span, after: Span) -> Crossing:
 class Spans(tuple[Span, ...]):
     """Spans that cover the layers of a model in order.
 
-    Plans that compute the same rows may have the same `Spans`. What was found out about them then serves again: the
-    ledger need not look at them twice, nor is anything but tokens and predictions packed anew.
+    Plans that compute the same rows may share one `Spans` object. The ledger then need not check it twice, and only
+    tokens and predictions are packed again.
     """
 
     def __new__(cls, spans: Iterable[Span]) -> "Spans":
@@ -278,18 +278,18 @@ class Spans(tuple[Span, ...]):
 
 
 class SpanMemo:
-    """The spans that the plans of one canvas had lately, by what they were made of.
+    """The spans of the recent plans of one canvas, by the key that they were made for.
 
-    It saves work and changes no plan: what is made of the same is the same.
+    It saves work and changes no plan: equal keys make equal spans.
     """
 
-    KEPT = 8  # a policy alternates between very few, and those of earlier blocks do not come again
+    KEPT = 8  # a policy alternates between very few, and those of earlier blocks are not used again
 
     def __init__(self) -> None:
         self._made: OrderedDict[Hashable, Spans] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
-        """What is kept under `key`, or else the spans that `make` returns, which are kept then."""
+        """The spans kept under `key`. If there are none, those that `make` returns are kept."""
         spans = self._made.get(key)
         if spans is not None:
             self._made.move_to_end(key)

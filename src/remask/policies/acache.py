@@ -1,4 +1,4 @@
-"""`acache`: stored parts, of which the rows that masks attend to most are computed anew."""
+"""`acache`: reads stored parts, and recomputes those of their rows that masks attend to most."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from remask.policies.dense import Dense
 
 @dataclass(frozen=True, slots=True)
 class Weigh(LayerHook):
-    """Attention that is told once a pass has run (ACache, arXiv 2608.26140): `View.hook_output`.
+    """Reports attention once a pass has run (ACache, arXiv 2608.26140): `View.hook_output`.
 
     Attributes:
         rows: whose attention; the plan keeps their inputs to all layers.
@@ -62,16 +62,16 @@ class Weigh(LayerHook):
 
 @dataclass(frozen=True, slots=True)
 class ACache(CachePolicy):
-    """ACache (arXiv 2608.26140) over any inner policy: stored parts are read in all layers, but for their anchors.
+    """ACache (arXiv 2608.26140) over any inner policy: stored parts are read in all layers, except for their anchors.
 
-    The first pass of a request computes what stands outside of the parts, predicts nothing, and tells how much the
-    masks attend to each position of the parts. Those with the most are the anchors, the same in all layers. The first
-    pass of each block computes their rows too, whose K/V take the place of the stored ones; with `anchor_interval` so
-    does every pass a multiple of so many steps after it.
+    The first pass of a request computes everything outside of the parts, predicts nothing, and reports how much the
+    masks attend to each position of the parts. The positions with the most attention are the anchors, in all layers.
+    The first pass of each block recomputes the rows of the anchors, and their K/V replace the stored ones. With
+    `anchor_interval`, every pass that many steps after it does so too.
 
     Attributes:
         inner: the policy for everything but the parts.
-        ratio: share of the parts' positions that are anchors, rounded up. 0 is `reuse`; at 1 nothing needs telling.
+        ratio: share of the parts' positions that are anchors, rounded up. 0 is `reuse`; at 1 no attention is needed.
         anchor_interval: steps of a block from one computation of the anchors to the next; None: once a block. The
             authors' variant with dKV-Cache takes 8.
     """
@@ -84,10 +84,10 @@ class ACache(CachePolicy):
         real("ratio", self.ratio, low=0, high=1)
         whole("anchor_interval", self.anchor_interval, low=1, optional=True)
         if self.inner.boundary(1, 2, 1):
-            raise ConfigError("acache cannot stand before a policy that reads stored parts too; name one of them")
+            raise ConfigError("acache cannot wrap a policy that reads stored parts too; name one of them")
         if kept := ", ".join(sorted(self.inner.traits.keeps)):
             raise ConfigError(
-                f"acache cannot stand before a policy that keeps {kept} of rows, as anchors come and go; use none, a "
+                f"acache cannot wrap a policy that keeps {kept} of rows, as anchors come and go; use none, a "
                 "block cache, dkv-decode or entropy-cache within it"
             )
 
@@ -117,7 +117,7 @@ class ACache(CachePolicy):
         return layers
 
     def anchors(self, view: View, hit: PrefixHit) -> Mask:
-        """The positions of the stored parts whose rows are computed anew, [T]; of equal ones the first."""
+        """The anchors: positions of stored parts whose rows are recomputed, [T]. Of equal ones the first."""
         rows, count = hit.rows(view.length), math.ceil(self.ratio * hit.length)
         if view.hook_output is None:
             return rows if count == hit.length else view.rows(0, 0)
@@ -142,7 +142,7 @@ class ACache(CachePolicy):
         )
 
     def plan(self, view: View) -> Plan:
-        """First a pass that tells the anchors; then the inner plan without parts, with the anchors where due."""
+        """First a pass that finds the anchors; then the inner plan without the parts, with the anchors where due."""
         hit = view.prefix
         if hit is None:
             return self.inner.plan(view)

@@ -8,7 +8,7 @@ from remask.checks.kinds import ModelKind
 from remask.plan import Plan, View
 
 ALWAYS = 1 << 62
-"""What `CachePolicy.repeats` answers of a plan that serves until its block is done."""
+"""Returned by `CachePolicy.repeats` for a plan that repeats until its block is done."""
 
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
 Kept: TypeAlias = Literal["outputs", "attention", "inputs"]
@@ -17,7 +17,7 @@ Sharing: TypeAlias = Literal["prefix", "pages"]
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What is known about a request before it begins, for `CachePolicy.check`.
+    """Facts about a request before it begins, for `CachePolicy.check`.
 
     Attributes:
         layers: the model's layers.
@@ -45,7 +45,7 @@ class Schedule:
             "within_block" runs those of a block that still has noisy positions. "all" runs all of them, because later
             passes read what they write.
         blockwise: threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget.
-        own_clocks: the two canvases of a guided request count their steps and forwards apart.
+        own_clocks: the two canvases of a guided request have separate counts of steps and forwards.
     """
 
     idle_passes: IdlePasses = "all"
@@ -55,23 +55,23 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How the engine runs requests under a policy, beside what their plans say.
+    """How the engine runs requests under a policy, as far as plans do not say it.
 
     A policy that only decides which rows to compute needs none of it.
 
     Attributes:
         kinds: kinds of models that the policy is defined for.
         schedule: which passes are run.
-        keeps: what the device keeps beside K and V. "outputs" keeps attention and FFN outputs. "attention" lets plans
+        keeps: further tensors that the device keeps. "outputs" keeps attention and FFN outputs. "attention" lets plans
             watch attention and keeps the hidden states of all rows; such a policy reads no shared prefix. "inputs"
-            keeps hidden states until a plan has told of attention (`Weigh`).
-        copies: K/V of stored parts are copied for the request, because some of them are computed anew.
+            keeps hidden states until a hook has reported attention (`Weigh`).
+        copies: K/V of stored parts are copied for the request, because some of their rows are recomputed.
         sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
             shares committed pages exactly.
-        reads: what the device reads of every predicted row beside token and confidence. "entropy" fills
+        reads: further numbers that the device returns for every predicted row. "entropy" fills
             `LastPass.entropies`.
-        by_clock: plans follow from step clocks, the block, and the order that the decoder knows beforehand. Of what is
-            noisy or settled, and of the last pass, they depend on no more, but for the positions that they predict. The
+        by_clock: plans depend on step numbers, the block, and an order that is known before the pass. They do not
+            depend on which positions are noisy or settled, or on the last pass, apart from what they predict. The
             device then chooses positions where it can, and a plan that repeats may be queued while the pass before it
             runs. False is always right.
     """
@@ -137,12 +137,22 @@ class CachePolicy(ABC):
         return None
 
     def repeats(self, view: View) -> int:  # noqa: ARG002
-        """How many of the next steps of the block have the plan of `view` again, whatever the steps before transfer.
+        """For how many of the next steps of the block the plan of `view` repeats, whichever positions are transferred.
 
-        They may differ in the positions that they predict: these, and those of `view`, are the block's noisy ones. The
-        engine does not ask for the plans of such steps. 0 is always right.
+        Only the predicted positions may differ: in each of these steps, and in that of `view`, they are the noisy ones
+        of the block. The engine does not ask for the plans of these steps. 0 is always right.
         """
         return 0
+
+    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:  # noqa: ARG002
+        """How many positions of the canvas a draft needs K/V of its own for; None where drafts cannot be exact.
+
+        Drafts are later states of a block, computed beside the present one under its plan (`speculate`). With an answer
+        a policy promises of plans that repeat: they hold rows and nothing more (no `pick`, `held`, `save` or hook);
+        they write at most so many positions; and what they write is written anew before any other plan reads it. So
+        it never matters which drafts were computed. `canvas`, `response` and `block` count positions.
+        """
+        return None
 
     @abstractmethod
     def plan(self, view: View) -> Plan:

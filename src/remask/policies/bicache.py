@@ -50,7 +50,7 @@ class BiCache(CachePolicy):
             raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
         if "attention" in self.inner.traits.keeps:
             raise ConfigError(
-                "bicache cannot stand before elastic-cache: one restarts rows from the store's hidden states, the "
+                "bicache cannot wrap elastic-cache: one restarts rows from the store's hidden states, the "
                 "other from the request's own; name one of them"
             )
         depth: object = self.depth
@@ -115,6 +115,10 @@ class BiCache(CachePolicy):
             return self.inner.repeats(view)
         return 0 if self._rejoins(view, view.prefix) else _repeats(self.inner, self.refresh_interval, view)
 
+    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:
+        """As the inner policy: between refreshes the prefix is read, and no plan repeats beyond one."""
+        return self.inner.draft_rows(canvas, response, block)
+
     def _rejoins(self, view: View, hit: PrefixHit) -> bool:
         """Whether this pass computes the prefix rows above the boundary."""
         return self.refreshes(view.step) and view.pass_index == 0 and hit.boundary < view.layers
@@ -124,7 +128,7 @@ class BiCache(CachePolicy):
         plan = self.inner.plan(view)
         if view.prefix is None:
             return plan
-        # At boundary = layers there is nothing deep to refresh. After a fill pass that refreshed, the next pass of the
+        # At boundary = layers no deep rows are left to refresh. After a fill pass that refreshed, the next pass of the
         # step reads the K/V that it wrote.
         refresh = self._rejoins(view, view.prefix)
         start = 0 if self.boundary_state == "recomputed" else view.prefix.boundary
@@ -140,7 +144,7 @@ class WithinRequest(CachePolicy):
 
     Attributes:
         inner: the policy for everything but the parts.
-        parts: where the parts stand in the prompt, ascending.
+        parts: positions of the parts in the prompt, ascending.
         refresh_interval: R; steps with step % R == 0 refresh. None refreshes at step 0 only.
     """
 
@@ -170,13 +174,17 @@ class WithinRequest(CachePolicy):
         """As the inner policy, until the parts are refreshed, and not beyond a refresh."""
         return 0 if self._rejoins(view) else _repeats(self.inner, self.refresh_interval, view)
 
+    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:
+        """As the inner policy; see `BiCache`."""
+        return self.inner.draft_rows(canvas, response, block)
+
     def _rejoins(self, view: View) -> bool:
         return _due(self.refresh_interval, view.step) and view.pass_index == 0
 
     def plan(self, view: View) -> Plan:
         """The inner plan, with the rows of the parts put in on refreshes, and taken out elsewhere."""
-        nothing_lent = PrefixHit(sum(map(len, self.parts)), 0, 0, self.parts)
-        return _over_prefix(self.inner.plan(view), view, nothing_lent, 0, refresh=self._rejoins(view))
+        nothing_leased = PrefixHit(sum(map(len, self.parts)), 0, 0, self.parts)
+        return _over_prefix(self.inner.plan(view), view, nothing_leased, 0, refresh=self._rejoins(view))
 
 
 def _due(interval: int | None, step: int) -> bool:
@@ -189,7 +197,7 @@ def _traits(inner: CachePolicy) -> Traits:
 
 
 def _repeats(inner: CachePolicy, interval: int | None, view: View) -> int:
-    """Repeats of a step that is no refresh: those of the inner policy, up to the next refresh."""
+    """Repeats of a step without refresh: as many as the inner policy allows, up to the next refresh."""
     repeats = inner.repeats(view)
     return repeats if interval is None else min(repeats, interval - 1 - view.step % interval)
 
@@ -208,9 +216,9 @@ def _placed(spans: Spans, hit: PrefixHit, start: int | None) -> Spans:
     def rejoin(span: Span) -> Span:
         if start is None or span.layers.start < start:
             return span
-        lent = span.layers.start < hit.layers
+        leased = span.layers.start < hit.layers
         frozen = prefix if span.frozen is None else prefix | span.frozen
-        return replace(span, rows=span.rows | prefix, frozen=frozen if lent else span.frozen)
+        return replace(span, rows=span.rows | prefix, frozen=frozen if leased else span.frozen)
 
     def without(span: Span) -> Span:
         return replace(span, rows=span.rows & ~prefix) if (span.rows & prefix).any() else span

@@ -44,11 +44,11 @@ class Blockwise(CachePolicy):
         return Plan(view.over(0, view.length), predict, commit, refreshes=True)
 
     def _predict(self, view: View, spans: Spans) -> Mask:  # noqa: ARG002
-        """What a cached pass predicts; its rows are those of the block at least."""
+        """The positions that a cached pass predicts; it computes at least the rows of the block."""
         return view.candidates
 
     def _hook(self, view: View, spans: Spans) -> LayerHook | None:  # noqa: ARG002
-        """What a cached pass does between layers."""
+        """The layer hook of a cached pass; None: none."""
         return None
 
     def _renews(self, view: View) -> bool:  # noqa: ARG002
@@ -73,6 +73,10 @@ class BlockPrefix(Blockwise):
     On uniform models this is exact under structured attention: clean rows do not attend to noise, so their K/V change
     only when a block is done.
     """
+
+    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
+        """The block and all rows after it."""
+        return response
 
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("masked", "uniform")
@@ -111,6 +115,10 @@ class BlockDual(Blockwise):
     def repeats(self, view: View) -> int:
         """As in every block-wise policy; a cached pass may follow in the first step of a block."""
         return ALWAYS if view.pass_index > 0 else Blockwise.repeats(self, view)
+
+    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
+        """The block."""
+        return block
 
     def plan(self, view: View) -> Plan:
         """A fill pass first where it is separate; otherwise as in every block-wise policy."""

@@ -19,6 +19,10 @@ class Dense(CachePolicy):
         """The same rows until the block is done, once it has its first token."""
         return 0 if view.opens else ALWAYS
 
+    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
+        """All of them: every row depends on every token."""
+        return canvas
+
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""
         if view.opens:

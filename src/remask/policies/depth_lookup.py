@@ -19,7 +19,7 @@ class DepthLookup:
     Raises `ConfigError` where the entries are not increasing.
     """
 
-    entries: Mapping[int, int]
+    entries: Mapping[int, int]  # depths by prefix ratio in percent
 
     def __post_init__(self) -> None:
         ordered = dict(sorted(self.entries.items()))

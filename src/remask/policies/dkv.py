@@ -22,7 +22,7 @@ EXTENTS: tuple[Extent, ...] = ("noisy", "interval")
 
 @dataclass(frozen=True, slots=True)
 class _Delayed(CachePolicy):
-    """The base of the variants. A pass that transfers nothing still caches what the last step decoded."""
+    """The base of the variants. A pass that transfers nothing still caches the rows decoded in the last step."""
 
     def plan(self, view: View) -> Plan:
         """One span over the rows that are not cached."""
@@ -47,7 +47,7 @@ class DkvDecode(_Delayed):
     the token), or when both are ("un_right").
 
     Under "right" a row counts as decoded while the position that it predicts may still be noisy. It is computed then,
-    as its logits are wanted, and its K/V stay those of the cache. The paper measures that this harms.
+    because its logits are needed, and its K/V in the cache are kept. The paper measures that this harms.
     """
 
     refresh_interval: int | None = 8
@@ -124,9 +124,9 @@ class DkvGreedy(_Delayed):
     It needs a decoding order that is known before the pass. Steps are counted within the block.
 
     Attributes:
-        refresh_interval: everything is computed every so many steps.
-        window: w, rows computed beside each position of `centre`.
-        centre: the window stands around the positions that this step decodes, as in the authors' code ("current"), or
+        refresh_interval: steps from one full pass to the next.
+        window: w, rows computed around each position of `centre`.
+        centre: the window is around the positions that this step decodes, as in the authors' code ("current"), or
             that the last step decoded, which the paper's text found better ("previous").
         extent: a window holds the w nearest noisy positions, as in the authors' code ("noisy"), or whatever stands from
             ceil(w / 2) positions before its centre to floor(w / 2) after it, as in section 4.2 ("interval").
@@ -145,7 +145,7 @@ class DkvGreedy(_Delayed):
 
     @property
     def traits(self) -> Traits:
-        """The order says beforehand what is decoded when."""
+        """Plans depend on the step and on an order that is known before the pass."""
         return Traits(by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:

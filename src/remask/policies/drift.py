@@ -13,8 +13,8 @@ class Drift(LayerHook):
     """Holds the rows of `among` whose value vectors are near those in the cache, in every layer but the first.
 
     V is projected for all rows of `among` when the layer's turn comes. Rows at a cosine distance of at most `threshold`
-    from their V in the cache join `Span.held`: their K and V stay what they are, so small moves add up until they
-    count. Until then all rows count as computed, so a plan costs at most what it says.
+    from their V in the cache join `Span.held`: their K and V are kept, so small moves add up until they
+    count. Until then all rows count as computed, so the cost of a plan is an upper bound.
 
     Attributes:
         done: the layers below this one have been compared; the `held` of their spans has the rows.

@@ -11,7 +11,7 @@ from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View
 from remask.plan.cost import OperationCost, Widths
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
-Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
+Similarity: TypeAlias = Literal["heads", "keys"]  # the axis along which attention is compared; see `Watch`
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Exact(CachePolicy):
         if view.opens:
             return Plan((self._opening(view, start),), predict=view.first, commit=view.first)
         if view.shift and view.step > 0:
-            start = block.start  # its opening pass has committed what stands before
+            start = block.start  # its opening pass has committed what is before it
         return Plan(view.over(start, block.stop), predict=view.candidates)
 
     def _opening(self, view: View, start: int) -> Span:

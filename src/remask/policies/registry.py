@@ -211,7 +211,7 @@ def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, table: De
     for name, each in zip(names[:-1], types[:-1], strict=True):
         if each.inner is None:
             around = ", ".join(name for name, each in POLICIES.usable().items() if each.inner is not None)
-            raise ConfigError(f"{spec!r}: {name!r} cannot stand before another policy; only {around} can")
+            raise ConfigError(f"{spec!r}: {name!r} cannot wrap another policy; only {around} can")
     owners = sorted({name for name, each in zip(names, types, strict=True) if each.owns_prefix})
     if len(owners) > 1:
         raise ConfigError(f"{spec!r}: {' and '.join(owners)} would both own the shared prefix; choose one of them")

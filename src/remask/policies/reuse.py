@@ -33,6 +33,10 @@ class Reuse(CachePolicy):
         """The same rows in all steps."""
         return ALWAYS
 
+    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
+        """At most all; what is stored is read."""
+        return canvas
+
     def plan(self, view: View) -> Plan:
         """Everything but what is stored, in all layers."""
         if view.prefix is None:

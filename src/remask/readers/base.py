@@ -1,4 +1,4 @@
-"""The protocol of readers, and what they are told."""
+"""The protocol of readers, and the data that they get."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,8 @@ class Start:
     """A request that begins to run.
 
     Attributes:
-        canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to.
+        canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to. Where it
+            grows (`SamplingParams.growing_canvas`) it is the same object with more positions, up to `longest`.
         response: the fixed parts and holes of its response.
         steps: the steps that it may take.
         vocab: tokens of the model.
@@ -70,6 +71,11 @@ class Start:
     vocab: int
     readers: Sequence["Reader"]
 
+    @property
+    def longest(self) -> int:
+        """Positions that the canvas may come to have."""
+        return max(len(self.canvas), self.canvas.prompt + len(self.response))
+
 
 @dataclass(frozen=True, slots=True)
 class ReadPass:
@@ -77,10 +83,10 @@ class ReadPass:
 
     Attributes:
         decoder: at the step of the pass.
-        positions: what it predicts, ascending, int64 [predicted].
+        positions: the predicted positions, ascending, int64 [predicted].
         paired: the unconditional canvas of guidance takes part.
         paired_next: it takes part in the next step, too.
-        work: returns what the pass computes of the conditional canvas, layer by layer.
+        work: returns the work of the pass on the conditional canvas, layer by layer.
     """
 
     decoder: Decoder
@@ -92,7 +98,7 @@ class ReadPass:
 
 @dataclass(slots=True)
 class Predicted:
-    """What a pass predicted, before any of it is transferred.
+    """The predictions of a pass, before any is transferred.
 
     Attributes:
         positions: ascending, int64 [predicted].
@@ -111,7 +117,7 @@ class Predicted:
 
 
 class Reader:
-    """Something that is read of the predicted rows of one request. The base class reads nothing.
+    """Reads something of the predicted rows of one request. The base class reads nothing.
 
     The reader that a request brings is never changed, and may serve many requests: it is asked for `decoding`, `check`
     and `start`. All else is asked of what `start` returns, which has the state of one request. What a method raises
@@ -122,12 +128,14 @@ class Reader:
         foreseeable: the next pass can be planned before this reader has read the last one.
         writes: it says which tokens or positions are written.
         generates: the response is written; without it nothing is, and the result has no tokens.
+        drafted: what it reads of a row depends on that row and its position alone, so it may be read of drafts too.
     """
 
     name: ClassVar[str]
     foreseeable: ClassVar[bool] = True
     writes: ClassVar[bool] = False
     generates: ClassVar[bool] = True
+    drafted: ClassVar[bool] = False
 
     @property
     def formed(self) -> bool:
@@ -149,7 +157,7 @@ class Reader:
         return self
 
     def predicts(self, noisy: Mask) -> Mask | None:  # noqa: ARG002
-        """The positions that a pass must predict, bool [T], in place of those that the cache policy names; None: those.
+        """The positions that a pass must predict, bool [T], instead of those of the cache policy; None: no change.
 
         `noisy` are the positions that are not final.
         """
@@ -159,7 +167,7 @@ class Reader:
         """Raise `PlanError` before a pass of which this cannot be read. Called in every step that predicts."""
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:  # noqa: ARG002
-        """What the device does with the rows of a pass that predicts; None: nothing."""
+        """Its device part for the rows of a pass that predicts; None: it reads nothing."""
         return None
 
     def choose(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
@@ -169,19 +177,19 @@ class Reader:
         """Take `numbers` [width, predicted] of a pass for which `on_device` had an answer."""
 
     def ended(self, step: ReadPass, found: Predicted | None) -> None:
-        """Take the end of a pass, before anything is transferred; `found` is None where it only fills caches."""
+        """Called at the end of a pass, before anything is transferred. `found` is None after a fill pass."""
 
     def written(self, step: int) -> Written | None:  # noqa: ARG002
-        """What `step` writes, whatever the sampler would choose; None leaves the choice to it."""
+        """The positions and tokens that `step` writes; None leaves the choice to the decoder."""
         return None
 
     def transferred(self, transfer: Transfer) -> None:
         """Complete `transfer`, which a step has just written."""
 
     def events(self, request_id: str) -> Sequence[Event]:  # noqa: ARG002
-        """What is to be reported of the step, before what it has transferred."""
+        """Events to report before the transfer of the step."""
         return ()
 
     def result(self) -> object | None:
-        """What `Result.reads` holds of this reader; None: nothing."""
+        """Its entry in `Result.reads`; None: none."""
         return None

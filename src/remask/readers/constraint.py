@@ -27,7 +27,7 @@ MAX_PATH_STEPS = 2**22
 """Transitions times positions that the search of one path may go over: some 30 ms."""
 
 FILTERED = 1e4
-"""What a token loses that top-k or top-p would leave out: it is taken where no other one completes an answer."""
+"""The penalty of a token outside of top-k or top-p: it is taken only if no other one completes an answer."""
 
 
 class ClassTable:
@@ -56,7 +56,7 @@ class ClassTable:
 
 
 class Constraint(Reader):
-    """The form of responses. It holds nothing of a request, so many can have one."""
+    """The form of responses. It has no state of a request, so many requests can share one."""
 
     name = "structured_outputs"
     foreseeable = False
@@ -100,7 +100,7 @@ class Constraint(Reader):
             raise ConfigError(f"{name}={length} does not suit structured_outputs: {why}; raise {name}")
 
     def start(self, start: Start) -> Reader | None:
-        """See `Reader`; None beside a reader that says what is written."""
+        """See `Reader`; None if another reader decides what is written."""
         if any(other.writes for other in start.readers if other is not self):
             return None
         (hole,) = start.response.holes
@@ -128,7 +128,7 @@ class ConstrainedHole(Reader):
         return self._read
 
     def choose(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """See `Reader`: tokens in the scope and the block are those of the best path; others stay as they are."""
+        """See `Reader`: tokens in the scope and the block become those of the best path; others are kept."""
         canvas, scope, block, positions = self._canvas, self._scope, self.block, found.positions
         count = self._read.table.count
         scores, tokens, confidences, logprobs = numbers.reshape(4, count, -1)

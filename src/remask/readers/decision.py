@@ -16,7 +16,7 @@ from remask.policies.base import IdlePasses
 from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
 from remask.readers.logprobs import Normalised
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Confidence, Decoding, Positions, Tokens, Uncorrected
+from remask.sampling.decoder import Confidence, Decoding, FixedCanvas, Positions, Tokens, Uncorrected
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
@@ -28,7 +28,7 @@ class Reading(Reader):
     `Result.reads` holds of each slot the log-probabilities of its tokens.
 
     Attributes:
-        token_ids: the answer; what stands at a mask is not looked at.
+        token_ids: the answer; tokens at masks are ignored.
         masks: places of the answer that are masks, ascending, counted from its first token.
         slots: the masks that are read, and of each the tokens whose log-probabilities are returned.
     """
@@ -146,8 +146,8 @@ class Labels(DeviceRead):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingDecoding:
-    """One step over one block, the answer. What is no mask there is as final as the prompt."""
+class ReadingDecoding(FixedCanvas):
+    """One step over one block, the answer. Tokens in it that are no masks are as final as the prompt."""
 
     prompt: Sequence[int]
     reading: Reading
@@ -180,7 +180,7 @@ class ReadingDecoding:
         return 1
 
     def passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """One: what it transfers is not the point of it."""
+        """One."""
         return 1
 
     @property

@@ -1,4 +1,4 @@
-"""Drafts: what every pass predicted, whether it is transferred or not."""
+"""Drafts: the predictions of every pass, transferred or not."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from remask.request.result import Draft, Event
 
 
 class Drafts(Reader):
-    """Reports a `Draft` of every step, before what it transfers."""
+    """Reports a `Draft` of every step, before its transfer."""
 
     name = "drafts"
     foreseeable = False

@@ -30,7 +30,7 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 
 
 def width(top: int, vocab: int) -> int:
-    """Numbers a row that a request needs which asks for `top` tokens beside the chosen one."""
+    """Numbers for each row of a request that asks for `top` tokens in addition to the chosen one."""
     return 1 + 2 * min(top, vocab - 1)
 
 
@@ -41,6 +41,7 @@ class Logprobs(Reader):
     """
 
     name = "logprobs"
+    drafted = True
 
     def __init__(self, top: int) -> None:
         self.top = top
@@ -56,7 +57,7 @@ class Logprobs(Reader):
 
     def start(self, start: Start) -> Reader:
         """See `Reader`."""
-        return _Logprobs(self.top, len(start.canvas), start.vocab)
+        return _Logprobs(self.top, start.longest, start.vocab)
 
 
 class _Logprobs(Reader):
@@ -146,7 +147,7 @@ class PredictedLogprobs:
         self._top = top
 
     def note(self, positions: NDArray[np.int64], read: NDArray[np.float32]) -> None:
-        """Take what a pass read at `positions` [n]: the rows of `Normalised.of`."""
+        """Take the numbers of a pass for `positions` [n]: the rows of `Normalised.of`."""
         count = self._top = min(self._top, len(read) // 2)  # a vocabulary may hold fewer than are asked for
         self._rows[positions, : 1 + 2 * count] = read[: 1 + 2 * count].T
 

@@ -19,6 +19,7 @@ class Padding(Reader):
     """Bars the padding of the template from places that must not hold it."""
 
     name = "padding"
+    drafted = True
 
     def __init__(self, tokens: tuple[int, ...], barred: Mask) -> None:
         """`barred` [T] are the positions that must hold none of `tokens`."""

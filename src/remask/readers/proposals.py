@@ -10,7 +10,7 @@ from remask.sampling.vocabulary import Vocabulary
 
 
 class Proposals(Reader):
-    """Tells a decoder that asks (`Decoder.reads_best`) the most probable token that may stand at each position."""
+    """Gives a decoder that asks for it (`Decoder.reads_best`) the most probable token allowed at each position."""
 
     name = "proposals"
 
@@ -25,7 +25,7 @@ class Proposals(Reader):
 
 
 class Best(DeviceRead):
-    """The most probable token of each row that may stand there."""
+    """The most probable allowed token of each row."""
 
     @property
     def width(self) -> int:

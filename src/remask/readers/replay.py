@@ -1,4 +1,4 @@
-"""Replays: a run that writes what the transfers of an earlier run wrote, in the same steps."""
+"""Replays: a run that repeats the transfers of an earlier run, step by step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ _NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class Replay(Reader):
-    """Writes what an earlier run wrote: the same tokens at the same positions in the same steps.
+    """Repeats an earlier run: writes the same tokens at the same positions in the same steps.
 
-    The model proposes as ever, and confidences and log-probabilities are those of this run.
+    The model still predicts, and confidences and log-probabilities are those of this run.
 
     Args:
         transfers: those of the earlier run, in the order of their steps.
@@ -79,7 +79,7 @@ class ReplaySteps(Reader):
     def written(self, step: int) -> Written:
         """Return the positions that `step` writes, ascending, and their tokens.
 
-        Raises `ConfigError` where the transfers have come to their end, as no step would ever write anything again.
+        Raises `ConfigError` after the last transfer, because no later step would write anything.
         """
         if step > self._last:
             raise ConfigError("replay: its events end before the response is complete")
@@ -88,7 +88,7 @@ class ReplaySteps(Reader):
 
 @dataclass(frozen=True, slots=True)
 class Given(DeviceRead):
-    """Tokens that stand for those that the sampler chose, int64 [rows]; `NONE` where there is none."""
+    """Tokens that replace those of the sampler, int64 [rows]; `NONE` keeps the sampler's."""
 
     NONE: ClassVar[int] = -1
 
@@ -124,7 +124,10 @@ def check_replay(transfers: Sequence[Transfer], decoding: Decoding, asked: Asked
     _check_form(transfers, shape)
     replay, canvas, scan = ReplaySteps(transfers, decoding.total_steps), decoding.canvas(), stops.scan()
     decoder, left, scanned = decoding.decoder(canvas, idle), ReplaySteps(transfers, 0).steps, tail
-    while not decoder.finished:
+    while not decoder.finished or decoding.grows:
+        if decoder.finished:
+            decoding = decoding.grown([canvas], decoder.step)
+            decoder = decoding.decoder(canvas, idle)
         step, block = decoder.step, decoder.block
         positions, tokens = replay.written(step)
         left.discard(step)
@@ -142,12 +145,12 @@ def check_replay(transfers: Sequence[Transfer], decoding: Decoding, asked: Asked
             )
         decoder.edited(positions)
         canvas.write(positions, tokens)
-        canvas.settle(decoder.final(positions), step)
+        canvas.settle(decoder.final(positions), step - decoder.first_step)
         decoder.advance()
         lead = max(scanned, canvas.settled_lead)
         scan.push(canvas.response[scanned:lead].tolist())
         scanned = lead
-        if not left and (scan.end is not None or canvas.settled_lead == len(canvas.response)):
+        if not left and (scan.end is not None or canvas.settled_lead == len(asked.response)):
             break
     if left:
         raise ConfigError(

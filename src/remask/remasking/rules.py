@@ -35,7 +35,7 @@ class Step:
         count: positions that the schedule transfers in this step.
         share: under Dream's time schedule, the share of the noisy positions that this step transfers; else None.
         order: the positions that this step transfers, where the rule knows them before the pass; else None.
-        draw: draws so many uniform numbers from the request's seed and the step alone, float32.
+        draw: draws a given count of uniform numbers from the request's seed and the step, float32.
     """
 
     positions: NDArray[np.int64]
@@ -76,12 +76,12 @@ class Knobs(Protocol):
 
 
 def _nothing_left_out(tail: int | None) -> None:
-    """What a decoder makes of `BlockStart.leave_out` whose steps are all whole."""
+    """`BlockStart.leave_out` of a decoder that never leaves out a tail."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStart:
-    """What is known when a block begins.
+    """Facts about a block when it begins.
 
     Attributes:
         masks: its noisy positions.
@@ -130,7 +130,7 @@ class Remasking:
         thresholds: `threshold` and `factor` may choose in place of the schedule, or are the rule's own.
         blind: it chooses without confidences, so its positions are known before the pass.
         edits: tokens of a block may be replaced until the block is done. The rule itself chooses among masks alone.
-        blockwise: the rule that takes its place under cache policies that recompute a block at a time.
+        blockwise: the rule that replaces it under cache policies that recompute a block at a time.
     """
 
     name: str

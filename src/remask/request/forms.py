@@ -115,7 +115,7 @@ class StructuredOutputs:
 
     @cached_property
     def source(self) -> tuple[str, str]:
-        """What is compiled: "regex" and an expression, or "json" and the text of a schema."""
+        """The kind and text to compile: "regex" and an expression, or "json" and a schema."""
         if self.regex is not None:
             return "regex", self.regex
         if self.choice is not None:
@@ -126,7 +126,7 @@ class StructuredOutputs:
 
     @property
     def parts(self) -> Mapping[str, str]:
-        """Names that stand in the text of a schema for values of these regular expressions."""
+        """Names that replace values of these regular expressions in the text of a schema."""
         return {} if self.json is None else self._parted[1]
 
     @cached_property

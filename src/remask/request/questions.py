@@ -26,9 +26,9 @@ MAX_STATE_VALUES = 2**18
 """Of one state, those within others included."""
 MAX_LABEL_TOKENS = 4
 ANSWER = "{answer}"
-"""Where the label stands in a question's `template`."""
+"""Marks the place of the label in a question's `template`."""
 MASK = "{mask}"
-"""Where a mask stands in it that is not read."""
+"""Marks a mask in it that is not read."""
 
 _TEXT = 2**20
 _BESIDE = 32  # characters that a chat template writes around an answer
@@ -115,7 +115,7 @@ class Question:
     template: str = declare(
         ANSWER,
         Text(_TEXT),
-        f"The answer's text. `{ANSWER}` stands once, where the label stands; each `{MASK}` is a mask that is not read.",
+        f"The answer's text. `{ANSWER}` is the place of the label, once; each `{MASK}` is a mask that is not read.",
     )
     show_options: bool = declare(
         True,
@@ -176,7 +176,7 @@ class Question:
 
     @property
     def notes(self) -> tuple[str | None, ...]:
-        """What is said of each alternative beside its name."""
+        """The note on each alternative, if any."""
         if not isinstance(self.criteria, Mapping):
             return (None,) * len(self.names)
         if self.kind != "yes_no":
@@ -223,7 +223,7 @@ class Question:
         return "\n".join([*lines, f"Answer with {said}."])
 
     def decided(self, logprobs: Sequence[float], labels: Sequence[str], base: Sequence[float] | None) -> "Decision":
-        """The decision that follows from the log-probability of each label, given those without the state, if any."""
+        """The decision for the log-probabilities of the labels, calibrated by those without the state, if given."""
         raw = np.asarray(logprobs, dtype=np.float64)
         shares = _softmax(raw if base is None else raw - _softmax(np.asarray(base, dtype=np.float64), log=True))
         best = int(shares.argmax())

@@ -1,4 +1,4 @@
-"""What the engine reports about a request: events of its steps, usage, transfers, drafts and the result."""
+"""The reports of a request: events of its steps, usage, transfers, drafts and the result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Usage:
     """Work done for one request.
 
     Attributes:
-        prompt_tokens: tokens that were given: the prompt, and the fixed parts of the response.
+        prompt_tokens: given tokens: the prompt, and the fixed parts of the response.
         completion_tokens: tokens of the response that were generated.
         cached_tokens: tokens whose K/V were read from the store.
         steps: denoising steps, those of a correction included.
@@ -24,6 +24,8 @@ class Usage:
         prefix_tokens: length of that prefix, whether it was stored before or this request brought it.
         prefix_note: why no shared prefix was read although the request named one.
         correction_steps: steps of a correction. None where the request names none.
+        accepted: steps that took no pass of their own, as an earlier one had computed them as a draft. None where the
+            request does not speculate.
     """
 
     prompt_tokens: int
@@ -36,9 +38,10 @@ class Usage:
     prefix_tokens: int = 0
     prefix_note: str | None = None
     correction_steps: int | None = None
+    accepted: int | None = None
 
 
-@dataclass(slots=True, unsafe_hash=True)  # nobody changes one; to freeze it takes four times as long, in every step
+@dataclass(slots=True, unsafe_hash=True)  # never changed; a frozen one takes four times as long to make, in every step
 class Transfer:
     """Positions on the canvas that got tokens at the end of `step`, in ascending order.
 
@@ -98,7 +101,7 @@ class Result:
 
 @dataclass(slots=True)  # not frozen, as one is made for each step of each request
 class Event:
-    """What a step did to one request.
+    """The result of a step for one request.
 
     `queued_s` is given when the request first begins: the seconds that it waited. `settled` holds the response tokens
     that have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop;

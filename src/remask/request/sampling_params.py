@@ -1,11 +1,25 @@
 """Sampling parameters: how one request is denoised. Each is declared here, and nowhere else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from remask.checks.fields import Nested, check, declare, parse
 from remask.checks.kinds import ModelKind
-from remask.checks.values import LARGEST, LIST, POSITIONS, Choice, Flag, ListOf, Real, Registered, Text, Whole
+from remask.checks.values import (
+    LARGEST,
+    LIST,
+    POSITIONS,
+    AnyOf,
+    Biases,
+    Choice,
+    Flag,
+    ListOf,
+    Real,
+    Registered,
+    Text,
+    Whole,
+)
 from remask.errors import ConfigError
 from remask.remasking.rules import RULES
 from remask.remasking.slowfast import PRESETS, SlowFastKnobs
@@ -23,6 +37,8 @@ _EDITS = Whole(0, 2**30)
 _TOKEN = Whole(0, POSITIONS)
 _TEMPERATURE = Real(0, 1000)
 _NATS = Real(0, 1e6)
+MOST_STATES = 32  # of a block, that one pass computes
+AUTO_STATES: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +64,15 @@ class SamplingParams:
         None,
         _COUNT,
         "Positions denoised together, left to right (semi-autoregressive); by default the whole response, the block "
-        "that a block-causal model was trained with, or up to 128 positions of a uniform model.",
+        "that a block-causal model was trained with, 32 positions of a growing canvas, or up to 128 of a uniform "
+        "model.",
+    )
+    growing_canvas: bool | None = declare(
+        None,
+        Flag(),
+        "The canvas is the prompt, what is decoded and one block of masks; the next block is appended once this one is "
+        "done, up to `max_tokens`. By default so for iLLaDA, and not for all others.",
+        kinds=_MASKED,
     )
     remasking: str | None = declare(
         None,
@@ -79,6 +103,35 @@ class SamplingParams:
     top_k: int | None = declare(None, _COUNT, "Keep the k most probable tokens; null keeps all.")
     top_p: float | None = declare(
         None, Real(0, 1, above=True), "Keep the smallest set of tokens of this total probability; null keeps all."
+    )
+    min_p: float = declare(
+        0.0,
+        Real(0, 1),
+        "Keep the tokens that have at least this share of the most probable one's probability; 0 keeps all.",
+    )
+    logit_bias: Mapping[int, float] | None = declare(
+        None,
+        Biases(1024, 100),
+        "What is added to the logits of some tokens, by token id, at every position that is predicted.",
+    )
+    repetition_penalty: float = declare(
+        1.0,
+        Real(0, 100, above=True),
+        "Logits of tokens in the prompt and in the response so far are divided by this where they are positive, and "
+        "else multiplied; 1 changes nothing.",
+        kinds=_BLOCK_CAUSAL,
+    )
+    frequency_penalty: float = declare(
+        0.0,
+        Real(-2, 2),
+        "What the logit of a token loses for each time that it stands in the response so far.",
+        kinds=_BLOCK_CAUSAL,
+    )
+    presence_penalty: float = declare(
+        0.0,
+        Real(-2, 2),
+        "What the logit of a token loses once it stands in the response so far.",
+        kinds=_BLOCK_CAUSAL,
     )
     cfg_scale: float = declare(0.0, Real(0, 1000), "Scale of classifier-free guidance; 0 is off.", kinds=_MASKED)
     seed: int | None = declare(
@@ -229,6 +282,13 @@ class SamplingParams:
         "structured attention only.",
         kinds=_UNIFORM,
     )
+    speculate: int | str | None = declare(
+        None,
+        AnyOf((Whole(1, MOST_STATES), Choice((AUTO_STATES,)))),
+        "Compute so many states of the block in a pass, the present one and likely later ones, and go on at once where "
+        "they come true (FreeDave); `auto` chooses by what passes take. The tokens stay the same.",
+        kinds=_MASKED,
+    )
     slowfast: SlowFastKnobs | None = declare(
         None, Nested(SlowFastKnobs, "slowfast knob", tuple(PRESETS)), "Knobs of remasking `slowfast`.", kinds=_MASKED
     )
@@ -249,6 +309,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether tokens are taken by argmax."""
         return is_greedy(self.temperature)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens that stand in the response, or in the prompt, are less likely to come again."""
+        return bool(self.frequency_penalty or self.presence_penalty) or self.repetition_penalty != 1
 
     def _expand_preset(self) -> None:
         if self.preset is None:
@@ -277,6 +342,11 @@ class SamplingParams:
                 value = getattr(self, name)
                 if value is not None:
                     raise ConfigError(f"remasking 'joint_threshold' has no {name}, got {name}={value!r}; leave it out")
+            if self.penalizes:
+                raise ConfigError(
+                    "remasking 'joint_threshold' may replace every token of a block, its own at each position, so what "
+                    "stands there already cannot be penalized; leave the penalties out, or use another rule"
+                )
             if self.early_stop:
                 raise ConfigError(
                     "early_stop ends a block whose tokens remasking 'joint_threshold' may still edit; leave one of "
@@ -320,18 +390,20 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a model family chooses where a request leaves it open.
+    """A model family's defaults of sampling parameters.
 
     Attributes:
         remasking: the rule where the request names none. A threshold or factor that this rule does not work with
             selects `low_confidence`.
         time_schedule: rules that know Dream's time schedule follow it also where the request sets no `eps`.
+        growing_canvas: whether a response without fixed parts is decoded on a growing canvas.
 
     Raises `UnknownNameError` when made, where `remasking` is not the name of a rule.
     """
 
     remasking: str = "low_confidence"
     time_schedule: bool = False
+    growing_canvas: bool = False
 
     def __post_init__(self) -> None:
         Registered(RULES).check("remasking", self.remasking)

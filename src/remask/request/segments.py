@@ -1,4 +1,4 @@
-"""Parts of a prompt that are stored and read wherever they stand, as a request names them."""
+"""Segments: parts anywhere in a prompt that a request names to be stored and shared."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Segment:
 
     @property
     def positions(self) -> range:
-        """Where it stands in the prompt."""
+        """Its positions in the prompt."""
         assert self.start is not None
         assert self.length is not None
         return range(self.start, self.start + self.length)
@@ -38,7 +38,7 @@ class Segment:
 
 
 def stored_parts(segments: Sequence[Segment], prompt: int) -> tuple[range, ...]:
-    """Where parts stand in a prompt of `prompt` tokens, ascending.
+    """The positions of parts in a prompt of `prompt` tokens, ascending.
 
     Raises `ConfigError` on parts that overlap or reach beyond the prompt.
     """

@@ -1,4 +1,4 @@
-"""What a request says beside its prompt and its sampling parameters. Each term is declared here, and nowhere else."""
+"""The terms of a request: all fields other than prompt and sampling parameters. Each is declared here only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Terms:
         0,
         Whole(-LARGEST),
         "Requests of lower priority numbers begin first, equal ones in order of arrival. "
-        f"Each number weighs as much as {PRIORITY_STEP_S:g} seconds of waiting.",
+        f"Each number counts as much as {PRIORITY_STEP_S:g} seconds of waiting.",
     )
     deadline_s: float | None = declare(
         None,

@@ -1,4 +1,4 @@
-"""What a trainer reads of a finished request: its trace, step maps, and the log-probability of each token."""
+"""The trace of a finished request, for training: step maps, and the log-probability of each token."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from remask.request.result import Transfer
 from remask.request.segments import MAX_SEGMENTS, Segment
 
 TOP_LOGPROBS = 20
-"""Most tokens beside the chosen one whose log-probabilities a request may ask for."""
+"""Largest number of further tokens at a position whose log-probabilities a request may ask for."""
 
 MAX_EVENTS = 2**14
 """Most steps of a trace that wrote something."""
@@ -39,7 +39,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """What one step of a trace wrote. Raises `ConfigError` when made, naming the field and what is allowed."""
+    """The tokens that one step wrote. Raises `ConfigError` when made, naming the field and what is allowed."""
 
     step: int = declare(0, Whole(0, 2**30), "The denoising step, counted from 0 over the whole request.")
     positions: Sequence[int] = declare(
@@ -64,7 +64,7 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A run of one request: how it was asked for, and what each of its steps wrote.
+    """A run of one request: its parameters, and the tokens that each step wrote.
 
     With the prompt it says all that the run depended on, so that `replay` makes the same run again. It holds no times
     and no names that a server gave, so that one run has one text. Raises `ConfigError` when made, naming the field.

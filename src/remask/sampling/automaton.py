@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from remask.errors import ConstraintError
 
 FREE = -1
-"""Stands for the token of a position that may have any."""
+"""In place of a token: the position may have any token."""
 
 States = NDArray[np.bool_]  # [S]
 
@@ -83,7 +83,7 @@ class TokenAutomaton:
         return known[left]
 
     def shortest(self, most: int) -> int | None:
-        """The least number of tokens, up to `most`, that are a whole answer; None where there is none."""
+        """The smallest number of tokens, up to `most`, that make a whole answer; None: no such number."""
         return next((count for count in range(most + 1) if self.alive(count)[self.start]), None)
 
     def after(self, tokens: Sequence[int] | NDArray[np.int64]) -> int:

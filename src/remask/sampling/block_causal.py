@@ -22,18 +22,18 @@ from remask.remasking.rules import (
     scheduled,
 )
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, blocks_of
+from remask.sampling.decoder import Confidence, FixedCanvas, Positions, Tokens, Transfers, Uncorrected, blocks_of
 from remask.sampling.rows import Penalty, RowGroup
 from remask.sampling.schedule import even_count
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCausalDecoding:
+class BlockCausalDecoding(FixedCanvas):
     """Block-causal diffusion of one request.
 
     Blocks are cut at multiples of `block` from the start of the canvas, so the first one may begin with the prompt's
-    last tokens, and the last one may reach beyond the response; what it holds there is not part of the answer.
-    Fixed tokens of a `template` stand before its first hole, or in the block of its last one.
+    last tokens, and the last one may reach beyond the response; tokens there are not part of the answer.
+    Fixed tokens of a `template` must be before its first hole, or in the block of its last one.
     """
 
     prompt: Sequence[int]
@@ -80,7 +80,7 @@ class BlockCausalDecoding:
         return decoding
 
     def _check_template(self) -> None:
-        """Raise `ConfigError` where a fixed part stands behind the block of a hole, which would never see it."""
+        """Raise `ConfigError` where a fixed part follows the block of a hole, which would never attend to it."""
         if self.template is None:
             return
         pinned = np.flatnonzero(self.template.pinned) + len(self.prompt)
@@ -275,7 +275,7 @@ class BlockCausalDecoder(Uncorrected):
 
     @property
     def _count(self) -> int:
-        """Positions that the schedule transfers; a block that is not complete after its steps goes on, one by one."""
+        """Positions that the schedule transfers; after its last step, an incomplete block gets one more a step."""
         if self.block_step >= self._steps:
             return 1
         return max(1, even_count(self._decoding.block, self._steps, self.block_step))

@@ -1,6 +1,6 @@
 """Blocks of a masked response, and the steps of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -8,6 +8,9 @@ import numpy as np
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
 from remask.request.sampling_params import SamplingParams
+
+GROWING_BLOCK = 32
+"""Positions that a growing canvas gets at a time, unless the request says otherwise. So it is in iLLaDA's own code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,14 @@ class Blocks:
         return sum(self.steps)
 
 
-def blocks_for(params: SamplingParams, template: Template | None) -> Blocks:
-    """Return the blocks of a response. Raises `ConfigError` where the response or the steps cannot be divided."""
+def blocks_for(params: SamplingParams, template: Template | None, *, growing: bool = False) -> Blocks:
+    """Return the blocks of a response. Raises `ConfigError` where the response or the steps cannot be divided.
+
+    Those by which a canvas is `growing` are cut as those of a template without fixed parts: the last may be shorter.
+    """
+    if growing:
+        params = replace(params, block_length=params.block_length or GROWING_BLOCK)
+        return hole_blocks(params, Template.plain(params.max_tokens))
     return even_blocks(params) if template is None else hole_blocks(params, template)
 
 

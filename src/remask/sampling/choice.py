@@ -1,4 +1,4 @@
-"""The choice of positions on the device: what `remask.remasking.select` chooses on the host, for many requests."""
+"""Choosing positions on the device, for many requests at once; `remask.remasking.select` does it on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Candidates:
         chosen: how they are chosen; positions that are known must be among `positions`. None: by the host.
         positions: the predicted positions, ascending, int64 [rows].
         block: where positions may be transferred.
-        places: of each canvas that gets the tokens, where its positions stand in the token buffer, int64 [T].
+        places: for each canvas that gets the tokens, the places of its positions in the token buffer, int64 [T].
     """
 
     chosen: Transfers | None
@@ -52,7 +52,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How positions of R rows are chosen, those of N requests one after the other, and where W tokens are put.
+    """How positions of R rows are chosen, for N requests one after the other, and where W tokens are written.
 
     Attributes:
         owner: request of each row, int64 [R].
@@ -60,8 +60,8 @@ class Choice:
         known: rows that are chosen in any case, bool [R].
         ranked: rows that are ranked where they are noisy, bool [R].
         least, threshold, factor, changes: the fields of `Ranked`, int64, float64 and bool [N]; a factor of -1 is none.
-        place: where the position of each row stands in the token buffer, int64 [R].
-        rows: the row of each token that is put, int64 [W].
+        place: place of each row's position in the token buffer, int64 [R].
+        rows: the row of each token that is written, int64 [W].
         targets: where it is put, int64 [W].
     """
 

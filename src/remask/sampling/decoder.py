@@ -1,12 +1,14 @@
 """The interface between the engine and the decoding of a request, for every kind of model."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import copy
 from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.errors import IntegrityError
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Reach
 from remask.plan.spans import Mask
@@ -19,7 +21,7 @@ Tokens = NDArray[np.int64]
 Confidence = NDArray[np.float32]
 
 Transfers: TypeAlias = Ranked | Positions
-"""What is known, before its pass, of the positions that a step transfers: how they are ranked, or which they are."""
+"""The positions that a step transfers, as far as known before its pass: how they are ranked, or which they are."""
 
 
 def blocks_of(length: int, start: int, stop: int) -> list[range]:
@@ -38,6 +40,7 @@ class Decoder(Protocol):
     step: int  # denoising steps so far
     block_step: int  # the same within the current block
     writes_once: bool  # what a step writes is final, and replaces no token: `edited` and `final` need not be asked
+    first_step: int  # the step at which the canvas got its present length
 
     @property
     def finished(self) -> bool:
@@ -56,9 +59,9 @@ class Decoder(Protocol):
 
     @property
     def transfers(self) -> Transfers | None:
-        """What `choose` will return in this step, of all noisy positions of the block; None where it must be asked.
+        """The result of `choose` in this step, for all noisy positions of the block; None: only `choose` knows it.
 
-        With an answer, what is transferred is final at once, and the next step follows from how many these are.
+        If it is known, transfers are final at once, and the next step depends only on their number.
         """
         ...
 
@@ -71,7 +74,7 @@ class Decoder(Protocol):
     def cut(self) -> Reach | None:
         """In a step that leaves out the tail of the canvas: how many positions are left, int64 [T], T times; else None.
 
-        Whatever the cache policy plans, what stands after these is neither computed nor seen.
+        Later positions are neither computed nor attended to, whatever the cache policy plans.
         """
         ...
 
@@ -96,7 +99,7 @@ class Decoder(Protocol):
         ...
 
     def note(self, positions: Positions, best: Tokens) -> None:
-        """Take the most probable token of each of the predicted `positions` [n], just before `choose`."""
+        """Note the most probable token of each predicted position, `positions` [n]. Called just before `choose`."""
         ...
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -132,10 +135,16 @@ class Decoder(Protocol):
         ...
 
 
+def canvas_step(decoder: Decoder) -> int:
+    """Denoising steps since the canvas got its present length: what a cache policy counts in."""
+    return decoder.step - decoder.first_step
+
+
 class Unedited(ABC):
     """The answers of decoders whose rules replace no token, leave out no tail, and read nothing more of a row."""
 
     cut: Reach | None = None
+    first_step = 0
     canvas: Canvas
     writes_once = False
 
@@ -190,6 +199,23 @@ class Decoding(Protocol):
         ...
 
     @property
+    def longest(self) -> int:
+        """Positions of the canvas once it has grown as far as it may."""
+        ...
+
+    @property
+    def grows(self) -> bool:
+        """Whether a decoder that has finished leaves a canvas which gets another block."""
+        ...
+
+    def grown(self, canvases: Sequence[Canvas], step: int) -> "Decoding":
+        """Append the next block to `canvases`, and return how they are denoised from `step` on. Only where it `grows`.
+
+        A cache begins anew there, as it would for a request whose canvas has what is decoded as fixed tokens.
+        """
+        ...
+
+    @property
     def block(self) -> int:
         """Positions per block."""
         ...
@@ -206,13 +232,13 @@ class Decoding(Protocol):
 
     @property
     def scheduled_steps(self) -> int | None:
-        """Denoising steps of the whole response; None where no schedule says how many there are."""
+        """Denoising steps of the canvas as it is; None where no schedule says how many there are."""
         ...
 
     def passes(self, *, skips: bool) -> int:
         """Return how many of the steps run a pass, at most.
 
-        `skips`: no pass is run for a step that is known to transfer nothing.
+        `skips`: steps that are known to transfer nothing run no pass.
         """
         ...
 
@@ -232,3 +258,26 @@ class Decoding(Protocol):
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> Decoder:
         """Return a decoder at the first step. `idle` says which steps are run although they transfer nothing."""
         ...
+
+
+class _Sized(Protocol):
+    """What has a number of positions."""
+
+    @property
+    def length(self) -> int: ...
+
+
+class FixedCanvas:
+    """The answers of decodings whose canvas has its whole length from the start."""
+
+    __slots__ = ()
+    grows = False
+
+    @property
+    def longest(self: _Sized) -> int:
+        """See `Decoding`."""
+        return self.length
+
+    def grown(self, canvases: Sequence[Canvas], step: int) -> Decoding:  # noqa: ARG002
+        """Raises `IntegrityError`: nobody may ask."""
+        raise IntegrityError("a canvas was to grow that has its whole length")

@@ -8,11 +8,16 @@ from remask.checks.values import POSITIONS
 from remask.plan.canvas import Template
 from remask.request.sampling_params import SamplingParams
 from remask.request.uniform_presets import PRESET_FIELDS
-from remask.sampling.blocks import even_blocks, hole_blocks
+from remask.sampling.blocks import blocks_for, even_blocks, hole_blocks
 
 
 def fit(
-    defaults: Mapping[str, Any], own: Mapping[str, Any], room: int, template: Template | None = None
+    defaults: Mapping[str, Any],
+    own: Mapping[str, Any],
+    room: int,
+    template: Template | None = None,
+    *,
+    growing: bool = False,
 ) -> SamplingParams:
     """Return a request's `own` parameters, with `defaults` for the rest, which are made to fit them.
 
@@ -21,14 +26,19 @@ def fit(
     `max_tokens` is a multiple of, and default `steps` keep their number per token. Defaults of one group of declared
     fields are dropped where the request sets another field of the group. None leaves a field out. The
     response of a `template`, of `max_tokens` places, need not be a multiple of its block, and its steps follow the
-    places that are filled. Raises `ConfigError`.
+    places that are filled. The same goes for a canvas that grows, as it does where nobody sets `growing_canvas` and the
+    model's family is `growing`; a default `growing_canvas` gives way to a `template`. Raises `ConfigError`.
     """
     defaults, own = _given(defaults), _given(own)
     merged, kept = _layered(defaults, own), _kept(defaults, own)
+    if template is not None and "growing_canvas" not in own:  # such a canvas has its length
+        merged.pop("growing_canvas", None)
     if "max_tokens" not in own:
         merged["max_tokens"] = _length(merged, merged.get("block_length", 1), room)
     length = merged["max_tokens"]
     if length >= 1:  # else nothing fits it, and its error is the one to report
+        if template is None and merged.get("growing_canvas", growing):
+            template = Template.plain(length)
         if "block_length" in kept and "block_length" not in own:
             most = kept["block_length"]
             merged["block_length"] = _divisor(length, most) if template is None else min(length, most)
@@ -96,5 +106,6 @@ def _shared(usual: SamplingParams, template: Template, block: int) -> int:
     """Return the steps for the places of a template that are filled, at the usual number per token."""
     if block < 1:
         return 1
-    blocks, usual_blocks = hole_blocks(SamplingParams(block_length=block), template), even_blocks(usual)
+    blocks = hole_blocks(SamplingParams(block_length=block), template)
+    usual_blocks = blocks_for(usual, None, growing=bool(usual.growing_canvas))
     return max(blocks.count, round(template.open_places * usual_blocks.steps[0] / usual_blocks.length))

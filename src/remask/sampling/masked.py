@@ -13,14 +13,14 @@ from remask.remasking import select
 from remask.remasking.rules import BlockStart, Step, check_progress, scheduled
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.blocks import Blocks, blocks_for
-from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, moved
+from remask.sampling.decoder import Confidence, FixedCanvas, Positions, Tokens, Transfers, Uncorrected, moved
 from remask.sampling.resolved_rule import Rule, resolve
 from remask.sampling.rows import Basis, RowGroup
 from remask.sampling.schedule import TimeSchedule
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedDecoding:
+class MaskedDecoding(FixedCanvas):
     """Masked diffusion of one request (LLaDA, Dream): the response starts as masks, each of which is filled once.
 
     With a `template` its holes do. Fixed tokens on either side are seen from the first step on.
@@ -45,16 +45,17 @@ class MaskedDecoding:
         *,
         blockwise: bool,
         template: Template | None = None,
+        growing: bool = False,
     ) -> "MaskedDecoding":
         """Return the decoding on a model whose family has these `defaults`.
 
-        `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other or
-        cannot be met.
+        `blockwise` is that trait of the cache policy. With `growing`, blocks are those of a canvas that grows. Raises
+        `ConfigError` where parameters contradict each other or cannot be met.
         """
-        blocks = blocks_for(params, template)
+        blocks = blocks_for(params, template, growing=growing)
         decoding = cls(prompt, params, resolve(params, defaults, blockwise), blocks, mask_id, seed, template)
         canvas = decoding.canvas()
-        decoding.decoder(canvas, "all")  # checks what depends on the canvas, and begins the first block
+        decoding.decoder(canvas, "all")  # checks parameters against the canvas, and begins the first block
         masks = np.add.reduceat(canvas.noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
         for share in sorted(set(zip(masks.tolist(), blocks.steps, strict=True))):
             decoding.rule.remasking.begin(BlockStart(*share, params))
@@ -120,9 +121,9 @@ class MaskedDecoding:
 class MaskedDecoder(Uncorrected):
     """The decoding of one request in progress. It reads the canvas and never writes to it.
 
-    `block` holds the canvas positions of the current block. `idle` says which scheduled steps are run although they
-    transfer nothing: "skipped" ones are counted as steps, but no pass is run; "within_block" ends a block when it is
-    complete; "all" runs the whole schedule.
+    `block` holds the canvas positions of the current block. The first one is block `first`, which begins with `step`.
+    `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
+    no pass is run; "within_block" ends a block when it is complete; "all" runs the whole schedule.
     """
 
     writes_once = True
@@ -135,12 +136,15 @@ class MaskedDecoder(Uncorrected):
         canvas: Canvas,
         seed: int,
         idle: IdlePasses,
+        *,
+        first: int = 0,
+        step: int = 0,
     ) -> None:
         self.params, self.rule, self.blocks, self.canvas, self.seed = params, rule, blocks, canvas, seed
         self.idle = idle
-        self.step = 0
+        self.step = self.first_step = step
         self.block_step = 0
-        self.block_index = 0
+        self.first = self.block_index = first
         by_value = params.threshold is not None or params.factor is not None
         self._by_value = by_value and rule.remasking.counts != "rule"
         self._skips = idle == "skipped" and rule.remasking.counts == "schedule" and not self._by_value
@@ -244,7 +248,7 @@ class MaskedDecoder(Uncorrected):
     def _leave_out(self, tail: int | None) -> None:
         if tail is None or (self.canvas.settled[tail:] == -1).any():  # what is fixed is not left out
             self.cut = None
-        elif self.cut is None:  # a tail stays until none is left out, and equal arrays would be packed anew
+        elif self.cut is None:  # kept as long as a tail is left out, because a new array would be packed again
             self.cut = np.full(len(self.canvas), tail, dtype=np.int64)
 
     def _block(self, index: int) -> range:
@@ -255,7 +259,7 @@ class MaskedDecoder(Uncorrected):
         return self.canvas.noisy[self.block.start : self.block.stop].tobytes().count(1)
 
     def _skip_idle(self) -> None:
-        """Go on to the next step that is not known to transfer nothing, over any number of steps at once."""
+        """Go to the next step that may transfer something, over any number of idle steps at once."""
         while not self.finished and (idle := self._idle_steps()):
             self._advance(idle)
 

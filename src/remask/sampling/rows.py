@@ -1,4 +1,4 @@
-"""The predicted rows of one request among the logits of a pass, and what is read of them on the device."""
+"""The predicted rows of one request among the logits of a pass, and the device parts of readers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,21 +18,23 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
 Measured: TypeAlias = Callable[[Tensor], Tensor]
-"""From the tokens of the rows, int64 [rows], to what a reader asked for, float32 [width, rows]."""
+"""Maps the tokens of the rows, int64 [rows], to the numbers of a reader, float32 [width, rows]."""
 
 
 class DeviceRead:
-    """What a reader does on the device with the rows of one pass of one request; the base class does nothing.
+    """The device part of a reader, for the rows of one pass of one request; the base class does nothing.
 
-    The methods are called in the order in which they stand here. None waits for the device, and none changes the
+    The methods are called in the order of this class. None waits for the device, and none changes the
     object. It is pickled to every rank of a model that runs in parts: there `logits` are the columns of the rank's own
     tokens, which `vocabulary` knows how to read.
 
     Attributes:
-        bars: whether `bar` leaves tokens out. The most probable token is then not the one that is chosen.
+        bars: whether `bar` excludes tokens, so that the most probable token may not be chosen.
+        filters: whether `keep` leaves tokens out.
     """
 
     bars: ClassVar[bool] = False
+    filters: ClassVar[bool] = False
 
     @property
     def width(self) -> int:
@@ -44,7 +46,7 @@ class DeviceRead:
         return self
 
     def see(self, logits: Tensor, guide: Tensor | None) -> None:
-        """Look at `logits` [rows, V] as the model gave them, and at those of the unconditional canvas, where it runs.
+        """Look at the model's `logits` [rows, V], and at those of the unconditional canvas if it runs.
 
         Neither may be changed, and both change later.
         """
@@ -59,24 +61,31 @@ class DeviceRead:
         mask_id: int,  # noqa: ARG002
         vocabulary: Vocabulary,  # noqa: ARG002
     ) -> Measured | None:
-        """What is read of `logits` [rows, V], once the tokens are known; None: nothing. Changes no argument."""
+        """A function that reads `logits` [rows, V] once the tokens are known; None: nothing. Changes no argument."""
         return None
 
     def bar(self, choice: Tensor, vocabulary: Vocabulary) -> None:
         """Leave out tokens by which none may be chosen: lower `choice` [rows, V] in place."""
 
+    def keep(self, choice: Tensor, vocabulary: Vocabulary) -> Tensor:  # noqa: ARG002
+        """`choice` [rows, V] without tokens that are too improbable; a filter before `top_k` and `top_p`.
+
+        It changes nothing in place, and always keeps the most probable token.
+        """
+        return choice
+
     def replace(self, tokens: Tensor) -> Tensor:
-        """The tokens [rows] that stand for those that the sampler chose; float32, as they go to the host."""
+        """The tokens [rows] in place of those of the sampler; float32, like all numbers that go to the host."""
         return tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """What one token of each row loses on its logit before the row is read.
+    """A penalty on the logit of one token of each row, before the row is read.
 
     Attributes:
         tokens: a token id of each row, int64 [rows]; `Penalty.NONE` where the row loses nothing.
-        size: what the logit loses.
+        size: how much the logit is lowered.
     """
 
     NONE: ClassVar[int] = -1
@@ -93,17 +102,17 @@ class Penalty:
 
 @dataclass(slots=True)  # not frozen, as one is made for each request of each pass
 class RowGroup:
-    """The rows of one request among the logits, and how they are turned into tokens and confidences.
+    """The rows of one request among the logits, and how they become tokens and confidences.
 
-    What is drawn in a row depends on the request's `seed`, its `step` and the row's position alone. Without `positions`
+    Draws in a row depend on the request's `seed`, its `step` and the row's position alone. Without `positions`
     rows are numbered.
 
     `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
     A `penalty` lowers logits before all of that.
 
-    `guide` are the rows of the unconditional canvas for the same positions, where it takes part. `reads` are what the
-    request's readers do with the rows.
+    `guide` are the rows of the unconditional canvas for the same positions, if it takes part. `reads` are the device
+    parts of the request's readers.
     """
 
     rows: slice
@@ -138,5 +147,5 @@ class RowGroup:
 
     @property
     def draws(self) -> Draws:
-        """What draws in these rows depend on."""
+        """The seed, step and positions that draws in these rows depend on."""
         return Draws(self.seed, self.step, self.positions)

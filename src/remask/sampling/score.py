@@ -11,11 +11,11 @@ from remask.sampling.rows import Measured, RowGroup
 from remask.sampling.uniform_score import read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
-DRAWN = 4  # as many greedy rows a row counts that is read otherwise, as draws, filters and forms copy its logits
+DRAWN = 4  # weight of a row that is not read greedily: draws, filters and forms need copies of its logits
 
 
 def weight(group: RowGroup) -> int:
-    """As how many rows that are read greedily a group counts, by the memory that its logits and their copies take."""
+    """The memory that the logits of a group and their copies take, in rows that are read greedily."""
     rows: int = group.rows.stop - group.rows.start
     return rows * (1 if group.guide is None else 2) * (1 if _plain(group) else DRAWN)
 
@@ -30,8 +30,8 @@ def score(
 ) -> Tensor:
     """Return token and confidence of every row of `groups`, float32 [2 + more, rows], in order, without guide rows.
 
-    Below them stands what the readers of each group measure, in their order. Zeros fill up what a group does not ask
-    for; `more` is the most numbers that the readers of one group ask for.
+    The next `more` rows hold the numbers of each group's readers, in their order, filled up with zeros; `more` is the
+    largest count of any group.
 
     `logits` [M, V], or a rank's columns of them as `vocabulary` says, may be used as scratch. Positions of `groups`
     that draw are sent to the device in one copy, and stay there. The mask token is never chosen, but counts in the
@@ -56,7 +56,7 @@ def score(
 
 
 def _all_plain(groups: Sequence[RowGroup], rows: int) -> bool:
-    """Whether `groups` are all of `rows` rows, in their order, and of each the greedy token is all that is read."""
+    """Whether `groups` cover `rows` rows in order, and only greedy tokens are read of each."""
     at = 0
     for group in groups:
         if group.rows.start != at or not _plain(group):
@@ -66,14 +66,15 @@ def _all_plain(groups: Sequence[RowGroup], rows: int) -> bool:
 
 
 def _plain(group: RowGroup) -> bool:
-    """Whether the greedy token and its probability are all that is read, of logits as they are."""
+    """Whether only the greedy token and its probability are read, of unchanged logits."""
     return not group.reads and group.guide is None and group.penalty is None and _greedy(group)
 
 
 def _greedy(group: RowGroup) -> bool:
-    """Whether the tokens are the most probable ones, and their plain probabilities are the confidences."""
+    """Whether tokens are the most probable ones, and confidences their plain probabilities."""
     plain = group.temperature == 0 and group.measure == "probability" and group.noisy is None
-    filtered = group.basis == "filtered" and (group.top_k is not None or group.top_p is not None)
+    filters = group.top_k is not None or group.top_p is not None or any(each.filters for each in group.reads)
+    filtered = group.basis == "filtered" and filters
     return plain and not filtered and not (group.reads and any(each.bars for each in group.reads))
 
 
@@ -89,7 +90,7 @@ def _change(logits: Tensor, group: RowGroup, vocabulary: Vocabulary) -> None:
 
 
 def _send_positions(groups: Sequence[RowGroup], device: torch.device) -> None:
-    """Send what draws depend on in one copy for all `groups` that draw."""
+    """Send the positions of all `groups` that draw in one copy."""
     drawing = [each for each in groups if each.temperature > 0 and isinstance(each.positions, np.ndarray)]
     if drawing:
         counts = [each.rows.stop - each.rows.start for each in drawing]
@@ -104,13 +105,13 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary)
 
 
 def _measured(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[Measured]:
-    """What the readers of a group ask for, found before a sampler changes `logits` [rows, V]."""
+    """The measurements of a group's readers, made before a sampler changes `logits` [rows, V]."""
     found = (read.measure(logits, group, mask_id, vocabulary) for read in group.reads)
     return [each for each in found if each is not None]
 
 
 def _completed(read: Tensor, group: RowGroup, measured: Sequence[Measured], more: int) -> Tensor:
-    """Return token, confidence and what else is `measured` of a group, float32 [2 + more, rows]."""
+    """Return token, confidence and the `measured` numbers of a group, float32 [2 + more, rows]."""
     tokens = chosen = read[0]
     for each in group.reads:
         tokens = each.replace(tokens)
@@ -128,7 +129,15 @@ def _sampled(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabula
         if any(each.bars for each in group.reads):
             logits = _bar(logits.clone(), group, vocabulary)
         return read_noisy(
-            logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.draws, vocabulary
+            logits,
+            group.noisy,
+            mask_id,
+            group.temperature,
+            group.top_k,
+            group.top_p,
+            group.draws,
+            vocabulary,
+            lambda tempered: _keep(tempered, group, vocabulary),
         )
     log_probs, _, choice = distributions(logits, group, mask_id, vocabulary)
     tokens = vocabulary.draw(choice, group.draws) if group.temperature > 0 else vocabulary.best(choice)[1]
@@ -136,9 +145,16 @@ def _sampled(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabula
 
 
 def _bar(choice: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
-    """`choice` [rows, V], in which the readers have left out what must not be chosen."""
+    """`choice` [rows, V] after the readers have excluded tokens."""
     for read in group.reads:
         read.bar(choice, vocabulary)
+    return choice
+
+
+def _keep(choice: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
+    """`choice` [rows, V] without tokens that the readers find too improbable. Changes no argument."""
+    for read in group.reads:
+        choice = read.keep(choice, vocabulary)
     return choice
 
 
@@ -149,16 +165,20 @@ def distributions(
 
     The mask token is left out of the latter two, and so are barred ones.
     """
-    top_k, top_p = vocabulary.top_k, vocabulary.top_p
+
+    def filtered(logits: Tensor) -> Tensor:
+        kept = _keep(logits, group, vocabulary)
+        return vocabulary.top_k(vocabulary.top_p(kept, group.top_p), group.top_k)
+
     tempered = logits / group.temperature if group.temperature > 0 else logits
     measured = {"logits": logits, "tempered": tempered, "filtered": tempered}[group.basis]
     if group.basis == "filtered":
-        measured = top_k(top_p(measured, group.top_p), group.top_k)
+        measured = filtered(measured)
     # The mask is taken out before filtering, or it could be all that a filter leaves.
     choice = tempered.clone()
     vocabulary.bar(choice, [mask_id])
     _bar(choice, group, vocabulary)
-    return vocabulary.log_softmax(measured), choice, top_k(top_p(choice, group.top_p), group.top_k)
+    return vocabulary.log_softmax(measured), choice, filtered(choice)
 
 
 def confidence(measured: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:

@@ -14,7 +14,7 @@ from remask.policies.base import IdlePasses
 from remask.remasking import select
 from remask.request.sampling_params import SamplingParams, is_greedy
 from remask.request.uniform_presets import ANCESTRAL, MARGINAL
-from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Unedited, blocks_of
+from remask.sampling.decoder import Confidence, FixedCanvas, Positions, Tokens, Transfers, Unedited, blocks_of
 from remask.sampling.noise import Noise
 from remask.sampling.rows import RowGroup
 from remask.sampling.schedule import log_snrs
@@ -25,11 +25,11 @@ BLOCK = 128  # the published code's default
 
 
 @dataclass(frozen=True, slots=True)
-class UniformDecoding:
+class UniformDecoding(FixedCanvas):
     """Uniform diffusion of one request, block by block.
 
-    The canvas is as long as the model's, or as `canvas_length` says; what stands after the response is noise that is
-    attended to and never changed. The last block may reach into it; what it writes there is not part of the answer.
+    The canvas is as long as the model's, or as `canvas_length` says; positions after the response are noise that is
+    attended to and never changed. The last block may reach into it; tokens there are not part of the answer.
     Blocks without a hole of the `template` are passed over. A fixed token counts as noise for attention until its block
     is done or passed, as a row sees a leading part of the canvas.
     """
@@ -281,7 +281,7 @@ class UniformDecoder(Unedited):
 
     @property
     def transfers(self) -> Transfers | None:
-        """See `Decoder`. Corrections and revisions compare with what earlier passes found, and must be asked."""
+        """See `Decoder`. Unknown in corrections and revisions, which compare with results of earlier passes."""
         params = self._decoding.params
         if self._correction is not None or params.revision_tokens:
             return None

@@ -1,5 +1,6 @@
 """Scores of uniform diffusion from logits: expected gains, and draws from the reverse step (GIDD)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,14 +72,19 @@ def read_noisy(
     keep_p: float | None,
     draws: Draws,
     vocabulary: Vocabulary = WHOLE,
+    keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Return token and score of every row of `logits` [rows, V], float32 [2, rows]. Does not change `logits`."""
+    """Return token and score of every row of `logits` [rows, V], float32 [2, rows]. Does not change `logits`.
+
+    `keep` is a filter before `keep_k` and `keep_p`, which changes no argument.
+    """
     logits = logits.clone()
     vocabulary.bar(logits, [mask_id])
     if rows.banned and rows.banned_rows:
         vocabulary.bar(logits[: rows.banned_rows], rows.banned)
     tempered = logits / temperature if temperature > 0 else logits
-    filtered = vocabulary.top_p(vocabulary.top_k(tempered, keep_k), keep_p)
+    kept = tempered if keep is None else keep(tempered)
+    filtered = vocabulary.top_p(vocabulary.top_k(kept, keep_k), keep_p)
     current = rows.current if isinstance(rows.current, Tensor) else send(rows.current, logits.device)
     if rows.transition is not None:
         chances = reverse_step(filtered, current, rows.transition, greedy=temperature == 0, vocabulary=vocabulary)

@@ -1,9 +1,12 @@
 """Reductions over the vocabulary, for logits that hold all of its tokens or one rank's part of them."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.sampling import filters
@@ -15,7 +18,7 @@ _BITS = 32  # of a float32
 
 
 class Vocabulary:
-    """What the columns of logits [rows, columns] stand for. Here they are all tokens, and tensors are [rows, V].
+    """The tokens of the columns of logits [rows, columns]. Here they are all tokens, and tensors are [rows, V].
 
     No method changes its arguments but `bar`, `lower` and `greedy`.
     """
@@ -30,8 +33,12 @@ class Vocabulary:
             logits[:, token] = -torch.inf
 
     def lower(self, logits: Tensor, tokens: Tensor, losses: Tensor) -> None:
-        """Take `losses` [rows] off the logits of one token a row, `tokens` int64 [rows], in place."""
+        """Lower the logit of one token of each row, `tokens` int64 [rows], by `losses` [rows], in place."""
         logits.scatter_add_(1, tokens[:, None], -losses[:, None])
+
+    def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Which of `tokens` [n] these logits have, bool [n], and the columns of those, int64; on the host."""
+        return np.ones(len(tokens), dtype=np.bool_), tokens
 
     def columns(self, values: Tensor) -> Tensor:
         """The columns that these logits have of `values` [..., V]."""
@@ -94,6 +101,10 @@ class Vocabulary:
         """See `filters.top_p`."""
         return filters.top_p(logits, share)
 
+    def min_p(self, logits: Tensor, share: float) -> Tensor:
+        """Keep the tokens that have at least `share`, above 0, of the most probable one's probability; [rows, V]."""
+        return logits.masked_fill(logits < self.best(logits)[0][:, None] + math.log(share), -torch.inf)
+
     def draw(self, logits: Tensor, draws: filters.Draws) -> Tensor:
         """See `filters.draw`."""
         return filters.draw(logits, draws)
@@ -121,6 +132,11 @@ class SplitVocabulary(Vocabulary):
         """See `Vocabulary`."""
         places, here = self._places(tokens)
         super().lower(logits, places, torch.where(here, losses, 0.0))
+
+    def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """See `Vocabulary`."""
+        here = (tokens >= self.held.start) & (tokens < self.held.stop)
+        return here, tokens[here] - self.held.start
 
     def columns(self, values: Tensor) -> Tensor:
         """See `Vocabulary`."""

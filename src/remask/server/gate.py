@@ -18,12 +18,13 @@ from remask.machine.log_format import FIELDS
 from remask.server.errors import ApiError, error_response
 from remask.server.hosts import ANY, AllowedHosts
 from remask.server.playground.files import FILES
+from remask.server.reference.files import FILES as REFERENCE
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
 
 log = logging.getLogger(__name__)
 
 PROBES = frozenset(["/health", "/ping"])  # which say nothing of use to other sites' pages
-OPEN_PATHS = frozenset([*PROBES, *FILES])  # health probes have no key, and the playground's page asks for one
+OPEN_PATHS = frozenset([*PROBES, *FILES, *REFERENCE])  # health probes have no key, and pages ask for one
 MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -81,7 +82,8 @@ class Gate:
         except Exception as error:
             log.error("request %s failed: %s", name, error, exc_info=True)
             if status == CLOSED_BY_CLIENT:
-                await error_response(ApiError(500, "the server failed; its log says why"))(scope, receive, send_with_id)
+                failed = ApiError(500, "the server failed; its log says why")
+                await error_response(failed, scope)(scope, receive, send_with_id)
         finally:
             line = {"id": name, "method": scope["method"], "path": scope["path"], "status": status, **log_fields}
             line["total_ms"] = round(1e3 * (time.perf_counter() - started), 1)
@@ -93,22 +95,25 @@ class Gate:
             foreign = ApiError(
                 403, f"this server is not called {name!r}; start it with --allowed-hosts {name}, or with an API key"
             )
-            await error_response(foreign)(scope, receive, send)
+            await error_response(foreign, scope)(scope, receive, send)
             return
-        key, leads = self._key(headers.get("authorization", ""))
+        key, leads = self._key(headers)
         known = key is not None or not (self._keys or self._priority_keys)
         scope["state"].update(leads=leads, client=_address(scope) if key is None else key)
         if not known and scope["path"] not in OPEN_PATHS:
             error = ApiError(
-                401, "an API key is needed, as the header 'Authorization: Bearer KEY'; this one is unknown"
+                401,
+                "an API key is needed, as the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'; this one is "
+                "unknown",
             )
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         try:
             async with asyncio.timeout(self.body_timeout):
                 body = await self._body(headers, receive)
         except TimeoutError:
-            late = error_response(ApiError(408, f"the body was not complete within {self.body_timeout:g} s"))
+            slow = ApiError(408, f"the body was not complete within {self.body_timeout:g} s")
+            late = error_response(slow, scope)
             late.headers["Connection"] = "close"
             await late(scope, receive, send)
             return
@@ -116,7 +121,7 @@ class Gate:
             error = ApiError(
                 413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts"
             )
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         replayed = False
 
@@ -129,12 +134,14 @@ class Gate:
 
         await self.app(scope, replay, send)
 
-    def _key(self, header: str) -> tuple[str | None, bool]:
-        """Which known key the header holds, in words that do not tell it, if any; and whether the request may lead.
+    def _key(self, headers: Headers) -> tuple[str | None, bool]:
+        """Which known key the headers hold, in words that do not tell it, if any; and whether the request may lead.
+
+        OpenAI's clients send it as `Authorization`, Anthropic's as `X-Api-Key`.
 
         The time of the comparison does not depend on the key that was sent.
         """
-        scheme, _, key = header.partition(" ")
+        scheme, _, key = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
         given = key.strip().encode("latin-1", "replace")
         bearer = scheme.lower() == "bearer"
         plain, leading = (

@@ -1,19 +1,20 @@
-"""Runs one answer: reads the engine's events and makes OpenAI's objects of them."""
+"""Runs one answer: reads the engine's events and makes the objects of an API of them."""
 
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from remask.answers.answer import Answer, Delta, Scored
 from remask.answers.rollout import trace_of
 from remask.engine.async_engine import Ticket
 from remask.errors import RemaskError
 from remask.request.result import Event, Result
 from remask.request.trace import step_map
-from remask.server.answer import Answer, Delta, Scored
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol import GenerationBody
-from remask.server.shapes import Json, usage, work
+from remask.server.shapes import Json, Names, usage, work
 from remask.server.tools import CallPiece, ToolCalls
 
 log = logging.getLogger(__name__)
@@ -54,19 +55,19 @@ class Shape(Protocol):
         """Put the token ids of each choice's prompt where vLLM puts them."""
 
 
-class Generation:
+class Generation(ABC):
     """The choices of one request body while they run. `results` maps the index of a finished choice to its result."""
 
     def __init__(
         self,
         ticket: Ticket,
         answers: Sequence[Answer],
-        shape: Shape,
+        names: Names,
         body: GenerationBody,
         fingerprint: str,
         calls: ToolCalls | None = None,
     ) -> None:
-        self.ticket, self.answers, self.shape, self.body, self.fingerprint = ticket, answers, shape, body, fingerprint
+        self.ticket, self.answers, self.names, self.body, self.fingerprint = ticket, answers, names, body, fingerprint
         self.terms = body.terms
         self.results: dict[int, Result] = {}
         self.queued_s: float | None = None
@@ -77,6 +78,86 @@ class Generation:
     def ordered(self) -> list[Result]:
         """All results, in the order of the choices."""
         return [self.results[index] for index in range(len(self.answers))]
+
+    @abstractmethod
+    async def response(self) -> Json:
+        """Return the whole answer. Raises `RemaskError` if a choice fails."""
+
+    @abstractmethod
+    def _opening(self) -> list[bytes]:
+        """The events that a stream begins with."""
+
+    @abstractmethod
+    def _chunks(self, delta: Delta) -> list[bytes]:
+        """The events of what one engine step added to a choice."""
+
+    @abstractmethod
+    def _closing(self) -> list[bytes]:
+        """The events that a stream ends with."""
+
+    @abstractmethod
+    def _failed(self, error: RemaskError) -> bytes:
+        """How a stream that has begun ends with `error`."""
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events. All events of one engine step are one piece, as each piece costs a send.
+
+        Raises `RemaskError` for a failure before the first event. A later failure becomes an event.
+        """
+        opened = False
+        try:
+            async for deltas in self._steps():
+                chunks = [] if opened else self._opening()
+                opened = True
+                for delta in deltas:
+                    chunks += self._chunks(delta)
+                if len(self.results) == len(self.answers):
+                    chunks += self._closing()
+                if chunks:
+                    yield b"".join(chunks)
+        except RemaskError as error:
+            if not opened:
+                raise
+            yield self._failed(error)
+        # A defect, such as one of a tokenizer: a stream that has begun still ends with an error.
+        except Exception as error:
+            if not opened:
+                raise
+            log.error("a stream failed: %s", error, exc_info=True)
+            yield self._failed(ApiError(500, "the server failed; its log says why"))
+
+    async def _steps(self) -> AsyncIterator[list[Delta]]:
+        async for events in self.ticket:
+            by_request: dict[str, list[Event]] = {}
+            for event in events:
+                by_request.setdefault(event.id, []).append(event)
+                if event.queued_s is not None:
+                    self.queued_s = max(self.queued_s or 0.0, event.queued_s)
+            deltas = [self._by_id[name].take(group) for name, group in by_request.items()]
+            for delta in deltas:
+                if delta.result is not None:
+                    self.results[delta.index] = delta.result
+                    check_end(delta.result)
+                if self._readers:
+                    final = delta.result is not None
+                    delta.text, delta.calls = self._readers[delta.index].read(delta.text, final=final)
+            yield deltas
+
+    def _finish(self, index: int) -> str:
+        """Why a choice has ended, in the words of OpenAI's chat completions."""
+        reason = self.results[index].finish_reason
+        return self._readers[index].finish_reason(reason) if self._readers else reason
+
+
+class Choices(Generation):
+    """An answer as OpenAI's chat and text completions tell it: choices in the format `shape`.
+
+    The other arguments are those of `Generation`.
+    """
+
+    def __init__(self, *told: Any, shape: Callable[[Names], Shape]) -> None:
+        super().__init__(*told)
+        self.shape = shape(self.names)
 
     async def response(self) -> Json:
         """Return the whole answer. Raises `RemaskError` if a choice fails."""
@@ -101,55 +182,6 @@ class Generation:
             "usage": self._usage(),
             "remask": work(self.ordered),
         }
-
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events. All events of one engine step are one piece, as each piece costs a send.
-
-        Raises `RemaskError` for a failure before the first event. A later failure becomes an event.
-        """
-        opened = False
-        try:
-            async for deltas in self._steps():
-                chunks = [] if opened else self._opening()
-                opened = True
-                for delta in deltas:
-                    chunks += self._chunks(delta)
-                if len(self.results) == len(self.answers):
-                    chunks += self._closing()
-                if chunks:
-                    yield b"".join(chunks)
-        except RemaskError as error:
-            if not opened:
-                raise
-            yield failed_stream(error)
-        # A defect, such as one of a tokenizer: a stream that has begun still ends with an error.
-        except Exception as error:
-            if not opened:
-                raise
-            log.error("a stream failed: %s", error, exc_info=True)
-            yield failed_stream(ApiError(500, "the server failed; its log says why"))
-
-    async def _steps(self) -> AsyncIterator[list[Delta]]:
-        async for events in self.ticket:
-            by_request: dict[str, list[Event]] = {}
-            for event in events:
-                by_request.setdefault(event.id, []).append(event)
-                if event.queued_s is not None:
-                    self.queued_s = max(self.queued_s or 0.0, event.queued_s)
-            deltas = [self._by_id[name].take(group) for name, group in by_request.items()]
-            for delta in deltas:
-                if delta.result is not None:
-                    self.results[delta.index] = delta.result
-                    check_end(delta.result)
-                if self._readers:
-                    final = delta.result is not None
-                    delta.text, delta.calls = self._readers[delta.index].read(delta.text, final=final)
-            yield deltas
-
-    def _finish(self, index: int) -> str:
-        """Why a choice has ended, in OpenAI's words."""
-        reason = self.results[index].finish_reason
-        return self._readers[index].finish_reason(reason) if self._readers else reason
 
     @property
     def _wants_logprobs(self) -> bool:
@@ -198,7 +230,7 @@ class Generation:
     def _closing(self) -> list[bytes]:
         if not self._include_usage:
             return [DONE]
-        return [_event({**self.shape.chunk([]), "usage": self._usage(), "remask": work(self.ordered)}), DONE]
+        return [json_event({**self.shape.chunk([]), "usage": self._usage(), "remask": work(self.ordered)}), DONE]
 
     def _chunks(self, delta: Delta) -> list[bytes]:
         chunks = []
@@ -217,16 +249,21 @@ class Generation:
 
     def _chunk(self, chunk: Json) -> bytes:
         # With `include_usage`, all of OpenAI's chunks have the key `usage`; only the last one has a value.
-        return _event({**chunk, "usage": None} if self._include_usage else chunk)
+        return json_event({**chunk, "usage": None} if self._include_usage else chunk)
+
+    def _failed(self, error: RemaskError) -> bytes:
+        return failed_stream(error)
 
 
 def failed_stream(error: RemaskError) -> bytes:
     """How a stream that has begun ends with `error`."""
-    return _event(error_object(error)) + DONE
+    return json_event(error_object(error)) + DONE
 
 
-def _event(value: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+def json_event(value: Mapping[str, Any], name: str | None = None) -> bytes:
+    """A server-sent event that carries JSON, with a name where it has one."""
+    named = "" if name is None else f"event: {name}\n"
+    return f"{named}data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 def check_end(result: Result) -> None:

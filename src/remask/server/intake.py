@@ -75,14 +75,15 @@ class Intake:
         so it is done before any text is read.
         """
         if isinstance(body, CompletionBody):
-            texts = [text for text in prompts_of(body) if isinstance(text, str)]
+            texts, named = [text for text in prompts_of(body) if isinstance(text, str)], "prompt"
             self._check_choices(body, len(prompts_of(body)))
             lengths = [len(text) for text in texts]
         else:
             messages = (body.messages if isinstance(body, ChatBody | TokenizeBody) else None) or []
+            named = body.texts_name if isinstance(body, ChatBody) else "messages"
             if len(messages) > self.config.max_messages:
                 raise ConfigError(
-                    f"messages holds {len(messages)} messages; at most {self.config.max_messages} are taken"
+                    f"{named} holds {len(messages)} messages; at most {self.config.max_messages} are taken"
                 )
             if isinstance(body, ChatBody):
                 self._check_choices(body, 1)
@@ -93,7 +94,7 @@ class Intake:
             lengths = [len(prompt or "") + chars + sum(message.chars for message in messages)]
         if isinstance(body, GenerationBody):
             lengths = [length + body.fixed_chars for length in lengths] or [body.fixed_chars]
-        field = "prompt" if isinstance(body, CompletionBody) or getattr(body, "prompt", None) else "messages"
+        field = "prompt" if getattr(body, "prompt", None) else named
         most, together = self.max_prompt_chars, self.max_request_chars
         if max(lengths, default=0) > most:
             raise ConfigError(f"{field} has {max(lengths)} characters; at most {most} are taken (max_prompt_chars)")
@@ -139,7 +140,17 @@ class Intake:
         variables: Mapping[str, Any] | None = None,
         control_tokens: bool | None = None,
     ) -> list[int]:
-        """Token ids of a conversation; `variables` are those of the chat template."""
+        """Token ids of a conversation; `variables` are those of the chat template.
+
+        Raises `ConfigError` where it holds calls of tools or their results, of which the template tells nothing.
+        """
+        calls = any(message.role == "tool" or message.tool_calls for message in messages)
+        if calls and "tool" not in (self.tokenizer.chat_template or ""):
+            raise ConfigError(
+                "messages: calls of tools and their results are nothing that the model's chat template tells it of; "
+                "say them as text in turns of the user and the assistant, or start the server with a --chat-template "
+                "that does"
+            )
         rendered = [message.rendered for message in messages]
         control = control_tokens is True
         return self.tokenizer.apply_chat(rendered, add_generation_prompt, variables, control_tokens=control)

@@ -16,6 +16,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.declared import Checked, given, with_declared
 from remask.server.fields import FOREIGN_TO_READS, read_fields
+from remask.server.known import known_kind
 from remask.server.limits import MAX_ITEMS
 from remask.server.tools import Tool, ToolCalls, format_of
 
@@ -28,7 +29,7 @@ _VARIABLES = Declared(
     None,
     "Variables that the chat template reads beside the messages.",
 )
-_PARAMETERS = Declared(Settings("keywords of JSON Schema", MAX_KEYWORDS), None, "A JSON schema of the arguments.")
+PARAMETERS = Declared(Settings("keywords of JSON Schema", MAX_KEYWORDS), None, "A JSON schema of the arguments.")
 
 MAX_TOKEN_IDS = 1 << 20
 MAX_NAME = 1024  # characters of a name that somebody chose: of a model, a user, a call
@@ -72,6 +73,11 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: LongText
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text(cls, part: Any) -> Any:
+        return known_kind("messages", part, frozenset(["text"]))
 
 
 class CalledFunction(Body):
@@ -160,7 +166,7 @@ class Function(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
     description: LongText | None = None
-    parameters: Annotated[dict[str, Any] | None, Checked("tools: parameters", _PARAMETERS)] = None
+    parameters: Annotated[dict[str, Any] | None, Checked("tools: parameters", PARAMETERS)] = None
     strict: bool | None = None
 
 
@@ -215,6 +221,16 @@ class ResponseFormat(Body):
         if self.json_schema is None:
             return StructuredOutputs(json_object=True)
         return StructuredOutputs(json=self.json_schema.schema_)
+
+
+def offered(**function: Any) -> ToolOffer:
+    """A tool of another API, whose fields are checked already."""
+    return ToolOffer.model_construct(type="function", function=Function.model_construct(**function))
+
+
+def chosen(name: str) -> ChosenTool:
+    """The choice of a tool, the same."""
+    return ChosenTool.model_construct(type="function", function=ChosenFunction.model_construct(name=name))
 
 
 @with_declared(SamplingParams, Terms)
@@ -284,6 +300,22 @@ class ChatBody(GenerationBody):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     _calls: tuple[str | None, ToolCalls | None] | None = PrivateAttr(None)  # with the template that they are for
+    _texts_name: str = PrivateAttr("messages")
+
+    @classmethod
+    def translated(cls, texts_name: str, **fields: Any) -> "ChatBody":
+        """The body that another API's comes to, whose `fields` are checked already.
+
+        `texts_name` is what that API calls the messages, for errors.
+        """
+        made = cls.model_construct(**fields)
+        made._texts_name = texts_name
+        return made
+
+    @property
+    def texts_name(self) -> str:
+        """The field that holds the conversation."""
+        return self._texts_name
 
     @property
     def offered(self) -> list[ToolOffer]:

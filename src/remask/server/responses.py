@@ -73,6 +73,6 @@ class EventStream(Response):
         except RemaskError as error:
             if started:
                 raise
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})

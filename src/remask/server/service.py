@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from remask.answers.answer import Answer
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Owner
 from remask.errors import QueueFullError
 from remask.llm import LLM
-from remask.server.answer import Answer
 from remask.server.bodies import BodyReaders
 from remask.server.config import ServerConfig
 from remask.server.errors import json_response
-from remask.server.generation import Generation, Shape
+from remask.server.generation import Generation
 from remask.server.intake import Intake
 from remask.server.metrics import Metrics
 from remask.server.protocol import GenerationBody
@@ -117,9 +117,12 @@ class Service:
         request: Request,
         body: Body,
         make: Callable[[Body, str], list[engine_request.Request]],
-        shape: Callable[[Names], Shape],
+        present: Callable[..., Generation],
     ) -> Response:
-        """Run the requests that `make` builds from the body. Returns the answer in the format `shape`."""
+        """Run the requests that `make` builds from the body. Returns the answer as `present` tells it.
+
+        `present` gets the arguments of `Generation`.
+        """
         name, log_fields = request.state.request_id, request.state.log_fields
         self.note_user(request, body.user)
         priority: int | None = body.priority  # type: ignore[attr-defined]
@@ -142,7 +145,7 @@ class Service:
             for i, each in enumerate(pending)
         ]
         calls = self.intake.calls(body)
-        generation = Generation(ticket, answers, shape(names), body, self.llm.loaded.fingerprint, calls)
+        generation = present(ticket, answers, names, body, self.llm.loaded.fingerprint, calls)
 
         def finish() -> None:
             ticket.cancel()

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remask.answers.answer import Delta, Scored
 from remask.request.result import Result
 from remask.request.trace import TokenLogprob
-from remask.server.answer import Delta, Scored
 from remask.server.tools import CallPiece, whole_calls
 
 Json = dict[str, Any]
@@ -86,17 +86,7 @@ class ChatShape:
     def _logprobs(self, scored: Sequence[Scored], wanted: bool) -> Json | None:
         if not wanted:
             return None
-        return {"content": [self._token(item) for item in scored], "refusal": None}
-
-    def _token(self, item: Scored) -> Json:
-        top = [self._read(token, logprob) for token, logprob in item.read.top]
-        return self._read(item.read.token_id, item.read.logprob) | {"top_logprobs": top, "step": item.read.step}
-
-    def _read(self, token: int, logprob: float) -> Json:
-        text = self.names.token_text(token)
-        # The text does not show which bytes an incomplete character has.
-        encoded = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": encoded}
+        return {"content": [scored_token(item, self.names.token_text) for item in scored], "refusal": None}
 
 
 class CompletionShape:
@@ -172,6 +162,19 @@ class CompletionShape:
         return found
 
 
+def scored_token(item: Scored, token_text: Callable[[int], str]) -> Json:
+    """A token with its log-probability, and those of the most probable ones, as chats and responses tell them."""
+    top = [_read(token, logprob, token_text) for token, logprob in item.read.top]
+    return _read(item.read.token_id, item.read.logprob, token_text) | {"top_logprobs": top, "step": item.read.step}
+
+
+def _read(token: int, logprob: float, token_text: Callable[[int], str]) -> Json:
+    text = token_text(token)
+    # The text does not show which bytes an incomplete character has.
+    encoded = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": encoded}
+
+
 def usage(results: Sequence[Result], choices: int) -> Json:
     """OpenAI's usage of one answer; `results` are in order, `choices` of them to a prompt, which counts once."""
     prompts = results[::choices]
@@ -191,9 +194,10 @@ def work(results: Sequence[Result]) -> Json:
     fields: Json = {
         name: sum(getattr(result.usage, name) for result in results) for name in ("steps", "forwards", "row_layers")
     }
-    corrections = [r.usage.correction_steps for r in results if r.usage.correction_steps is not None]
-    if corrections:
-        fields["correction_steps"] = sum(corrections)
+    for name in ("correction_steps", "accepted"):
+        counts = [count for result in results if (count := getattr(result.usage, name)) is not None]
+        if counts:
+            fields[name] = sum(counts)
     for name in ("prefix_depth", "prefix_tokens"):
         fields[name] = max(getattr(result.usage, name) for result in results)
     notes = dict.fromkeys(r.usage.prefix_note for r in results if r.usage.prefix_note is not None)

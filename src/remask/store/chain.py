@@ -72,7 +72,7 @@ class PageChain:
 
     def identity(self, tokens: Sequence[int], parent: int | None, salt: str = "") -> int:
         """Identity of a page after the page `parent`, or of a first one; `salt` separates tenants."""
-        # A chain starts from what K/V depend on beside tokens, and from the tenant.
+        # A chain starts from the salt of model and tenant, because K/V depend on more than tokens.
         root = self.salt + b"\0" + salt.encode() if parent is None else parent.to_bytes(8, "little")
         return self.hash(tokens, root)
 
@@ -85,7 +85,7 @@ class PageChain:
         return keys
 
     def match(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
-        """What `find` returns, each page with one more reference, which the caller has to release."""
+        """The pages that `find` returns, each with one more reference, which the caller must release."""
         found = self.find(tokens, keys, salt)
         for page in found:
             self.allocator.retain(page.extent)
@@ -123,7 +123,7 @@ class PageChain:
             self._pending[key] = self._pending.get(key, 0) + 1
 
     def give_up(self, keys: Sequence[int]) -> None:
-        """Take back what `expect` announced. Raises `IntegrityError` for a page that was not announced."""
+        """Withdraw pages announced by `expect`. Raises `IntegrityError` for a page that was not announced."""
         for key in keys:
             left = self._pending.get(key, 0) - 1
             if left < 0:

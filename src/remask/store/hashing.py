@@ -9,7 +9,7 @@ import xxhash
 def prefix_hash(tokens: Sequence[int], salt: bytes = b"") -> int:
     """xxhash64 (seed 0) of the token ids as little-endian uint32, after `salt`.
 
-    The salt names what K/V depend on beside tokens: model fingerprint and dtype. Without a salt this is the key of
+    The salt is everything else that K/V depend on: model fingerprint and dtype. Without a salt this is the key of
     the authors (BiCache appendix C).
     """
     return prefix_hashes(tokens, [len(tokens)], salt)[0]

@@ -36,7 +36,7 @@ class StoreStats:
     hits: int = 0
     partial_hits: int = 0  # those of `hits` that read an entry shorter than the prefix asked for
     misses: int = 0
-    found: int = 0  # those of both that nobody had said are shared
+    found: int = 0  # lookups of prefixes that no request had named
     evictions: int = 0
     refused: int = 0  # prefixes larger than the whole budget
 
@@ -132,7 +132,7 @@ class PrefixStore:
         return next(self._index.levels(tokens, cache_salt), None)
 
     def lend(self, entry: PrefixEntry, layers: int, tokens: Sequence[int]) -> Lease:
-        """Lease what `find` found for a request for `tokens`."""
+        """Lease the entry that `find` returned for a request for `tokens`."""
         self.stats.hits += 1
         if len(entry) < len(tokens):
             self.stats.partial_hits += 1
@@ -175,14 +175,14 @@ class PrefixStore:
         claimed: Sequence[PageRange] = (),
         kept: Sequence[PrefixEntry] = (),
     ) -> bool:
-        """Whether `reserve` would return leases of all that is `wanted`, one after the other. Changes nothing.
+        """Whether `reserve` would return leases for all of `wanted`, one after the other. Changes nothing.
 
         It is asked as things are once the pages of `claimed` are taken, and the entries `kept` are leased.
         """
         return self._room(wanted, cache_salt, claimed, kept) is not None
 
     def withdraw(self, entry: PrefixEntry) -> None:
-        """Remove an entry whose pass cannot run. Call `release` for its leases first; nobody may find it any more."""
+        """Remove an entry whose pass cannot run. Call `release` for its leases first."""
         self._index.remove(entry)
         self._order.remove(entry.key)
         self.allocator.release(entry.extent)
@@ -192,7 +192,7 @@ class PrefixStore:
         entry.ready = True
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back. The entry stays until it is evicted. Raises `IntegrityError` on a second release."""
+        """Release a lease. The entry stays until it is evicted. Raises `IntegrityError` on a second release."""
         if lease.released:
             raise IntegrityError("a lease was released twice")
         lease.released = True

@@ -31,6 +31,7 @@ from typing import Final
 from remask.checks.fields import check, declare, parse
 from remask.checks.values import Whole
 from remask.errors import ConfigError
+from remask.tasks.sizes import check_sizes
 
 SEASONS: Final = ("spring", "summer", "autumn", "winter")
 """The seasons of the list of shippers."""
@@ -241,10 +242,7 @@ def make_workload(requests: int, prompts: int, seed: int, settings: RelaySetting
     give the same list. Raises `ConfigError` where there are no requests, or fewer than prompts.
     """
     settings = settings or RelaySettings()
-    if requests < 1:
-        raise ConfigError(f"requests is {requests}; a workload has at least 1.")
-    if not 1 <= prompts <= requests:
-        raise ConfigError(f"prompts is {prompts}; it lies between 1 and the number of requests, {requests}.")
+    check_sizes(requests, prompts)
     rng = random.Random(seed)
     drawn = [draw_prompt(rng, settings) for _ in range(prompts)]
     workload = []

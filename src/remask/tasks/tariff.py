@@ -29,6 +29,7 @@ from typing import Final
 from remask.checks.fields import check, declare, parse
 from remask.checks.values import Choice, ListOf, Whole
 from remask.errors import ConfigError
+from remask.tasks.sizes import check_sizes
 
 PLANS: Final = ("basic", "silver", "gold", "family", "student", "night")
 """The plans of the price list."""
@@ -256,10 +257,7 @@ def make_workload(
     list.
     """
     settings = settings or TariffSettings()
-    if requests < 1:
-        raise ConfigError(f"requests is {requests}; a workload has at least 1.")
-    if not 1 <= prompts <= requests:
-        raise ConfigError(f"prompts is {prompts}; it lies between 1 and the number of requests, {requests}.")
+    check_sizes(requests, prompts)
     rng = random.Random(seed)
     drawn = [draw_prompt(rng, settings) for _ in range(prompts)]
     # Kinds are shuffled apart from the prompts: both cycle through the requests and would otherwise be tied together.

@@ -23,6 +23,7 @@ from typing import Final
 from remask.checks.fields import check, declare, parse
 from remask.checks.values import Whole
 from remask.errors import ConfigError
+from remask.tasks.sizes import check_sizes
 
 # fmt: off
 STOPS: Final[tuple[str, ...]] = (
@@ -204,10 +205,7 @@ def make_workload(requests: int, prompts: int, seed: int, rows: int = DEFAULT_RO
     a small workload is no easier or harder than a large one by chance of the draw. The same arguments always give the
     same list.
     """
-    if requests < 1:
-        raise ConfigError(f"requests is {requests}; a workload has at least 1.")
-    if not 1 <= prompts <= requests:
-        raise ConfigError(f"prompts is {prompts}; it lies between 1 and the number of requests, {requests}.")
+    check_sizes(requests, prompts)
     rng = random.Random(seed)
     lines = [draw_prompt(rng, rows) for _ in range(prompts)]
     # Hops are shuffled apart from the lines: both cycle through the requests and would otherwise be tied together.

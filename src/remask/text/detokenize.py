@@ -36,7 +36,7 @@ class Detokenizer:
         self._stops, self._included = tuple(stops), included
         self._held = ""  # text that may become a stop text
         self.length = 0  # decoded characters, held ones included
-        self.stopped = False
+        self.stopped: str | None = None  # the stop text that ended it
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens`. Returns the text that is final with them."""
@@ -49,12 +49,12 @@ class Detokenizer:
         return self._certain(self._decoder.finish(), final=True)
 
     def _certain(self, new: str, *, final: bool) -> str:
-        if self.stopped:
+        if self.stopped is not None:
             return ""
         text = self._held + new
         self.length += len(new)
-        if _first_stop(text, self._stops) is not None:
-            self.stopped = True
+        if (found := _first_stop(text, self._stops)) is not None:
+            self.stopped = text[slice(*found)]
             self._held = ""
             return cut_at_stop(text, self._stops, self._included)
         keep = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
@@ -70,10 +70,12 @@ class ResponseText:
     Attributes:
         holes: the text of each hole so far.
         length: decoded characters of the answer, held ones included.
+        stop: the stop text that ended a hole, if one did.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: Template, params: SamplingParams) -> None:
         self.holes = [""] * len(template.holes)
+        self.stop: str | None = None
         self._tokenizer, self._template, self._params = tokenizer, template, params
         self._parts = _parts(template)
         self._padding, self._stop_ids = frozenset(template.padding), frozenset(params.stop_token_ids)
@@ -128,6 +130,7 @@ class ResponseText:
     def _tell(self, text: str) -> str:
         if self._hole is not None:
             self.holes[self._hole] += text
+            self.stop = self.stop or self._text.stopped
         return text if self._shown else ""
 
 

@@ -3,26 +3,74 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from remask.checks.values import shown
 from remask.errors import ConfigError
 from remask.text.tokenizer import Tokenizer
 
-Message: TypeAlias = Mapping[str, str]
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
+_FORMS = ("prompt", "prompt_token_ids")  # of a prompt that is an object, as vLLM takes it
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt or many as a list. A list of ints is one prompt, and so is a list of messages."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
-        return [prompts]  # type: ignore[list-item]
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int | Mapping)):
+        several = not isinstance(prompts, str | Mapping) and _is_form(prompts[0])
+        return list(prompts) if several else [prompts]  # type: ignore[list-item, arg-type]
     return list(prompts)  # type: ignore[arg-type]
 
 
-def encode(prompt: Prompt, tokenizer: Tokenizer | None, control_tokens: bool | None = None) -> tuple[list[int], int]:
+def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation or many as a list. Raises `ConfigError` where something else is given."""
+    found: Any = messages if isinstance(messages, Sequence) and not isinstance(messages, str) else [messages]
+    found = [found] if found and isinstance(found[0], Mapping) else found
+    for each in found:
+        if isinstance(each, str) or not isinstance(each, Sequence) or not each or not isinstance(each[0], Mapping):
+            raise ConfigError(
+                f"messages: a conversation is a list of objects with role and content, got {shown(each)}; texts are "
+                "prompts of generate"
+            )
+    return list(found)
+
+
+def _is_form(prompt: Any) -> bool:
+    """Whether a prompt is an object, and not a message of a conversation."""
+    return isinstance(prompt, Mapping) and any(name in prompt for name in _FORMS)
+
+
+def _of_form(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    """What an object holds. Raises `ConfigError` where that is not one prompt."""
+    if len(prompt) != 1 or not _is_form(prompt):
+        raise ConfigError(
+            "a prompt that is an object has one field, 'prompt' or 'prompt_token_ids', got "
+            f"{shown(sorted(map(str, prompt)))}; models read text alone, and other settings are arguments"
+        )
+    ((name, value),) = prompt.items()
+    if name == "prompt":
+        if not isinstance(value, str):
+            raise ConfigError(f"prompt must be text, got {shown(value)}; token ids are prompt_token_ids")
+        return value
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    if not listed or not all(isinstance(token, int) and not isinstance(token, bool) for token in value):
+        raise ConfigError(f"prompt_token_ids must be a list of token ids, got {shown(value)}")
+    ids: Sequence[int] = value
+    return ids
+
+
+def encode(
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    control_tokens: bool | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> tuple[list[int], int]:
     """Return the token ids, and how many leading ones are the shared prefix by default.
 
     Of messages, everything before the last user turn is shared; of a text or of token ids, nothing. `control_tokens` is
-    the term of that name. Raises `ConfigError` if text is given and the model folder has no tokenizer.
+    the term of that name, and `variables` are those of the chat template. Raises `ConfigError` if text is given and the
+    model folder has no tokenizer, and on an object that is no prompt.
     """
+    if isinstance(prompt, Mapping):
+        prompt = _of_form(prompt)
     if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
         return [int(item) for item in prompt], 0  # type: ignore[arg-type]
     if tokenizer is None:
@@ -31,8 +79,8 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, control_tokens: bool | N
         return text_tokens(prompt, tokenizer, control_tokens), 0
     messages: list[Any] = list(prompt)
     control = control_tokens is True
-    tokens = tokenizer.apply_chat(messages, control_tokens=control)
-    return tokens, tokenizer.shared_prefix(messages, tokens, control_tokens=control)
+    tokens = tokenizer.apply_chat(messages, variables=variables, control_tokens=control)
+    return tokens, tokenizer.shared_prefix(messages, tokens, variables, control_tokens=control)
 
 
 def text_tokens(prompt: str, tokenizer: Tokenizer, control_tokens: bool | None) -> list[int]:

@@ -6,6 +6,11 @@ from typing import Any
 def add_result_options(parser: Any) -> None:
     """Add the options for the numbers and for pictures."""
     add_output_option(parser)
+    add_plots_option(parser)
+
+
+def add_plots_option(parser: Any) -> None:
+    """Add the option for pictures alone."""
     parser.add_argument("--plots", metavar="FOLDER", help="where pictures go; made if it is not there")
 
 

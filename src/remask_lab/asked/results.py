@@ -1,7 +1,9 @@
 """A result put where its options say: the numbers, pictures and a page."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from remask.cli.options import check_folder
 from remask.machine.disk import write_whole
@@ -12,7 +14,7 @@ from remask_lab.records.record import as_json, write_record
 
 def check_result_options(args: argparse.Namespace) -> None:
     """Raise `ConfigError` where the result could not be kept: a long measurement must not end in that."""
-    for name in ("output", "plots", "page"):
+    for name in ("output", "csv", "plots", "page"):
         check_folder(f"--{name}", _asked(args, name))
     if _asked(args, "plots") is not None:
         check_drawing()
@@ -30,11 +32,16 @@ def keep(args: argparse.Namespace, outcome: Outcome) -> None:
         write_record(output, record)
         print(f"\nSaved as {output}")
     if plots is not None and outcome.draw is not None:
-        for path in outcome.draw(plots):
-            print(f"Picture: {path}")
+        keep_pictures(outcome.draw, plots)
     if page is not None and outcome.page is not None:
         write_whole("--page:", page, outcome.page())
         print(f"Page: {page}")
+
+
+def keep_pictures(draw: Callable[[str], list[Path]], folder: str) -> None:
+    """Let `draw` write its pictures into the folder, and name them."""
+    for path in draw(folder):
+        print(f"Picture: {path}")
 
 
 def _asked(args: argparse.Namespace, name: str) -> str | None:

@@ -9,17 +9,21 @@ import numpy as np
 from tqdm import tqdm
 
 from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.machine.cpu import read_cpu
 from remask.observe import observe_cache
 from remask.plan.meter import CacheMeter
 from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.contenders import Contender
-from remask_lab.bench.workload import Task, Workload, token_agreement
+from remask_lab.bench.workload import Task, Workload, prefix_clusters, token_agreement
 from remask_lab.ops.flops import Executed
-from remask_lab.records.interval import wilson
+from remask_lab.records.interval import clustered
 from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about
+
+LEAST_ACCURACY = 0.1
+"""Share of right answers below which a baseline says nothing: what a cache loses cannot be seen beside it."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ def run_bench(
     *,
     detail: bool = False,
     alone: bool = True,
+    answers: bool = True,
 ) -> Record:
     """Run every contender over the workload `rounds` times, and return the record that `remask bench` writes.
 
@@ -83,6 +88,8 @@ def run_bench(
         detail: the warm-up turn runs all requests and meters their K/V and FLOPs, and every round has a further turn
             of one request at a time. That turn runs as many requests as make the passes of full batches.
         alone: whether a detailed bench has these further turns.
+        answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything
+            (`check_answers`).
     """
     rows = [BenchRow(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
@@ -98,6 +105,8 @@ def run_bench(
         for _ in range(rounds):
             for row in rows:
                 row.rounds.append(_turn(llm, row, row.tasks, engine, bar))
+                if answers:
+                    _check_answers(row)
             for row in rows if singly else ():
                 row.alone.append(_turn(llm, row, row.tasks[:few], single, bar))
     by_name = {row.contender.name: row for row in rows}
@@ -105,6 +114,29 @@ def run_bench(
     results = [_result(row, by_name[row.contender.baseline], detail) for row in rows]
     data = {"results": results, "conditions": conditions(began)}
     return Record("bench", about(llm, seed=workload.seed, settings=settings), data)
+
+
+def _check_answers(row: BenchRow) -> None:
+    """Raise what `check_answers` raises on a baseline's turn. One in random order is another sampler's, and may."""
+    params = row.tasks[0].request.params
+    if row.contender.name != row.contender.baseline or params.remasking == "random":
+        return
+    verdicts = [task.correct(output.text) for task, output in zip(row.tasks, row.rounds[-1].outputs, strict=True)]
+    right = [verdict for verdict in verdicts if verdict is not None]
+    if right:
+        check_answers(row.contender.name, sum(right) / len(right), params)
+
+
+def check_answers(name: str, accuracy: float, params: SamplingParams) -> None:
+    """Raise `ConfigError` where the baseline `name` answers less than `LEAST_ACCURACY` of its questions."""
+    if accuracy < LEAST_ACCURACY:
+        raise ConfigError(
+            f"{name!r}, without any cache, answers {100 * accuracy:.1f} % of the questions, less than "
+            f"{100 * LEAST_ACCURACY:g} %, so nothing can be said of caches: the sampling ({params.max_tokens} tokens "
+            f"in {_steps(params)} steps, blocks of {params.block_length or params.max_tokens}) does not fit the task, "
+            "or the task the model; leave the sampling out to take the task's own, or measure work and speed alone "
+            "on random tokens (--task random, in tables of papers --workload random)"
+        )
 
 
 def _turn(
@@ -159,7 +191,12 @@ def _steps(params: SamplingParams) -> int:
 def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
     last, reference = row.rounds[-1], baseline.rounds[-1]
     verdicts = [task.correct(output.text) for task, output in zip(row.tasks, last.outputs, strict=True)]
-    right = [verdict for verdict in verdicts if verdict is not None]
+    judged = [
+        (verdict, cluster)
+        for verdict, cluster in zip(verdicts, prefix_clusters(row.tasks), strict=True)
+        if verdict is not None
+    ]
+    right, clusters = [verdict for verdict, _ in judged], [cluster for _, cluster in judged]
     agreement = [
         token_agreement(output.token_ids, other.token_ids)
         for output, other in zip(last.outputs, reference.outputs, strict=True)
@@ -171,7 +208,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         "throughput_tok_s": float(np.median([r.completion_tokens / r.seconds for r in row.rounds])),
         **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
-        "accuracy_interval": list(wilson(sum(right), len(right))) if right else None,
+        "accuracy_interval": list(clustered(right, clusters)) if right else None,
         "parts": part_scores(row.tasks, last.outputs),
         "agreement_with_none": float(np.mean(agreement)),
         "forwards": sum(output.usage.forwards for output in last.outputs),

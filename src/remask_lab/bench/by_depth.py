@@ -44,9 +44,9 @@ def rows_by_depth(record: Record) -> dict[int, Row]:
 
 
 def reading(record: Record) -> str:
-    """What the runs show, in three sentences: all-layer reuse, BiCache at the table's depth, and where it breaks.
+    """What the runs show: all-layer reuse, `none` in fewer steps, BiCache at the table's depth, and where it breaks.
 
-    The record has `none`, `reuse`, `bicache` and depths, on a workload with answers.
+    The record has `none`, `reuse`, `bicache` and depths, on a workload with answers, and `none` in fewer steps or not.
     """
     rows = {row["cache"]: row for row in record.data["results"]}
     none, reuse, bicache = (rows[name] for name in ("none", "reuse", "bicache"))
@@ -58,6 +58,14 @@ def reading(record: Record) -> str:
         f"BiCache at the profiled depth ({bicache['prefix_depth']:g} of {record.about['layers']} layers) gives "
         f"{_share(bicache)} with 1/{bicache['work_ratio_to_none']:.1f} of the work.",
     ]
+    fewer = [row for name, row in rows.items() if name.startswith("none steps=")]
+    if fewer:
+        told = " and ".join(
+            f"{_share(row)} in {row['settings']['steps']} {'step' if row['settings']['steps'] == 1 else 'steps'}"
+            f" (1/{row['work_ratio_to_none']:.1f} of the work)"
+            for row in fewer
+        )
+        sentences.insert(1, f"Fewer steps, the baseline that needs no cache, give {told}.")
     deepest, broken = breaks_at(rows_by_depth(record), none)
     if broken is not None:
         sentences.append(

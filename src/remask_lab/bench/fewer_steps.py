@@ -10,9 +10,11 @@ from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
 from remask_lab.bench.contenders import Contender, LeftOut
-from remask_lab.bench.workload import Workload
+from remask_lab.bench.workload import Workload, has_own_task
 
 KINDS = "half, few, or a number of steps"
+USUAL, OFF = "1,half", "off"
+"""What a bundled model's own task is run with where nothing is asked for, and the word that leaves baselines out."""
 
 
 def step_baselines(
@@ -44,6 +46,28 @@ def step_baselines(
                 settings["work of"] = " and ".join(filter(None, (settings.get("work of"), row.name)))
             found[made.name] = replace(made, settings=settings)
     return list(found.values()), left_out
+
+
+def asked_step_baselines(
+    llm: LLM, text: str | None, workload: Workload, rows: Sequence[Contender], engine: EngineConfig
+) -> tuple[list[Contender], list[LeftOut]]:
+    """Returns the baselines of `text` as `step_baselines` does, none for "off", and `USUAL` ones for None.
+
+    These are of a bundled model's questions. Where its sampling has no schedule, they are left out, and why.
+    """
+    if text is not None:
+        return ([], []) if text == OFF else step_baselines(llm, text, workload, rows, engine)
+    if not has_own_task(llm) or workload.tasks[0].answer is None:
+        return [], []
+    try:
+        return step_baselines(llm, _possible(USUAL, workload.tasks[0].request.params), workload, rows, engine)
+    except ConfigError as error:
+        return [], [LeftOut("none in fewer steps", str(error))]
+
+
+def _possible(text: str, params: SamplingParams) -> str:
+    """The words of `text` without the numbers that are not below the schedule's steps."""
+    return ",".join(word for word in text.split(",") if not word.isdigit() or int(word) < _steps(params))
 
 
 def with_steps(params: SamplingParams, target: float) -> SamplingParams:

@@ -156,7 +156,9 @@ def run_grid(
                 llm.engine.check(workload.tasks[0].request.with_policy(contender.policy))
         except ConfigError as error:
             raise ConfigError(f"at {described(point.axes)}: {error}") from error
-        jobs.append((point, partial(_measure, llm, contenders, workload, point.concurrency, rounds)))
+        # Where the sampling varies, how few answers it leaves is what is asked.
+        measure = partial(_measure, llm, contenders, workload, point.concurrency, rounds, answers=not point.sampling)
+        jobs.append((point, measure))
     bar = tqdm(jobs, desc="grid", unit="point", disable=not progress)
     return [_row(point.axes, sweep.row(asdict(point), measure)) for point, measure in bar]
 
@@ -172,10 +174,10 @@ def _all(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _measure(
-    llm: LLM, contenders: Sequence[Contender], workload: Workload, concurrency: int, rounds: int
+    llm: LLM, contenders: Sequence[Contender], workload: Workload, concurrency: int, rounds: int, *, answers: bool
 ) -> dict[str, Any]:
     config = replace(llm.engine_config, max_num_seqs=concurrency)
-    record = run_bench(llm, workload, contenders, rounds, config, False, detail=True, alone=False)
+    record = run_bench(llm, workload, contenders, rounds, config, False, detail=True, alone=False, answers=answers)
     none, *others = record.data["results"]
     return {"none": none, "policy": others[0] if others else none}
 

@@ -1,8 +1,12 @@
-"""A bench result as a Markdown table."""
+"""A bench result as a Markdown table, and as CSV."""
 
+import csv
+import io
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from remask_lab.bench.bench import LEAST_ACCURACY
 from remask_lab.bench.contenders import described
 from remask_lab.records.interval import percent_text
 from remask_lab.records.machine import processor_text
@@ -27,6 +31,35 @@ def table(record: Record, *, detail: bool = False) -> str:
     columns = DETAILED if detail else SHORT
     rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
     return "\n\n".join([markdown_table([name for name, _ in columns], rows, aligned=True), *_notes(record, detail)])
+
+
+def csv_text(record: Record) -> str:
+    """Returns the results of a bench's `record` as CSV: a line for each row of the table, and a header.
+
+    Columns have the names and units of the record, unrounded. The ends of an interval or a range are two columns,
+    `..._low` and `..._high`; what was measured `alone` has this name before its own, and objects are JSON. What was
+    not measured is empty.
+    """
+    rows = [_flat(result) for result in record.data["results"]]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(result: Result, before: str = "") -> dict[str, Any]:
+    """A result by its columns' names, each of which begins with `before`."""
+    cells: dict[str, Any] = {}
+    for name, value in result.items():
+        if name == "alone":
+            cells |= _flat(value, "alone_")
+        elif name in ("accuracy_interval", "ratio_range"):
+            ends = (None, None) if value is None else value
+            cells |= {f"{before}{name}_{end}": each for end, each in zip(("low", "high"), ends, strict=True)}
+        else:
+            cells[before + name] = json.dumps(value) if isinstance(value, Mapping | bool) else value
+    return cells
 
 
 def _accuracy(result: Result) -> str:
@@ -128,6 +161,12 @@ def _notes(record: Record, detail: bool) -> list[str]:
         )
     others = [result for result in results if result["baseline"] not in ("none", result["cache"])]
     notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]
+    bases = [result for result in results if result["cache"] == result["baseline"] and result["accuracy"] is not None]
+    notes += [
+        f"{base['cache']} answers hardly anything itself: rows that are compared with it show work, and no quality."
+        for base in bases
+        if base["accuracy"] < LEAST_ACCURACY
+    ]
     if any(result["cache"] != result["baseline"] and result["work_ratio_to_none"] <= 1 for result in results):
         notes.append(f"{NOTHING} Saves nothing at these settings: it computes what its baseline computes.")
     if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):

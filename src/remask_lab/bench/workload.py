@@ -95,6 +95,11 @@ class Workload:
         return replace(self, tasks=tasks)
 
     @property
+    def clusters(self) -> list[int]:
+        """That of every task, as `prefix_clusters` numbers them."""
+        return prefix_clusters(self.tasks)
+
+    @property
     def prefix_ratio(self) -> float:
         """Mean share of the canvas that the shared prefix takes."""
         lengths = [
@@ -102,6 +107,23 @@ class Workload:
             for task in self.tasks
         ]
         return float(np.mean(lengths))
+
+
+def prefix_clusters(tasks: Sequence[Task]) -> list[int]:
+    """A number for each task: equal ones share a prefix, or one's prefix begins with the other's, as turns' do.
+
+    A task without a shared prefix has a number of its own.
+    """
+    shared = [tuple(task.request.prompt_token_ids[: task.request.prefix_length]) for task in tasks]
+    numbers: dict[tuple[int, ...], int] = {}
+    root: tuple[int, ...] = ()
+    # In order of their tokens, all prefixes that begin with another one follow it.
+    for prefix in sorted({prefix for prefix in shared if prefix}):
+        if not root or prefix[: len(root)] != root:
+            root = prefix
+        numbers[prefix] = numbers.get(root, len(numbers))
+    alone = len(numbers)
+    return [numbers[prefix] if prefix else alone + place for place, prefix in enumerate(shared)]
 
 
 def seeded(request: Request, seed: int) -> Request:

@@ -15,6 +15,7 @@ from remask_lab.asked.workload import asked_task
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths, by_depth_text, draw_by_depth, reading
 from remask_lab.bench.contenders import Contender
+from remask_lab.bench.fewer_steps import asked_step_baselines
 from remask_lab.bench.names import COMPARED_CACHES, OWN_TASKS
 from remask_lab.bench.report import table
 from remask_lab.bench.workload import TaskChoice, Workload, usual_workload
@@ -22,6 +23,9 @@ from remask_lab.cli.arguments.demo import PICTURE
 from remask_lab.depth_plot import check_target
 from remask_lab.drawing import check_drawing, save_figure
 from remask_lab.records.record import Record
+
+PREFIXES_SHOWN = 20
+"""Shared prefixes of the demo: prefixes differ in difficulty, so few of them would decide what it says."""
 
 _MODELS = {"relay": BUNDLED, "tariff": BUNDLED_TARIFF, "transit": BUNDLED_TRANSIT}
 
@@ -55,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         _compare(llm, workload, args)
         _say_what_to_ask(llm)
         return 0
-    workload = usual_workload(llm, args.requests, args.seed, {}, prefixes=4, task=task)
+    workload = usual_workload(llm, args.requests, args.seed, {}, prefixes=PREFIXES_SHOWN, task=task)
     shared = workload.tasks[0].request.prefix_length
     _show_answer(llm, workload, "bicache", f"{shared} shared tokens of a system prompt")
     depths = at_depths(llm, workload, range(1, llm.loaded.config.layers + 1))
@@ -69,8 +73,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(llm: LLM, workload: Workload, args: argparse.Namespace, others: Sequence[Contender] = ()) -> Record:
-    """Print the table of the usual caches. Returns the record of them and of `others`, which ran beside them."""
+    """Print the table of the usual caches, and of `none` in fewer steps where the task has prefixes.
+
+    Returns the record of them and of `others`, which ran beside them.
+    """
     usual = [Contender(name, llm.policy(name)) for name in COMPARED_CACHES[llm.loaded.config.kind]]
+    usual += asked_step_baselines(llm, None, workload, usual, llm.engine_config)[0]
     record = run_bench(llm, workload, [*usual, *others], 1, llm.engine_config, args.progress)
     shown = replace(record, data={**record.data, "results": record.data["results"][: len(usual)]})
     print(table(shown))

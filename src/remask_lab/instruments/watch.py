@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
@@ -48,8 +49,10 @@ class Watcher:
     def run(self, item: Request, observe: Observe, change: Change | None = None) -> None:
         """Run a request to its end; call `observe` before a pass' tokens change, and then `change`, if given.
 
-        Raises `ConfigError` where it cannot run, and `RemaskError` where it ends before its response is complete.
+        Raises `ConfigError` where it cannot run, or its canvas grows, and `RemaskError` where it ends before its
+        response is complete.
         """
+        check_length(self.engine, item)
         seen: list[ObservedPass] = []
 
         def observer(passes: Sequence[ObservedPass]) -> None:
@@ -96,7 +99,7 @@ class UncachedWatcher(Watcher):
     def check(self, item: Request) -> None:
         """Raise `ConfigError` where a request cannot run, or asks for a cache, for guidance or for corrections."""
         check_uncached(item, self.what)
-        self.engine.check(replace(item, prefix_length=0))
+        check_length(self.engine, replace(item, prefix_length=0))
 
     def run(self, item: Request, observe: Observe, change: Change | None = None) -> None:
         """Check a request, and run it to its end. `Watcher.run` has the rest."""
@@ -120,6 +123,18 @@ def check_ends(events: Sequence[Event]) -> None:
     for event in events:
         if event.result is not None and event.result.finish_reason not in ("stop", "length"):
             raise RemaskError(f"the request ended early: {event.result.error or event.result.finish_reason}")
+
+
+def check_length(engine: Engine, item: Request) -> None:
+    """Raise `ConfigError` where a request cannot run on `engine`, or its canvas grows.
+
+    Passes over one canvas are compared with each other.
+    """
+    if engine.check(item).decoding.grows:
+        raise ConfigError(
+            "growing_canvas: what is measured pass by pass is that of a canvas of one length, and this one grows with "
+            'each block; say {"growing_canvas": false} in --sampling'
+        )
 
 
 def check_uncached(item: Request, what: str) -> None:

@@ -39,7 +39,7 @@ takes part in every run.
 - **Work**: row-layers of that row over those of this one. These counts do not depend on the machine.
 - **Time**: the same of seconds, of one turn on a machine that does other things too: its order of magnitude counts.
 
-Questions are held-out ones of the model's own task, whose right answers have Wilson's 95 % intervals. `bicache` and
+Questions are held-out ones of the model's own task; right answers have 95 % intervals. `bicache` and
 `bicache+block-dual` share prefixes between requests too.
 
 `bundled-tariff` names independent facts, so it answers in few steps whatever is cached: there the tables say what a
@@ -114,8 +114,9 @@ def _overview(records: Sequence[Record]) -> str:
 
 def _about(record: Record) -> str:
     about, asked = record.about, record.about["settings"]
+    over = f" over {asked['prefixes']} prefixes" if asked["prefixes"] else ""
     return (
-        f"{asked['requests']} questions, {asked['max_tokens']} tokens in blocks of {asked['block_length']}, "
+        f"{asked['requests']} questions{over}, {asked['max_tokens']} tokens in blocks of {asked['block_length']}, "
         f"{asked['concurrency']} at a time, seed {about['seed']}, {about['machine']['dtype']} on "
         f"{processor_text(about['machine'])}, commit {about['commit']}, {about['date']}."
     )

@@ -17,6 +17,7 @@ from remask import __version__
 from remask.errors import ConfigError, RecordError, RemaskError
 from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
+from remask_lab.pages.claims import claims_table
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
 from remask_lab.papers.show import beside, published
@@ -26,50 +27,24 @@ from remask_lab.records.record import Record, read_record
 ROOT = Path(__file__).parents[3]
 RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
 QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-BENCH = "bench"
+BENCH, DEPTH = "bench", "analyze depth"
 HEAD = """# Results
 
 `python -m remask_lab.pages.results` writes this page from the result files in `benchmarks/results`. The papers' numbers
 are copied from the papers. They come from other models and machines, so compare ratios, not absolute figures.
 [Benchmarks](../benchmarks/README.md#the-papers-tables) defines the columns. `python -m remask_lab.pages.stale` says
 which of these figures are older than what they measure.
+
+## Claim by claim
+**Everything that was run is a model of one to two million parameters, trained for a task of our own.** "yes" and "no"
+follow from the kept results by the 95 % intervals, which count
+[prefixes, not questions](../benchmarks/README.md#what-remask-bench-measures). Nothing here says what a model of
+billions of parameters does.
 """
-# For each paper what our figures confirm, what models of this size cannot show, and what comes out otherwise.
-SUMMARY = (
-    (
-        "BiCache",
-        "shallow reuse saves what its rows say, and more at higher ratios; depth follows tau; on `bundled-tariff` "
-        "all-layer reuse collapses and BiCache at its profiled depth loses nothing",
-        "accuracy on ARC-C, GPQA, MATH and GSM8K; tokens a second of a B200",
-        "on `bundled-transit` plain reuse loses nothing",
-    ),
-    (
-        "dLLM-Cache",
-        "the least work of the caches within a request; more right answers than an eighth of the steps; slower than an "
-        "autoregressive model of its size alone, faster with SlowFast",
-        "the benchmarks; an autoregressive model of equal quality",
-        "its default intervals lose answers (Kr 4 and rho 0.5 lose none)",
-    ),
-    (
-        "dKV-Cache",
-        "-Decode keeps the answers that half of the steps lose; -Prefill and -PD are ahead of it with long prompts",
-        "the benchmarks; Greedy's accuracy (in random order this model answers little, cached or not); the harm of "
-        "Right-Shift (random weights)",
-        "larger gains than the paper's, as more of the canvas is prompt",
-    ),
-    (
-        "Uniform-Cache (thesis)",
-        "faster than the base and the prefix cache in every setting of table 6.1, at equal answers; fewer refreshes of "
-        "the next block gain a little",
-        "perplexity of 3B and 10B models",
-        "smaller gains, as canvases are shorter",
-    ),
-    (
-        "Elastic-Cache, SlowFast",
-        "made from notes on the authors' code; no table of Elastic-Cache is measured",
-        "their benchmarks",
-        "-",
-    ),
+
+PUBLISHED_VARIANTS = (
+    "Published: BiCache, appendix D.1: variants of one system prompt, at least half of whose tokens differ, 500 "
+    "samples a ratio; the standard deviation of the depth is 0.014 on average."
 )
 
 
@@ -106,29 +81,54 @@ def read_all(folder: str | Path) -> dict[str, Record]:
     records = {}
     for path in sorted(Path(folder).glob("*.json")):
         record = read_record(path)
-        if record.subject not in (SUBJECT, BENCH):
-            raise RecordError(f"{path.name} holds {record.subject!r}; the page shows {SUBJECT!r} and {BENCH!r}")
+        if record.subject not in (SUBJECT, BENCH, DEPTH):
+            raise RecordError(f"{path.name} holds {record.subject!r}; the page shows {SUBJECT!r}, {BENCH!r}, {DEPTH!r}")
         records[path.name] = record
     return records
 
 
 def page(records: dict[str, Record]) -> str:
     """Returns the page. Raises `RecordError` where a record is incomplete, or of another version of its table."""
-    titles = ["paper", "confirmed here", "not testable at this size", "differs here"]
-    parts = [HEAD.rstrip(), markdown_table(titles, SUMMARY)]
     own = {name: record for name, record in records.items() if record.subject == SUBJECT}
     known = table_names()
     for name, record in own.items():
         if record.about["settings"]["table"] not in known:
             raise RecordError(f"{name} is of table {record.about['settings']['table']!r}, which is none of ours")
+    parts = [HEAD.rstrip(), claims_table(own.values())]
     for table in map(load_table, known):
         mine = {name: record for name, record in own.items() if record.about["settings"]["table"] == table.name}
         parts.append(f"## {table.name}: {table.title}")
         parts += _measured(table, mine) if mine else [_unmeasured(table)]
+    variants = [record for record in records.values() if record.subject == DEPTH]
+    parts += ["## bicache-d-1: Depth under variants of a system prompt", *map(_variants, variants)] if variants else []
     benches = {name: record for name, record in records.items() if record.subject == BENCH}
     for name, record in benches.items():
         parts += [f"## {Path(name).stem}", _marked(record, bench_table(record, detail="alone" in _first(record)))]
     return "\n\n".join(parts) + "\n"
+
+
+def _variants(record: Record) -> str:
+    """BiCache's appendix D.1: how far the depth moves where half of a system prompt's tokens are others."""
+    about, data = record.about, record.data
+    prompts, asked, dtype = data["system_prompts"], about["settings"], about["machine"]["dtype"]
+    task, spread = data["tasks"][0], prompts["spread"]
+    rows = [[f"{ratio} %", f"{task['mean'][ratio]:.2f}", f"{each:.3f}"] for ratio, each in spread.items()]
+    command = (
+        f"remask analyze depth --model {about['model']} --dtype {dtype} --samples {asked['samples']} "
+        f"--ratios {' '.join(map(str, asked['ratios']))} --system-prompts {asked['system_prompts']}"
+    )
+    return "\n\n".join(
+        [
+            markdown_table(["prefix ratio", "mean depth, layers", "standard deviation over variants, layers"], rows),
+            PUBLISHED_VARIANTS,
+            f"Ours: {prompts['prompts']} system prompts that differ in {100 * prompts['changed']:.0f} % of their "
+            f"tokens, a standard deviation of {sum(spread.values()) / len(rows):.3f} layers on average over the "
+            "ratios. Their tokens are those of other conversations, where a language model wrote the paper's: ours "
+            "change what a prompt says, and not how.",
+            f"`{about['model']}` ({about['layers']} layers), task {task['task']}, {asked['samples']} requests a ratio, "
+            f"tau {data['tau']:g}, {dtype}; commit {about['commit'] or 'unknown'}, {about['date']}: `{command}`.",
+        ]
+    )
 
 
 def quoted(text: str, records: dict[str, Record]) -> str:

@@ -87,8 +87,17 @@ def _run(args: argparse.Namespace) -> None:
         print("\n\n".join(f"## {table.name}: {table.title}\n\n{published(table)}" for table in tables))
         return
     _check(args, len(tables))
+    failed = []
     for table in tables:
-        _table(table, args)
+        try:
+            _table(table, args)
+        except ConfigError as error:
+            if not args.all:
+                raise
+            failed.append(table.name)
+            print(f"{table.name}: stopped: {error}\n", file=sys.stderr, flush=True)
+    if failed:
+        raise ConfigError(f"{', '.join(failed)} stopped, for the reasons above; all other tables are measured")
 
 
 def _check(args: argparse.Namespace, tables: int) -> None:

@@ -191,6 +191,9 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     ratios = _prefixes(results)
     shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
+    # Texts share no prefix; tables of other workloads without one write one of no tokens.
+    prefixes = min(work["prefixes"], work["requests"]) if work.get("prefix_tokens") and work["name"] != "texts" else 0
+    over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
     batches = {row.concurrency or settings["concurrency"] for row in table.rows if row.missing is None}
     busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
@@ -199,10 +202,11 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
         f"{work['requests']} requests, "
-        f"{ASKED[work['name']]}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, seed {about['seed']}; "
+        f"{ASKED[work['name']]}{over}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, seed {about['seed']}; "
         f"{machine['dtype']} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
         "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token."
     ]
+    lines += _failures(table, results)
     for row in table.rows:
         result = results.get(row.name, {})
         if "left_out" in result:
@@ -216,6 +220,23 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
                 "with its KV cache, as many new tokens as the first row's answers have. Speed only."
             )
     return [*lines, *_baselines(table)]
+
+
+def _failures(table: PaperTable, results: Mapping[str, Result]) -> list[str]:
+    """Which rows lose answers beyond their interval, or that none does: then the table could not show a loss."""
+    judged = {name: result for name, result in results.items() if result.get("accuracy") is not None}
+    if not judged:
+        return ["No answers are judged here: the table shows work, time and agreement."]
+    lost = [
+        name
+        for name, result in judged.items()
+        # An interval may end a rounding error short of its share.
+        if max(result["accuracy"], result["accuracy_interval"][1])
+        < judged[table.baseline(table.row(name)).name]["accuracy"]
+    ]
+    if not lost:
+        return ["No row loses answers beyond its interval: the table shows work and time, and no cache's loss."]
+    return [f"Fewer right answers than their baseline, beyond the interval: {', '.join(lost)}."]
 
 
 def _baselines(table: PaperTable) -> list[str]:

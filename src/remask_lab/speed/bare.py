@@ -12,8 +12,8 @@ from remask.errors import ConfigError
 def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases: int = 1) -> Callable[[], None]:
     """Returns a pass that computes `rows[i]` rows in layer i, and `predicted` rows in the head, on random inputs.
 
-    The rows belong to `canvases` canvases with `keys` positions each. Raises `ConfigError` on a mixture of experts,
-    whose products depend on how rows are routed.
+    The rows belong to `canvases` canvases with `keys` positions each; where it is 0, there is no attention. Raises
+    `ConfigError` on a mixture of experts, whose products depend on how rows are routed.
     """
     if llm.loaded.config.mixture is not None:
         raise ConfigError(
@@ -33,7 +33,8 @@ def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases
                 continue
             F.linear(x[:count], layer.qkv, layer.qkv_bias)
             each = -(-count // canvases)
-            F.scaled_dot_product_attention(q[:, :, :each], kv, kv, enable_gqa=c.heads != c.kv_heads)
+            if keys:
+                F.scaled_dot_product_attention(q[:, :, :each], kv, kv, enable_gqa=c.heads != c.kv_heads)
             F.linear(flat[:count], layer.out)
             F.linear(x[:count], layer.gate_up)
             F.linear(wide[:count], layer.down)

@@ -19,7 +19,7 @@ from remask.depth.profile import Cuts, rule_limits
 from remask.depth.rule import RULES
 from remask.depth.settings import ProfileSettings
 from remask.engine.request import Request
-from remask_lab.records.interval import wilson
+from remask_lab.records.interval import clustered
 from remask_lab.speed.command import command_parser, run_command
 
 FOLDER = Path(__file__).parents[3] / "tests" / "goldens" / "tariff"
@@ -76,10 +76,11 @@ def measure(llm: LLM, lines: Sequence[Mapping[str, Any]], cache: str, settings: 
         for line in lines
     ]
     found = {output.id: output for output in llm.run(work, engine=llm.new_engine(), progress=False)}
-    right = sum(is_right(line, found[line["id"]]) for line in lines)
+    right = [is_right(line, found[line["id"]]) for line in lines]
+    prefixes = [tuple(line["prompt_token_ids"][: line["prefix_length"]]) for line in lines]
     return {
-        "accuracy": round(right / len(lines), 3),
-        "interval": [round(bound, 3) for bound in wilson(right, len(lines))],
+        "accuracy": round(sum(right) / len(lines), 3),
+        "interval": [round(bound, 3) for bound in clustered(right, prefixes)],
         "row_layers": sum(output.usage.row_layers for output in found.values()),
     }
 

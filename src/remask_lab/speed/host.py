@@ -36,7 +36,7 @@ from remask_lab.speed.command import command_parser, run_command
 from remask_lab.speed.host_decode import POLICIES
 
 ROOT = Path(__file__).parents[3]
-DECODE = Path(__file__).with_name("host_decode.py")
+DECODE = Path("remask_lab/speed/host_decode.py")
 CANVASES, REQUESTS = (1024, 4096), (1, 8, 32, 128)
 
 
@@ -47,7 +47,7 @@ class Decodes:
         environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
         # -P, or modules beside the file would hide those of the standard library.
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(DECODE)],
+            [sys.executable, "-P", str(tree / "src" / DECODE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

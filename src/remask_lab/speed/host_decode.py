@@ -1,7 +1,7 @@
-"""The host's part of a decode: a real engine whose model answers at once. `host` starts this file under any commit.
+"""The host's part of a decode: a real engine whose model answers at once. `host` starts this file of each commit.
 
 Reads one JSON object a line with `policy`, `canvas`, `requests` and maybe `overlap` and `lists`, and answers each with
-a line that adds what it took. It imports nothing of `remask_lab`, so that another commit's engine can run under it.
+a line that adds what it took.
 """
 
 import gc

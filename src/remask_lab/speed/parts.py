@@ -18,7 +18,7 @@ from remask import LLM, EngineConfig, Output
 from remask.engine.request import Request
 from remask.request.segments import Segment
 from remask.tasks.tariff import KINDS, TariffSettings, is_correct, make_workload, messages
-from remask_lab.records.interval import wilson
+from remask_lab.records.interval import clustered
 from remask_lab.speed.command import command_parser, print_report, run_command
 
 WORDS = 3
@@ -27,10 +27,11 @@ WORDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, the kind of its question, and its right answer."""
+    """A request, the kind of its question, the number of its system prompt, and its right answer."""
 
     request: Request
     kind: str
+    prompt: int
     answer: str
 
 
@@ -81,7 +82,7 @@ def workload(llm: LLM, prompts: int, requests: int, documents: int) -> list[Aske
                 at += WORDS * len(piece)
             name = f"{kind} {len(made)}"
             asked = replace(request, id=name, prefix_length=0, find_prefix=False, segments=segments)
-            made.append(Asked(asked, kind, item.reference))
+            made.append(Asked(asked, kind, item.prompt_index, item.reference))
     return made
 
 
@@ -110,9 +111,9 @@ def accuracy_by_kind(work: Sequence[Asked], found: Mapping[str, Output]) -> dict
     told = {}
     for kind in KINDS:
         own = [each for each in work if each.kind == kind]
-        right = sum(is_correct(found[each.request.id].text or "", each.answer) for each in own)
-        bounds = [round(bound, 3) for bound in wilson(right, len(own))]
-        told[kind] = {"accuracy": round(right / len(own), 3), "interval": bounds}
+        right = [is_correct(found[each.request.id].text or "", each.answer) for each in own]
+        bounds = [round(bound, 3) for bound in clustered(right, [each.prompt for each in own])]
+        told[kind] = {"accuracy": round(sum(right) / len(own), 3), "interval": bounds}
     return told
 
 

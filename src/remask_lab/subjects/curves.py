@@ -60,7 +60,7 @@ SAMPLING_KNOBS: Mapping[ModelKind, Mapping[str, Mapping[str, Any]]] = {
         "uniform-cache": {"steps_per_block": FEWER, "block_length": (4, 8, 16, 32)},
     },
 }
-"""Sampling parameters that are swept alike. `FEWER` stands for the workload's own number, halved again and again."""
+"""Sampling parameters that are swept alike. `FEWER`: the workload's own number, halved again and again, the least."""
 
 _COLORS = (K_COLOR, V_COLOR, "#2c8c4a")
 _MARKERS = "osD"
@@ -163,8 +163,9 @@ def _values(llm: LLM, workload: Workload, setting: str, values: Any) -> tuple[An
         return tuple(range(llm.loaded.config.layers + 1))
     if values == FEWER:
         blocks = even_blocks(workload.tasks[0].request.params)
-        number = blocks.steps[0] if setting == "steps_per_block" else blocks.total_steps
-        return tuple(number // divisor for divisor in (8, 4, 2, 1) if number % divisor == 0)
+        least, number = (1, blocks.steps[0]) if setting == "steps_per_block" else (blocks.count, blocks.total_steps)
+        shorter = {number // divisor for divisor in (8, 4, 2, 1) if number % (divisor * least) == 0}
+        return tuple(sorted({least, *shorter}))
     return tuple(values)
 
 

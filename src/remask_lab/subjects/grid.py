@@ -38,7 +38,7 @@ Value: TypeAlias = Callable[[GridRow], float]
 T = TypeVar("T")
 
 SUBJECT = "analyze grid"
-LOAD = ("prompt_tokens", "concurrency")  # axes over which absolute speed and memory are of interest
+LOAD = ("prompt_tokens", "concurrency", "ratio")  # axes over which absolute speed and memory are of interest
 _MARKERS = "osD^vP*X"
 
 

@@ -31,7 +31,7 @@ from remask_lab.bench.names import COMPARED_CACHES
 from remask_lab.bench.workload import token_agreement
 from remask_lab.drawing import distinct_line, label, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.series import Floats, Series
-from remask_lab.instruments.watch import NONE, Watcher, check_ends, check_uncached
+from remask_lab.instruments.watch import NONE, Watcher, check_ends, check_length, check_uncached
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record, about
 
@@ -201,6 +201,7 @@ class RouteTracer:
         passes: list[RoutedPass] = []
         tokens: Sequence[int] = ()
         pending = engine.check(item)
+        check_length(engine, item)
         engine.store.drop()  # so that the prefix-only pass is seen
         self._begin(pending.decoding.length)
 

@@ -1,8 +1,14 @@
 """What the table says of results, and the notes under it."""
 
+import csv
+import json
+from pathlib import Path
 from typing import Any
 
-from remask_lab.bench.report import DETAILED, SHORT, table
+from matplotlib.patches import Rectangle
+
+from remask_lab.bench.plot import _quality, _work, plot_bench
+from remask_lab.bench.report import DETAILED, SHORT, csv_text, table
 from remask_lab.records.record import Record
 
 COMPARED = {"ratio_to_none": 1.0, "ratio_range": [1.0, 1.0], "work_ratio_to_none": 1.0, "slower_with_less_work": False}
@@ -48,6 +54,38 @@ def cells(text: str, row: int) -> dict[str, str]:
     """A row of a table by its columns' names."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     return dict(zip(lines[0], lines[row + 2], strict=True))
+
+
+def test_a_baseline_that_answers_nothing_is_named() -> None:
+    drawn = {"baseline": "none, random order", "accuracy": 0.05, "accuracy_interval": [0.0, 0.2]}
+    said = "none, random order answers hardly anything itself"
+    assert said in table(report(result("none, random order", **drawn), result("dkv-greedy", **drawn)))
+    assert said not in table(report(result("none, random order", **drawn | {"accuracy": 0.1})))
+
+
+def test_rows_as_csv() -> None:
+    one = result("none", accuracy=0.5, accuracy_interval=[0.25, 0.75])
+    two = result("bicache, deep", settings={"depth": 2}, slower_with_less_work=True)
+    first, second = csv.DictReader(csv_text(report(one, two)).splitlines())
+    assert list(first) == list(second)
+    assert (first["accuracy_interval_low"], first["accuracy_interval_high"]) == ("0.25", "0.75")
+    assert (first["alone_ratio_range_low"], first["slower_with_less_work"]) == ("1.0", "false")
+    assert (second["cache"], json.loads(second["settings"])) == ("bicache, deep", {"depth": 2})
+    assert (second["accuracy"], second["accuracy_interval_high"]) == ("", "")
+    assert (second["row_layers"], second["slower_with_less_work"]) == ("1234000", "true")
+
+
+def test_pictures_show_every_row(tmp_path: Path) -> None:
+    rows = [
+        result("none", accuracy=0.9, accuracy_interval=[0.8, 0.95]),
+        result("reuse", accuracy=1.0, accuracy_interval=[0.9, 1.0], ratio_to_none=2.0, ratio_range=[1.5, 2.5]),
+    ]
+    quality, work = _quality(rows), _work(rows)
+    assert {note.get_text() for note in quality.axes[0].texts} >= {"none", "reuse"}
+    assert [tick.get_text() for tick in work.axes[0].get_yticklabels()] == ["none", "reuse"]
+    bars = [bar for bar in work.axes[0].patches if isinstance(bar, Rectangle)]
+    assert [bar.get_width() for bar in bars] == [1.0, 2.0, 1.0, 1.0]
+    assert all(path.stat().st_size for path in plot_bench(report(*rows), tmp_path))
 
 
 def test_a_detailed_row() -> None:

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from remask import LLM, EngineConfig, SamplingParams
+from remask.checkpoint.bundled import BUNDLED
 from remask.errors import ConfigError
 from remask.sampling.blocks import even_blocks
 from remask_lab.bench.contenders import Contender, contender
-from remask_lab.bench.fewer_steps import step_baselines, with_steps
-from remask_lab.bench.workload import Workload, random_workload
+from remask_lab.bench.fewer_steps import asked_step_baselines, step_baselines, with_steps
+from remask_lab.bench.workload import Workload, random_workload, usual_workload
 
 
 @pytest.mark.parametrize(
@@ -137,3 +138,26 @@ def test_a_model_without_steps_to_reduce_says_so() -> None:
     workload = random_workload(causal, 2, 1, 0, SamplingParams(max_tokens=8, ignore_eos=True), 8, 4)
     with pytest.raises(ConfigError, match="steps is for masked models, and this one is block-causal"):
         step_baselines(causal, "half", workload, rows_of(causal, workload), ENGINE)
+
+
+def test_a_bundled_models_questions_are_asked_in_fewer_steps_too(llm: LLM) -> None:
+    bundled = LLM(BUNDLED, dtype="float32", device="cpu")
+    own = usual_workload(bundled, 4, 0, {}, prefixes=2)
+    full = own.tasks[0].request.params.steps
+    assert full is not None
+    rows = rows_of(bundled, own)
+    assert [row.name for row in asked_step_baselines(bundled, None, own, rows, ENGINE)[0]] == [
+        "none steps=1",
+        f"none steps={full // 2}",
+    ]
+    assert asked_step_baselines(bundled, "off", own, rows, ENGINE) == ([], [])
+    free = usual_workload(bundled, 4, 0, {"steps": None, "threshold": 0.9}, prefixes=2)
+    made, left_out = asked_step_baselines(bundled, None, free, rows_of(bundled, free), ENGINE)
+    assert made == []
+    assert "leave out threshold" in left_out[0].reason
+    single = usual_workload(bundled, 4, 0, {"steps": 1}, prefixes=2)
+    made, left_out = asked_step_baselines(bundled, None, single, rows_of(bundled, single), ENGINE)
+    assert made == []
+    assert "no schedule comes closer" in left_out[0].reason
+    random = workload_of(llm)
+    assert asked_step_baselines(llm, None, random, rows_of(llm, random), ENGINE) == ([], [])

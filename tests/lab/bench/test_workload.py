@@ -13,7 +13,9 @@ from remask_lab.bench.workload import (
     TRANSIT_SAMPLING,
     UNIFORM_SAMPLING,
     Task,
+    conversation_workload,
     gsm8k_workload,
+    prefix_clusters,
     random_workload,
     reads_chats,
     token_agreement,
@@ -58,6 +60,23 @@ def test_questions_to_a_uniform_model_have_a_system_prompt_and_a_noise_of_their_
     masked = usual_workload(LLM("bundled", dtype="float32"), 5, 3, {})
     assert masked.prefixes == 4
     assert masked.tasks[0].request.params.seed is None
+
+
+def test_tasks_are_of_one_cluster_where_one_prefix_begins_with_the_other() -> None:
+    shared = [[1, 2], [1, 2, 3, 4], [5], [1, 2], [], [], [1]]
+    sampling = SamplingParams(max_tokens=4)
+    tasks = [Task(Request(str(at), [*ids, 9], sampling, len(ids))) for at, ids in enumerate(shared)]
+    found = prefix_clusters(tasks)
+    assert found[0] == found[1] == found[3] == found[6]
+    assert len(set(found)) == 4, "those without a prefix stand alone"
+    assert prefix_clusters(tasks[:4])[2] not in prefix_clusters(tasks[:2])
+
+
+def test_turns_of_one_system_prompt_are_of_one_cluster() -> None:
+    llm = LLM("bundled-transit", dtype="float32", device="cpu")
+    workload = conversation_workload(llm, 12, 3, 0, SamplingParams.from_mapping(TRANSIT_SAMPLING))
+    assert len(set(workload.clusters)) == 3
+    assert len({task.request.prefix_length for task in workload.tasks}) > 3, "their histories differ"
 
 
 def test_a_task_without_an_answer_has_no_verdict() -> None:

@@ -33,11 +33,11 @@ def test_an_interrupted_grid_goes_on(
     measured: list[int] = []
     measure, ends_at = grids._measure, [3]
 
-    def counted(*given: Any) -> dict[str, Any]:
+    def counted(*given: Any, answers: bool) -> dict[str, Any]:
         if len(measured) in ends_at:
             raise KeyboardInterrupt
         measured.append(len(measured))
-        return measure(*given)
+        return measure(*given, answers=answers)
 
     monkeypatch.setattr(grids, "_measure", counted)
     assert grid(*wide) == 130

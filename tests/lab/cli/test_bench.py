@@ -1,5 +1,6 @@
 """`remask bench`: the table, the JSON, and what it refuses."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from remask.checkpoint.bundled import BUNDLED
 from remask.cli import main
 from remask.policies import names_for
 from remask.tasks.cards import card
@@ -37,7 +39,8 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     shape = ["--prefix-tokens", "40", "--prompt-tokens", "6", "--max-tokens", "8"]
     policies = ["--caches", "none,reuse,bicache", "--cache-config", '{"bicache": {"depth": 1, "refresh_interval": 4}}']
     model = ["--model", "llada-tiny", "--load-format", "dummy"]
-    assert bench(*model, *SMALL, *shape, *policies, "--json", str(target)) == 0
+    results = ["--json", str(target), "--csv", str(tmp_path / "bench.csv"), "--plots", str(tmp_path / "pictures")]
+    assert bench(*model, *SMALL, *shape, *policies, *results) == 0
     report = read_record(target, "bench")
     assert report.data["left_out"] == []
     none, reuse, bicache = report.data["results"]
@@ -55,12 +58,32 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     assert none["ratio_to_none"] == none["agreement_with_none"] == 1
     table = capsys.readouterr().out
     assert table.count("|") == 9 * (2 + 3)
+    with (tmp_path / "bench.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    for line, row in zip(lines, report.data["results"], strict=True):
+        assert line["cache"] == row["cache"]
+        assert float(line["throughput_tok_s"]) == row["throughput_tok_s"]
+        assert [float(line["ratio_range_low"]), float(line["ratio_range_high"])] == row["ratio_range"]
+        assert json.loads(line["settings"]) == row["settings"]
+        assert line["accuracy"] == line["accuracy_interval_low"] == ""
+    pictures = sorted((tmp_path / "pictures").iterdir())
+    assert [path.name for path in pictures] == ["bench-quality.png", "bench-work.png"]
+    assert all(f"Picture: {path}" in table for path in pictures)
+
+
+@pytest.mark.parametrize("option", ["--csv", "--plots"])
+def test_where_a_result_cannot_be_kept_is_said_first(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--model", "bundled", option, str(tmp_path / "none" / "x")) == 2
+    assert f"{option}: there is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
 def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
-    options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--json", str(target)]
+    options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--baseline-steps", "off"]
+    options += ["--json", str(target)]
     assert bench("--model", "bundled-transit", *SMALL, *options) == 0
     rows = {row["cache"]: row for row in read_record(target, "bench").data["results"]}
     assert set(rows) == {"none", "bicache depth=0", "bicache depth=10", "none, prefix removed"}
@@ -74,7 +97,18 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
-    options = ["--prefix-match", "longest", "--caches", "none,reuse", "--json", str(target), "--requests", "9"]
+    options = [
+        "--prefix-match",
+        "longest",
+        "--caches",
+        "none,reuse",
+        "--baseline-steps",
+        "off",
+        "--json",
+        str(target),
+        "--requests",
+        "9",
+    ]
     assert bench("--model", "bundled-transit", *SMALL, *options) == 0
     report = read_record(target, "bench")
     assert report.about["settings"]["name"] == "transit, conversations"
@@ -103,6 +137,14 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], tex
     assert text in capsys.readouterr().err
 
 
+def test_a_bench_without_right_answers_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one step the model knows one hop of six, so no cache could lose anything."""
+    assert bench("--model", BUNDLED, *SMALL, "--sampling", '{"steps": 1}') == 2
+    said = capsys.readouterr().err
+    assert "'none', without any cache, answers 0.0 % of the questions, less than 10 %" in said
+    assert "6 tokens in 1 steps, blocks of 6) does not fit the task" in said
+
+
 def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--model", "bundled-transit", "--prefix-tokens", "5") == 2
     assert "this model has a task" in capsys.readouterr().err
@@ -119,10 +161,12 @@ def offered(model: str) -> list[str]:
 
 def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "deep" / "depth.png"
-    assert main(["--quiet", "demo", "--requests", "8", "--picture", str(picture)]) == 0
+    assert main(["--quiet", "demo", "--requests", "3", "--picture", str(picture)]) == 0
     out = capsys.readouterr().out
     assert "right answer:" in out
-    assert all(f"| {name}" in out for name in ("none", "reuse", "bicache"))
+    assert all(f"| {name} " in out for name in ("none", "reuse", "bicache", "none steps=1"))
+    assert "Fewer steps, the baseline that needs no cache, give" in out
+    assert "over 3 shared prefixes" in out, "20 with 40 questions"
     assert picture.stat().st_size > 10_000
     assert "To ask bundled yourself: remask serve bundled, and the page at its address; or remask chat" in out
     assert out.splitlines()[-4:] == offered("bundled")

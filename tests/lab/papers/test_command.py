@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from remask.checkpoint.bundled import BUNDLED
 from remask_lab.papers import __main__ as command
 from remask_lab.papers import definition
 from remask_lab.papers.measure import Measurer
@@ -49,6 +50,21 @@ def test_all_tables_go_into_a_folder_and_are_resumed(
     assert capsys.readouterr().out == text
     assert command.main(["--all", "--out", str(small), *SIZE, "--seed", "4"]) == 2
     assert "another measurement (seed: 31337, 4)" in capsys.readouterr().err
+
+
+def test_all_goes_on_where_a_table_answers_nothing(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its model knows one town of six after a single step, so no answer is right."""
+    table = small.parent / "small-1.toml"
+    asked = SMALL.replace('model = "llada-tiny"\nload_format = "dummy"', f'model = "{BUNDLED}"', 1)
+    asked = asked.replace('name = "random"', 'name = "questions"', 1)
+    table.write_text(asked.replace("max_tokens = 8, steps = 8", "max_tokens = 6, steps = 1"), encoding="utf-8")
+    assert command.main(["--all", "--out", str(small), *SIZE, "--dtype", "float32"]) == 2
+    out, err = capsys.readouterr()
+    assert "## small-2" in out
+    assert "small-1: stopped: 'nothing', without any cache, answers 0.0 % of the questions, less than 10 %" in err
+    assert err.endswith("error: small-1 stopped, for the reasons above; all other tables are measured\n")
+    assert command.main(["small-1", *SIZE, "--dtype", "float32"]) == 2
+    assert "answers 0.0 % of the questions" in capsys.readouterr().err
 
 
 def test_all_leaves_out_tables_of_other_kinds(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

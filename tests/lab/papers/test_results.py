@@ -14,7 +14,7 @@ from remask_lab.bench.workload import random_workload
 from remask_lab.pages import results
 from remask_lab.papers import definition
 from remask_lab.papers.measure import run_table
-from remask_lab.records.record import write_record
+from remask_lab.records.record import Record, write_record
 from tests.lab.papers.tables import SMALL, bench, small_table
 
 
@@ -109,6 +109,21 @@ def test_benches_are_shown_too(folder: Path) -> None:
     assert "old" not in readme
 
 
+def test_depths_under_variants_of_a_prompt_are_shown(folder: Path) -> None:
+    data = {
+        "tau": 0.97,
+        "tasks": [{"task": "relay", "mean": {"50": 1.5, "80": 2.0}}],
+        "system_prompts": {"prompts": 8, "changed": 0.49, "spread": {"50": 0.5, "80": 0.25}},
+    }
+    about = {"model": "m", "layers": 9, "machine": {"dtype": "float32"}, "commit": "c", "date": "2026-01-01"}
+    about["settings"] = {"samples": 16, "ratios": [50, 80], "system_prompts": 8}
+    write_record(folder / "depth.m.json", Record("analyze depth", about, data))
+    status, text = made(folder)
+    assert status == 0
+    assert "| 50 % | 1.50 | 0.500 |\n| 80 % | 2.00 | 0.250 |" in text
+    assert "differ in 49 % of their tokens, a standard deviation of 0.375 layers on average over the ratios" in text
+
+
 def test_a_readme_that_quotes_no_result_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("missing.json", "small.llada-tiny.json"):
         status, _ = made(folder, f"<!-- table: {name} -->\n\n<!-- end of table -->\n")
@@ -134,7 +149,7 @@ def test_what_cannot_be_shown(folder: Path, capsys: pytest.CaptureFixture[str]) 
     path.write_text(content.replace("remask-record-1", "remask-record-0"), encoding="utf-8")
     assert "small.llada-tiny.json' is no result file of this version" in refused()
     path.write_text(content.replace('"subject": "paper"', '"subject": "analyze drift"'), encoding="utf-8")
-    assert "small.llada-tiny.json holds 'analyze drift'; the page shows 'paper' and 'bench'" in refused()
+    assert "holds 'analyze drift'; the page shows 'paper', 'bench', 'analyze depth'" in refused()
     path.write_text(content.replace('"table": "small"', '"table": "large"'), encoding="utf-8")
     assert "small.llada-tiny.json is of table 'large', which is none of ours" in refused()
     path.write_text(content, encoding="utf-8")

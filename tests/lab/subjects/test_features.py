@@ -128,6 +128,7 @@ def test_as_many_are_picked_as_dllm_cache_picks_but_one_at_least() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "block-prefix"}, "the similarity of features is that of a model without a cache"),
     ({"cfg_scale": 1.0}, "a guided request"),
+    ({"growing_canvas": True, "block_length": 2}, "that of a canvas of one length"),
     ({"max_tokens": 500}, "max_model_len"),
 ]
 

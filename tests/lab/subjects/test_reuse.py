@@ -138,10 +138,10 @@ def test_the_bundled_task_is_judged_by_part(bundled: LLM) -> None:
     assert (reuse["prefix_depth"], bicache["prefix_depth"]) == (bundled.loaded.config.layers, 2)
 
 
-def test_a_response_that_is_cut_keeps_neither_part(bundled: LLM) -> None:
+def test_a_response_that_is_cut_says_nothing_of_caches(bundled: LLM) -> None:
     params = SamplingParams(max_tokens=2, steps=2)
-    none, *_ = measure_collapse(bundled, transit_workload(bundled, 2, 1, 0, params), {"depth": 2}, 1)
-    assert shares(none) == {"accuracy": 0, "rules": 0, "format": 0, "agreement": 1}
+    with pytest.raises(ConfigError, match=r"'none', without any cache, answers 0\.0 % of the questions"):
+        measure_collapse(bundled, transit_workload(bundled, 2, 1, 0, params), {"depth": 2}, 1)
 
 
 def test_random_tokens_have_agreement_alone(bundled: LLM) -> None:

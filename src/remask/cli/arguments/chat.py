@@ -6,6 +6,7 @@ from remask.checkpoint.bundled import BUNDLED
 from remask.cli.arguments.options import add_engine_options, add_model_options
 from remask.cli.arguments.serve import KEY_VARIABLE
 from remask.cli.early import check_named
+from remask.engine.config import AUTO
 from remask.errors import ConfigError
 
 
@@ -15,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for each in (in_process, parser):
         add_model_options(each, BUNDLED)
         add_engine_options(each)
-        each.set_defaults(model=None)
+        each.set_defaults(model=None, quantization=AUTO)
+    parser.add_argument("named", nargs="?", metavar="MODEL", help="as --model, and wins over it")
     parser.add_argument("--base-url", metavar="URL", help="a server's, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", metavar="KEY", help=f"for --base-url; also from {KEY_VARIABLE}")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
@@ -32,6 +34,7 @@ def _check(args: argparse.Namespace) -> None:
 
     Raises `ConfigError`.
     """
+    args.model = args.named or args.model
     if args.base_url is None:
         check_named(args)
         return

@@ -10,7 +10,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", required=True, metavar="FILE", help="JSON object with state and questions ('-': standard input)"
     )
-    parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
+    parser.add_argument(
+        "--cache",
+        default="none",
+        metavar="SPEC",
+        help="policy, composition, or FILE.py:CLASS",
+    )
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     add_model_options(parser)
     add_engine_options(parser)

@@ -18,7 +18,12 @@ class FieldsAction(argparse.Action):
 
 def add_default_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that give values to what a line leaves out."""
-    parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
+    parser.add_argument(
+        "--cache",
+        default="none",
+        metavar="SPEC",
+        help="policy, composition, or FILE.py:CLASS",
+    )
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     parser.add_argument(
         "--sampling",

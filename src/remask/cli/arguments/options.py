@@ -31,9 +31,10 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
     group.add_argument(
         "--quantization",
-        choices=QUANTIZATIONS,
-        metavar="|".join(QUANTIZATIONS),
-        help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it",
+        choices=("auto", *QUANTIZATIONS),
+        metavar="|".join(("auto", *QUANTIZATIONS)),
+        help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it; auto: the fastest that "
+        "fits on a CPU",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")

@@ -33,7 +33,10 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that give values to what a request leaves out."""
     group = parser.add_argument_group("answers")
     group.add_argument(
-        "--cache", default=AUTO, metavar="SPEC", help="policy or composition (auto: bicache where defined)"
+        "--cache",
+        default=AUTO,
+        metavar="SPEC",
+        help="policy, composition or FILE.py:CLASS (auto: bicache)",
     )
     group.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     group.add_argument(

@@ -1,4 +1,4 @@
-"""What all ways of sharing K/V have in common: how they are planned, and what a request has once it is claimed."""
+"""The protocol of all ways of sharing K/V: plan first, which changes nothing, then claim."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,13 +22,13 @@ from remask.store.prefix import Lease, PrefixStore
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What a request has of the stores.
+    """The stored K/V that a request has claimed.
 
     Attributes:
-        prefix: all of it, as its policy sees it.
+        prefix: all parts together, as the policy sees them.
         leases: the stored parts that it reads, in the order of its canvas.
         pages: the exact pages that its canvas begins with.
-        publishes: what publishes pages of its own.
+        publishes: publishes its own pages.
     """
 
     prefix: PrefixHit | None = None
@@ -38,18 +38,18 @@ class Shared:
 
     @property
     def front(self) -> Lease | None:
-        """The lease of the part at the front of its canvas, which it reads in place."""
+        """The lease of the part at the front of its canvas, which is read in place."""
         return self.leases[0] if self.leases and self.prefix is not None and self.prefix.lead else None
 
     @property
     def found_tokens(self) -> int:
-        """Tokens that were there before, of those that it reads."""
+        """Tokens that it reads and that were stored before it began."""
         if self.leases:
             return sum(len(lease.entry) for lease in self.leases if lease.hit)
         return 0 if self.prefix is None else self.prefix.length
 
     def tables(self, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
-        """The slots of its canvas, which has the pages `own` besides."""
+        """The slot tables of its canvas, whose own pages are `own`."""
         front = self.front
         if front is not None:
             return leased_tables(front, own)
@@ -57,7 +57,7 @@ class Shared:
         return (shared_table(pages, own[0]) if pages else plain_table(own[0]),)
 
     def moves(self, slots: NDArray[np.int64]) -> list[Move]:
-        """What is copied to `slots` [T] of its canvas first: parts that do not stand where they were computed."""
+        """Copies to `slots` [T] of its canvas before the first pass: parts at other positions than where computed."""
         hit = self.prefix
         if hit is None or not self.leases:
             return []
@@ -69,14 +69,14 @@ class Shared:
 
 
 class Sharing(Protocol):
-    """A way in which requests share K/V."""
+    """One way of sharing K/V between requests."""
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """Where a request would go with what it shares, or why it has to wait. Changes nothing."""
+        """The place of a request, with the K/V that it would share, or why it has to wait. Changes nothing."""
         ...
 
     def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> Shared:
-        """Take what `plan` decided to share since the memory last changed; `undo` gets what gives each of it back."""
+        """Claim what `plan` decided, which must be recent. `undo` gets a call that frees each thing claimed."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Sharing of exact pages: where K/V depend on nothing that follows, equal leading tokens have equal pages."""
+"""Sharing of exact pages: where K/V depend only on earlier tokens, equal leading tokens have equal pages."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -68,5 +68,5 @@ def _whole_blocks(request: Request, block: int) -> Sequence[int]:
 
 
 def _salt(request: Request, block: int) -> str:
-    """What separates the pages of different block lengths and tenants."""
+    """The salt of a request's page hashes: pages of other block lengths and tenants never match."""
     return f"{block}:{request.cache_salt}"

@@ -1,4 +1,4 @@
-"""Leases of stored entries: what a prefix and parts that stand elsewhere have in common."""
+"""Leases of stored entries, for prefixes and for parts elsewhere in a prompt."""
 
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -16,13 +16,13 @@ from remask.store.prefix import Lease, PrefixStore
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request would lease.
+    """The lease that a request would get.
 
     Attributes:
-        lease: what it would lease.
+        lease: the lease; None: none.
         note: why it leases nothing although it asked to.
-        refused: its prefix is larger than the whole store may be.
-        kept: the positions that it shares, where its policy reads none of them from the store.
+        refused: its prefix is larger than the whole store.
+        kept: the positions that it shares, if its policy reads none of them from the store.
     """
 
     lease: LeasePlan | None = None
@@ -41,30 +41,34 @@ class Leases(ABC):
 
     @abstractmethod
     def wish(self, pending: PendingRequest) -> Wish:
-        """What a request would lease as things stand."""
+        """The lease that a request would get now."""
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """See `Sharing`: a place with leases, where they are asked for and the store can hold what is shared."""
+        """See `Sharing`: a place with leases, if the request asks for them and the store can hold the entries."""
         policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
         wish = self.wish(pending)
         lease = wish.lease
         entries = () if lease is None else lease.entries
-        # Of what is not read in place the canvas has a copy of its own, so one extent serves all layers.
+        # Parts that are not read in place are copied to pages of the canvas, so one extent serves all layers.
         shared = 0 if lease is None else lease.prefix.lead
         leased = lease.prefix.layers if lease is not None and shared else 0
         parts = [(length - shared, range(leased)), (length, range(leased, layers))]
         # A lease of all layers leaves nothing for the layers above, and none leaves nothing for those below.
         wanted = [(tokens, part) for tokens, part in parts if len(part)]
         others = [(length, range(layers))] * (pending.canvases - 1)
-        found = self.allocator.find([*wanted, *others])
-        if found is None:
-            return NoRoom(entries)
         missing = {} if lease is None else _missing(pending.request, lease)
-        if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
-            return NoRoom(evictable=False)
-        own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
-        chosen = policy if lease else policy.within(wish.kept)
-        return Placement(chosen, own, lease, note=wish.note, refused=wish.refused)
+        chosen, room = policy if lease else policy.within(wish.kept), pending.draft_room
+        waiting = NoRoom(entries)
+        for drafts in range(room.drafts, -1, -1):  # as many as have room, since no answer depends on their number
+            found = self.allocator.find([*wanted, *others, *[(room.rows, range(layers))] * drafts])
+            if found is None:
+                continue
+            if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
+                waiting = NoRoom(evictable=False)
+                continue
+            own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
+            return Placement(chosen, own, lease, note=wish.note, refused=wish.refused)
+        return waiting
 
     def claim(
         self,
@@ -86,16 +90,16 @@ class Leases(ABC):
         return len(pending.request.prompt_token_ids) - self.shape.shift
 
     def _leases(self, pending: PendingRequest, plan: LeasePlan, undo: ExitStack) -> tuple[Lease, ...]:
-        """The leases that were planned, in the order of the parts; `undo` gets what gives each of them back."""
+        """Take the planned leases, in the order of the parts. `undo` gets a call that releases each of them."""
         made: dict[int, Lease] = {}
-        # What is there is leased first, so that none of it is evicted for what is not.
+        # Stored entries are leased first, so that none is evicted for a new one.
         for number in sorted(range(len(plan.parts)), key=lambda number: plan.parts[number].entry is None):
             made[number] = self._lease(pending, plan.parts[number], plan.prefix.layers)
             undo.callback(self._unlease, made[number])
         return tuple(made[number] for number in range(len(plan.parts)))
 
     def _lease(self, pending: PendingRequest, plan: PartPlan, layers: int) -> Lease:
-        """The lease that was planned. Raises `IntegrityError` where the store has changed since then."""
+        """Take a planned lease. Raises `IntegrityError` where the store has changed since."""
         request, entry = pending.request, plan.entry
         tokens = request.prompt_token_ids[plan.asked.start : plan.asked.stop]
         if entry is None:
@@ -105,13 +109,13 @@ class Leases(ABC):
         return self.store.lend(entry, layers, tokens)
 
     def _unlease(self, lease: Lease) -> None:
-        """Give a new lease back, and the entry too that was made for it."""
+        """Release a new lease, and remove the entry that was made for it."""
         self.store.release(lease)
         if not lease.hit and not lease.entry.leases:
             self.store.withdraw(lease.entry)
 
 
 def _missing(request: Request, plan: LeasePlan) -> dict[tuple[int, ...], None]:
-    """What has to be stored for a lease, each once."""
+    """The entries that must be computed for a lease, without duplicates."""
     missing = [part.asked for part in plan.parts if part.entry is None]
     return dict.fromkeys(tuple(request.prompt_token_ids[part.start : part.stop]) for part in missing)

@@ -1,4 +1,4 @@
-"""Sharing of parts of a prompt, wherever they stand: a request that names some reads each whole or not at all."""
+"""Sharing of parts anywhere in a prompt. A request reads each part that it names as a whole, or not at all."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ class Parts(Leases):
         return Wish(LeasePlan(hit, tuple(map(PartPlan, parts, found))), note=note, refused=note is not None)
 
     def _fitting(self, pending: PendingRequest, parts: Sequence[range]) -> list[range]:
-        """Those of `parts` that the store can hold together beside the canvas, the first ones first."""
+        """The first of `parts` that the store can hold together, with room left for the canvas."""
         prompt, pages_for = pending.request.prompt_token_ids, self.allocator.pages_for
         budget, room = self.store.budget_tokens, self.allocator.references.shape[1]
         tokens, pages = 0, pending.canvases * pages_for(pending.decoding.length)

@@ -1,4 +1,4 @@
-"""Exact pages of a running request: those that it reads from the store, and those that it publishes."""
+"""The exact pages of a running request: pages that it reads from the store, and pages that it publishes."""
 
 from dataclasses import dataclass, field
 
@@ -14,8 +14,8 @@ from remask.store.pages import PageRange
 class PageSharing:
     """Publishes the pages of one canvas as they become final.
 
-    The K/V of a row are final once a pass has computed the row that began after its whole block had settled. The pages
-    `found` were read from the store, and the pages `own` follow them.
+    The K/V of a row are final once a pass computes the row after its whole block had settled. The pages `found` were
+    read from the store; the pages `own` follow them.
     """
 
     chain: PageChain
@@ -27,8 +27,8 @@ class PageSharing:
     keys: list[int]  # identities of the pages that the prompt fills
     committed: int = field(init=False)  # leading positions whose K/V are final
     _offered: int = field(init=False)  # pages
-    _key: int | None = field(init=False)  # identity of the last of them
-    _last: Page | None = field(init=False)  # the stored page of that identity
+    _key: int | None = field(init=False)  # hash of the last of them
+    _last: Page | None = field(init=False)  # the stored page with that hash
     _stored: bool = True  # whether the chain is unbroken up to the next page
     _expected: list[int] = field(init=False)
 

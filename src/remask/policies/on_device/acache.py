@@ -15,7 +15,7 @@ from remask.policies.on_device.base import DeviceHook, HookedCanvas
 
 
 class AttentionScores(DeviceHook):
-    """Tells the policy the attention that the plans ask for: float32 [T], 0 at other positions."""
+    """Reports the attention that the plans ask for to the policy: float32 [T], 0 at other positions."""
 
     def done(self) -> None:
         """See `DeviceHook`. Waits for the device once for all canvases."""

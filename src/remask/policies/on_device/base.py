@@ -22,7 +22,7 @@ class HookedCanvas(Protocol):
         canvas: its tokens.
         states: the hidden states that leave each layer but the last, [layers - 1, T, D]; None: none are kept.
         hook_state: what the hook keeps between passes of this canvas; None before it has set it.
-        hook_output: what the policy gets of it (`View.hook_output`), on the host; None before the hook has set it.
+        hook_output: what the hook reports to the policy (`View.hook_output`), on the host; None before it is set.
     """
 
     @property
@@ -61,8 +61,8 @@ Changed = Mapping[int, Plan]
 class DeviceHook:
     """The hooks of one kind in one pass, of all canvases together, so that the host waits once for all of them.
 
-    The base class does nothing. Where a pass fails it may be repeated, over other canvases too: what a hook leaves in
-    `hook_state` before `done` must let it find the same again.
+    The base class does nothing. A pass that fails may be repeated, also over other canvases: with what a hook leaves in
+    `hook_state` before `done`, a repeat must give the same result.
     """
 
     def __init__(self, model: Transformer, pool: Pool, canvases: Sequence[Hooked]) -> None:
@@ -71,8 +71,8 @@ class DeviceHook:
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:  # noqa: ARG002
         """Act before `stage` runs; `h` is the output of the stage before, and `plans` are those of all canvases.
 
-        Returns plans with other rows in this layer. They stand for those that were admitted, also where the pass is
-        repeated, as a choice that compares with values which are then overwritten cannot be made twice.
+        Returns plans with other rows in this layer. They replace the admitted plans, also if the pass is repeated: a
+        choice that compares with values which are then overwritten cannot be made twice.
         """
         return {}
 

@@ -21,9 +21,9 @@ from remask.policies.on_device.base import Changed, DeviceHook, Hooked
 
 @dataclass(slots=True)
 class Tracker:
-    """What one canvas tracks between passes, and what the present pass has found so far.
+    """The tracked tokens of one canvas between passes, and the results of the present pass so far.
 
-    A pass may be repeated, and then finds keys that it has written itself. What it had compared by then stands.
+    A repeated pass reads keys that it has written itself, so comparisons made before the repeat are kept.
 
     Attributes:
         tokens: canvas positions that any layer tracks, ascending, int64 [N]; empty before the first pass.
@@ -81,7 +81,7 @@ class WatchAttention(DeviceHook):
         return {each.number: each.watch.refresh(plans[each.number], layer + 1) for each in drifted}
 
     def done(self) -> None:
-        """See `DeviceHook`: what the layers came to track is what the next pass compares, and its policy is told."""
+        """See `DeviceHook`: reports the tokens that the layers track now, which the next pass compares."""
         tokens = [torch.cat(watcher.followed) for watcher in self._watchers]
         ends = np.cumsum([len(each) for each in tokens])[:-1]
         for watcher, each in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):
@@ -90,7 +90,7 @@ class WatchAttention(DeviceHook):
 
 
 class DriftWatcher:
-    """Watches the attention of one canvas during one pass. What it tracks changes when the pass is done."""
+    """Watches the attention of one canvas during one pass. The tracked tokens change when the pass is done."""
 
     def __init__(self, hooked: Hooked, device: torch.device) -> None:
         branch, plan = hooked.branch, hooked.plan
@@ -126,7 +126,7 @@ class DriftWatcher:
         return AskedRows(states, rows, slots, positions, len(window))
 
     def follow(self, mass: Tensor) -> None:
-        """Come to track the tokens with the most `mass`, float32 [T], of those that may be tracked."""
+        """Track the tokens with the largest `mass`, float32 [T], among those that may be tracked."""
         self.followed.append(mass.masked_fill(self.barred, -1).topk(self.count).indices)
 
     def drift(self, rows: Tensor) -> Tensor:

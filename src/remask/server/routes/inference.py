@@ -1,35 +1,55 @@
 """Endpoints that generate text, and those that convert between text and tokens."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from remask.errors import ConfigError
 from remask.server.bodies import BodyRoute
-from remask.server.errors import ApiError, json_response
+from remask.server.errors import json_response
+from remask.server.generation import Choices
 from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from remask.server.routes.common import documented, service_of
+from remask.server.routes.common import documented, documented_messages, service_of
 from remask.server.shapes import ChatShape, CompletionShape
+from remask.server.surfaces.messages_answer import MessagesAnswer
+from remask.server.surfaces.messages_body import CountTokensBody, MessagesBody
+from remask.server.surfaces.responses_answer import ResponsesAnswer
+from remask.server.surfaces.responses_body import ResponsesBody
 from remask.text.prompts import text_tokens
 
 
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    return await service.answer(request, body, service.intake.chat, ChatShape)
+    return await service.answer(request, body, service.intake.chat, partial(Choices, shape=ChatShape))
 
 
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Answer one or more prompts."""
     service = service_of(request)
-    return await service.answer(request, body, service.intake.completion, CompletionShape)
+    return await service.answer(request, body, service.intake.completion, partial(Choices, shape=CompletionShape))
 
 
-async def responses() -> Response:
-    """Say where conversations are answered."""
-    raise ApiError(
-        404,
-        "/v1/responses is not served: it keeps conversations and runs tools on the server, and remask keeps nothing "
-        "beyond an answer. Send the conversation to /v1/chat/completions (in LangChain: use_responses_api=False)",
-    )
+async def responses(request: Request, body: ResponsesBody) -> Response:
+    """Answer a conversation in the form of OpenAI's newer API; nothing is kept beyond the answer."""
+    service = service_of(request)
+    return await service.answer(request, body.chat, service.intake.chat, partial(ResponsesAnswer, asked=body))
+
+
+async def messages(request: Request, body: MessagesBody) -> Response:
+    """Answer a conversation in the form of Anthropic's API."""
+    service = service_of(request)
+    return await service.answer(request, body.chat, service.intake.chat, MessagesAnswer)
+
+
+async def count_tokens(request: Request, body: CountTokensBody) -> Response:
+    """Count the tokens of such a conversation, as the chat template renders it."""
+    service, chat = service_of(request), body.chat
+    service.intake.check_model(chat.model)
+    size = service.intake.check_size(chat)
+    told = chat.messages, True, chat.variables, body.control_tokens
+    tokens = await service.off_loop(request, size, service.intake.conversation, *told)
+    return json_response({"input_tokens": len(tokens)})
 
 
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
@@ -71,7 +91,11 @@ def router() -> APIRouter:
         "/v1/chat/completions", chat_completions, methods=["POST"], responses=documented(429, 500, 503, 504)
     )
     made.add_api_route("/v1/completions", completions, methods=["POST"], responses=documented(429, 500, 503, 504))
-    made.add_api_route("/v1/responses", responses, methods=["POST"], include_in_schema=False)
+    # The name that Inception's and Mistral's APIs have for a prompt and its suffix.
+    made.add_api_route("/v1/fim/completions", completions, methods=["POST"], include_in_schema=False)
+    made.add_api_route("/v1/responses", responses, methods=["POST"], responses=documented(429, 500, 503, 504))
+    made.add_api_route("/v1/messages", messages, methods=["POST"], responses=documented_messages())
+    made.add_api_route("/v1/messages/count_tokens", count_tokens, methods=["POST"], responses=documented_messages())
     made.add_api_route("/tokenize", tokenize, methods=["POST"])
     made.add_api_route("/detokenize", detokenize, methods=["POST"])
     return made

@@ -13,6 +13,7 @@ from remask.server.playground.files import FILES, HEADERS, KINDS
 from remask.server.playground.sandbox import PoolFullError, Sandbox
 from remask.server.playground.sessions import Sessions
 from remask.server.protocol import Body
+from remask.server.reference.files import FILES as REFERENCE
 from remask.server.routes.common import documented, service_of
 
 Number = Annotated[int, Query(ge=0, le=999)]
@@ -90,7 +91,7 @@ async def switch_caching(request: Request, session: str, body: Caching) -> Respo
 def router() -> APIRouter:
     """The routes of this module."""
     made = APIRouter(route_class=BodyRoute, responses=documented(401))
-    for url, path in FILES.items():
+    for url, path in {**FILES, **REFERENCE}.items():
         made.add_api_route(url, _sender(path), methods=["GET"], include_in_schema=False)
     made.add_api_route("/playground/example", begin, methods=["GET"], responses=documented(400, 422))
     made.add_api_route(PAGES, open_pages, methods=["POST"])

@@ -4,6 +4,7 @@ import argparse
 
 from remask.cli.arguments.options import add_batch_invariant, add_model_options, add_tensor_parallel
 from remask.store.prefix_names import PREFIX_MATCHES
+from remask_lab.arguments.results import add_plots_option
 from remask_lab.arguments.workload import add_workload_options
 
 ALL = "all"
@@ -26,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline-steps",
         metavar="N,...",
-        help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute the work of each cache",
+        help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute the work of each cache; "
+        "'off' for none of them (default: 1,half on a bundled masked model's questions)",
     )
     parser.add_argument(
         "--detail",
@@ -47,5 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_options(parser, requests=200)
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
     parser.add_argument("--json", metavar="FILE", help="write the full result to FILE")
+    parser.add_argument("--csv", metavar="FILE", help="write the table's rows to FILE, with all that they measure")
+    add_plots_option(parser)
     add_model_options(parser)
     add_tensor_parallel(parser)

@@ -15,7 +15,7 @@ from remask_lab.asked.workload import asked_task, asked_workload, described, hea
 from remask_lab.bench.bench import part_scores
 from remask_lab.bench.workload import Workload
 from remask_lab.harness.generation import generate
-from remask_lab.records.interval import percent_text, wilson
+from remask_lab.records.interval import clustered, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep
@@ -68,7 +68,7 @@ def _measure(llm: LLM, workload: Workload, policy: CachePolicy) -> dict[str, Any
     return {
         **generation.costs(),
         "accuracy": float(np.mean(verdicts)),
-        "interval": wilson(sum(verdicts), len(verdicts)),
+        "interval": clustered(verdicts, workload.clusters),
         "parts": part_scores(workload.tasks, generation.outputs),
         "samples": samples,
     }

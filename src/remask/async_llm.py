@@ -1,0 +1,75 @@
+"""`AsyncLLM`: many prompts at a time from one event loop, each streamed as its text settles."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from remask.engine.async_engine import AsyncEngine
+from remask.engine.pending import PendingRequest
+from remask.errors import ConfigError
+from remask.llm import LLM, Output, Sampling, StreamedOutput
+from remask.text.prompts import Prompt
+
+
+class AsyncLLM:
+    """A model whose engine runs on a thread of its own, within `async with`.
+
+    Args:
+        model: what `LLM` takes as its model, or an `LLM`, whose engine only this object may use meanwhile.
+        max_queue: requests that may wait beside those that run; further ones raise `QueueFullError`.
+        settings: keyword arguments of `LLM`, where `model` is none.
+
+    Raises what `LLM` raises, and `ConfigError` on settings beside an `LLM`.
+    """
+
+    def __init__(self, model: str | LLM, *, max_queue: int = 256, **settings: Any) -> None:
+        if isinstance(model, LLM) and settings:
+            raise ConfigError(f"{next(iter(settings))}: an LLM has its settings already; leave it out")
+        self._own = not isinstance(model, LLM)
+        self.llm = model if isinstance(model, LLM) else LLM(model, **settings)
+        self._engine = AsyncEngine(self.llm.engine, max_queue)
+        self._numbers = itertools.count()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        """Start the engine's thread."""
+        self._engine.start()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        """Cancel what has not ended, and end the thread; processes of an `LLM` that was made here end too."""
+        await self._engine.stop()
+        if self._own:
+            self.llm.close()
+
+    async def stream(
+        self, prompt: Prompt, params: Sampling | None = None, **options: Any
+    ) -> AsyncGenerator[StreamedOutput, None]:
+        """Answer one prompt, and yield its text as it settles, left to right, as `LLM.stream` does.
+
+        `options` are keyword arguments of `LLM.stream`. The last item alone has an `output`. A consumer that stops
+        early cancels the request. Raises `ConfigError`, `QueueFullError`, and `EngineDeadError` where the engine has
+        stopped.
+        """
+        pending = await asyncio.to_thread(self._checked, prompt, params, options)
+        answer = self.llm.answer(pending)
+        ticket = self._engine.submit([pending])
+        try:
+            async for events in ticket:
+                for piece in self.llm.pieces(answer, events):
+                    yield piece
+        finally:
+            ticket.cancel()
+
+    async def generate(self, prompt: Prompt, params: Sampling | None = None, **options: Any) -> Output:
+        """Answer one prompt; all else is as in `stream`. Prompts that are awaited together are batched together."""
+        output = None
+        async for piece in self.stream(prompt, params, **options):
+            output = piece.output or output
+        assert output is not None
+        return output
+
+    def _checked(self, prompt: Prompt, params: Sampling | None, options: dict[str, Any]) -> PendingRequest:
+        request = self.llm.streamed(prompt, params, **options)
+        return self.llm.engine.check(replace(request, id=f"stream-{next(self._numbers)}"))

@@ -1,0 +1,143 @@
+"""Drafts: later states of a request's block, computed beside the present one (`speculate`; FreeDave, arXiv 2510.00294).
+
+A pass is a function of the canvas and of K/V that it does not write itself. So where a step leaves the canvas as a
+draft had it, under the plan that the draft was computed by, its pass has been run already, and what was read of it
+holds. The tokens are those of a run without drafts, whatever was drafted.
+
+A draft is a canvas of its own in the pass, and copies no context: it has K/V of its own where the plan writes, and
+reads those of the request, or of the store, everywhere else.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.engine.canvas_state import CanvasState, SlotTable
+from remask.engine.pace import Pace
+from remask.plan.canvas import Canvas
+from remask.plan.plan import LastPass, Plan
+from remask.plan.spans import Mask, Positions, Spans
+from remask.sampling.decoder import Decoder
+from remask.store.pages import PageRange
+
+Repeated = Callable[[Decoder, Mask], Plan | None]
+"""The plan of a later step, given its decoder and its noisy positions, where the last one repeats; else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRoom:
+    """What the drafts of a request need.
+
+    Attributes:
+        drafts: how many may stand beside the present state.
+        rows: positions that each needs K/V of its own for.
+    """
+
+    drafts: int = 0
+    rows: int = 0
+
+
+NO_DRAFTS = DraftRoom()
+MOST_PACED = 8  # states of a pass where their number follows the load
+
+
+@dataclass(slots=True)
+class Drafting:
+    """The drafts of one request.
+
+    Attributes:
+        extents: K/V pages of each draft, the same in all layers.
+        pace: what decides how many a pass has; None: as many as there are.
+    """
+
+    extents: Sequence[PageRange]
+    pace: Pace | None = None
+    _accepted: int = field(init=False, default=0)  # drafts that came true
+    _missed: int = field(init=False, default=0)  # passes with a draft that did not
+    _spans: Spans | None = field(init=False, default=None)  # what the canvases below were made for
+    _canvases: list[CanvasState] = field(init=False, default_factory=list)
+
+    def propose(
+        self, first: CanvasState, decoder: Decoder, last: LastPass, plan: Plan, repeated: Repeated
+    ) -> Iterator[tuple[CanvasState, Plan]]:
+        """Drafts of the states that follow the canvas `first`, each with its plan; `plan` is that of the canvas itself.
+
+        Each state is the one before after a step that predicts what the last pass did. They end with the block, with
+        what the last pass predicted, and where `plan` does not repeat. They are valid until they are asked for again.
+        """
+        before, block = first.canvas, decoder.block
+        left = block.start + before.noisy[block.start : block.stop].nonzero()[0]
+        if not len(left) or not np.isin(left, last.positions).all():
+            return
+        for draft in self._made(first, plan.spans)[: self._number(plan)]:
+            at = np.searchsorted(last.positions, left)
+            written = decoder.choose(left, last.token_ids[at], last.confidences[at])
+            if not len(written):
+                return
+            _follow(draft.canvas, before, written, last.token_ids[np.searchsorted(last.positions, written)], decoder)
+            draft.changed(np.arange(len(before)))
+            decoder, before = decoder.ahead(draft.canvas), draft.canvas
+            again = None if decoder.finished else repeated(decoder, before.noisy)
+            if again is None:
+                return
+            yield draft, again
+            left = left[before.noisy[left]]
+
+    def note(self, drafts: int, accepted: int) -> None:
+        """Take in how many of the `drafts` of a pass came true."""
+        self._accepted += accepted
+        self._missed += accepted < drafts
+
+    def _number(self, plan: Plan) -> int:
+        """How many drafts stand beside the pass of `plan`."""
+        if self.pace is None:
+            return len(self.extents)
+        chance = (self._accepted + 2) / (self._accepted + self._missed + 3)  # as if two had come true, and one had not
+        return self.pace.states(plan.widest, chance, len(self.extents) + 1) - 1
+
+    def _made(self, first: CanvasState, spans: Spans) -> Sequence[CanvasState]:
+        """The canvases for drafts of `first` under plans of these `spans`. They are kept as long as these stay."""
+        if self._spans is not spans:
+            written = np.logical_or.reduce([span.written for span in spans]).nonzero()[0]
+            self._spans, self._canvases = spans, [_beside(first, written, each.slots()) for each in self.extents]
+        return self._canvases
+
+
+def same(draft: Canvas, canvas: Canvas, block: range) -> bool:
+    """Whether a draft of `canvas` in this block is what has become of it."""
+    here = slice(block.start, block.stop)
+    return np.array_equal(draft.noisy[here], canvas.noisy[here]) and np.array_equal(
+        draft.tokens[here], canvas.tokens[here]
+    )
+
+
+def _follow(draft: Canvas, before: Canvas, positions: Positions, tokens: NDArray[np.int64], decoder: Decoder) -> None:
+    """Make `draft` the canvas `before` after a step of `decoder` that writes `tokens`. Its arrays stay the same."""
+    for mine, theirs in ((draft.tokens, before.tokens), (draft.noisy, before.noisy), (draft.settled, before.settled)):
+        np.copyto(mine, theirs)
+    draft.write(positions, tokens)
+    draft.settle(positions, decoder.step)
+
+
+def _beside(first: CanvasState, written: Positions, slots: NDArray[np.int64]) -> CanvasState:
+    """A canvas that reads what `first` reads, and has the first of `slots` at the positions `written`."""
+    canvas = copy(first.canvas)
+    canvas.tokens, canvas.noisy, canvas.settled = canvas.tokens.copy(), canvas.noisy.copy(), canvas.settled.copy()
+    tables = []
+    for table in first.tables:
+        own = table.slots.copy()
+        own[written] = slots[: len(written)]
+        tables.append(SlotTable(table.layers, own, table.common, own[len(own) - len(table.own) :]))
+    return CanvasState(
+        canvas=canvas,
+        ledger=first.ledger.fork(),
+        tables=tuple(tables),
+        lease=first.lease,
+        restored=first.restored,
+        shift=first.shift,
+        prefix=first.prefix,
+        chain=first.chain,
+    )

@@ -1,0 +1,292 @@
+"""The body of `/v1/responses`, OpenAI's newer API, without what a server would have to keep between requests."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, field_validator, model_validator
+
+from remask.checks.fields import Declared, declared
+from remask.checks.values import json_object
+from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
+from remask.server.declared import Checked, given, with_declared
+from remask.server.fields import FOREIGN, Foreign, read_fields
+from remask.server.known import known_kind, known_tool, without
+from remask.server.limits import MAX_ITEMS
+from remask.server.protocol import (
+    MAX_KEYWORDS,
+    MAX_TOOLS,
+    PARAMETERS,
+    Body,
+    CalledFunction,
+    ChatBody,
+    Function,
+    JsonSchema,
+    LongText,
+    Message,
+    Name,
+    ResponseFormat,
+    ToolCall,
+    chosen,
+    offered,
+)
+
+_MAX_TOKENS: Declared = declared(SamplingParams)["max_tokens"]
+_STATELESS = "nothing is kept beyond an answer: send the whole conversation as `input`"
+_PLATFORM = "it is of OpenAI's own platform"
+LOGPROBS = "message.output_text.logprobs"
+
+FOREIGN_TO_RESPONSES: Mapping[str, Foreign] = {
+    **FOREIGN,
+    "access_programs": Foreign(_PLATFORM),
+    "background": Foreign("an answer goes to the connection that asked for it", (False,)),
+    "background_options": Foreign(_PLATFORM),
+    "context_management": Foreign(_STATELESS),
+    "conversation": Foreign(_STATELESS),
+    "image": Foreign("models read and write text alone"),
+    "max_tool_calls": Foreign("it is of tools that a server runs, and this one runs none", None),
+    "previous_response_id": Foreign(_STATELESS),
+    "prompt": Foreign("prompts are not kept here: send `instructions` and `input`"),
+    "store": Foreign(_STATELESS, (False,)),
+    "truncation": Foreign("an input that is too long is an error, not another input", ("disabled",)),
+}
+"""Fields of the body that are not honoured."""
+
+
+class InputPart(Body):
+    """A part of a message's content: a text. Its `annotations` and `logprobs` say nothing to a model."""
+
+    type: Literal["input_text", "output_text"]
+    text: LongText
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text(cls, part: Any) -> Any:
+        known = known_kind("input", part, frozenset(["input_text", "output_text"]))
+        return without(known, "annotations", "logprobs")
+
+
+Parts: TypeAlias = Annotated[list[InputPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class _Item(Body):
+    @model_validator(mode="before")
+    @classmethod
+    def _as_it_came(cls, item: Any) -> Any:
+        return without(item, "status", "phase")
+
+
+class InputMessage(_Item):
+    """A turn. `id` and `status` of an answer that is sent back are ignored."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: LongText | Parts
+    id: Name | None = None
+
+
+class InputCall(_Item):
+    """A call that an earlier answer made. `arguments` are the text of a JSON object."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: LongText
+    id: Name | None = None
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_object(cls, text: str) -> str:
+        json_object("input: the arguments of a function_call", text)
+        return text
+
+
+class InputResult(_Item):
+    """What such a call has returned."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: LongText | Parts
+    id: Name | None = None
+
+
+class Reasoning(Body):
+    """Reasoning of another model, which none that is served reads: ignored."""
+
+    type: Literal["reasoning"]
+
+
+_ITEMS = frozenset(["message", "function_call", "function_call_output", "reasoning"])
+
+
+def _item(value: Any) -> Any:
+    """An item of a kind that is known. Raises `ConfigError`."""
+    value = known_kind("input", value, _ITEMS)
+    return {"type": "reasoning"} if _kind(value) == "reasoning" else value
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else "message"
+
+
+Item: TypeAlias = Annotated[
+    Annotated[
+        Annotated[InputMessage, Tag("message")]
+        | Annotated[InputCall, Tag("function_call")]
+        | Annotated[InputResult, Tag("function_call_output")]
+        | Annotated[Reasoning, Tag("reasoning")],
+        Discriminator(_kind),
+    ],
+    BeforeValidator(_item),
+]
+
+
+class OfferedFunction(Body):
+    """A function that the model may call, as chat's, but flat."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
+    description: LongText | None = None
+    parameters: Annotated[dict[str, Any] | None, Checked("tools: parameters", PARAMETERS)] = None
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _function(cls, tool: Any) -> Any:
+        return without(known_tool(tool, frozenset(["function"])))
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """The fields of chat's function."""
+        return {name: getattr(self, name) for name in Function.model_fields}
+
+
+class NamedFunction(Body):
+    """The function that the answer calls."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class TextFormat(Body):
+    """The form of the answer: `schema` goes with the type `json_schema`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: LongText | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema", max_length=MAX_KEYWORDS)] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "TextFormat":
+        if (self.schema_ is not None) != (self.type == "json_schema"):
+            raise ConfigError("text: format: schema and the type 'json_schema' go together")
+        return self
+
+
+class TextOptions(Body):
+    """How the answer is written. `verbosity` is ignored: no served model knows it."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesStream(Body):
+    """Options of a stream, none of which changes anything: events carry no padding."""
+
+    include_obfuscation: bool | None = None
+
+
+@with_declared(SamplingParams, Terms)
+class ResponsesBody(Body):
+    """Body of `/v1/responses`: `input` is a text, or messages, calls of tools and their results."""
+
+    model: Name | None = None
+    input: LongText | Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    instructions: LongText | None = None
+    max_output_tokens: Annotated[int | None, Checked("max_output_tokens", _MAX_TOKENS)] = None
+    text: TextOptions | None = None
+    tools: Annotated[list[OfferedFunction], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    include: (
+        Annotated[
+            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            Field(max_length=MAX_ITEMS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: ResponsesStream | None = None
+    user: Name | None = None
+    _chat: ChatBody = PrivateAttr()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_fields(cls, body: Any) -> Any:
+        return read_fields(body, cls.model_fields, FOREIGN_TO_RESPONSES)
+
+    @model_validator(mode="after")
+    def _as_chat(self) -> "ResponsesBody":
+        own, terms = given(self, SamplingParams), given(self, Terms)
+        length = self.max_output_tokens
+        if length is not None and own.setdefault("max_tokens", length) != length:
+            raise ConfigError("max_tokens and max_output_tokens are two names of one thing; send one of them")
+        form = None if self.text is None else self.text.format
+        choice = self.tool_choice
+        self._chat = ChatBody.translated(
+            "input",
+            **own,
+            **terms,
+            model=self.model,
+            messages=_messages(self.instructions, self.input),
+            stream=self.stream,
+            user=self.user,
+            tools=None if self.tools is None else [offered(**tool.function) for tool in self.tools],
+            tool_choice=chosen(choice.name) if isinstance(choice, NamedFunction) else choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            logprobs=LOGPROBS in (self.include or ()) or bool(terms.get("top_logprobs")),
+            response_format=None if form is None else _format(form),
+        )
+        return self
+
+    @property
+    def chat(self) -> ChatBody:
+        """The same request as a body of chat completions."""
+        return self._chat
+
+
+def _messages(instructions: str | None, given: str | Sequence[Any]) -> list[Message]:
+    """The conversation. Calls that follow each other, and a text before them, are one turn of the assistant's."""
+    turns = [] if instructions is None else [_turn("system", instructions)]
+    if isinstance(given, str):
+        return [*turns, _turn("user", given)]
+    for item in given:
+        if isinstance(item, InputMessage):
+            turns.append(_turn(item.role, _joined(item.content)))
+        elif isinstance(item, InputCall):
+            if not turns or turns[-1].role != "assistant":
+                turns.append(_turn("assistant", ""))
+            function = CalledFunction.model_construct(name=item.name, arguments=item.arguments)
+            call = ToolCall.model_construct(id=item.call_id, function=function)
+            turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), call]
+        elif isinstance(item, InputResult):
+            turns.append(_turn("tool", _joined(item.output), item.call_id))
+    if not turns:
+        raise ConfigError("input holds no message; send one at least")
+    return turns
+
+
+def _turn(role: Any, text: str, call: str | None = None) -> Message:
+    return Message.model_construct(role=role, content=text, tool_call_id=call)
+
+
+def _joined(content: str | Sequence[InputPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _format(form: TextFormat) -> ResponseFormat:
+    schema = None if form.schema_ is None else JsonSchema.model_validate({"schema": form.schema_})
+    return ResponseFormat.model_construct(type=form.type, json_schema=schema)

@@ -1,0 +1,151 @@
+"""K/V on a CPU: as many tokens as have room beside the weights, and half as wide beside quantized ones."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remask import LLM, EngineConfig
+from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.presets import preset
+from remask.engine import sizing
+from remask.engine.capacity import product_bytes, token_bytes, workspace_bytes
+from remask.engine.engine import Engine
+from remask.engine.uncached import pack_uncached
+from remask.errors import ConfigError
+from remask.model.pool import Pool
+from remask.model.quantised import MULTIPLIED
+from remask.model.transformer import Transformer
+from remask.model.weights import empty_weights
+from remask.plan.canvas import Canvas
+from tests.live_bytes import LiveBytes
+
+CPU = torch.device("cpu")
+TINY = preset("llada-tiny")
+MB = 10**6
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, free: int, **limits: Any) -> Engine:
+    """An engine on a machine that has so much memory left."""
+    monkeypatch.setattr(sizing, "memory", lambda: (10**12, free))
+    model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU, quantization=limits.pop("kind", None)))
+    return Engine(model, EngineConfig(**{"max_num_seqs": 16, "store_budget_tokens": "auto", **limits}), "x")
+
+
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_what_is_promised_fits_and_more_memory_is_never_less(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
+    token, before = token_bytes(TINY, 4, kv_item=None if kind is None else 2), [0, 0, 0]
+    seen = set[int]()
+    for free in range(4 * MB, 400 * MB, 9 * MB):
+        try:
+            engine = with_free(monkeypatch, free, kind=kind)
+        except ConfigError:
+            assert before == [0, 0, 0], "more memory is never too little"
+            continue
+        tokens, store, longest = engine.pool.pages * 16, engine.memory.store_budget, engine.max_model_len
+        rows = engine.memory.pass_rows or 16 * (longest + 16)
+        taken = engine.pool.nbytes + store * token.state + workspace_bytes(TINY, rows, longest, 4)
+        assert taken + (product_bytes(TINY) if kind else 0) <= 0.9 * free + 16 * 2 * token.kv
+        assert tokens >= 2 * (longest + 16) + store, "a guided request can run beside a full store"
+        assert longest >= before[0]
+        assert store >= min(longest, 8192), "and it holds one canvas"
+        before = [longest, store, tokens - store]
+        seen.add(longest)
+    plenty = with_free(monkeypatch, 10**11, kind=kind)
+    assert before == [plenty.max_model_len, 8192, plenty.pool.pages * 16 - 8192]
+    assert plenty.memory.pass_rows is None
+    assert len(seen) > 1, "a length that nobody asked for gives way"
+
+
+def test_a_length_that_was_asked_for_is_refused_with_what_fits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    longest = TINY.max_length
+    with pytest.raises(
+        ConfigError, match=r"K/V do not fit: .* two canvases of up to .* --max-model-len (\d+) or"
+    ) as no:
+        with_free(monkeypatch, 30 * MB, max_model_len=longest)
+    fitting = int(str(no.value).split("--max-model-len ")[1].split()[0])
+    with caplog.at_level(logging.WARNING):
+        engine = with_free(monkeypatch, 30 * MB, max_model_len=fitting)
+    assert engine.max_model_len == fitting
+    assert f"canvases have up to {fitting} tokens" in caplog.text
+    with pytest.raises(ConfigError, match="K/V do not fit"):
+        with_free(monkeypatch, 30 * MB, max_model_len=fitting + 16)
+    with pytest.raises(ConfigError, match="or a smaller model"):
+        with_free(monkeypatch, MB)
+
+
+def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where eight may run, and two have room, all are answered, and as where all have room."""
+    answers, most = [], []
+    for free in (10**11, 0):
+        limits = EngineConfig(max_num_seqs=8, max_model_len=64, store_budget_tokens="auto", batch_invariant=True)
+        with monkeypatch.context() as patch:
+            llm = LLM("bundled", dtype="float32", device="cpu", threads=1, engine=limits)
+            if not free:
+                cpu = sizing._CpuMemory(llm.model, 0, 16)
+                free = int((cpu.pair(64) + 8 * cpu.token.kv) / sizing.CPU_SHARE) + 1
+            patch.setattr(sizing, "memory", lambda free=free: (10**12, free))
+            engine = llm.new_engine()
+        prompts = [list(range(20 + number, 60 + number)) for number in range(8)]
+        for request in llm.requests(prompts, {"max_tokens": 16, "steps": 4}):
+            engine.add(request)
+        together = 0
+        found: dict[str, Sequence[int]] = {}
+        while engine.busy:
+            ended = [event.result for event in engine.step() if event.result is not None]
+            found |= {result.id: result.token_ids for result in ended}
+            together = max(together, engine.running)
+        answers.append(found)
+        most.append(together)
+    assert most == [8, 2]
+    assert len(answers[0]) == 8
+    assert answers[0] == answers[1]
+
+
+def test_kv_beside_quantized_weights_are_half_as_wide() -> None:
+    weights = dummy_weights(TINY, torch.float32, CPU, quantization="int8")
+    model = Transformer(TINY, weights)
+    engine = Engine(model, EngineConfig(max_model_len=64), "x")
+    assert (model.dtype, engine.pool.k[0].dtype) == (torch.float32, torch.bfloat16)
+    engine.pool.keep_outputs()
+    assert engine.pool.outputs[0][0].dtype == torch.float32, "outputs are added to hidden states"
+    plain = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
+    assert plain.kv_dtype == torch.float32
+    half = Transformer(TINY, dummy_weights(TINY, torch.float16, CPU, quantization="int8"))
+    assert half.kv_dtype == torch.float16
+    canvas = Canvas.masked(list(range(8, 40)), 8, TINY.mask_id)
+    every = np.ones(len(canvas), dtype=bool)
+    with torch.inference_mode():
+        wide, few = (
+            model.forward(pack_uncached(model, [canvas], [every]), Pool(TINY, 40, 1, dtype, CPU, torch.float32))
+            for dtype in (torch.float32, torch.bfloat16)
+        )
+    off = (wide - few).norm(dim=-1) / wide.norm(dim=-1)
+    assert 0 < off.max() < 0.02
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_random_weights_stand_once_in_memory(kind: Any) -> None:
+    """What is drawn and quantised is one tensor at a time; the embedding is drawn in its place."""
+    config = preset("llada-100m")
+    with LiveBytes() as live:
+        weights = dummy_weights(config, torch.bfloat16, CPU, quantization=kind)
+    largest = max(2 * layer.gate_up.numel() for layer in weights.layers)
+    assert weights.embed.nbytes > 5 * largest, "a copy of it would be seen"
+    shapes = empty_weights(config, torch.bfloat16, torch.device("meta")).nbytes  # which take no memory
+    assert live.peak - shapes < weights.nbytes + 3 * largest
+
+
+def test_many_rows_are_multiplied_some_at_a_time() -> None:
+    weights = dummy_weights(TINY, torch.float32, CPU, quantization="int8")
+    matrix, bias = weights.layers[0].qkv, torch.randn(weights.layers[0].qkv.shape[0])
+    x = torch.randn(2 * MULTIPLIED + 3, TINY.hidden)
+    whole = torch.nn.functional.linear(x, matrix, bias)
+    for start in range(0, len(x), 700):
+        part = torch.nn.functional.linear(x[start : start + 700], matrix, bias)
+        assert torch.equal(part, whole[start : start + 700])
