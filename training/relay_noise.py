@@ -20,8 +20,6 @@ from remask.tasks import relay
 from remask_lab.likelihood.noise_bound import Levels
 from training.relay_data import Batch, CanvasSource
 
-MISTAKEN: Final = 0.2
-"""Share of the canvases whose wrong tokens are towns."""
 TRAILING: Final = 26
 """Most tokens of noise behind a response."""
 
@@ -55,7 +53,11 @@ class NoisySource:
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, seed: int, context: int, chain: Levels | None = None
     ) -> None:
-        """`context`: the longest canvas. `chain`: levels that windows are noised to; None: as decoding leaves them."""
+        """`context`: the longest canvas. `chain`: levels that windows are noised to; None: as decoding leaves them.
+
+        `mistaken` may be set: the share of the canvases whose wrong tokens are towns, where there is no chain.
+        """
+        self.mistaken = 0.2
         self.canvases = CanvasSource(tokenizer, seed)
         self._generator = torch.Generator().manual_seed(seed + 1)
         self._vocab, self._mask_id = len(tokenizer), self.canvases.mask_id
@@ -104,7 +106,7 @@ class NoisySource:
             right = wrong.int().argmax(1) - start
             begin += (torch.rand(count, generator=self._generator) * (right + 1)).long()
         if self._chain is None:
-            mistaken = torch.rand(count, 1, generator=self._generator) < MISTAKEN
+            mistaken = torch.rand(count, 1, generator=self._generator) < self.mistaken
         towns, noise = self._towns[self._integers(len(self._towns), count, length)], self.noise(count, length)
         tokens = torch.where(wrong, torch.where(mistaken, towns, noise), made.clean)
         tokens = torch.where(place >= stop, noise, tokens)

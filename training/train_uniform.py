@@ -42,6 +42,8 @@ from training.uniform_model import DenseGidd, GiddShape, initialize  # noqa: E40
 
 STAGES: Final = (8, 16, 24)
 """Goods of a system prompt, one stage after the other."""
+MISTAKEN: Final = (0.0, 0.1, 0.2)
+"""Share of the canvases whose wrong tokens are towns, by stage: what look-ups need before they are there is noise."""
 STAGE_LOSS: Final = 0.5
 """Loss of hops, smoothed, below which the next stage begins."""
 NEW_STAGE_LOSS: Final = 2.0
@@ -140,6 +142,7 @@ class Trainer:
     def _draw(self) -> tuple[NoisyBatch, bool]:
         """Draws a batch of about `canvas_tokens` tokens, and whether it is of the current stage."""
         rng = self.rng
+        self.source.mistaken = MISTAKEN[self.stage]
         stage = self.stage if rng.random() < CURRENT_SHARE else rng.randint(0, self.stage)
         settings = relay.RelaySettings(rows=STAGES[stage], seasons=rng.randint(1, 1 + (stage > 0)))
         tokens = self.args.canvas_tokens if self.stage else self.args.canvas_tokens // 2
@@ -247,7 +250,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=0.003, help="peak learning rate")
     parser.add_argument("--auxiliary", type=float, default=1.0, help="weight of the auxiliary losses at the beginning")
     parser.add_argument("--far", type=float, default=0.3, help="weight of towns that take more than one hop")
-    parser.add_argument("--depth", type=int, default=4, help="layers before the one asked for the season")
+    parser.add_argument("--depth", type=int, default=3, help="layers before the one asked for the season")
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--local", type=int, default=2, help="layers that begin as readers of neighbours")
     parser.add_argument(

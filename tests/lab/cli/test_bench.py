@@ -220,10 +220,15 @@ def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> No
     options += ["--sampling", '{"block_length": 3}', "--cache-config", '{"uniform-cache": {"refresh_next": 2}}']
     assert bench("--model", "bundled-uniform", *options) == 0
     report = read_record(target, "bench")
-    none, prefix, cache = report.data["results"]
-    assert [row["cache"] for row in report.data["results"]] == ["none", "block-prefix", "uniform-cache"]
+    none, prefix, cache, one, half = report.data["results"]
+    assert [row["cache"] for row in (none, prefix, cache)] == ["none", "block-prefix", "uniform-cache"]
+    assert [row["name"] for row in (one, half)] == [
+        "none steps=1 block_length=6 tokens_per_step=6",
+        "none steps=2 tokens_per_step=3",
+    ]
     assert report.about["settings"]["name"] == "relay"
     assert (report.about["settings"]["steps"], report.about["settings"]["canvas_length"]) == (6, 128)
+    assert max(one["accuracy"], half["accuracy"]) <= 1 / 3
     assert none["accuracy"] >= 2 / 3, "a guess of 6 towns is right with probability 24 ** -6"
     assert prefix["agreement_with_none"] > 0.95, "exact but for rounding"
     layers = report.about["layers"]
