@@ -241,7 +241,7 @@ class Trainer:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options in `argv`; None takes the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=3600)
+    parser.add_argument("--steps", type=int, default=4500)
     parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
     parser.add_argument("--out", type=Path, required=True, help="folder to export to")
     parser.add_argument(

@@ -32,7 +32,7 @@ def test_a_preset_changes_what_is_run() -> None:
     llm = LLM("bundled-uniform", dtype="float32", device="cpu")
     (usual,) = llm.generate(["figs Lima"], {"max_tokens": 36}, cache="none")
     (named,) = llm.generate(["figs Lima"], {"max_tokens": 32, "preset": "s32/b32"}, cache="none")
-    assert usual.usage.steps == 36  # six blocks of 6 steps
+    assert usual.usage.steps == 72  # six blocks of 12 steps
     assert named.usage.steps == 32
     (long,) = llm.generate(["figs Lima"], {"max_tokens": 48, "preset": "s32/b32"}, cache="none")
     assert long.usage.steps == 64, "two blocks of 32 steps"

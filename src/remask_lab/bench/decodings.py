@@ -75,13 +75,12 @@ GRIDS: Mapping[str, Grid] = {
     BUNDLED_TARIFF: _masked(8, 8, 4),
     BUNDLED_TRANSIT: _masked(16, 8, 8),
     BUNDLED_UNIFORM: Grid(
-        {"max_tokens": 6, "block_length": 6, "steps_per_block": 6},
+        {"max_tokens": 6, "block_length": 6, "steps_per_block": 12},
         {
             "1 token a step": {},
-            "2 tokens a step": {"steps_per_block": 3, "tokens_per_step": 2},
-            "6 tokens a step": {"steps_per_block": 1, "tokens_per_step": 6},
-            "3 tokens in each of 6 steps": {"tokens_per_step": 3},
-            "blocks of 3": {"block_length": 3, "steps_per_block": 3},
+            "the same in half the steps": {"steps_per_block": 6},
+            "3 tokens in each of 6 steps": {"steps_per_block": 6, "tokens_per_step": 3},
+            "blocks of 3": {"block_length": 3, "steps_per_block": 6},
             "ancestral": {"sampler": "ancestral", "temperature": 1.0},
         },
         (

@@ -30,7 +30,8 @@ from remask_lab.bench.names import OWN_TASKS, PREFIX_TOKENS, PREFIXES, PROMPT_TO
 TARIFF_SAMPLING = {"max_tokens": 8, "steps": 8, "block_length": 8}
 RELAY_SAMPLING = {"max_tokens": relay.HOPS, "steps": relay.HOPS, "block_length": relay.HOPS}
 TRANSIT_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
-UNIFORM_SAMPLING = {"max_tokens": relay.HOPS, "block_length": relay.HOPS}  # of the bundled uniform model
+# Of the bundled uniform model: in twice as many steps as towns, those that were changed too early are changed again.
+UNIFORM_SAMPLING = {"max_tokens": relay.HOPS, "block_length": relay.HOPS, "steps_per_block": 2 * relay.HOPS}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
