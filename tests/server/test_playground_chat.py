@@ -247,7 +247,7 @@ def test_a_model_without_conversations_goes_on_with_a_text(browser: Any, tmp_pat
         assert [body["prompt"] for body in sent] == ["The sky is"]
         tab.open("compare")
         assert not tab.page.is_visible("#ask [name=system]")
-        tab.page.fill("#user", "The sky is")
+        tab.page.fill("#ask [name=user]", "The sky is")
         tab.page.click("#run")
         tab.shown("#side-by-side:not([hidden])")
         assert tab.said == []
