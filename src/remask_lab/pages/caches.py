@@ -30,8 +30,8 @@ HEAD = """# Caches under every way of decoding
 
 `python -m remask_lab.pages.caches --measure bundled-tariff bundled-transit bundled-uniform` measures what stands
 here and writes this page. [Cache policies](policies.md) says what each cache does, [Sampling](sampling.md) what each
-decoding does. Each table is one run. All rows of a model are compared with `none` in as many steps as tokens, which
-takes part in every run.
+decoding does. Each table is one run. All rows of a model are compared with `none` in as many steps as tokens
+(`bundled-uniform`: in twice as many, as a token may change again), which takes part in every run.
 
 - **Tokens a step**: positions of the response over passes. Where a threshold decides how many, caches differ. A
   response that ends early runs fewer passes.

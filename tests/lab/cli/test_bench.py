@@ -217,7 +217,12 @@ def test_the_uniform_demo_shows_a_route_and_a_table(capsys: pytest.CaptureFixtur
 def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--requests", "6", "--concurrency", "3", "--rounds", "1", "--dtype", "float32", "--json", str(target)]
-    options += ["--sampling", '{"block_length": 3, "steps_per_block": 3}', "--cache-config", '{"uniform-cache": {"refresh_next": 2}}']
+    options += [
+        "--sampling",
+        '{"block_length": 3, "steps_per_block": 3}',
+        "--cache-config",
+        '{"uniform-cache": {"refresh_next": 2}}',
+    ]
     assert bench("--model", "bundled-uniform", *options) == 0
     report = read_record(target, "bench")
     none, prefix, cache, one, half = report.data["results"]
