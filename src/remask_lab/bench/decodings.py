@@ -81,7 +81,7 @@ GRIDS: Mapping[str, Grid] = {
             "the same in half the steps": {"steps_per_block": 6},
             "3 tokens in each of 6 steps": {"steps_per_block": 6, "tokens_per_step": 3},
             "blocks of 3": {"block_length": 3, "steps_per_block": 6},
-            "ancestral": {"sampler": "ancestral", "temperature": 1.0},
+            "ancestral in 32 steps, temperature 0": {"sampler": "ancestral", "steps_per_block": 32, "temperature": 0.0},
         },
         (
             ("none", {}),

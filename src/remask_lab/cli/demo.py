@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(llm: LLM, workload: Workload, args: argparse.Namespace, others: Sequence[Contender] = ()) -> Record:
-    """Print the table of the usual caches, and of `none` in fewer steps where the task has prefixes.
+    """Print the table of the usual caches, and of `none` in fewer steps.
 
     Returns the record of them and of `others`, which ran beside them.
     """
