@@ -225,14 +225,14 @@ CLAIMS = (
         "the same under ancestral sampling (table B.1)",
         "thesis-b-1",
         all_of(keeps("Cached, s32/b32", "Base, s32/b32"), faster("Cached, s32/b32")),
-        "At temperature 0: at 1 the model answers hardly a route.",
+        "at temperature 0: at 1 the model answers hardly a route",
     ),
     Claim(
         UNIFORM,
         "how often the next block is refreshed hardly matters (table 6.10)",
         "thesis-6-10",
         all_of(keeps("Cached, r 0", "Base"), keeps("Cached, r 4", "Base")),
-        "The next block has 3 tokens, and is there beside the first one alone.",
+        "only the first of two blocks has a next one, of 3 tokens",
     ),
     Claim(
         UNIFORM,
@@ -249,7 +249,7 @@ CLAIMS = (
         "refreshing rows by a threshold of drift gains nothing (section 6.6.4; there it was slower)",
         "thesis-6-10",
         loses("Cached, r 4, rows refreshed by a drift of 0.3", "Cached, r 4"),
-        "A threshold of 0.3.",
+        "a threshold of 0.3",
     ),
     Claim(
         UNIFORM,
