@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_growth_ends_at_the_most_samples(golden: LLM, monkeypatch: pytest.Monkey
 def canvases(llm: LLM, settings: ProfileSettings, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     seen: list[tuple[int, int, int]] = []
 
-    def similarity(self: PrefixProbe, prompt: list[int], response: int, prefix: int, measure: str) -> Any:
+    def similarity(self: PrefixProbe, prompt: list[int], response: int, prefix: int, measure: str, _: Any) -> Any:
         seen.append((prefix, len(prompt), response))
         assert measure == ("official" if settings.official else "flat")
         return np.ones((2, llm.loaded.config.layers))
@@ -217,6 +218,50 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 def test_canvases_that_cannot_be(tiny: LLM, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         profile(tiny, default_prompts(tiny.loaded), ProfileSettings(**settings))
+
+
+@pytest.mark.parametrize("boundary", ["safe", "paper"])
+@pytest.mark.parametrize("tau", [0.3, 0.5, 0.8, 0.97])
+def test_layers_that_cannot_change_a_depth_are_left_out(
+    golden: LLM, monkeypatch: pytest.MonkeyPatch, tau: float, boundary: Any
+) -> None:
+    """The depths are those of a profile of all layers, and at a higher tau too; less is computed."""
+    computed: list[int] = []
+    similarity = PrefixProbe.similarity
+
+    def counted(self: PrefixProbe, *args: Any) -> Any:
+        found = similarity(self, *args)
+        computed.append(found.shape[1])
+        return found
+
+    monkeypatch.setattr(PrefixProbe, "similarity", counted)
+    settings = ProfileSettings(
+        tau=tau,
+        rule=DepthRule(boundary=boundary),
+        ratios=(20, 40, 60, 80, 90),
+        samples=12,
+        canvas=60,
+        seed=int(tau * 100),
+    )
+    prompts, layers = default_prompts(golden.loaded), golden.loaded.config.layers
+    whole = profile(golden, prompts, settings)
+    assert sum(computed) == 12 * 5 * layers
+    computed.clear()
+    needed = profile(golden, prompts, replace(settings, needed_layers=True))
+    assert sum(computed) < 12 * 5 * layers
+    assert (needed.entries, needed.growth, needed.samples) == (whole.entries, whole.growth, whole.samples)
+    for higher in (tau, (1 + tau) / 2, 0.999):
+        assert needed.lookup_at(higher) == whole.lookup_at(higher)
+    for ratio, limits in needed.limits.items():
+        assert limits == pytest.approx(whole.limits[ratio][: len(limits)], abs=1e-6)
+    with pytest.raises(ConfigError, match="without --needed-layers"):
+        needed.lookup_at(tau / 2)
+
+
+@pytest.mark.parametrize("rule", [AUTHORS, DepthRule(layers="largest"), DepthRule(requests="mean-depth")])
+def test_other_rules_need_all_layers(rule: DepthRule) -> None:
+    with pytest.raises(ConfigError, match=r"^needed_layers needs the rule 'leading, least-depth', got '.*leave one"):
+        ProfileSettings(rule=rule, needed_layers=True)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gidd-tiny", "uniform"), ("sdar-tiny", "block_causal")])

@@ -85,7 +85,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ({"rule": {"layers": "leading"}}, "rule must be an object of layers, requests, boundary"),
         ({"rule": "safe"}, "rule must be an object"),
         ({"rule": {"layers": "all", "requests": "mean-depth", "boundary": "safe"}}, "layers.*'all'"),
-        ({"limits": {"5": [1.0]}}, "limits.5 must be a list of 2"),
+        ({"limits": {"5": [1.0, 1.0, 1.0]}}, "limits.5 must be a list of up to 2"),
         ({"limits": {"5": [1.0, 0.98]}}, "entries are not those that limits give at tau"),
         ({"definition": "other"}, "definition is 'other'"),
         ({"layers": "two"}, "layers must be a whole number"),

@@ -16,7 +16,7 @@ import torch
 
 from remask.checkpoint.presets import preset
 from remask.engine.engine import Engine
-from remask.engine.pace import ROWS, Pace, pass_seconds
+from remask.engine.pace import ROWS, Pace, PassSeconds, pass_seconds
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.model.stage import StepBatch
@@ -151,6 +151,8 @@ def asked(rng: random.Random, family: str, name: str, number: int) -> Work:
     prompt = [*shared, *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 4)))]
     block = rng.choice([4, 6, 12])
     sampling: Line = {"max_tokens": 12, "block_length": block, "ignore_eos": True, "seed": rng.randrange(99)}
+    if block < 12 and rng.random() < 0.4:
+        sampling["growing_canvas"] = True
     params = SamplingParams(**sampling, **rng.choice(SAMPLING), speculate=rng.randint(2, 6))
     asked = Request(name, prompt, params, rng.choice([0, 8, 8]))
     if rng.random() < 0.3:
@@ -388,20 +390,21 @@ def test_what_cannot_be_exact_is_refused(cache: str, sampling: Line, reason: str
         make_engine().check(request("r", speculate=4, **sampling).with_policy(policy))
 
 
-def test_a_growing_canvas_is_refused() -> None:
-    """Also where it is the default of the model's family; with a canvas of fixed length the request runs there."""
-    with pytest.raises(ConfigError, match=r"^speculate=4 needs .*\(growing_canvas=True\).*set growing_canvas to false"):
-        make_engine().check(request("r", speculate=4, growing_canvas=True))
+@pytest.mark.parametrize("cache", ["none", "block-prefix", "block-dual", "bicache+block-dual"])
+def test_drafts_on_a_canvas_that_grows(cache: str) -> None:
+    """It gets room for drafts anew with each block, as the defaults of some families grow."""
     config = replace(small_config("llada"), family="illada", sampling=preset("illada-tiny").sampling)
-    engine = poisoned_engine(Transformer(config, lively_weights(config)))
-    with pytest.raises(ConfigError, match=r"^speculate='auto' needs .*\(by default it grows on illada\)"):
-        engine.check(request("r", speculate="auto"))
-    fixed = Work(
-        request("r", max_tokens=12, speculate=4, growing_canvas=False), parse("none", {}, lambda: DepthLookup({}))
-    )
-    found = run(engine, [fixed])["r"]
-    assert found.usage.accepted
-    same(found, run(engine, [without(fixed)])["r"])
+    model = Transformer(config, lively_weights(config))
+    policy = parse(cache, {"depth": 2} if "bicache" in cache else {}, lambda: DepthLookup({}))
+    work = [
+        Work(request(str(n), prefix=2, max_tokens=24, block_length=6, speculate=4, seed=n), policy, n) for n in range(6)
+    ]
+    engine = poisoned_engine(model, max_num_seqs=6)
+    found = run(engine, work, each_step=poison_what_is_renewed(engine))
+    for name, plain in run(poisoned_engine(model), [without(item) for item in work]).items():
+        same(found[name], plain)
+        assert len(plain.trace) > 6, "the canvas has grown"
+    assert sum(result.usage.accepted or 0 for result in found.values())
 
 
 def test_growing_canvases_beside_drafts() -> None:
@@ -431,15 +434,20 @@ def test_biases_act_on_drafts_too(bias: Line) -> None:
 
 def test_auto_weighs_steps_against_what_passes_take() -> None:
     """Where more rows take no longer, as many as may be; where they take as much longer, none. Company counts."""
-    flat, steep = Pace(lambda: np.ones(len(ROWS))), Pace(lambda: np.array(ROWS, dtype=np.float64))
+    flat, steep = (Pace(lambda rows=rows: PassSeconds(rows)) for rows in (np.ones(len(ROWS)), np.array(ROWS) / 8.0))
     assert flat.states(32, 0.7, 8) == 8
     assert steep.states(32, 0.9, 8) == 1
-    bound = Pace(lambda: np.maximum(1.0, np.array(ROWS) / 256))  # reads weights below 256 rows
+    reads = np.maximum(1.0, np.array(ROWS) / 256)  # weights, below 256 rows
+    bound = Pace(lambda: PassSeconds(reads))
     assert bound.states(32, 0.7, 8) == 8
     bound.running = 4
     assert bound.states(32, 0.7, 8) == 2
+    assert bound.states(32, 0.2, 8) == 1, "a fifth more steps is less than what drafts take besides"
     bound.running = 64  # far beyond what was measured
     assert bound.states(32, 0.99, 8) == 1
+    costly = Pace(lambda: PassSeconds(reads, canvas=1.0))  # each canvas as much as the weights
+    assert costly.states(32, 0.7, 8) == 8, "that is of short blocks only: a canvas of 32 rows is in the rows' seconds"
+    assert costly.states(4, 0.7, 8) == 1
 
 
 def test_auto_measures_once_and_changes_no_token() -> None:
@@ -449,27 +457,34 @@ def test_auto_measures_once_and_changes_no_token() -> None:
 
     def measured() -> Any:
         calls.append(pass_seconds(engine.model))
-        return np.ones(len(ROWS))
+        return PassSeconds(np.ones(len(ROWS)))
 
     vars(engine.memory)["pace"] = Pace(measured)
     same(run(engine, [work])["r"], run(make_engine(), [without(work)])["r"])
     assert len(calls) == 1
-    assert calls[0].shape == (len(ROWS),)
-    assert (calls[0] > 0).all()
-    assert np.isfinite(calls[0]).all()
+    (found,) = calls
+    assert found.rows.shape == (len(ROWS),)
+    assert (found.rows > 0).all()
+    assert np.isfinite(found.rows).all()
+    assert 0 <= found.canvas < np.inf
 
 
 def test_passes_that_compute_are_not_run_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests wait while passes are timed. The clock is moved by passes: weights take 20, and each row 1 beyond."""
+    """Requests wait while passes are timed. The clock is moved by passes: weights take 20, each row 1 beyond, and each
+    canvas half of 1 beyond one.
+    """
     model, clock, ran = make_engine().model, [0.0], list[int]()
 
     def forward(self: Transformer, batch: StepBatch, pool: Any) -> None:
         ran.append(len(batch.tokens))
-        clock[0] += max(20, len(batch.tokens))
+        canvases = len(batch.stages[0].work.units) - 1
+        clock[0] += max(20, len(batch.tokens)) + canvases / 2
 
     monkeypatch.setattr(Transformer, "forward", forward)
     monkeypatch.setattr("remask.engine.pace.time.perf_counter", lambda: clock[0])
-    assert pass_seconds(model).tolist() == [20, 20, 32, 64, 128, 256, 512, 1024]
+    found = pass_seconds(model)
+    assert found.rows.tolist() == [20, 20, 32, 64.5, 129, 258, 516, 1032]
+    assert found.canvas == 0.5
     assert sorted(set(ran)) == [8, 16, 32, 64], "two passes of which the longer one takes twice as long are enough"
 
 

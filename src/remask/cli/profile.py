@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
         max_samples=args.max_samples,
         official=args.official,
         joint=args.joint,
+        needed_layers=args.needed_layers,
         canvas=args.canvas,
         response=args.response,
         seed=args.seed,
@@ -80,9 +81,11 @@ def report(table: DepthTable) -> str:
         f"({table.source})",
         f"rule: {'not published' if table.rule is None else table.rule}",
         "",
-        "ratio %  depth  mean per request",
+        "ratio %  depth" + ("  mean per request" if table.request_depths else ""),
     ]
-    lines += [f"{r:>7}  {lookup.depth(r, 100):>5}  {b:>16.2f}" for r, b in sorted(table.request_depths.items())]
+    for ratio in sorted(table.limits):
+        mean = f"  {table.request_depths[ratio]:>16.2f}" if table.request_depths else ""
+        lines.append(f"{ratio:>7}  {lookup.depth(ratio, 100):>5}{mean}")
     if table.growth:
         steps = ", ".join(f"{step.distance:.2f} at {step.samples}" for step in table.growth)
         lines += ["", f"Mean change of depth as N grew: {steps}"]

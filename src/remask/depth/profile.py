@@ -1,5 +1,6 @@
 """`profile` measures the depth table of a model, on prompts that are cut to every prefix ratio."""
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -64,22 +65,30 @@ class Cuts:
         self._probe = PrefixProbe(llm.model, self.canvas)
 
     def measure(
-        self, number: int, tick: Callable[[], object], head: Sequence[int] | None = None
+        self,
+        number: int,
+        tick: Callable[[], object],
+        head: Sequence[int] | None = None,
+        layers: Sequence[int] | None = None,
     ) -> NDArray[np.float64]:
         """Return the similarities of one request, of K and V: [ratios, layers]. Calls `tick` once per ratio.
+
+        `layers` says how many leading ones are computed at each ratio; those above are NaN. None: all.
 
         With `head` these tokens, a canvas long, are the prefix, cut to the same length wherever turns end. The question
         stays that of request `number`.
         """
-        rows = []
-        for cut in self.cut(number, head):
-            rows.append(self._similarity(cut).mean(axis=0))
+        cuts, every = self.cut(number, head), self._probe.model.config.layers
+        found = np.full((len(cuts), every), np.nan)
+        for row, cut, count in zip(found, cuts, layers or [every] * len(cuts), strict=True):
+            if count:
+                row[:count] = self._similarity(cut, None if count == every else count).mean(axis=0)
             tick()
-        return np.stack(rows)
+        return found
 
-    def _similarity(self, cut: Cut) -> NDArray[np.float64]:
+    def _similarity(self, cut: Cut, layers: int | None) -> NDArray[np.float64]:
         if not self._behind:
-            return self._probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition)
+            return self._probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition, layers)
         shared, own = cut.prompt[: cut.prefix], cut.prompt[cut.prefix :]
         return self._probe.behind(own, cut.masks, shared, self.definition)
 
@@ -107,6 +116,9 @@ def profile(
 
     N starts at 8 and doubles. It is large enough when two doublings in a row leave the table within the tolerance.
 
+    With `settings.needed_layers` a least depth that some request has already set bounds what later ones compute: of
+    leading layers, those above it cannot change it.
+
     Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
     and for models that are not masked: `bicache`, which a table is for, is not defined on them.
     """
@@ -119,7 +131,8 @@ def profile(
         for size in _sizes(settings):
             bar.total = size * len(cuts.ratios)
             while len(measured) < size:
-                measured.append(cuts.measure(len(measured), bar.update))
+                layers = _needed(settings, measured) if settings.needed_layers and measured else None
+                measured.append(cuts.measure(len(measured), bar.update, layers=layers))
             limits = rule_limits(settings.rule, cuts.ratios, measured)
             entries = depth_entries(limits, settings.tau)
             lookup = DepthLookup(entries)
@@ -144,8 +157,10 @@ def profile(
         rule=settings.rule,
         entries=entries,
         limits=limits,
-        curves=mean_curves(cuts.ratios, measured),
-        request_depths=request_depths(settings.rule, cuts.ratios, measured, settings.tau),
+        curves={} if settings.needed_layers else mean_curves(cuts.ratios, measured),
+        request_depths={}
+        if settings.needed_layers
+        else request_depths(settings.rule, cuts.ratios, measured, settings.tau),
         growth=tuple(growth),
     )
 
@@ -163,8 +178,12 @@ def mean_curves(ratios: Iterable[int], measured: Sequence[NDArray[np.float64]]) 
 def rule_limits(
     rule: DepthRule, ratios: Iterable[int], measured: Sequence[NDArray[np.float64]]
 ) -> dict[int, tuple[float, ...]]:
-    """Limits of the table that `rule` makes of these requests, to six digits; `measured` as in `mean_curves`."""
-    return _by_ratio(ratios, table_limits(rule, np.array(measured)))
+    """Limits of the table that `rule` makes of these requests, to six digits; `measured` as in `mean_curves`.
+
+    They end where similarities were not computed (NaN) of some request.
+    """
+    found = _by_ratio(ratios, table_limits(rule, np.array(measured)))
+    return {ratio: tuple(takewhile(math.isfinite, limits)) for ratio, limits in found.items()}
 
 
 def request_depths(
@@ -173,6 +192,14 @@ def request_depths(
     """Mean of the depths that single requests have under `rule`, per ratio, fractions kept."""
     depths = [[depth_at(limits, tau) for limits in request] for request in limits_of(rule, np.array(measured)).tolist()]
     return dict(zip(ratios, np.mean(depths, axis=0).round(3).tolist(), strict=True))
+
+
+def _needed(settings: ProfileSettings, measured: Sequence[NDArray[np.float64]]) -> list[int]:
+    """How many leading layers may still lower the least depth at each ratio."""
+    layers, found = measured[0].shape[1], table_limits(settings.rule, np.array(measured))
+    depths = [depth_at(limits, settings.tau) for limits in found.tolist()]
+    above = settings.rule.boundary == "safe"  # the layer above the depth is looked at too
+    return [min(layers, depth + above) if depth else 0 for depth in depths]
 
 
 def _by_ratio(ratios: Iterable[int], values: NDArray[np.float64]) -> dict[int, tuple[float, ...]]:

@@ -26,6 +26,9 @@ class ProfileSettings:
         tolerance: L1 distance between tables, in layers per ratio, up to which a table counts as unchanged.
         official: follow the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token.
             Otherwise the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
+        needed_layers: compute no layer that cannot change the depths at `tau`, those above the least depth so far. The
+            table has the same entries, and no depths at a lower tau. Only with a rule of leading layers and least
+            depths.
         joint: one cosine over K and V as one flattened vector (equation 3 read literally), where the default is the
             mean of two. Not together with `official`.
         canvas: tokens of the longest canvas; None takes the prompt set's usual length, at most the model's.
@@ -41,6 +44,7 @@ class ProfileSettings:
     tolerance: float = 0.1  # rare requests move a least depth by a layer at few ratios
     official: bool = False
     joint: bool = False
+    needed_layers: bool = False
     canvas: int | None = None
     response: int | None = None
     seed: int = 0
@@ -49,6 +53,11 @@ class ProfileSettings:
         check_tau(self.tau)
         if self.official and self.joint:
             raise ConfigError("official and joint are two definitions of similarity; choose one of them")
+        if self.needed_layers and (self.rule.layers, self.rule.requests) != ("leading", "least-depth"):
+            raise ConfigError(
+                f"needed_layers needs the rule 'leading, least-depth', got {str(self.rule)!r}, whose depths depend on "
+                "the similarities of all layers; leave one of the two out"
+            )
         real("tolerance", self.tolerance, low=0)
         for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
             whole(name, getattr(self, name), low=least, optional=True)

@@ -1,6 +1,7 @@
 """How much a prefix's K/V change when the rest of the canvas is there: both computed, and compared per layer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -79,12 +80,17 @@ class PrefixProbe:
 
     @torch.inference_mode()
     def similarity(
-        self, prompt: Sequence[int], response: int, prefix: int, measure: Measure = "flat"
+        self,
+        prompt: Sequence[int],
+        response: int,
+        prefix: int,
+        measure: Measure = "flat",
+        layers: int | None = None,
     ) -> NDArray[np.float64]:
         """Cosine similarity of the first `prefix` positions' K and V, [2, layers]: K's row first, then V's.
 
         One side is the canvas at its first step, `prompt` followed by `response` masks, without any caching; the other
-        is the prefix alone, as the prefix store computes it.
+        is the prefix alone, as the prefix store computes it. Only the first `layers` are computed; None: all.
 
         Raises `ConfigError` where the prefix is empty, not a part of the prompt, or the canvas exceeds `max_tokens`.
         """
@@ -93,8 +99,11 @@ class PrefixProbe:
         self._check_length(len(prompt) + response)
         whole = Canvas.masked(prompt, response, self.model.config.mask_id)
         alone = Canvas(prompt[:prefix], (), 0)
-        self.model.forward(pack_uncached(self.model, [whole, alone]), self._pool)
-        return layer_cosines(self._kv(0, prefix), self._kv(len(whole), prefix), measure)
+        batch = pack_uncached(self.model, [whole, alone])
+        if layers is not None:
+            batch = replace(batch, stages=tuple(replace(stage, layers=range(layers)) for stage in batch.stages))
+        self.model.forward(batch, self._pool)
+        return layer_cosines(self._kv(0, prefix, layers), self._kv(len(whole), prefix, layers), measure)
 
     @torch.inference_mode()
     def behind(
@@ -134,6 +143,6 @@ class PrefixProbe:
         if tokens > self.max_tokens:
             raise ConfigError(f"a canvas of {tokens} tokens exceeds the probe's {self.max_tokens}")
 
-    def _kv(self, slot: int, count: int) -> KV:
+    def _kv(self, slot: int, count: int, layers: int | None = None) -> KV:
         rows = slice(slot, slot + count)
-        return tuple(k[rows] for k in self._pool.k), tuple(v[rows] for v in self._pool.v)
+        return tuple(k[rows] for k in self._pool.k[:layers]), tuple(v[rows] for v in self._pool.v[:layers])

@@ -48,9 +48,11 @@ class DepthTable:
         rule: how depths follow from similarities; None where a publication does not say.
         entries: prefix ratio in percent -> depth b in layers, increasing in both.
         limits: prefix ratio in percent -> for each depth from 1 to `layers` the tau below which the rule gives at least
-            that depth; empty in a published table.
-        curves: prefix ratio in percent -> mean similarity per layer; empty in a published table.
-        request_depths: prefix ratio in percent -> mean of the depths of single requests, in layers.
+            that depth; empty in a published table. They end before `layers` where only those that `tau` needs were
+            computed.
+        curves: prefix ratio in percent -> mean similarity per layer; empty in a published table, and where not all
+            layers were computed.
+        request_depths: prefix ratio in percent -> mean of the depths of single requests, in layers; empty likewise.
         growth: the convergence check.
     """
 
@@ -82,6 +84,11 @@ class DepthTable:
             raise ConfigError(
                 f"the depth table of {self.model!r} holds no similarities ({self.source}), so its depths at tau "
                 f"{tau:g} are unknown; measure one with 'remask profile --output FILE' and name it with --depth-table"
+            )
+        if tau < self.tau and any(len(limits) < self.layers for limits in self.limits.values()):
+            raise ConfigError(
+                f"the depth table of {self.model!r} was measured in the layers that tau {self.tau:g} needs, so its "
+                f"depths at tau {tau:g} are unknown; use {self.tau:g} or more, or measure it without --needed-layers"
             )
         return DepthLookup(depth_entries(self.limits, tau))
 
@@ -173,7 +180,7 @@ def _parse(raw: Any) -> DepthTable:
         rule = None if raw["definition"] == "published" else AUTHORS
         limits = {r: tuple(limits_of(AUTHORS, np.array(curve)).tolist()) for r, curve in curves.items()}
     else:
-        rule, limits = _rule(raw["rule"]), _curves(raw, "limits", layers)
+        rule, limits = _rule(raw["rule"]), _curves(raw, "limits", layers, whole=False)
         if limits and depth_entries(limits, tau) != entries:
             raise ValueError("entries are not those that limits give at tau")
     return DepthTable(
@@ -222,14 +229,14 @@ def _by_ratio(raw: Mapping[str, Any], key: str) -> Iterable[tuple[int, Any]]:
     return [(int(r), value) for r, value in raw[key].items()]
 
 
-def _curves(raw: Mapping[str, Any], key: str, layers: int) -> dict[int, tuple[float, ...]]:
-    """Numbers by ratio, one a layer."""
-    return {ratio: _curve(f"{key}.{ratio}", values, layers) for ratio, values in _by_ratio(raw, key)}
+def _curves(raw: Mapping[str, Any], key: str, layers: int, *, whole: bool = True) -> dict[int, tuple[float, ...]]:
+    """Numbers by ratio, one a layer, of all layers or, unless `whole`, of the first ones."""
+    return {ratio: _curve(f"{key}.{ratio}", values, layers, whole=whole) for ratio, values in _by_ratio(raw, key)}
 
 
-def _curve(name: str, values: Any, layers: int) -> tuple[float, ...]:
-    if not isinstance(values, list) or len(values) != layers:
-        raise TypeError(f"{name} must be a list of {layers} similarities, one a layer")
+def _curve(name: str, values: Any, layers: int, *, whole: bool) -> tuple[float, ...]:
+    if not isinstance(values, list) or len(values) > layers or (whole and len(values) < layers):
+        raise TypeError(f"{name} must be a list of {'' if whole else 'up to '}{layers} similarities, one a layer")
     return tuple(_real(name, value, 1.001, low=-1.001) for value in values)
 
 

@@ -159,13 +159,7 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
 
 def _draft_room(asked: Asked, decoding: Decoding, policy: CachePolicy, max_model_len: int) -> DraftRoom:
     """What the drafts of a request need. Raises `ConfigError` where they could not be those of its later steps."""
-    params, length = asked.params, decoding.length
-    if isinstance(decoding, GrowingDecoding):
-        cause = "growing_canvas=True" if params.growing_canvas else f"by default it grows on {asked.shape.family}"
-        raise ConfigError(
-            f"speculate={params.speculate!r} needs a canvas of fixed length ({cause}): drafts get their pages once, "
-            "and a growing canvas gets others with each block; set growing_canvas to false, or leave speculate out"
-        )
+    params, length = asked.params, decoding.longest
     wrong = None
     rows = policy.draft_rows(length, length - len(asked.prompt), decoding.block)
     readers = (*asked.readers, *biases_of(params, decoding.canvas()))

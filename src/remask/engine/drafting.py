@@ -33,7 +33,7 @@ class DraftRoom:
 
     Attributes:
         drafts: how many may stand beside the present state.
-        rows: positions that each needs K/V of its own for.
+        rows: positions that each needs K/V of its own for, on the longest canvas.
     """
 
     drafts: int = 0
@@ -57,6 +57,7 @@ class Drafting:
     pace: Pace | None = None
     _accepted: int = field(init=False, default=0)  # drafts that came true
     _missed: int = field(init=False, default=0)  # passes with a draft that did not
+    _weighed: tuple[Spans, tuple[int, ...], int] | None = field(init=False, default=None)  # what was chosen, for what
     _spans: Spans | None = field(init=False, default=None)  # what the canvases below were made for
     _canvases: list[CanvasState] = field(init=False, default_factory=list)
 
@@ -68,11 +69,14 @@ class Drafting:
         Each state is the one before after a step that predicts what the last pass did. They end with the block, with
         what the last pass predicted, and where `plan` does not repeat. They are valid until they are asked for again.
         """
+        number = self._number(plan)
+        if not number:
+            return
         before, block = first.canvas, decoder.block
         left = block.start + before.noisy[block.start : block.stop].nonzero()[0]
         if not len(left) or not np.isin(left, last.positions).all():
             return
-        for draft in self._made(first, plan.spans)[: self._number(plan)]:
+        for draft in self._made(first, plan.spans, number):
             at = np.searchsorted(last.positions, left)
             written = decoder.choose(left, last.token_ids[at], last.confidences[at])
             if not len(written):
@@ -95,15 +99,21 @@ class Drafting:
         """How many drafts stand beside the pass of `plan`."""
         if self.pace is None:
             return len(self.extents)
-        chance = (self._accepted + 2) / (self._accepted + self._missed + 3)  # as if two had come true, and one had not
-        return self.pace.states(plan.widest, chance, len(self.extents) + 1) - 1
+        load = self.pace.running, self._accepted, self._missed
+        if self._weighed is None or self._weighed[0] is not plan.spans or self._weighed[1] != load:
+            chance = (self._accepted + 2) / (self._accepted + self._missed + 3)  # as if of three, two had come true
+            number = self.pace.states(plan.widest, chance, len(self.extents) + 1) - 1
+            self._weighed = plan.spans, load, number
+        return self._weighed[2]
 
-    def _made(self, first: CanvasState, spans: Spans) -> Sequence[CanvasState]:
-        """The canvases for drafts of `first` under plans of these `spans`. They are kept as long as these stay."""
+    def _made(self, first: CanvasState, spans: Spans, number: int) -> Sequence[CanvasState]:
+        """Canvases for `number` drafts of `first` under plans of these `spans`. They are kept as long as these stay."""
         if self._spans is not spans:
+            self._spans, self._canvases = spans, []
+        for each in self.extents[len(self._canvases) : number]:
             written = np.logical_or.reduce([span.written for span in spans]).nonzero()[0]
-            self._spans, self._canvases = spans, [_beside(first, written, each.slots()) for each in self.extents]
-        return self._canvases
+            self._canvases.append(_beside(first, written, each.slots()))
+        return self._canvases[:number]
 
 
 def same(draft: Canvas, canvas: Canvas, block: range) -> bool:

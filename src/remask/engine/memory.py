@@ -22,7 +22,7 @@ from remask.engine.sharing.exact_pages import Pages
 from remask.engine.sharing.parts import Parts
 from remask.engine.sharing.prefixes import Prefixes
 from remask.engine.sizing import page_size, share_out
-from remask.engine.speculating import SpeculatingRequest, leave_out_drafts
+from remask.engine.speculating import SpeculatingRequest
 from remask.errors import ConfigError, IntegrityError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
@@ -169,10 +169,9 @@ class Memory:
         return running
 
     def _without_drafts(self, running: RunningRequest) -> None:
-        """Free the pages of a request's drafts. It goes on without them."""
+        """Free the pages of a request's drafts. It goes on without them, also in a pass that is planned."""
         claim = running.claim
         assert claim.drafting is not None
-        leave_out_drafts(running)
         taken = {id(extent) for extent in claim.drafting.extents}
         for extent in claim.drafting.extents:
             self.allocator.release(extent)

@@ -21,10 +21,14 @@ class SpeculatingRequest(RunningRequest):
 
     def items(self) -> CanvasPlans:
         """See `PlannedRequest`: its canvas, and then its drafts."""
-        drafting = self.claim.drafting
-        if self._items is not None or drafting is None:
-            return super().items()
+        drafting, planned = self.claim.drafting, self._items is not None
         own = super().items()
+        if drafting is None:
+            if len(own) > 1:  # its drafts were taken after the pass was planned
+                self.revised(own[:1])
+            return super().items()
+        if planned:
+            return own
         if self._standing is not None:
             first, plan = own[0]
             drafts = drafting.propose(first, self.decoder, self._last_pass, plan, self.repeated)
@@ -45,16 +49,16 @@ class SpeculatingRequest(RunningRequest):
     def offer(self, row_layers: int | None) -> int:
         """See `Member`: its pass is never cut, but without its drafts where it costs too much."""
         if row_layers is not None and self.tally.cost > row_layers:
-            leave_out_drafts(self)
+            self.revised(self.items()[:1])
         return self.tally.cost
 
     def ran(self, loop: RequestLoop, scores: Scores) -> None:
         """See `Member`: its predictions are transferred, and those of drafts for as long as they come true."""
         drafting = self.claim.drafting
-        if drafting is None:
+        items = self.items()
+        if drafting is None or len(items) == 1:
             loop.settle(self, scores)
             return
-        items = self.items()
         own, *others = _parts(scores, [len(plan.predicted) for _, plan in items])
         drafts = list(zip((draft for draft, _ in items[1:]), others, strict=True))
         loop.settle(self, own)
@@ -69,12 +73,6 @@ class SpeculatingRequest(RunningRequest):
         drafting.note(len(drafts), accepted)
 
 
-def leave_out_drafts(running: RunningRequest) -> None:
-    """Leave the drafts out of the next pass, if it is planned."""
-    if running._items is not None and running.claim.drafting is not None:
-        running.revised(running._items[:1])
-
-
 def _came_true(running: RunningRequest, draft: CanvasState) -> bool:
     """Whether `draft`, which the last pass computed, is the canvas as it is now. Its pass is the next one then."""
     first, decoder = running.branches[0], running.decoder
@@ -82,7 +80,8 @@ def _came_true(running: RunningRequest, draft: CanvasState) -> bool:
         return False
     again = running.repeated(decoder, first.canvas.noisy)
     if again is not None:
-        running._items, running.tally = ((first, again),), _COMPUTED
+        running.revised(((first, again),))
+        running.tally = _COMPUTED
     return again is not None
 
 

@@ -31,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"most requests per ratio (default {_DEFAULTS.max_samples})",
     )
     add_similarity_options(group)
+    group.add_argument(
+        "--needed-layers",
+        action="store_true",
+        help="compute no layer that cannot change the depths at this tau: the same depths sooner, none at a lower tau",
+    )
     group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
     group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")

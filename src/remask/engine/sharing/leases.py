@@ -59,8 +59,9 @@ class Leases(ABC):
         missing = {} if lease is None else _missing(pending.request, lease)
         chosen, room = policy if lease else policy.within(wish.kept), pending.draft_room
         waiting = NoRoom(entries)
+        draft = (min(room.rows, length), range(layers))
         for drafts in range(room.drafts, -1, -1):  # as many as have room, since no answer depends on their number
-            found = self.allocator.find([*wanted, *others, *[(room.rows, range(layers))] * drafts])
+            found = self.allocator.find([*wanted, *others, *[draft] * drafts])
             if found is None:
                 continue
             if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
