@@ -21,6 +21,8 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+# They hold every word, and a search is seldom for them.
+LAST_FOUND = ("log.md", "changelog.md", "results.md", "gallery.md", "caches.md")
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
@@ -33,7 +35,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead links of pages in docs/ that leave it to pages of the site."""
+    """Lead links of pages in docs/ that leave it to pages of the site, and let a search find some pages last."""
+    if page.file.src_uri in LAST_FOUND:
+        page.meta["search"] = {"boost": 0.1}
     outside = page.file.src_uri in PAGES.values()
     return markdown if outside else relinked(markdown, f"docs/{page.file.src_uri}")
 

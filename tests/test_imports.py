@@ -37,6 +37,9 @@ ORDER = (
     "remask.engine",
     "remask.depth",
     "remask.answers",
+    "remask.outputs",
+    "remask.run_loop",
+    "remask.loading",
     "remask.llm",
     "remask.async_llm",
     "remask",  # the package itself: the public names

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from remask.async_llm import AsyncLLM
     from remask.engine.config import EngineConfig
     from remask.errors import RemaskError
-    from remask.llm import LLM, Output, StreamedOutput
+    from remask.llm import LLM
+    from remask.outputs import Output, StreamedOutput
     from remask.remasking.slowfast import SlowFastKnobs
     from remask.request.result import Usage
     from remask.request.sampling_params import SamplingParams
@@ -31,10 +32,10 @@ _HOMES = {
     "LLM": "remask.llm",
     "AsyncLLM": "remask.async_llm",
     "EngineConfig": "remask.engine.config",
-    "Output": "remask.llm",
+    "Output": "remask.outputs",
     "RemaskError": "remask.errors",
     "SamplingParams": "remask.request.sampling_params",
-    "StreamedOutput": "remask.llm",
+    "StreamedOutput": "remask.outputs",
     "SlowFastKnobs": "remask.remasking.slowfast",
     "Usage": "remask.request.result",
 }

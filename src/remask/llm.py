@@ -4,36 +4,33 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from tqdm import tqdm
 
 from remask.answers.answer import Answer
 from remask.answers.decisions import DecisionPlan, total_usage
 from remask.answers.infill import response_of
 from remask.answers.structured import Structures
-from remask.checkpoint.loaded import FoundModel, LoadedModel, find_model
+from remask.checkpoint.loaded import find_model
 from remask.checks.kinds import ModelKind
 from remask.checks.values import one_of, whole
 from remask.depth.find import DepthTable, find_table, has_table
-from remask.engine.capacity import DeviceMemory, check_weights_fit
-from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
+from remask.engine.config import AUTO, EngineConfig
 from remask.engine.device_defaults import read_defaults
 from remask.engine.engine import Engine
-from remask.engine.few_bits import Asked, resolve_quantization
+from remask.engine.few_bits import Asked
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
 from remask.errors import ConfigError, DecisionError
-from remask.machine.cpu import CpuReading, memory, physical_cores, read_cpu
-from remask.machine.device import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
+from remask.loading import Loading
+from remask.machine.cpu import read_cpu
+from remask.machine.device import resolve_device
 from remask.model.invariant import check_ranks
-from remask.model.quantised import check_quantization, described
-from remask.model.ranks import Ranks, Shard
+from remask.model.ranks import Shard
 from remask.model.transformer import Transformer
-from remask.parallel import lead
+from remask.outputs import Decided, Output, StreamedOutput
 from remask.plan.canvas import Template
 from remask.policies import CachePolicy, name_of, parse, settings_of
 from remask.policies.depth_lookup import DepthLookup
@@ -43,16 +40,17 @@ from remask.readers.decision import Reading
 from remask.readers.logprobs import Logprobs
 from remask.request.forms import StructuredOutputs
 from remask.request.holes import Part
-from remask.request.questions import Decision, Decisions
-from remask.request.result import Event, FinishReason, Result, Transfer, Usage
+from remask.request.questions import Decisions
+from remask.request.result import Event
 from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
 from remask.request.terms import Terms
-from remask.request.trace import TokenLogprob, token_logprobs
+from remask.run_loop import check_idle, events_of
 from remask.sampling.defaults import fit, overlaid
-from remask.text.detokenize import ResponseText
 from remask.text.prompts import Message, Prompt, as_prompts, conversations, encode
 from remask.text.tokenizer import Tokenizer
+
+__all__ = ["LLM", "Canvas", "Decided", "Output", "Sampling", "Segments", "StreamedOutput"]
 
 log = logging.getLogger(__name__)
 
@@ -60,44 +58,6 @@ Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
 Segments: TypeAlias = Sequence[Segment | Mapping[str, Any]]
 _USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """The response to one prompt. `text` is None without a tokenizer; `trace` and `logprobs` where not requested.
-
-    `holes` are the texts of a canvas' holes; None where there is no canvas. `token_ids` hold padding, texts do not.
-    """
-
-    id: str
-    token_ids: tuple[int, ...]
-    text: str | None
-    finish_reason: FinishReason
-    usage: Usage
-    trace: tuple[Transfer, ...] | None
-    first_settled_s: float | None
-    elapsed_s: float
-    error: str | None = None
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    holes: tuple[str, ...] | None = None
-    reads: Mapping[str, Any] = field(default_factory=dict)  # what its readers have found, see `Result`
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedOutput:
-    """What a step added to an answer: new text and its tokens. The last one has the whole `output`."""
-
-    delta: str
-    token_ids: tuple[int, ...] = ()
-    output: Output | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """Decisions by the ids of their questions, and the work of all of them."""
-
-    answers: Mapping[str, Decision]
-    usage: Usage
 
 
 class LLM:
@@ -123,8 +83,8 @@ class LLM:
         tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
             each, from `device` on. They end with `close`, with this object, or with this process.
         quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: quantized weights, made when the
-            weights are read. `auto` is `int8` on a CPU where it is faster than float32, and else what fits. Hidden
-            states stay of the dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16.
+            weights are read. `auto` is the fastest that fits on a CPU, the dtype included. Hidden states stay of the
+            dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16.
         progress: show progress bars on stderr while loading and profiling.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
@@ -171,36 +131,22 @@ class LLM:
         Shard(0, tensor_parallel).check(found.config)
         if self.engine_config.batch_invariant:
             check_ranks(tensor_parallel)
-        kind, why = resolve_dtype(dtype, place, found.config.parameters)
-        room = self._memory(place)
-        quantization, bits_why = resolve_quantization(
-            quantization, found.quantization, found.config, kind, place, room, tensor_parallel
-        )
-        for rank in range(tensor_parallel):
-            check_quantization(quantization, Shard(rank, tensor_parallel).part(found.config), place)
-        if room is not None:
-            apart = place.type == "cuda"
-            check_weights_fit(found.config, kind, room, tensor_parallel, apart=apart, quantization=quantization)
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
-        ranks = Ranks()
-        self.loaded: LoadedModel
-        if tensor_parallel == 1:
-            self.loaded = found.load(kind, place, progress=progress, check=check_weights, quantization=quantization)
-            used = _threads(threads, found, place, spare_cores, before)
-        else:
-            used = _threads(threads, found, place, spare_cores, before, tensor_parallel)
-            self.loaded, ranks = lead.start(
-                found,
-                kind,
-                place,
-                tensor_parallel,
-                used.number,
-                progress=progress,
-                check=check_weights,
-                quantization=quantization,
-            )
-        self.model = Transformer(self.loaded.config, self.loaded.weights, ranks=ranks)
+        loading = Loading(
+            dtype=dtype,
+            device=place,
+            quantization=quantization,
+            threads=threads,
+            spare_cores=spare_cores,
+            tensor_parallel=tensor_parallel,
+            check_weights=check_weights,
+            utilization=self.engine_config.gpu_memory_utilization,
+            progress=progress,
+        )
+        opened = loading.open(found, before)
+        self.loaded = opened.loaded
+        self.model = Transformer(self.loaded.config, self.loaded.weights, ranks=opened.ranks)
         try:
             # A file that cannot be used fails now, not when a policy first needs it.
             self._table = None if depth_table is None else DepthTable.load(depth_table, self.loaded)
@@ -209,19 +155,16 @@ class LLM:
             self.close()
             raise
         log.info(
-            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s (%s) device=%s threads=%d (%s) "
-            "tensor_parallel=%d attention=%s (%s) overlap=%s graphs=%s (%s) cache=%s%s %s max_model_len=%d "
+            "remask: model=%s family=%s parameters=%.3g %s device=%s threads=%d (%s) tensor_parallel=%d "
+            "attention=%s (%s) overlap=%s graphs=%s (%s) cache=%s%s %s max_model_len=%d "
             "pool=%.2f GB (%d tokens of K/V in %s)",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
-            str(kind).removeprefix("torch."),
-            why,
-            described(quantization, place),
-            bits_why,
+            opened.numbers,
             place,
-            used.number,
-            used.why,
+            opened.threads.number,
+            opened.threads.why,
             tensor_parallel,
             self.engine.choice.executor.name,
             self.engine.choice.executor.why,
@@ -235,14 +178,6 @@ class LLM:
             self.engine.pool.pages * self.engine.pool.page_size,
             str(self.model.kv_dtype).removeprefix("torch."),
         )
-
-    def _memory(self, device: torch.device) -> DeviceMemory | None:
-        """What the weights may take; None where the system does not say."""
-        if device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(device)
-            return DeviceMemory(total, free, self.engine_config.gpu_memory_utilization or DEFAULT_UTILIZATION)
-        there = memory()
-        return None if there is None else DeviceMemory(*there, 1.0)
 
     def close(self) -> None:
         """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards.
@@ -299,21 +234,12 @@ class LLM:
             raise ConfigError("structured_outputs read the whole vocabulary in one process; leave tensor_parallel out")
         with self._structures_lock:
             if self._structures is None:
-                self._structures = self._new_structures()
+                self._structures = Structures.of_model(self.tokenizer, self.loaded.config)
         return self._structures.compiled(parsed)
 
     def compiles(self, form: StructuredOutputs | None) -> bool:
         """Whether `constraint` would compile a form, which may take seconds, as none like it is kept."""
         return form is not None and (self._structures is None or not self._structures.keeps(form))
-
-    def _new_structures(self) -> Structures:
-        if self.tokenizer is None:
-            raise ConfigError("structured_outputs need a tokenizer, and this model folder has none")
-        config = self.loaded.config
-        tokens = self.tokenizer.token_bytes(config.vocab)
-        barred = {config.mask_id, *config.stop_ids}
-        padding = [token for token in config.stop_ids if token in self.tokenizer.special_ids]
-        return Structures([None if token in barred else each for token, each in enumerate(tokens)], padding)
 
     @property
     def depth_table(self) -> DepthTable:
@@ -441,10 +367,10 @@ class LLM:
         the request. Many prompts at a time are `AsyncLLM`'s. Raises `ConfigError`, with the first item, where something
         cannot be used.
         """
-        _check_idle(self.engine)
+        check_idle(self.engine)
         request = self.streamed(prompt, params, cache, cache_config, structured_outputs, control_tokens)
         answer = self.answer(self.engine.check(request))
-        with closing(self._events([request], self.engine)) as steps:
+        with closing(events_of([request], self.engine)) as steps:
             for events in steps:
                 yield from self.pieces(answer, events)
 
@@ -473,7 +399,7 @@ class LLM:
     def pieces(self, answer: Answer, events: Sequence[Event]) -> list[StreamedOutput]:
         """What one step of the engine adds to an answer: one item, or none."""
         delta = answer.take(events)
-        output = None if delta.result is None else self._output(answer.request, delta.result, trace=False)
+        output = None if delta.result is None else Output.of(answer.request, delta.result, self.tokenizer, trace=False)
         found = delta.text or delta.tokens or output
         return [StreamedOutput(delta.text, tuple(delta.tokens), output)] if found else []
 
@@ -651,77 +577,13 @@ class LLM:
         """
         shown = self.progress if progress is None else progress
         by_id = {request.id: request for request in requests}
-        steps = closing(self._events(requests, engine or self.engine))
+        steps = closing(events_of(requests, engine or self.engine))
         with steps as each, tqdm(total=len(requests), desc="requests", unit="req", disable=not shown) as bar:
             for events in each:
                 for event in events:
                     if event.result is not None:
                         bar.update()
-                        yield self._output(by_id[event.id], event.result, trace)
-
-    def _events(self, requests: Sequence[Request], engine: Engine) -> Generator[list[Event], None, None]:
-        """Run requests, and yield the events of each step. They are cancelled where nobody takes more."""
-        _check_idle(engine)
-        try:
-            for request in requests:
-                engine.add(request)
-            while engine.busy:
-                yield _step(engine)
-        finally:
-            for request in requests:
-                engine.cancel(request.id)
-            while engine.busy:
-                _step(engine)
-
-    def _output(self, request: Request, result: Result, trace: bool) -> Output:
-        text, holes, error, template = None, None, result.error, request.response
-        if self.tokenizer is not None:
-            try:
-                told = ResponseText(self.tokenizer, template, request.params)
-                text = told.push(result.token_ids) + told.finish()
-                holes = None if request.template is None else tuple(told.holes)
-            # A tokenizer is anybody's code: what it raises for one answer loses no other.
-            except Exception as failure:
-                log.error("request %s: its tokens could not be decoded: %s", result.id, failure, exc_info=True)
-                error = f"its tokens could not be decoded: {failure}"
-        return Output(
-            id=result.id,
-            token_ids=tuple(result.token_ids[place] for place in template.shown(len(result.token_ids))),
-            text=text,
-            finish_reason=result.finish_reason,
-            usage=result.usage,
-            trace=result.trace if trace else None,
-            first_settled_s=result.first_settled_s,
-            elapsed_s=result.elapsed_s,
-            error=error,
-            reads=result.reads,
-            logprobs=None
-            if request.reader(Logprobs) is None
-            else token_logprobs(result.trace, len(request.prompt_token_ids), len(result.token_ids)),
-            holes=holes,
-        )
-
-
-def _threads(
-    asked: int | None,
-    found: FoundModel,
-    device: torch.device,
-    spare: int,
-    since: CpuReading | None,
-    processes: int = 1,
-) -> Threads:
-    """Set the number of threads that each of `processes` computes on, and return it.
-
-    Other processes are watched `since` then.
-    """
-    if asked is None and device.type != "cpu":
-        return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
-    threads = resolve_threads(asked, found.config.parameters // processes, spare, since)
-    share = max(1, physical_cores() // processes)
-    if asked is None and processes > 1 and threads.number > share:
-        threads = Threads(share, f"{physical_cores()} cores for {processes} processes")
-    set_threads(threads)
-    return threads
+                        yield Output.of(by_id[event.id], event.result, self.tokenizer, trace=trace)
 
 
 def _each_parts(segments: Segments | Sequence[Segments], prompts: int) -> list[Sequence[Segment]]:
@@ -731,17 +593,3 @@ def _each_parts(segments: Segments | Sequence[Segments], prompts: int) -> list[S
     if len(given) != prompts:
         raise ConfigError(f"segments: one list for all prompts or one per prompt ({prompts}), got {len(given)}")
     return [Terms(segments=each).parts for each in given]
-
-
-def _check_idle(engine: Engine) -> None:
-    if engine.busy:
-        raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
-
-
-def _step(engine: Engine) -> list[Event]:
-    """One step of `engine`, which begins again where a step fails on nobody's account."""
-    try:
-        return engine.step()
-    except Exception as error:
-        engine.recover(error)
-        return []

@@ -14,7 +14,7 @@ from remask.cli.options import open_llm
 from remask.cli.policy_file import policy_option
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.server.protocol import CompletionBody
+from remask.server.protocol.generation import CompletionBody
 from tests.cli.test_generate import GOOD, run
 
 ROOT = Path(__file__).parents[2]

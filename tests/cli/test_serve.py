@@ -21,6 +21,7 @@ import pytest
 
 from remask.cli import main
 from remask.server.run import bind, url_of
+from tests.checkpoint import checkpoints
 from tests.server.serving import CHATS, LONG, URL
 from tests.waiting import LONGEST_S, eventually
 
@@ -242,6 +243,24 @@ def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
     assert draw() == first
 
 
+@pytest.mark.thorough
+def test_random_weights_are_served_with_a_tokenizer_of_bytes() -> None:
+    with served("llada-tiny", "--load-format", "dummy", "--quantization", "int8", "--log-level", "info") as process:
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "ignore_eos": True}
+        answer = httpx.post(f"{process.base}{URL}", json=body, timeout=LONGEST_S).json()
+        ids = {"prompt": [65, 66, 67], "max_tokens": 8, "ignore_eos": True}
+        completion = httpx.post(f"{process.base}/v1/completions", json=ids, timeout=LONGEST_S).json()
+    assert answer["usage"]["completion_tokens"] == completion["usage"]["completion_tokens"] == 8
+    assert completion["choices"][0]["text"]
+    assert any("quantization=int8 (" in line and "tokens of K/V in bfloat16)" in line for line in process.lines)
+
+
+def test_a_folder_without_a_tokenizer_is_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = checkpoints.write(tmp_path / "model", checkpoints.LLADA, checkpoints.llada_tensors())
+    assert main(["--quiet", "serve", str(folder), "--dtype", "float32", "--port", "0"]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -280,7 +299,6 @@ def test_bad_files_of_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         (["--host", "x" * 70], "cannot listen there"),
         (["--profile-dir", "/proc/none", "--profile-steps", "0"], "profile_steps"),
         (["--profile-dir", "/proc/none"], "--profile-dir"),
-        (["llada-tiny", "--load-format", "dummy"], "no tokenizer"),
     ],
 )
 def test_bad_flags_end_the_command_before_it_listens(

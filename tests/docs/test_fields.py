@@ -15,7 +15,7 @@ from remask.remasking.rules import REMASKING
 from remask.remasking.slowfast import SlowFastKnobs
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.server.protocol import ChatBody, CompletionBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
 
 ROOT = Path(__file__).parents[2]
 SAMPLING, TERMS = declared(SamplingParams), declared(Terms)

@@ -4,6 +4,10 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,52 @@ def test_pictures_are_there_and_data_is_not(site: Path) -> None:
     pictures = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs" / "gallery").rglob("*.png")}
     assert pictures <= {path.relative_to(site) for path in site.rglob("*.png")}
     assert not list(site.rglob("entries.toml"))
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Sends files, and writes no log."""
+
+    def log_message(self, *told: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served, as a browser searches no files of a folder."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def searched(browser: Any, address: str) -> Iterator[Any]:
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
+SOUGHT = {
+    "docker": ("deploy", "first-deployment"),
+    "kubernetes": ("deploy", "first-deployment"),
+    "quickstart": ("quickstart",),
+    "gguf": ("models", "your-model"),
+    "laptop": ("laptop",),
+    "speculative": ("sampling",),
+    "infilling": ("infilling",),
+    "bicache": ("policies",),
+    "options": ("commands",),
+}
+
+
+@pytest.mark.parametrize("words", SOUGHT)
+def test_a_search_finds_the_page_of_its_words_first(searched: Any, address: str, words: str) -> None:
+    """By the search of the site itself, in a browser."""
+    searched.goto(f"{address}/index.html?q={words}")
+    first = searched.locator(".md-search-result__link").first.get_attribute("href").partition("?")[0]
+    assert first in [f"{address}/{page}.html" for page in SOUGHT[words]]
 
 
 def test_links_out_of_the_site_are_refused() -> None:

@@ -246,6 +246,7 @@ def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
         rng.choice([0.0, 0.3, 1.0]),
         rng.choice([1, 2, 3]),
         rng.choice(SELECTS),
+        rng.choice([1, 1, 2, 3]),
     )
     policies: dict[str, CachePolicy] = {
         "none": Dense(),

@@ -190,6 +190,7 @@ def dllm_config(rng: random.Random, layers: int) -> Line:
         "prompt_interval": rng.choice([1, 2, 4, 100]),
         "response_interval": rng.choice([1, 2, 3, 5]),
         "ratio": rng.choice([0.0, 0.25, 0.5, 1.0]),
+        "select_layers": rng.choice([1, 1, 2, 3, 100]),
     }
 
 

@@ -198,10 +198,10 @@ def test_pieces_are_the_same_attention(case: Case, rows: int, slots: int, shorte
     """What is cut in any way has the same result, and units of the size that was asked for."""
     work = case.builder.list()
     q, k, v = torch.randn(len(case.keys), 2, 4), torch.randn(SLOTS, 2, 4), torch.randn(SLOTS, 2, 4)
-    cut, runs = work.cut(rows, slots), work.cut_at_runs(shortest)
+    cut, runs, whole = work.cut(rows, slots), work.cut_at_runs(shortest), work.ungrouped(slots, shortest)
     assert (cut.units[:, 1] <= rows).all()
     assert (cut.units[:, 3] <= slots).all()
-    for each in (cut, runs):
+    for each in (cut, runs, whole):
         assert each.units[:, 4].tolist() == (np.cumsum(each.units[:, 1]) - each.units[:, 1]).tolist()
         assert sorted(set(each.owners.tolist())) == sorted(case.keys)
         assert each.reach is None or len(each.reach) == each.outputs
@@ -221,6 +221,57 @@ def test_runs_are_cut_where_they_are_long() -> None:
     assert cut.reach.tolist() == [8, 10, 10, 0, 2, 12, 0, 0, 1]
     assert work.pairs == 69
     assert WorkList.of(2, 5).cut_at_runs(1).units.tolist() == [[0, 2, 0, 5, 0]]
+
+
+def test_rows_of_several_small_units_become_rows_of_one() -> None:
+    builder = WorkListBuilder()
+    builder.add(0, 5, builder.slots(np.arange(8)), 8, None)  # a prefix of two canvases
+    builder.add(0, 2, builder.slots(np.arange(20, 23)), 3, None)
+    builder.add(2, 3, builder.slots(np.arange(8, 12)), 4, None)  # which stands right behind it
+    builder.add(5, 4, builder.slots(np.arange(40, 50)), 10, None)
+    builder.add(9, 2, builder.slots(np.arange(60, 70)), 10, None)  # a prefix of two more, one of which is long
+    builder.add(9, 1, builder.slots(np.arange(70, 72)), 2, None)
+    builder.add(10, 1, builder.slots(np.arange(80, 90)), 10, None)
+    work = builder.list()
+    whole = work.ungrouped(12, 6)
+    apart = [[5, 4, 10], [9, 2, 10], [9, 1, 2], [10, 1, 10]]
+    assert whole.units[:, [0, 1, 3]].tolist() == [*apart, [0, 2, 11], [2, 3, 12]]
+    assert whole.slots[whole.units[4, 2] :].tolist() == [*range(8), 20, 21, 22, *range(12)]
+    assert work.ungrouped(12, 5) is work, "one of the two would have two runs of 5.5 slots, which are read in place"
+    assert work.ungrouped(10, 6) is work
+    assert work.ungrouped(12, 99).units[:, [0, 1, 3]].tolist() == [*apart, [0, 2, 11], [2, 3, 12]]
+    assert len(work.ungrouped(20, 99).units) == 5
+
+
+@pytest.mark.parametrize("shared", [0, 9])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2)])
+def test_canvases_that_are_alike_are_one_call_and_keep_their_bits(heads: int, groups: int, shared: int) -> None:
+    """Each has the result that it has alone, whatever stands between them and wherever their slots are."""
+    rows, own, dim = 5, 11, 8
+    q, k, v = torch.randn(4 * rows + 2, heads, dim), torch.randn(SLOTS, groups, dim), torch.randn(SLOTS, groups, dim)
+    common, builder = list(range(shared)), WorkListBuilder()
+    canvases = {0: [*common, *range(60, 71)], 5: [*common, *range(20, 31)], 12: [*common, *range(75, 86)]}
+    canvases[17] = [*common, *range(40, 51)]
+    if shared:
+        builder.add(0, 10, builder.slots(np.arange(shared)), shared, None)
+        builder.add(12, 10, builder.slots(np.arange(shared)), shared, None)
+    for row, slots in canvases.items():
+        builder.add(row, rows, builder.slots(np.array(slots[shared:])), own, None)
+    builder.add(10, 2, builder.slots(np.arange(86, 96)), 10, None)
+    work = builder.list()
+    attention = TorchAttention()
+    out = attention(q, k, v, work)
+    for row, slots in canvases.items():
+        alone = WorkListBuilder()
+        alone.add(0, rows, alone.slots(np.array(slots)), len(slots), None)
+        assert torch.equal(out[row : row + rows], attention(q[row : row + rows], k, v, alone.list()))
+    with Sizes() as few:
+        attention(q, k, v, work)
+    single = WorkListBuilder()
+    single.add(0, rows, single.slots(np.array(canvases[0])), shared + own, None)
+    with Sizes() as one:
+        attention(q[:rows], k, v, single.list())
+    assert few.fused == 2 * one.fused == 2
 
 
 def test_what_a_list_is_prepared_for_is_made_once() -> None:
@@ -289,14 +340,15 @@ def test_bfloat16_is_as_precise_as_fused_attention(make: Make, layout: Layout) -
 
 
 class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the largest tensor that an operation makes; views of what was there are none."""
+    """Notes the largest tensor that an operation makes (views of what was there are none), and counts fused calls."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.largest, self.calls = 0, 0
+        self.largest, self.calls, self.fused = 0, 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
+        self.fused += "flash_attention" in str(func)
         known = {x.untyped_storage().data_ptr() for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor)}
         for x in out if isinstance(out, tuple) else (out,):
             if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in known:

@@ -153,10 +153,10 @@ def test_a_pass_has_as_many_rows_as_fit(most: int, longest: int, room: int, rank
 def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("remask.llm.memory", lambda: (16 * GB, 12 * GB))
+    monkeypatch.setattr("remask.loading.memory", lambda: (16 * GB, 12 * GB))
     with pytest.raises(ConfigError, match=r"32.06 GB as float32, and everything may take 16.00 GB .*\(12.00 GB left\)"):
         LLM("llada-8b", load_format="dummy", dtype="float32", device="cpu")
-    monkeypatch.setattr("remask.llm.memory", lambda: None)
+    monkeypatch.setattr("remask.loading.memory", lambda: None)
     assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.pages
 
 

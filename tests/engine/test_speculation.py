@@ -434,7 +434,8 @@ def test_biases_act_on_drafts_too(bias: Line) -> None:
 
 def test_auto_weighs_steps_against_what_passes_take() -> None:
     """Where more rows take no longer, as many as may be; where they take as much longer, none. Company counts."""
-    flat, steep = (Pace(lambda rows=rows: PassSeconds(rows)) for rows in (np.ones(len(ROWS)), np.array(ROWS) / 8.0))
+    flat = Pace(lambda: PassSeconds(np.ones(len(ROWS))))
+    steep = Pace(lambda: PassSeconds(np.array(ROWS) / 8.0))
     assert flat.states(32, 0.7, 8) == 8
     assert steep.states(32, 0.9, 8) == 1
     reads = np.maximum(1.0, np.array(ROWS) / 256)  # weights, below 256 rows

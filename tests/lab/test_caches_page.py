@@ -66,6 +66,21 @@ def test_the_command_measures_and_writes_the_page(tmp_path: Path, capsys: pytest
     assert "x.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--decodings", "2 steps"], "--decodings says what --measure measures"),
+        (["--measure", "bundled-tariff", "--decodings", "3 stepz"], "Unknown decoding of the models of --measure"),
+    ],
+)
+def test_decodings_that_are_not_measured_are_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--folder", str(tmp_path / "results"), "--output", str(tmp_path / "caches.md")]
+    assert caches.main([*given, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def row(cache: str, right: float, work: float, time: float) -> dict[str, Any]:
     shares = {"accuracy": right, "accuracy_interval": [right, right], "agreement_with_none": 1.0}
     return {"cache": cache, **shares, "forwards": 4, "work_ratio_to_none": work, "ratio_to_none": time}

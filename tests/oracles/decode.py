@@ -181,4 +181,6 @@ def _rule(sampling: Line) -> Rule:
 def _intervals(config: Line, sampling: Line) -> dllm.Intervals:
     select, seed = config.get("select", "value"), sampling.get("seed", 0)
     total = sampling.get("steps", sampling["max_tokens"]) if config.get("phase") == "down" else None
-    return dllm.Intervals(config["prompt_interval"], config["response_interval"], config["ratio"], select, seed, total)
+    layers = config.get("select_layers", 1)
+    intervals = config["prompt_interval"], config["response_interval"]
+    return dllm.Intervals(*intervals, config["ratio"], select, seed, total, layers)

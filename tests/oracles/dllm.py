@@ -19,7 +19,8 @@ class Intervals:
     """The knobs: refresh intervals of prompt and response, and the share of response rows renewed in between.
 
     `select` says which: those whose "value" or "key" moved most, or "random" ones, drawn from `seed`. `total` is K
-    where steps count down to 1, as in the paper; else they count up from 0.
+    where steps count down to 1, as in the paper; else they count up from 0. `layers` from the second on share a choice,
+    that of the first of them.
     """
 
     prompt: int
@@ -28,6 +29,7 @@ class Intervals:
     select: str = "value"
     seed: int = 0
     total: int | None = None
+    layers: int = 1
 
     def due(self, step: int, interval: int) -> bool:
         """Whether the pass of 0-based `step` renews what has this interval."""
@@ -44,6 +46,7 @@ class CanvasState:
         self.k, self.v = empty.k.clone(), empty.v.clone()
         self.attention = torch.full((model.layers, canvas.length, model.width), torch.nan, dtype=model.dtype)
         self.mlp = self.attention.clone()
+        self.shared = torch.zeros(canvas.length, dtype=torch.bool)  # rows that the last choice took
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The raw logits of one pass; every layer yields values for all rows, from fresh or cached outputs."""
@@ -85,9 +88,13 @@ class CanvasState:
         if due[start] or not count:
             return moved
         if self.knobs.select == "random":
-            drawn = np.random.default_rng([self.knobs.seed, self.step, layer]).permutation(range(len(due) - start))
+            first = layer - (layer - 1) % self.knobs.layers
+            drawn = np.random.default_rng([self.knobs.seed, self.step, first]).permutation(range(len(due) - start))
             moved[start + torch.from_numpy(drawn[:count])] = True
             return moved
+        if (layer - 1) % self.knobs.layers:
+            self.canvas.picks.append((len(self.canvas.rows), layer, self.shared[start:].nonzero()[:, 0].tolist()))
+            return self.shared
         cache = self.v if self.knobs.select == "value" else self.k
         fresh = self.model.project(layer, self.knobs.select[0], x[start:])
         similarity = F.cosine_similarity(fresh.flatten(1), cache[layer, start:].flatten(1), dim=-1)
@@ -95,6 +102,7 @@ class CanvasState:
         self.canvas.picks.append((len(self.canvas.rows), layer, offsets.tolist()))
         cache[layer, start:] = fresh
         moved[start + offsets] = True
+        self.shared = moved
         return moved
 
 

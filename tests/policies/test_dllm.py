@@ -22,6 +22,7 @@ KNOBS = st.builds(
     ratio=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.999, 1.0]),
     guidance_interval=st.integers(1, 3),
     select=st.sampled_from(["value", "key"]),
+    select_layers=st.integers(1, 3),
 )
 WALKS = st.builds(
     Walk,
@@ -84,7 +85,8 @@ def test_random_rows_are_drawn_for_each_layer_from_seed_and_step(walk: Walk, pol
         assert parts(plan, 0) == parts(other, 0)
         for layer in range(1, walk.layers):
             computed, held, among, picked = parts(other, layer)
-            drawn = np.random.default_rng([seed, view.step, layer]).permutation(sorted(among))[:picked]
+            first = layer - (layer - 1) % policy.select_layers
+            drawn = np.random.default_rng([seed, view.step, first]).permutation(sorted(among))[:picked]
             chosen = set(drawn.tolist())
             assert parts(plan, layer) == (computed | chosen, held | among - chosen, set(), 0)
 

@@ -54,7 +54,7 @@ def test_the_table_is_read_where_it_is_needed(settings: dict[str, Any] | None) -
         (
             "bicache+dllm-cache",
             {"depth": 1, "refresh_interval": 2, "boundary": "stored", "prompt_interval": 3, "response_interval": 4}
-            | {"ratio": 0.5, "select": "key", "cfg_interval": 2, "phase": "down"},
+            | {"ratio": 0.5, "select": "key", "select_layers": 2, "cfg_interval": 2, "phase": "down"},
         ),
     ],
 )

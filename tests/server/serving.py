@@ -22,6 +22,7 @@ from remask.server.run import Server
 from remask.server.service import Service
 from remask.tasks.transit import make_workload
 from remask_lab.bench.workload import TRANSIT_SAMPLING
+from tests.server.described import Described, described
 from tests.waiting import LONGEST_S, eventually
 
 QUESTIONS = make_workload(24, 3, 5)
@@ -35,12 +36,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Running:
-    """A running server."""
+    """A running server. What `client` gets of it, as a whole or by `stream`, must be what `document` says."""
 
     base: str
     service: Service
     client: httpx.Client
     server: Server
+    document: Described
 
     def chat(self, body: dict[str, Any]) -> httpx.Response:
         """POST to the chat endpoint."""
@@ -58,7 +60,10 @@ class Running:
             lines = [line for line in response.iter_lines() if line]
         assert all(line.startswith("data: ") for line in lines)
         assert lines[-1] == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        told = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        for event in told:
+            self.document.validate(("post", str(self.document.path(url)), 200, "text/event-stream"), event)
+        return told
 
     def cache(self) -> dict[str, Any]:
         """What `/v1/cache` tells."""
@@ -186,8 +191,16 @@ def serving(
         assert thread.is_alive()
         base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         headers = {"Authorization": f"Bearer {config.api_keys[0]}"} if config.api_keys else {}
-        with httpx.Client(base_url=base, timeout=LONGEST_S, headers=headers) as client:
-            yield Running(base, app.state.service, client, server)
+        document = described(app)
+
+        def check(response: httpx.Response) -> None:
+            if "event-stream" not in response.headers.get("content-type", ""):
+                response.read()
+                document.check(response)
+
+        hooks = {"response": [check]}
+        with httpx.Client(base_url=base, timeout=LONGEST_S, headers=headers, event_hooks=hooks) as client:
+            yield Running(base, app.state.service, client, server, document)
     finally:
         server.should_exit = True
         thread.join()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.described import events
 from tests.server.serving import CHATS, URL, Running
 from tests.waiting import Clock
 
@@ -221,9 +222,30 @@ def test_steps_that_took_no_pass_are_told(server: Running) -> None:
     work = drafted["remask"]
     assert "accepted" not in plain["remask"]
     assert 0 < work["accepted"] == work["steps"] - work["forwards"]
-    told = server.chat({**body, "speculate": 4, "growing_canvas": True})
-    assert told.status_code == 400
-    assert "set growing_canvas to false" in told.json()["error"]["message"]
+    grown = server.chat({**body, "speculate": 4, "growing_canvas": True}).json()["remask"]
+    assert 0 < grown["accepted"] == grown["steps"] - grown["forwards"]
+
+
+def test_a_stream_ends_with_the_steps_that_took_no_pass(server: Running) -> None:
+    """Under each API that streams: what the whole answer tells of its work."""
+    system, user = CHATS[0]
+    fields = {"max_tokens": 8, "ignore_eos": True, "block_length": 8, "steps": 8, "speculate": 2, "cache": "none"}
+    counted = {"stream_options": {"include_usage": True}}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": CHATS[0]},
+        "/v1/completions": {"prompt": user["content"]},
+        "/v1/responses": {"instructions": system["content"], "input": user["content"]},
+        "/v1/messages": {"system": system["content"], "messages": [user]},
+    }
+    for path, body in bodies.items():
+        whole = server.client.post(path, json={**body, **fields}).json()
+        asked = {**body, **fields, **(counted if "completions" in path else {}), "stream": True}
+        streamed = server.client.post(path, json=asked)
+        told = [event.get("response", event) for event in events(streamed.text)]
+        server.document.check(streamed)
+        (work,) = [event["remask"] for event in told if "remask" in event]
+        assert 0 < work["accepted"] == work["steps"] - work["forwards"]
+        assert work == whole["remask"]
 
 
 def test_content_parts_are_text(server: Running) -> None:

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from remask.server import bodies
 from remask.server.bodies import SMALL, BodyReaders, BodyRoute, error_fields, read_body
 from remask.server.errors import ApiError
-from remask.server.protocol import ChatBody, CompletionBody, DecisionsBody, TokenizeBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
+from remask.server.protocol.reads import DecisionsBody
+from remask.server.protocol.texts import TokenizeBody
 from remask.server.routes import cache, decisions, inference, info, playground
 from tests.server.bodies import bodies as drawn
 from tests.server.serving import Running

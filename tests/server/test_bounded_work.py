@@ -20,7 +20,7 @@ from remask.request.terms import Terms
 from remask.request.trace import MAX_EVENTS, TraceEvent
 from remask.server.bodies import items_in, read_body
 from remask.server.errors import ApiError
-from remask.server.protocol import ChatBody, CompletionBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
 from tests.server.serving import Running
 
 COMPLETIONS = "/v1/completions"

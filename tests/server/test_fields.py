@@ -8,7 +8,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from remask.errors import ConfigError
 from remask.server.fields import FOREIGN, HONOURED, read_fields
-from remask.server.protocol import ChatBody, CompletionBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
 from tests.server.serving import CHATS, Running
 
 OPENAI: dict[str, type[Any]] = {

@@ -16,7 +16,7 @@ from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.llm import LLM
 from remask.sampling.masked import MaskedDecoder
-from remask.server.protocol import ChatBody, CompletionBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
 from remask.text.tokenizer import Tokenizer
 from tests.goldens import model_dir
 from tests.server.serving import CHATS, LONG, Running, make_llm, serving

@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI document allows, and some of what it does not, is answered without a 5xx."""
+"""Whatever the OpenAPI document allows, and some of what it does not, is answered without a 5xx, as it says."""
 
 from typing import Any
 
@@ -74,9 +74,8 @@ def ask_at_random(server: Running, path: str, mode: GenerationMode, examples: in
             response = case.call(base_url=server.base)
             in_time = response.status_code != 504 or "deadline_s" not in (case.body or ())  # any deadline may be drawn
             assert response.status_code < 500 or not in_time, response.text
-            if response.status_code >= 400:
-                told = {"message", "type"} if path.startswith("/v1/messages") else {"message", "type", "param", "code"}
-                assert set(response.json()["error"]) == told
+            kind = ",".join(response.headers.get("content-type", []))
+            server.document.judge(case.method, path, response.status_code, kind, response.text)
 
         ask()
 

@@ -26,7 +26,10 @@ def test_the_page_shows_the_document(browser: Any) -> None:
         page.fill("#find", "stop_sequences")
         assert page.locator("summary code:visible").all_inner_texts() == ["/v1/messages"]
         page.click("summary:visible")
-        assert "Body of `/v1/messages`." in page.inner_text("main")
+        shown = page.inner_text("main")
+        assert "Body of `/v1/messages`." in shown
+        assert "Answer: MessageAnswer" in shown
+        assert "Event: BlockDelta" in shown
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         page.close()
     assert wide <= 0

@@ -13,7 +13,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.server.config import ServerConfig
 from remask.server.intake import Intake
-from remask.server.protocol import ChatBody
+from remask.server.protocol.generation import ChatBody
 from remask.server.tools import HERMES, LLAMA, CallReader, Tool, ToolCalls, format_of, whole_calls
 from tests.server.serving import Running, serving
 

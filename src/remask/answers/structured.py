@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from remask.answers import structured_worker as structure_worker
 from remask.errors import ConfigError
+from remask.model.config import ModelConfig
 from remask.readers.constraint import Constraint
 from remask.request.forms import StructuredOutputs
 from remask.sampling.automaton import TokenAutomaton
+from remask.text.tokenizer import Tokenizer
 
 MAX_SECONDS = 2
 """Processor time of one compilation, for a small vocabulary; a large one has a second more for each 50,000 tokens."""
@@ -50,6 +52,16 @@ class Structures:
         self._kept: OrderedDict[tuple[str, str], Constraint | str] = OrderedDict()  # or an error's message
         self._making: dict[tuple[str, str], Future[Constraint]] = {}
         self._lock = threading.Lock()
+
+    @classmethod
+    def of_model(cls, tokenizer: Tokenizer | None, config: ModelConfig) -> "Structures":
+        """Those of a model. Raises `ConfigError` where it has no tokenizer."""
+        if tokenizer is None:
+            raise ConfigError("structured_outputs need a tokenizer, and this model folder has none")
+        tokens = tokenizer.token_bytes(config.vocab)
+        barred = {config.mask_id, *config.stop_ids}
+        padding = [token for token in config.stop_ids if token in tokenizer.special_ids]
+        return cls([None if token in barred else each for token, each in enumerate(tokens)], padding)
 
     def compiled(self, form: StructuredOutputs) -> Constraint:
         """The constraint of a form. Raises `ConfigError` where it cannot be compiled, or not within the limits."""

@@ -18,7 +18,8 @@ from remask.errors import CheckpointError
 from remask.families.fields import EXPERTS
 from remask.gguf.architecture import EXPERT, interleaved_heads
 from remask.gguf.header import TENSORS, Header, StoredTensor, read_header
-from remask.model.quantised import GROUP, Codes
+from remask.model.int4_kernels import GROUP
+from remask.model.quantised import Codes
 from remask.model.quantization_names import Quantization
 
 _STEP = 2**22  # numbers that are unpacked at a time, which takes several times their memory
@@ -151,10 +152,7 @@ def _unpacked(raw: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
 
 
 def _codes(raw: NDArray[np.uint8], kind: str) -> Codes:
-    """The codes of rows of Q4_0, d (q - 8), Q4_1, d q + m, or Q4_K, which `_nested` tells.
-
-    Steps and zeros are rounded to bfloat16, in which the kernel for int4 keeps them.
-    """
+    """The codes of rows of Q4_0, d (q - 8), Q4_1, d q + m, or Q4_K, which `_nested` tells."""
     width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
     blocks = torch.from_numpy(np.ascontiguousarray(raw)).view(len(raw), -1, width)
     least: Tensor | None = None
@@ -168,9 +166,7 @@ def _codes(raw: NDArray[np.uint8], kind: str) -> Codes:
         steps = numbers[..., 0]
         if kind == "Q4_1":
             least = numbers[..., 1]
-    scales = steps.bfloat16().float()
-    zeros = torch.zeros_like(scales) if least is None else (least + 8 * scales).bfloat16().float()
-    return Codes(values, scales, zeros)
+    return Codes(values, steps, torch.zeros_like(steps) if least is None else least + 8 * steps)
 
 
 def _nested(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

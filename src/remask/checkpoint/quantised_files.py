@@ -26,7 +26,8 @@ from remask.errors import CheckpointError, ConfigError
 from remask.families.family import Family
 from remask.gguf.header import is_gguf
 from remask.model.config import ModelConfig
-from remask.model.quantised import GROUP, Codes, encode
+from remask.model.int4_kernels import GROUP
+from remask.model.quantised import Codes, encode
 from remask.model.quantization_names import QUANTIZATIONS, Quantization
 
 KEY, METHOD = "quantization_config", "remask"

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from remask.llm import LLM
 from remask.machine.log_format import FIELDS
 from remask.sampling.defaults import overlaid
 from remask.server.limits import ServerLimits
+from remask.text.byte_tokenizer import byte_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,10 @@ def run(args: argparse.Namespace) -> int:
         bind(args.host, args.port) as listener,
         load_llm(args, args.cache or AUTO, cache_config, limits, spare_cores=1) as llm,
     ):
+        if llm.tokenizer is None and args.load_format == "dummy":
+            shape = llm.loaded.config
+            stand_in = byte_tokenizer(shape.vocab, shape.mask_id, shape.stop_ids)
+            llm.loaded = replace(llm.loaded, tokenizer=stand_in)
         if template is not None and llm.tokenizer is not None:
             llm.tokenizer.use_chat_template(template)
         app = create_app(llm, config, trace)

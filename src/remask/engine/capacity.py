@@ -10,6 +10,7 @@ from remask.errors import ConfigError
 from remask.model.attention import Attention, SizedAttention
 from remask.model.attention_torch import GPU_SCORES
 from remask.model.config import ModelConfig
+from remask.model.int4_kernels import TILE_BYTES
 from remask.model.quantised import MULTIPLIED
 from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
@@ -172,8 +173,9 @@ def product_bytes(part: ModelConfig) -> int:
     dim, mixture = part.head_dim, part.mixture
     inner = max(part.hidden, part.heads * dim, part.intermediate, 0 if mixture is None else mixture.shared)
     outer = max(2 * inner, (part.heads + 2 * part.kv_heads) * dim)
-    # Rows in float32 twice, and in whole numbers; results in whole numbers, and in float32 twice.
-    return MULTIPLIED * (13 * inner + 12 * outer)
+    # Rows in float32 twice, and in whole numbers; results in whole numbers twice, and in float32. Numbers of four bits
+    # are unpacked a tile at a time.
+    return MULTIPLIED * (13 * inner + 12 * outer) + TILE_BYTES
 
 
 def pass_rows(

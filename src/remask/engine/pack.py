@@ -1,6 +1,6 @@
 """Packing: plans of many canvases, at different steps and under different policies, as one step batch."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -221,7 +221,12 @@ def _stage(
         for part, old in zip(parts, before, strict=True)
     )
     written, slots = _writes(parts)
-    partial = _partial(parts, device) if any(part.span.pick or part.span.held is not None for part in parts) else None
+    partial, work = None, None if previous is None or previous.partial is not None else previous.work
+    if any(part.span.pick or part.span.held is not None for part in parts):
+        partial = _partial(layers.start, parts, device)
+        work = make_work(_computed_parts(parts), separately)
+    elif work is None or not same or not _attend_alike(parts, before):
+        work = make_work(parts, separately)
     return Stage(
         layers=layers,
         positions=previous.positions
@@ -230,11 +235,18 @@ def _stage(
         slots=send(slots, device),
         written=None if written is None else send(written, device),
         carry=None if same or not before else _carry(parts, before, device),
-        work=make_work(parts if partial is None else _computed_parts(parts), separately),
+        work=work,
         restore=() if same or not before else _restores(layers.start, parts, before, device),
         save=_saves(layers.start, parts, device),
         outputs=any(part.branch.outputs for part in parts),
         partial=partial,
+    )
+
+
+def _attend_alike(parts: list[StageRows], before: list[StageRows]) -> bool:
+    """Whether rows that are the same as in the stage before attend to the same slots."""
+    return all(
+        part.table is old.table and part.sees is None is old.sees for part, old in zip(parts, before, strict=True)
     )
 
 
@@ -255,28 +267,29 @@ def _computed_parts(parts: list[StageRows]) -> list[StageRows]:
     return computed
 
 
-def _partial(parts: list[StageRows], device: torch.device) -> Partial:
+def _partial(layer: int, parts: list[StageRows], device: torch.device) -> Partial:
     computed: list[Index] = []
-    picks = {by: _Picked() for by in ("value", "key")}
+    picks: defaultdict[tuple[bool, int, int], _Picked] = defaultdict(_Picked)  # by keys, every, phase
     at = 0
     for number, part in enumerate(parts):
         fixed = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
         computed.append(fixed)
         at += len(fixed)
-        if part.span.pick is not None:
-            among = part.rows.start + np.flatnonzero(part.span.pick.among[part.positions])
-            count = part.span.pick.count
+        pick = part.span.pick
+        if pick is not None:
+            among, count = part.rows.start + np.flatnonzero(pick.among[part.positions]), pick.count
             computed.append(among[:count])
-            picks[part.span.pick.by].add(number, among, at + np.arange(count))
+            phase = (layer - pick.first) % pick.every
+            picks[pick.by == "key", pick.every, phase].add(number, among, at + np.arange(count))
             at += count
     slots = np.concatenate([part.table.slots[part.positions] for part in parts])
-    sent = tuple(found.send(by == "key", device) for by, found in picks.items() if found.rows)
+    sent = tuple(found.send(*how, device) for how, found in picks.items())
     return Partial(send(np.concatenate(computed), device), sent, send(slots, device))
 
 
 @dataclass(slots=True)
 class _Picked:
-    """Canvases of a stage that pick rows by one kind of vector; see `Pick`."""
+    """Canvases of a stage that pick rows by one kind of vector, in the same layers; see `Pick`."""
 
     rows: list[Index] = field(default_factory=list)
     owner: list[Index] = field(default_factory=list)
@@ -292,11 +305,11 @@ class _Picked:
         self.target.append(target)
         self.seen += len(among)
 
-    def send(self, keys: bool, device: torch.device) -> Pick:
+    def send(self, keys: bool, every: int, phase: int, device: torch.device) -> Pick:
         """As index tensors."""
         lists = (self.rows, self.owner, self.order, self.target)
         rows, owner, order, target = (send(np.concatenate(index), device) for index in lists)
-        return Pick(rows, owner, order, target, keys)
+        return Pick(rows, owner, order, target, keys, every, phase)
 
 
 def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.model.attention import Sink
-from remask.model.units import Unit, piece, units_of
+from remask.model.units import SMALL, Unit, joined, units_of
 from remask.model.work_list import WorkList
 
 # Scattered slots are read in place, run by run, where these are so long on average. Shorter ones are gathered, as every
@@ -40,9 +40,10 @@ class TorchAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         """See `Attention`."""
-        units = work.once(_in_place, q.device)
         fused = self.fused and sink is None
-        if fused and len(units) == 1 and units[0].alone:
+        width = k.shape[1] * k.shape[2]
+        units = work.once(_in_place, q.device, width if fused and q.device.type == "cpu" else None)
+        if fused and len(units) == 1 and units[0].alone and isinstance(units[0].rows, slice):
             return _fused(q, k, v, units[0]).flatten(1)
         whole = [fused and unit.alone for unit in units]
         if all(whole):
@@ -57,10 +58,13 @@ class TorchAttention:
                 out[unit.rows] = _fused(q[unit.rows], k, v, unit).to(out.dtype)
                 continue
             for number, (part, own) in enumerate(self._parts(precise[unit.rows], k, v, unit)):
-                if unit.first and number == 0:
+                if unit.turn == number == 0:
                     out[unit.rows], sums[unit.rows] = part, own
-                else:
-                    _merge(out[unit.rows], sums[unit.rows], part, own)
+                    continue
+                merged = out[unit.rows], sums[unit.rows]
+                _merge(*merged, part, own)
+                if not isinstance(unit.rows, slice):  # copies
+                    out[unit.rows], sums[unit.rows] = merged
         if sink is not None:
             _merge(out, sums, *self._sink(precise, sink))
         return out.to(q.dtype).flatten(1)
@@ -75,9 +79,10 @@ class TorchAttention:
     def _parts(self, q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
         """Results of rows [n, heads, Dh] of float32 or wider, and log-sum-exps [n, heads], over parts of the slots."""
         if self.fused and unit.reach is None and q.device.type == "cpu":
-            count = unit.count if isinstance(unit.keys, slice) and k.dtype == q.dtype else PIECE
+            whole = unit.number > 1 or (isinstance(unit.keys, slice) and k.dtype == q.dtype)
+            count = unit.count if whole else PIECE
             for start in range(0, unit.count, count):
-                yield _fused_part(q, *(piece(kept, unit, start, count).to(q.dtype) for kept in (k, v)))
+                yield _fused_part(q, *(_slots(kept, unit, q.dtype, start, count) for kept in (k, v)))
         else:
             yield self._tiled(q, k, v, unit)
 
@@ -85,7 +90,7 @@ class TorchAttention:
         """Results of rows [n, heads, Dh], and log-sum-exps [n, heads], a tile of scores at a time."""
         groups = k.shape[1]
         share = q.shape[1] // groups
-        rows = _folded(q, groups) * (1 / (math.sqrt(q.shape[2]) * (self.cap or 1)))
+        rows = _folded(q, groups)[0] * (1 / (math.sqrt(q.shape[2]) * (self.cap or 1)))
         out, sums = q.new_empty(rows.shape), q.new_empty(rows.shape[:2])
         most = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
         tall = min(rows.shape[1], max(1, TILE_ROWS // share) * share)
@@ -94,13 +99,13 @@ class TorchAttention:
         room = q.new_empty(deep * tall * wide)  # for the scores of a tile; new memory each time would cost more
         for group in range(0, groups, deep):
             these = slice(group, group + deep)
-            keys, values = (piece(kept[:, these], unit, 0, unit.count).to(q.dtype).transpose(0, 1) for kept in (k, v))
+            keys, values = (_slots(kept[:, these], unit, q.dtype)[0] for kept in (k, v))
             tiles = list(zip(torch.split(keys.transpose(1, 2), wide, 2), torch.split(values, wide, 1), strict=True))
             for row in range(0, rows.shape[1], tall):
                 part = these, slice(row, row + tall)
                 reach = None if unit.reach is None else unit.reach[row // share : (row + tall) // share]
                 self._tile(rows[part], tiles, reach, room, out[part], sums[part])
-        return _unfolded(out, len(q)), _unfolded(sums[..., None], len(q))[..., 0]
+        return _unfolded(out[None], len(q)), _unfolded(sums[None, ..., None], len(q))[..., 0]
 
     def _tile(
         self,
@@ -156,43 +161,65 @@ def _merge(out: Tensor, sums: Tensor, part: Tensor, own: Tensor) -> None:
     torch.logaddexp(sums, own, out=sums)
 
 
-def _in_place(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
-    return units_of(work.cut_at_runs(RUN), device)
+def _in_place(work: WorkList, device: torch.device, width: int | None) -> tuple[Unit, ...]:
+    """The units of `work`. Small ones are joined where `width`, the numbers of a slot in K, is told."""
+    if width is None:
+        return units_of(work.cut_at_runs(RUN), device)
+    return joined(units_of(work.ungrouped(SMALL // width, RUN).cut_at_runs(RUN), device), width, device)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Tensor:
-    """PyTorch's fused attention of rows [n, heads, Dh] to one unit's slots, [n, heads, Dh]."""
+    """PyTorch's fused attention of the rows [n, heads, Dh] of a unit to its slots, [n, heads, Dh]."""
     groups = k.shape[1]
-    keys, values = (kept[unit.keys].to(q.dtype).transpose(0, 1)[None] for kept in (k, v))
+    keys, values = _slots(k, unit, q.dtype), _slots(v, unit, q.dtype)
     visible = None
     if unit.reach is not None:
         visible = torch.arange(unit.count, device=q.device) < unit.reach[:, None]
         visible = visible.repeat_interleave(q.shape[1] // groups, dim=0)
-    return _unfolded(F.scaled_dot_product_attention(_folded(q, groups)[None], keys, values, visible)[0], len(q))
+    out = F.scaled_dot_product_attention(_folded(q, groups, unit.number), keys, values, visible)
+    return _unfolded(out, q.shape[0])
 
 
-def _fused_part(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of slots [m, kv_heads, Dh] on a CPU, and log-sum-exps [n, heads]."""
+def _fused_part(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of `_slots` on a CPU, and log-sum-exps [n, heads]."""
     # What `scaled_dot_product_attention` calls there. It alone also returns log-sum-exps.
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, sums = fused(_folded(q, k.shape[1])[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None])
-    return _unfolded(out[0], len(q)), _unfolded(sums[0][..., None], len(q))[..., 0]
+    number, groups = keys.shape[:2]
+    out, sums = fused(_folded(q, groups, number), keys, values)
+    return _unfolded(out, q.shape[0]), _unfolded(sums[..., None], q.shape[0])[..., 0]
 
 
-def _folded(q: Tensor, groups: int) -> Tensor:
-    """Rows [n, heads, Dh] as rows of the heads of K and V, [groups, n * heads / groups, Dh].
+def _slots(kept: Tensor, unit: Unit, dtype: torch.dtype, start: int = 0, count: int | None = None) -> Tensor:
+    """K or V `kept` [pool, kv_heads, Dh] at `count` slots of a unit from `start` on, or at those up to the last.
+
+    A run is read in place, and scattered slots are copied. Of joined units all slots are read. Returns them in `dtype`,
+    [number, kv_heads, slots, Dh].
+    """
+    number, keys, stop = unit.number, unit.keys, unit.count
+    if number == 1 and count is not None:
+        stop = min(start + count, stop)
+    if isinstance(keys, slice):
+        found = kept[keys.start + start : keys.start + stop]
+    else:
+        found = kept.index_select(0, keys if number > 1 else keys[start:stop])
+    return found.to(dtype).view(number, -1, *kept.shape[1:]).transpose(1, 2)
+
+
+def _folded(q: Tensor, groups: int, number: int = 1) -> Tensor:
+    """Rows [n, heads, Dh] of `number` units as rows of the heads of K and V: [number, groups, any, Dh].
 
     Query heads that share a head of K and V are further rows of that head.
     """
-    n, heads, dim = q.shape
+    heads, dim = q.shape[1:]
     if groups == heads:
-        return q.transpose(0, 1)
-    return q.view(n, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim)
+        return q.view(number, -1, heads, dim).transpose(1, 2)
+    share = heads // groups
+    return q.view(number, -1, groups, share, dim).permute(0, 2, 1, 3, 4).reshape(number, groups, -1, dim)
 
 
 def _unfolded(x: Tensor, rows: int) -> Tensor:
-    """The inverse of `_folded` for [groups, rows * heads / groups, any]: [rows, heads, any]."""
-    groups, count, width = x.shape
-    if count == rows:
-        return x.transpose(0, 1)
-    return x.view(groups, rows, -1, width).transpose(0, 1).reshape(rows, -1, width)
+    """The inverse of `_folded`, of all units' `rows`: [number, groups, any, any] as [rows, heads, any]."""
+    number, groups, count, width = x.shape
+    if number * count == rows:
+        return x.transpose(1, 2).reshape(rows, groups, width)
+    return x.view(number, groups, rows // number, -1, width).transpose(1, 2).reshape(rows, -1, width)

@@ -1,74 +1,37 @@
 """Products of rows with matrices of whole numbers of eight bits on a CPU: two kernels, and which of them is taken here.
 
 `torch._int_mm` is fast where oneDNN has a kernel for the processor, and elsewhere many times slower than float32.
-FBGEMM, which is in PyTorch's builds for x86, is fast on all of these. A short measurement chooses, as no name of a
-processor tells.
+FBGEMM, which is in PyTorch's builds for x86, is fast on all of these. A short measurement chooses.
 """
 
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from remask.model.kernel_speed import MARGIN, SIDE, Kernel, average, speeds
 
 TINY = 1e-12
 """Least scale: rows of zeros have one all the same."""
-ROWS = (1, 32, 128)
-_SIDE = 1024  # rows and columns of the matrix that is measured
-_REPEATS = 3
-# How much faster `_int_mm` must be to be taken. Answers differ in their last bits, so noise must not choose.
-_MARGIN = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """The kernel for int8 on this machine.
-
-    Attributes:
-        name: which one.
-        reduced: rows are quantised to seven bits, as the processor's instructions overflow on eight.
-        speed: how many times as fast as float32 it was with each number of `ROWS`.
-    """
-
-    name: Literal["fbgemm", "int_mm"]
-    reduced: bool = False
-    speed: tuple[float, ...] = ()
-
-    def __str__(self) -> str:
-        """For the log."""
-        bits = " on rows of seven bits" if self.reduced else ""
-        speed = ", ".join(f"{own:.1f}" for own in self.speed)
-        return f"{self.name}{bits}, {speed} times as fast as float32 at {', '.join(map(str, ROWS))} rows"
 
 
 @cache
 def int8_kernel() -> Kernel:
-    """The kernel of this process. The first call measures, which takes about a tenth of a second."""
+    """The kernel of this process. The first call measures, which takes about two tenths of a second."""
     generator = torch.Generator().manual_seed(0)
-    values = torch.randint(-127, 128, (_SIDE, _SIDE), dtype=torch.int8, generator=generator)
-    scales, numbers = torch.ones(_SIDE), values.float()
-    rows = [torch.randn((count, _SIDE), generator=generator) for count in ROWS]
-    with torch.inference_mode():
-        usual = [_seconds(lambda x=x: F.linear(x, numbers)) for x in rows]  # type: ignore[misc]
-        speeds: dict[str, tuple[float, ...]] = {}
-        plain = [_seconds(lambda x=x: whole_product(x, values, scales)) for x in rows]  # type: ignore[misc]
-        speeds["int_mm"] = tuple(a / b for a, b in zip(usual, plain, strict=True))
-        reduced = reduced_rows()
-        if reduced is None:
-            return Kernel("int_mm", speed=speeds["int_mm"])
-        packed = pack(values, scales)
-        quick = [_seconds(lambda x=x: product(x, [packed], reduced)) for x in rows]  # type: ignore[misc]
-        speeds["fbgemm"] = tuple(a / b for a, b in zip(usual, quick, strict=True))
-    ratios = [a / b for a, b in zip(quick, plain, strict=True)]
-    if sum(ratios) / len(ratios) > _MARGIN:
-        return Kernel("int_mm", speed=speeds["int_mm"])
-    return Kernel("fbgemm", reduced, speeds["fbgemm"])
+    values = torch.randint(-127, 128, (SIDE, SIDE), dtype=torch.int8, generator=generator)
+    scales = torch.ones(SIDE)
+    plain = Kernel("int_mm", int_mm_limit() < 127, speeds(lambda x: whole_product(x, values, scales)))
+    reduced = reduced_rows()
+    if reduced is None:
+        return plain
+    packed = pack(values, scales)
+    quick = Kernel("fbgemm", reduced, speeds(lambda x: product(x, [packed], reduced)))
+    return plain if average(plain.speed) > MARGIN * average(quick.speed) else quick
 
 
 def pack(values: Tensor, scales: Tensor) -> Any:
@@ -110,11 +73,31 @@ def _ends(columns: int) -> Tensor:
         return row
 
 
+def whole_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [N, K] as whole numbers of int8 that `torch._int_mm` multiplies without overflow, and their scales [N, 1].
+
+    What is not finite in a row is told by its scale.
+    """
+    limit, numbers = int_mm_limit(), x.float()
+    scales = (numbers.abs().amax(dim=-1, keepdim=True) / limit).clamp_min_(TINY)
+    return (numbers / scales).round_().to(torch.int8), scales
+
+
 def whole_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     """Rows `x` [N, K] times the transpose of `values` [M, K] of int8 with a scale for each row, by `torch._int_mm`."""
-    numbers = x.float()
-    by = (numbers.abs().amax(dim=-1, keepdim=True) / 127).clamp_min_(TINY)
-    return (torch._int_mm((numbers / by).round().to(torch.int8), values.t()) * by).mul_(scales).to(x.dtype)
+    rows, by = whole_rows(x)
+    # With the matrix first few rows take half the time.
+    return (torch._int_mm(values, rows.t()).t().contiguous() * by).mul_(scales).to(x.dtype)
+
+
+@cache
+def int_mm_limit() -> int:
+    """The largest magnitude of rows that `torch._int_mm` multiplies with a matrix of int8 without overflow.
+
+    Without VNNI, oneDNN adds two products of a number from 0 to 255 and a signed one in sixteen bits.
+    """
+    largest = torch.full((16, 64), 127, dtype=torch.int8)
+    return 127 if int(torch._int_mm(largest, largest[:1].t())[0, 0]) == 127 * 127 * 64 else 63
 
 
 def reduced_rows() -> bool | None:
@@ -131,17 +114,6 @@ def reduced_rows() -> bool | None:
     except (RuntimeError, AttributeError):
         return None
     return float(sums[0, 0]) < 0.9 * 127 * 64
-
-
-def _seconds(act: Callable[[], Tensor]) -> float:
-    """The shortest time of a call; the first one, which may make a kernel, does not count."""
-    act()
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        act()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 @contextmanager

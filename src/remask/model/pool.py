@@ -33,6 +33,7 @@ class Pool:
         self.v = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
         self._outputs = (self.spare + 1, config.hidden), outputs or dtype
         self.outputs: tuple[tuple[Tensor, Tensor], ...] = ()
+        self._picked: Tensor | None = None
 
     def keep_outputs(self) -> None:
         """Allocate attention and FFN outputs, [slots, D] each per layer, addressed like K and V, once."""
@@ -41,6 +42,13 @@ class Pool:
             self.outputs = tuple(
                 (like.new_empty(shape, dtype=dtype), like.new_empty(shape, dtype=dtype)) for _ in self.k
             )
+
+    @property
+    def picked(self) -> Tensor:
+        """Whether a slot's row was chosen by the last choice among rows that it took part in, bool [slots]."""
+        if self._picked is None:
+            self._picked = self.k[0].new_zeros(self.spare + 1, dtype=torch.bool)
+        return self._picked
 
     @property
     def nbytes(self) -> int:

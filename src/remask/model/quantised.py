@@ -8,21 +8,20 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from remask.errors import ConfigError, UnknownNameError
-from remask.model import int8_kernels
+from remask.model import int4_kernels, int8_kernels
 from remask.model.config import ModelConfig
+from remask.model.int4_kernels import GROUP, int4_kernel
 from remask.model.int8_kernels import TINY, int8_kernel
 from remask.model.quantization_names import QUANTIZATIONS, Quantization
 
-GROUP = 32  # columns of an int4 matrix that have a scale and a zero of their own
-ROWS = 16  # the kernel for int4 takes rows in such blocks
-FP8 = torch.float8_e4m3fn
+FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
 FP8_MULTIPLE = 16  # rows and columns of such a product
 _ENCODED = 2**18  # numbers that are encoded at a time
@@ -71,12 +70,11 @@ def _encoded(kind: Quantization, values: Tensor) -> Codes:
     if kind == "int4":
         grouped = values.view(len(values), -1, GROUP)
         low, high = grouped.aminmax(dim=-1)
-        # The kernel keeps both in bfloat16, so codes are those of the rounded ones.
-        steps = ((high - low) / 15).clamp_min(TINY).bfloat16().float()
-        zeros = (low + 8 * steps).bfloat16().float()
+        steps = ((high - low) / 15).clamp_min(TINY)
+        zeros = low + 8 * steps
         codes = ((grouped - zeros[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
         return Codes(codes.to(torch.uint8).view_as(values), steps, zeros)
-    return _scaled(values, *((torch.int8, 127.0) if kind == "int8" else (FP8, 448.0)))
+    return _scaled(values, *((torch.int8, 127.0) if kind == "int8" else (FP8, FP8_LARGEST)))
 
 
 def _scaled(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
@@ -85,9 +83,6 @@ def _scaled(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
     scales = (x.abs().amax(dim=-1) / largest).clamp_min(TINY)
     scaled = x / scales[:, None]
     return Codes((scaled if bits.is_floating_point else scaled.round()).to(bits), scales)
-
-
-Piece = TypeVar("Piece")
 
 
 class QuantisedMatrix(Tensor):
@@ -162,10 +157,9 @@ class QuantisedMatrix(Tensor):
 
 
 class _Scaled(QuantisedMatrix):
-    """One number of eight bits for each, and a scale for each row."""
+    """Numbers of few bits, and a scale for each row."""
 
     bits: ClassVar[torch.dtype]
-    largest: ClassVar[float]
 
     def __init__(
         self,
@@ -175,8 +169,14 @@ class _Scaled(QuantisedMatrix):
         values: Tensor | None = None,
         scales: Tensor | None = None,
     ) -> None:
-        self.numbers = torch.empty(tuple(shape), dtype=self.bits, device=device) if values is None else values
+        held = (*shape[:-1], self.width(shape[-1]))
+        self.numbers = torch.empty(held, dtype=self.bits, device=device) if values is None else values
         self.scales = torch.empty(tuple(shape[:-1]), device=device) if scales is None else scales
+
+    @staticmethod
+    def width(columns: int) -> int:
+        """How many of `bits` hold a row."""
+        return columns
 
     def parts(self) -> Mapping[str, Tensor]:
         """See `QuantisedMatrix`."""
@@ -195,7 +195,7 @@ class _Scaled(QuantisedMatrix):
         self.numbers[rows], self.scales[rows] = codes.values, codes.scales
 
     def _cut(self, values: Tensor, scales: Tensor) -> QuantisedMatrix:
-        return type(self)(values.shape, self.dtype, values.device, values, scales)
+        return type(self)((*values.shape[:-1], self.shape[-1]), self.dtype, values.device, values, scales)
 
 
 class Int8Matrix(_Scaled):
@@ -204,7 +204,7 @@ class Int8Matrix(_Scaled):
     Sums are exact, as they are of whole numbers.
     """
 
-    kind, bits, largest = "int8", torch.int8, 127.0
+    kind, bits = "int8", torch.int8
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
@@ -214,40 +214,66 @@ class Int8Matrix(_Scaled):
 class Fp8Matrix(_Scaled):
     """Numbers of four bits of exponent and three of mantissa, for devices that multiply them."""
 
-    kind, bits, largest = "fp8", FP8, 448.0
+    kind, bits = "fp8", FP8
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        rows = _scaled(x, self.bits, self.largest)
+        rows = _scaled(x, self.bits, FP8_LARGEST)
         by, scales = rows.scales[:, None], self.scales[None]
         out = torch._scaled_mm(rows.values, self.numbers.t(), scale_a=by, scale_b=scales, out_dtype=torch.bfloat16)
         return out.to(x.dtype)
 
 
-class _Pieces(QuantisedMatrix, Generic[Piece]):
-    """A matrix whose kernel keeps rows in an order of its own: it is made of pieces, and cut between them."""
+class Int4Matrix(_Scaled):
+    """Numbers of four bits, a step and an offset for each group of 32 columns, and a unit of these for each row."""
+
+    kind, bits = "int4", torch.uint8
+
+    @staticmethod
+    def width(columns: int) -> int:
+        """See `_Scaled`."""
+        return columns // GROUP * int4_kernels.WIDTH
+
+    def store(self, rows: slice, codes: Codes) -> None:
+        """See `QuantisedMatrix`."""
+        assert codes.zeros is not None
+        numbers, scales, step = self.numbers[rows], self.scales[rows], max(1, _ENCODED // self.shape[-1])
+        for start in range(0, len(numbers), step):
+            part = slice(start, start + step)
+            own = codes.values[part], codes.scales[part], codes.zeros[part]
+            numbers[part], scales[part] = int4_kernels.pack(*own)
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `QuantisedMatrix`."""
+        return int4_kernels.product(x, self.numbers, self.scales, int4_kernel().name)
+
+
+@dataclass(slots=True)
+class _Packed:
+    """A piece in the order of FBGEMM's kernel, once it is written."""
+
+    matrix: Any = None
+
+
+class PackedInt8Matrix(QuantisedMatrix):
+    """The numbers of an `Int8Matrix`, by FBGEMM's kernel.
+
+    It keeps rows in an order of its own, so a matrix is made of pieces, and cut between them.
+    """
+
+    kind = "int8"
 
     def __init__(
         self,
         shape: Sequence[int],
         dtype: torch.dtype,  # noqa: ARG002 - of `__new__`
-        device: torch.device,
+        device: torch.device,  # noqa: ARG002 - of `__new__`
         pieces: Sequence[int],
-        held: Sequence[Piece] | None = None,
+        held: Sequence[_Packed] | None = None,
     ) -> None:
-        self.pieces, columns = tuple(pieces), shape[-1]
+        self.pieces = tuple(pieces)
         experts = shape[0] if len(shape) == 3 else 1
-        self.held = held or [self.empty(count, columns, device) for _ in range(experts) for count in self.pieces]
-
-    @staticmethod
-    @abstractmethod
-    def empty(rows: int, columns: int, device: torch.device) -> Piece:
-        """A piece that is to be written."""
-
-    @staticmethod
-    @abstractmethod
-    def fill(piece: Piece, values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-        """Write a piece."""
+        self.held = held or [_Packed() for _ in range(experts * len(self.pieces))]
 
     def rows(self, part: slice) -> QuantisedMatrix:
         """See `QuantisedMatrix`. Cuts are between pieces only."""
@@ -268,76 +294,7 @@ class _Pieces(QuantisedMatrix, Generic[Piece]):
         for number in chosen:
             own = slice(at, at + self.pieces[number])
             at = own.stop
-            zeros = None if codes.zeros is None else codes.zeros[own]
-            self.fill(self.held[number], codes.values[own], codes.scales[own], zeros)
-
-    def _within(self, part: slice) -> range:
-        """The pieces that `part` of the rows is made of."""
-        edges = [0, *accumulate(self.pieces)]
-        start, stop, _ = part.indices(edges[-1])
-        try:
-            return range(edges.index(start), edges.index(stop))
-        except ValueError:
-            raise NotImplementedError(f"rows {start} to {stop} of an {self.kind} matrix cut at {edges}") from None
-
-
-class Int4Matrix(_Pieces[tuple[Tensor, Tensor]]):
-    """Numbers of four bits, and a scale and a zero for each group of 32 columns, by PyTorch's kernel for CPUs."""
-
-    kind = "int4"
-
-    @staticmethod
-    def empty(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """See `_Pieces`."""
-        return (
-            torch.empty((rows, columns // 2), dtype=torch.uint8, device=device),
-            torch.empty((columns // GROUP, rows, 2), dtype=torch.bfloat16, device=device),
-        )
-
-    @staticmethod
-    def fill(piece: tuple[Tensor, Tensor], values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-        """See `_Pieces`."""
-        assert zeros is not None
-        packed, kept = piece
-        packed.copy_(torch._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1))
-        kept.copy_(torch.stack((scales, zeros), dim=-1).transpose(0, 1))
-
-    def parts(self) -> Mapping[str, Tensor]:
-        """See `QuantisedMatrix`."""
-        return {
-            f"{number}.{name}": tensor
-            for number, pair in enumerate(self.held)
-            for name, tensor in zip(("values", "scales"), pair, strict=True)
-        }
-
-    def product(self, x: Tensor) -> Tensor:
-        """See `QuantisedMatrix`."""
-        rows = x.to(torch.bfloat16).contiguous()
-        out = [torch._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales) for packed, scales in self.held]
-        return (out[0] if len(out) == 1 else torch.cat(out, dim=1)).to(x.dtype)
-
-
-@dataclass(slots=True)
-class _Packed:
-    """A piece in the order of FBGEMM's kernel, once it is written."""
-
-    matrix: Any = None
-
-
-class PackedInt8Matrix(_Pieces[_Packed]):
-    """The numbers of an `Int8Matrix`, by FBGEMM's kernel."""
-
-    kind = "int8"
-
-    @staticmethod
-    def empty(rows: int, columns: int, device: torch.device) -> _Packed:  # noqa: ARG004 - of all pieces
-        """See `_Pieces`."""
-        return _Packed()
-
-    @staticmethod
-    def fill(piece: _Packed, values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:  # noqa: ARG004
-        """See `_Pieces`."""
-        piece.matrix = int8_kernels.pack(values, scales)
+            self.held[number].matrix = int8_kernels.pack(codes.values[own], codes.scales[own])
 
     def parts(self) -> Mapping[str, Tensor]:
         """Copies of what it holds: the numbers are in the kernel's order in memory."""
@@ -353,6 +310,15 @@ class PackedInt8Matrix(_Pieces[_Packed]):
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
         return int8_kernels.product(x, [piece.matrix for piece in self.held], int8_kernel().reduced)
+
+    def _within(self, part: slice) -> range:
+        """The pieces that `part` of the rows is made of."""
+        edges = [0, *accumulate(self.pieces)]
+        start, stop, _ = part.indices(edges[-1])
+        try:
+            return range(edges.index(start), edges.index(stop))
+        except ValueError:
+            raise NotImplementedError(f"rows {start} to {stop} of an {self.kind} matrix cut at {edges}") from None
 
 
 def check_quantization(kind: str | None, config: ModelConfig, device: torch.device) -> None:
@@ -377,7 +343,7 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
 def check_sizes(kind: Quantization, config: ModelConfig) -> None:
     """Raise `ConfigError` where a matrix of `config` has a size that the kernel for `kind` does not take."""
     if kind == "int4":
-        _check_multiples(config, kind, GROUP, ROWS)
+        _check_multiples(config, kind, GROUP, 1)
     elif kind == "fp8":
         _check_multiples(config, kind, FP8_MULTIPLE, FP8_MULTIPLE)
 
@@ -418,7 +384,7 @@ def empty_matrix(
 ) -> QuantisedMatrix:
     """An unwritten matrix [M, K], or [E, M, K], whose rows are made of `pieces`."""
     if kind == "int4":
-        return Int4Matrix(shape, dtype, device, pieces)
+        return Int4Matrix(shape, dtype, device)
     # FBGEMM's kernel needs two columns, one for each of the ends of the numbers.
     if kind == "int8" and device.type == "cpu" and shape[-1] > 1 and int8_kernel().name == "fbgemm":
         return PackedInt8Matrix(shape, dtype, device, pieces)
@@ -427,7 +393,9 @@ def empty_matrix(
 
 def described(kind: Quantization | None, device: torch.device) -> str:
     """A kind for the log, with the kernel that was chosen for it."""
-    return f"int8 ({int8_kernel()})" if kind == "int8" and device.type == "cpu" else str(kind)
+    if device.type != "cpu" or kind is None:
+        return str(kind)
+    return f"{kind} ({int4_kernel() if kind == 'int4' else int8_kernel()})"
 
 
 def _linear(x: Tensor, matrix: QuantisedMatrix, bias: Tensor | None = None) -> Tensor:

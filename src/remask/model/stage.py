@@ -37,6 +37,9 @@ class Pick:
     `order` are chosen. These take the places `target` among the computed rows. V is compared, and written for all A
     rows; with `keys` it is K. `chosen` takes in what the layers of the stage choose, in their order: once V of a layer
     is written, nothing else tells which rows had moved.
+
+    Layer i of the stage chooses where `phase` + i is a multiple of `every`. The others take the rows that were chosen
+    last, and write their V with them.
     """
 
     rows: Tensor  # int64 [A], among the stage's rows
@@ -44,6 +47,8 @@ class Pick:
     order: Tensor  # int64 [S]
     target: Tensor  # int64 [S]
     keys: bool
+    every: int = 1
+    phase: int = 0
     chosen: list[Tensor] = field(default_factory=list)  # int64 [S] each, among the stage's rows
 
 

@@ -97,6 +97,38 @@ class WorkList:
         np.logical_or.at(seen, piece, reach > 0)
         return WorkList(_numbered(cut[seen]), self.slots, reach[seen[piece]].astype(np.int32))
 
+    def ungrouped(self, most: int, shortest: int) -> "WorkList":
+        """The same attention with rows of several units as rows of one that has all their slots, where that is small.
+
+        It then has at most `most` slots, in runs of fewer than `shortest` on average. A unit stays as it is unless all
+        its rows can leave it, and so do units of rows with limits.
+        """
+        if self.reach is not None or self.outputs == len(np.unique(self.owners)):
+            return self
+        units = self.units.astype(np.int64)
+        first, last = units[:, FIRST_ROW], units[:, FIRST_ROW] + units[:, ROWS]
+        edges = np.unique(np.concatenate([first, last]))
+        inside = (first[:, None] <= edges[:-1]) & (edges[1:] <= last[:, None])  # [units, ranges of rows]
+        slots = [self.slots[slot : slot + count] for slot, count in units[:, [FIRST_SLOT, SLOTS]].tolist()]
+        whole: dict[int, Ints] = {}
+        for place in np.flatnonzero((inside.sum(0) > 1) & (units[:, SLOTS] @ inside <= most)).tolist():
+            together = np.concatenate([slots[unit] for unit in np.flatnonzero(inside[:, place])])
+            runs = len(run_edges(together)) - 1
+            if runs == 1 or len(together) < shortest * runs:
+                whole[place] = together
+        leaving = np.isin(np.arange(inside.shape[1]), list(whole))
+        while (torn := (inside & leaving).any(1) & (inside & ~leaving).any(1)).any():
+            leaving &= ~inside[torn].any(0)
+        if not leaving.any():
+            return self
+        builder = WorkListBuilder()
+        for unit in np.flatnonzero(~(inside & leaving).any(1)).tolist():
+            builder.add(int(first[unit]), int(units[unit, ROWS]), builder.slots(slots[unit]), len(slots[unit]), None)
+        for place in np.flatnonzero(leaving).tolist():
+            row, rows, own = int(edges[place]), int(edges[place + 1] - edges[place]), whole[place]
+            builder.add(row, rows, builder.slots(own), len(own), None)
+        return builder.list()
+
     def cut_at_runs(self, shortest: int) -> "WorkList":
         """The same attention in units whose slots are consecutive, where these would have `shortest` slots on average.
 
@@ -125,11 +157,11 @@ class WorkListBuilder:
 
     def __init__(self) -> None:
         self._units: list[tuple[int, int, int, int]] = []
-        self._slots: list[NDArray[np.int64]] = []
+        self._slots: list[NDArray[np.int64] | Ints] = []
         self._reach: list[NDArray[np.int64] | None] = []
         self._length = 0
 
-    def slots(self, slots: NDArray[np.int64]) -> int:
+    def slots(self, slots: NDArray[np.int64] | Ints) -> int:
         """Enter `slots` into the list of slots. Returns the number of the first entry, for `add`."""
         first = self._length
         self._slots.append(slots)

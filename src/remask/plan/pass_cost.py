@@ -36,7 +36,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     active = int(np.any([reach > 0 for reach in keys], axis=0).sum()) if keys else 0
     fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
-    choosing = {(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers}
+    choosing = {(layer, span.pick.by) for span in spans if span.pick is not None for layer in _choosing(span)}
     hooks = [each.plan.hook.cost(widths, each.plan.spans) for each in canvases if each.plan.hook is not None]
     choosing |= {compared for each in hooks for compared in each.compares}
     watching = max((each.looks for each in hooks), default=0)
@@ -66,23 +66,24 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         looked, chosen = (0, 0) if span.pick is None else (int(span.pick.among.sum()), span.pick.count)
         frozen = 0 if span.frozen is None else int((span.frozen & span.computed).sum())
         rows, layers = fixed + chosen, len(span.layers)
-        # K or V of the chosen rows is there already.
-        sides = 2 * (fixed - frozen) + chosen
+        compared = len(_choosing(span))
+        # Where rows are chosen K or V of these is there already.
+        sides = layers * 2 * (fixed - frozen + chosen) - compared * chosen
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed adds its cached outputs, and one that is leaves them.
         kept = 2 * int(span.rows.sum()) * each.outputs
         projections += OperationCost(
-            flops=layers * 2 * w.hidden * (2 * rows * w.queries + sides * w.keys),
-            kv_written=layers * w.item * sides * w.keys,
+            flops=2 * w.hidden * (layers * 2 * rows * w.queries + sides * w.keys),
+            kv_written=w.item * sides * w.keys,
             states=w.item * w.hidden * (restored + layers * kept),
             activations=layers * w.item * 2 * rows * (w.hidden + w.queries),
         )
-        repeated += layers * 2 * w.hidden * w.keys * chosen
+        repeated += compared * 2 * w.hidden * w.keys * chosen
         selection += OperationCost(
-            flops=layers * 2 * looked * w.hidden * w.keys,
-            kv_read=layers * w.item * looked * w.keys,
-            kv_written=layers * w.item * looked * w.keys,
-            activations=layers * w.item * looked * w.hidden,
+            flops=compared * 2 * looked * w.hidden * w.keys,
+            kv_read=compared * w.item * looked * w.keys,
+            kv_written=compared * w.item * looked * w.keys,
+            activations=compared * w.item * looked * w.hidden,
         )
         # The sink's value is added elementwise.
         attention += OperationCost(
@@ -109,6 +110,12 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         "watch": hook.watch,
     }
     return PassCost(operations, repeated)
+
+
+def _choosing(span: Span) -> list[int]:
+    """The layers in which rows of the span are chosen."""
+    pick = span.pick
+    return [] if pick is None else [layer for layer in span.layers if (layer - pick.first) % pick.every == 0]
 
 
 def _attended(plan: Plan, span: Span) -> tuple[int, int]:

@@ -42,11 +42,17 @@ class TopRho:
 
     V is projected and renewed for all rows of `among`. Q, K, attention and FFN are computed for the chosen rows only,
     and the others add their cached attention and FFN outputs. With `by="key"` K and V change places.
+
+    With `every` above 1 layers share a choice. It is made, and V projected, in the layer `first` and in each `every`th
+    after it. The layers between compute the rows that were chosen, and renew V of these alone. Layers that share a
+    choice must have the same pages.
     """
 
     among: Mask  # rows to choose from
     count: int  # how many are computed
     by: Literal["value", "key"] = "value"  # what is compared with the cache
+    first: int = 0  # the first layer in which the choice is made
+    every: int = 1  # layers from one choice to the next
 
 
 @dataclass(frozen=True, eq=False)

@@ -223,4 +223,11 @@ def _placed(spans: Spans, hit: PrefixHit, start: int | None) -> Spans:
     def without(span: Span) -> Span:
         return replace(span, rows=span.rows & ~prefix) if (span.rows & prefix).any() else span
 
-    return spans.map(without).cut(hit.boundary).cut(hit.layers).map(rejoin)
+    def restart(span: Span) -> Span:
+        # Above the leased layers a row has other pages, in which no choice of the layers below is noted.
+        pick = span.pick
+        if pick is None or not pick.first < hit.layers <= span.layers.start:
+            return span
+        return replace(span, pick=replace(pick, first=hit.layers))
+
+    return spans.map(without).cut(hit.boundary).cut(hit.layers).map(rejoin).map(restart)

@@ -31,6 +31,9 @@ class DllmCache(CachePolicy):
     K in place of V for all rows that it compares. "random" draws the rows of each layer from the request's seed and the
     step. It compares nothing, so it renews only the rows that it draws.
 
+    With `select_layers` above 1 so many layers share one choice, made in the first of them: what moved there has moved
+    in the next ones too. The paper chooses in each layer, and names sharing as future work.
+
     The authors also carry prompt rows through every step. Between prompt refreshes nothing reads these rows, so they
     are left out here. Only the row that predicts the first response position (Dream) stays live.
 
@@ -41,6 +44,7 @@ class DllmCache(CachePolicy):
         guidance_interval: Kcfg; with classifier-free guidance the unconditional canvas runs every so many steps, and in
             the first five.
         select: how the share is chosen.
+        select_layers: consecutive layers that share a choice, from the second on; anew from a shared prefix's boundary.
         phase: steps are counted up from 0, as in the authors' code, or "down" from their number K to 1, as in the
             paper's text (a refresh where k = 0 modulo the interval). "down" needs a schedule that says how many steps
             there are.
@@ -51,6 +55,7 @@ class DllmCache(CachePolicy):
     ratio: float = 0.25
     guidance_interval: int = field(default=1, metadata={"setting": "cfg_interval"})
     select: Select = "value"
+    select_layers: int = 1
     phase: Phase = "up"
 
     def __post_init__(self) -> None:
@@ -58,6 +63,7 @@ class DllmCache(CachePolicy):
         whole("response_interval", self.response_interval, low=1)
         real("ratio", self.ratio, low=0, high=1)
         whole("cfg_interval", self.guidance_interval, low=1)
+        whole("select_layers", self.select_layers, low=1)
         one_of("select", self.select, SELECTS)
         one_of("phase", self.phase, PHASES)
 
@@ -131,8 +137,10 @@ class DllmCache(CachePolicy):
             return (Span(layers, rows, held=held if held.any() else None),)
         if self.select == "random":
             # The draw is made here, so the device has nothing to choose.
-            return tuple(Span(range(i, i + 1), rows, held=held | _undrawn(view, response, count, i)) for i in layers)
-        return (Span(layers, rows, pick=TopRho(response, count, self.select), held=held if held.any() else None),)
+            groups = (range(i, min(i + self.select_layers, view.layers)) for i in layers[:: self.select_layers])
+            return tuple(Span(each, rows, held=held | _undrawn(view, response, count, each.start)) for each in groups)
+        pick = TopRho(response, count, self.select, first=layers.start, every=self.select_layers)
+        return (Span(layers, rows, pick=pick, held=held if held.any() else None),)
 
 
 def _undrawn(view: View, response: Mask, count: int, layer: int) -> Mask:

@@ -12,6 +12,7 @@ from remask import __version__
 from remask.engine.async_engine import StepObserver
 from remask.llm import LLM
 from remask.server.config import ServerConfig
+from remask.server.document import DescribedApp
 from remask.server.errors import add_handlers
 from remask.server.gate import Gate
 from remask.server.playground.sessions import Sessions
@@ -44,7 +45,7 @@ def create_app(
             service.close()
 
     # FastAPI's interactive pages load scripts from other hosts.
-    app = FastAPI(title="remask", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = DescribedApp(title="remask", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
     app.state.sandboxes = Sessions(clock=clock)
     add_handlers(app)

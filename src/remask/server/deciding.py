@@ -16,7 +16,7 @@ from remask.request.questions import Decision, Decisions
 from remask.request.result import Result
 from remask.server.errors import ApiError, json_response
 from remask.server.generation import check_end
-from remask.server.protocol import ReadBody
+from remask.server.protocol.reads import ReadBody
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, run_while_connected
 from remask.server.service import Service
 from remask.server.shapes import Json, usage, work

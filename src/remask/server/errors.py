@@ -13,7 +13,8 @@ from starlette.types import Scope
 
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError, RemaskError, UnknownNameError
 from remask.server.fields import FOREIGN, FOREIGN_TO_READS
-from remask.server.protocol import ChatBody, CompletionBody, DecisionsBody, RerankBody, ScoreBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
+from remask.server.protocol.reads import DecisionsBody, RerankBody, ScoreBody
 from remask.server.surfaces.messages_body import FOREIGN_TO_MESSAGES, MessagesBody
 from remask.server.surfaces.responses_body import FOREIGN_TO_RESPONSES, ResponsesBody
 

@@ -13,7 +13,7 @@ from remask.errors import RemaskError
 from remask.request.result import Event, Result
 from remask.request.trace import step_map
 from remask.server.errors import ApiError, error_object
-from remask.server.protocol import GenerationBody
+from remask.server.protocol.generation import GenerationBody
 from remask.server.shapes import Json, Names, usage, work
 from remask.server.tools import CallPiece, ToolCalls
 

@@ -20,7 +20,9 @@ from remask.request.terms import Terms
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
-from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from remask.server.protocol.conversation import Message
+from remask.server.protocol.generation import ChatBody, CompletionBody, GenerationBody
+from remask.server.protocol.texts import TokenizeBody
 from remask.server.texts import ITEM, LONG
 from remask.server.tools import ToolCalls
 from remask.text.prompts import text_tokens

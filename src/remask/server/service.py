@@ -23,7 +23,7 @@ from remask.server.errors import json_response
 from remask.server.generation import Generation
 from remask.server.intake import Intake
 from remask.server.metrics import Metrics
-from remask.server.protocol import GenerationBody
+from remask.server.protocol.generation import GenerationBody
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, run_while_connected
 from remask.server.shapes import Names
 from remask.server.texts import SHORT, TextWorkers

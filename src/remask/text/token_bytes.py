@@ -23,7 +23,7 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
     decoders = _decoders(json.loads(backend.backend_tokenizer.to_str()).get("decoder"))
     kinds = [each["type"] for each in decoders]
     if kinds == ["ByteLevel"]:
-        table = _printable()
+        table = printable_bytes()
         found = [None if name is None else _from_printable(name, table) for name in names]
     elif kinds == ["ByteFallback", "Fuse"]:
         found = [None if name is None else _from_fallback(name) for name in names]
@@ -40,7 +40,7 @@ def _decoders(decoder: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
     return decoder["decoders"] if decoder["type"] == "Sequence" else (decoder,)
 
 
-def _printable() -> dict[str, int]:
+def printable_bytes() -> dict[str, int]:
     """GPT-2's characters: printable bytes stand for themselves, the others follow from 256 on."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     rest = [byte for byte in range(256) if byte not in set(shown)]

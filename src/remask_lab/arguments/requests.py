@@ -6,11 +6,11 @@ from remask.cli.arguments.options import add_model_options
 from remask_lab.arguments.results import add_result_options
 
 
-def add_request_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for requests, sampling, the result and the model."""
+def add_request_options(parser: argparse.ArgumentParser, *, depths: bool = False) -> None:
+    """Add the options for requests, sampling, the result and the model; `depths` is that of `add_model_options`."""
     add_source_options(parser)
     add_result_options(parser)
-    add_model_options(parser)
+    add_model_options(parser, depths=depths)
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ def add_task_options(parser: Any) -> None:
 def add_workload_options(parser: Any, requests: int) -> None:
     """Which task, how many requests, of what length, and how they are denoised; `requests` is the default number."""
     add_task_options(parser)
-    parser.add_argument("--requests", type=int, default=requests, metavar="N", help=f"default {requests}")
+    parser.add_argument("--requests", type=int, default=requests, metavar="N", help=f"questions (default {requests})")
     parser.add_argument("--prefixes", type=int, help=f"different shared prefixes (default {PREFIXES})")
     parser.add_argument(
         "--prefix-tokens", type=int, metavar="P", help=f"length of a random shared prefix (default {PREFIX_TOKENS})"

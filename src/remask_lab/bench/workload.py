@@ -61,12 +61,14 @@ class Task:
         check: returns whether a text gives an answer. By default the answer must stand after the last `##`.
         parts: further scores of a text from 0 to 1 by name, such as whether it follows one part of the system prompt.
             Tasks of one workload may have different ones.
+        question: what is asked, without the shared prefix and what a chat template adds; None for random tokens.
     """
 
     request: Request
     answer: str | None = None
     check: Callable[[str, str], bool] = is_correct
     parts: Parts = field(default_factory=dict)
+    question: str | None = None
 
     def correct(self, text: str | None) -> bool | None:
         """Whether `text` gives the right answer. None where the task has no answer."""
@@ -260,7 +262,7 @@ def tariff_workload(
         if len(settings.kinds) > 1:
             parts[item.question.kind] = right
         request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
-        tasks.append(Task(request, item.reference, tariff.is_correct, parts))
+        tasks.append(Task(request, item.reference, tariff.is_correct, parts, item.messages[-1]["content"]))
     return Workload(_named("tariff", settings, with_prefix), seed, tuple(tasks), prefixes)
 
 
@@ -281,7 +283,7 @@ def relay_workload(
     for index, item in enumerate(relay.make_workload(requests, prefixes, seed, settings)):
         parts: Parts = {"hops": partial(relay.right_hops, answer=item.reference)}
         request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
-        tasks.append(Task(request, item.reference, relay.is_correct, parts))
+        tasks.append(Task(request, item.reference, relay.is_correct, parts, item.messages[-1]["content"]))
     return Workload(_named("relay", settings, with_prefix), seed, tuple(tasks), prefixes)
 
 
@@ -302,7 +304,7 @@ def transit_workload(
     for index, item in enumerate(make_workload(requests, prefixes, seed, settings.rows)):
         parts: Parts = {"rules": partial(is_ride, item.prompt, item.question), "format": keeps_format}
         request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
-        tasks.append(Task(request, item.answer, parts=parts))
+        tasks.append(Task(request, item.answer, parts=parts, question=item.messages[-1]["content"]))
     return Workload(_named("transit", settings, with_prefix), seed, tuple(tasks), prefixes)
 
 
@@ -324,7 +326,7 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
         messages = [*history, {"role": "user", "content": question.text}]
         answer = reference_response(line.prompt, question)
         request = _chat(llm, index, messages, sampling)
-        tasks.append(Task(request, answer.rsplit(maxsplit=1)[-1]))
+        tasks.append(Task(request, answer.rsplit(maxsplit=1)[-1], question=question.text))
         history = [*messages, {"role": "assistant", "content": answer}]
     return Workload("transit, conversations", seed, tuple(tasks), prefixes)
 
@@ -340,7 +342,7 @@ def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: 
     for index, item in enumerate(gsm8k.make_questions(requests, prefixes, seed)):
         request = _chat(llm, index, item.messages, sampling)
         parts: Parts = {"rules": partial(gsm8k.is_solved, item.answer), "format": gsm8k.keeps_format}
-        tasks.append(Task(request, item.answer, parts=parts))
+        tasks.append(Task(request, item.answer, parts=parts, question=item.messages[-1]["content"]))
     return Workload("GSM8K", seed, tuple(tasks), prefixes)
 
 

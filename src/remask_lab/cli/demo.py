@@ -89,8 +89,8 @@ def _show_answer(llm: LLM, workload: Workload, cache: str, before: str) -> None:
     """Prints the first request behind its system prompt, which `before` names, and the answer under `cache`."""
     task = workload.tasks[0]
     (output,) = llm.run([task.request.with_policy(llm.policy(cache))], progress=False)
-    assert llm.tokenizer is not None
-    prompt = " ".join(llm.tokenizer.decode(task.request.prompt_token_ids[task.request.prefix_length :]).split())
+    assert task.question is not None  # the tasks of the demo are all asked in words
+    prompt = " ".join(task.question.split())
     print(f"{before}, then the user's turn:")
     print(f"  {prompt}\n  -> {output.text}   (right answer: {task.answer})\n")
 

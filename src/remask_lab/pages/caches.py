@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.engine.config import EngineConfig
-from remask.errors import RemaskError
+from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.llm import LLM
 from remask.machine.disk import write_whole
 from remask_lab.bench.decodings import BASELINE, GRIDS, RANDOM_ORDER, SUBJECT, measure
@@ -69,6 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", default=str(PAGE), help="the page")
     args = parser.parse_args(argv)
     try:
+        if args.decodings and not args.measure:
+            raise ConfigError("--decodings says what --measure measures; name a model there")
+        known = [name for model in args.measure for name in GRIDS[model].decodings]
+        for name in args.decodings or ():
+            if name not in known:
+                raise UnknownNameError("decoding of the models of --measure", name, known)
         folder = Path(args.folder)
         folder.mkdir(parents=True, exist_ok=True)
         for model in args.measure:

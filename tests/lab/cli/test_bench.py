@@ -163,6 +163,9 @@ def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: 
     picture = tmp_path / "deep" / "depth.png"
     assert main(["--quiet", "demo", "--requests", "3", "--picture", str(picture)]) == 0
     out = capsys.readouterr().out
+    asked = out.split("then the user's turn:\n")[1].splitlines()[0]
+    assert asked.startswith("  In ")
+    assert asked.endswith("?"), "the question, without what the chat template adds"
     assert "right answer:" in out
     assert all(f"| {name} " in out for name in ("none", "reuse", "bicache", "none steps=1"))
     assert "Fewer steps, the baseline that needs no cache, give" in out

@@ -250,12 +250,16 @@ def test_our_own_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tasks", "remask_gsm8k", "--system-prompt", "nowhere.txt"], "cannot be read"),
         (["--tasks", "remask_gsm8k", "--sampling", '{"step": 1}'], "Did you mean 'steps'"),
         (["--tasks", "remask_gsm8k", "--output", "/nowhere/x.json"], "there is no folder"),
-        (["--tasks", "remask_gsm8k", "--include-path", "/nowhere"], "--include-path: there is no folder"),
-        (["--tasks", "remask_gsm8k", "--mc-samples", "3"], "must be a multiple of strata"),
+        (["--tasks", "remask_gsm8k", "--include-path", "/nowhere"], "which --data does without"),
+        (["--tasks", "arc_easy", "--include-path", "/nowhere"], "--include-path: there is no folder"),
+        (["--tasks", "remask_gsm8k", "--mc-samples", "16"], "--mc-samples is of tasks that score likelihoods"),
+        (["--tasks", "remask_gsm8k", "--canvas-length", "64"], "--canvas-length is of tasks that score likelihoods"),
+        (["--tasks", "arc_easy", "--mc-samples", "3"], "must be a multiple of strata"),
     ],
 )
 def test_what_cannot_be_evaluated(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
-    data = [] if "--data" in options or "--fields" in options else ["--data", str(GSM8K)]
+    local = not {"--data", "--fields", "arc_easy"} & set(options)
+    data = ["--data", str(GSM8K)] if local else []
     assert tasks(*data, *options) == 2
     assert message in capsys.readouterr().err
 

@@ -13,8 +13,11 @@ from remask.store.prefix_names import PREFIX_MATCHES, PREFIX_SHARINGS
 _DEFAULTS = EngineConfig()
 
 
-def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
-    """Add `--model`, `--dtype` and the other options that choose weights and device. `model` is the default."""
+def add_model_options(parser: argparse.ArgumentParser, model: str | None = None, *, depths: bool = True) -> None:
+    """Add `--model`, `--dtype` and the other options that choose weights and device.
+
+    `model` is the default. `depths` says whether the command may run a policy that looks a depth up.
+    """
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -24,7 +27,12 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         f"{', '.join(map(repr, BUNDLED_MODELS))}, or with --load-format dummy "
         "a preset" + (f" (default {model})" if model else ""),
     )
-    group.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
+    group.add_argument(
+        "--load-format",
+        default="auto",
+        choices=("auto", "dummy"),
+        help="dummy: random weights of a preset's shape, without a tokenizer; remask serve reads texts as bytes",
+    )
     group.add_argument(
         "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
     )
@@ -37,7 +45,10 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         "fits on a CPU",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
-    group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+    if depths:
+        group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+    else:
+        parser.set_defaults(depth_table=None)
     add_threads_option(group)
     parser.set_defaults(early=check_named)
 
@@ -67,18 +78,25 @@ def add_tensor_parallel(parser: argparse.ArgumentParser) -> None:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that limit the engine."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="requests run at a time")
-    group.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
+    group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="canvases that run at a time")
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        help="longest canvas: prompt and response, in tokens (default: the model's, 4096 at most)",
+    )
     group.add_argument("--max-row-layers", type=int, help="row-layers that one step may compute")
     group.add_argument(
         "--max-client-row-layers",
         type=int,
-        help="row-layers of one step that a client may have beside others (default those of the longest canvas)",
+        help="row-layers that a client's requests may compute in a step in which others have some (default: those of "
+        "the longest canvas)",
     )
     group.add_argument("--max-refreshes", type=int, help="requests that may refresh in one step")
     group.add_argument("--max-steps", type=int, help="steps that a request may ask for (default 4 x --max-model-len)")
     group.add_argument("--max-request-row-layers", type=int, help="row-layers that a request may cause in all")
-    group.add_argument("--page-size", type=int, help="token slots a page (default 16, or whole blocks)")
+    group.add_argument(
+        "--page-size", type=int, help="token slots a page; whole blocks of a block-causal model (default 16)"
+    )
     group.add_argument(
         "--store-budget-tokens",
         type=tokens_or_auto,
@@ -104,7 +122,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.prefix_sharing,
         choices=PREFIX_SHARINGS,
         metavar="|".join(PREFIX_SHARINGS),
-        help="auto: where a request does not say what is shared, share what recent prompts begin with (default exact)",
+        help="the leading part of a prompt that bidirectional models share: off none, exact what the request says, "
+        "auto also what recent prompts begin with (default exact)",
     )
     group.add_argument(
         "--prefix-min",
@@ -124,7 +143,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--prefix-cover",
         type=float,
         default=_DEFAULTS.prefix_cover,
-        help=f"share of a shared prefix that such a part must cover (default {_DEFAULTS.prefix_cover})",
+        help="share of a shared prefix that such a part must cover, also under auto "
+        f"(default {_DEFAULTS.prefix_cover})",
     )
     add_batch_invariant(group)
     group.add_argument(
@@ -132,7 +152,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.attention,
         choices=ATTENTIONS,
         metavar="|".join(ATTENTIONS),
-        help=f"what computes attention (default {_DEFAULTS.attention}: triton on CUDA, torch elsewhere)",
+        help="what computes attention; auto: triton on CUDA, torch elsewhere; numpy is slow, to compare with "
+        f"(default {_DEFAULTS.attention})",
     )
     group.add_argument(
         "--overlap",
@@ -144,7 +165,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--graphs",
         action=argparse.BooleanOptionalAction,
         default=_DEFAULTS.graphs,
-        help="repeat layers as device graphs, which saves launches on a GPU (default: where proven)",
+        help="repeat layers as device graphs, which saves launches on a GPU; dense models on one device "
+        "(default: where proven)",
     )
 
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
     group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
     add_rule_options(parser)
-    add_model_options(parser)
+    add_model_options(parser, depths=False)
 
 
 def add_system_prompt_option(parser: argparse.ArgumentParser) -> None:

@@ -36,7 +36,8 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
         "--cache",
         default=AUTO,
         metavar="SPEC",
-        help="policy, composition or FILE.py:CLASS (auto: bicache)",
+        help="policy, composition or FILE.py:CLASS of requests that name none; auto: bicache, or exact and none on "
+        "block-causal and uniform models (default auto)",
     )
     group.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     group.add_argument(
@@ -47,14 +48,19 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--seed", type=int, help="makes the seeds of requests without one reproducible")
     group.add_argument("--chat-template", metavar="FILE", help="Jinja template in place of the model's own")
-    group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model (default MODEL)")
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names that requests may give; answers carry the first (default MODEL)",
+    )
 
 
 def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimits]) -> Any:
     """Add the options for the address, the API keys and each of the declared `limits`. Returns their group."""
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")
+    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default 8000)")
     group.add_argument(
         "--api-key",
         nargs="+",
@@ -67,7 +73,9 @@ def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimit
         metavar="KEY",
         help=f"as --api-key; only these keys may have negative priorities; also from {PRIORITY_KEY_VARIABLE}",
     )
-    group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
+    group.add_argument(
+        "--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages of these origins may call (CORS)"
+    )
     group.add_argument(
         "--allowed-hosts",
         nargs="+",

@@ -7,8 +7,10 @@ from fastapi import APIRouter, Request, Response
 
 from remask.engine.engine import Engine
 from remask.server.bodies import BodyRoute
+from remask.server.document import answers
 from remask.server.errors import ApiError, json_response
-from remask.server.routes.common import documented, service_of
+from remask.server.routes.common import service_of
+from remask.server.schemas.cache import CacheContents, Dropped
 
 
 async def list_entries(request: Request) -> Response:
@@ -39,10 +41,10 @@ async def drop(request: Request, prefix_id: str) -> Response:
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute, responses=documented(401, 500))
-    made.add_api_route("/v1/cache", list_entries, methods=["GET"])
-    made.add_api_route("/v1/cache", drop_all, methods=["DELETE"])
-    made.add_api_route("/v1/cache/{prefix_id}", drop, methods=["DELETE"], responses=documented(404, 409))
+    made = APIRouter(route_class=BodyRoute)
+    made.add_api_route("/v1/cache", list_entries, methods=["GET"], responses=answers(CacheContents))
+    made.add_api_route("/v1/cache", drop_all, methods=["DELETE"], responses=answers(Dropped))
+    made.add_api_route("/v1/cache/{prefix_id}", drop, methods=["DELETE"], responses=answers(Dropped, 404, 409))
     return made
 
 

@@ -1,7 +1,7 @@
 """Endpoints that read the model's distribution: decisions, and vLLM's scores and rankings."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -9,8 +9,10 @@ from fastapi import APIRouter, Request, Response
 from remask.request.questions import Decisions, Question
 from remask.server.bodies import BodyRoute
 from remask.server.deciding import Answered, respond
-from remask.server.protocol import DecisionsBody, RelevanceBody, RerankBody, ScoreBody
-from remask.server.routes.common import documented, service_of
+from remask.server.document import RUNS, answers
+from remask.server.protocol.reads import DecisionsBody, RelevanceBody, RerankBody, ScoreBody
+from remask.server.routes.common import service_of
+from remask.server.schemas.reads import DecisionsAnswer, RerankAnswer, ScoreAnswer
 from remask.server.shapes import Json
 
 
@@ -79,13 +81,18 @@ async def rerank(request: Request, body: RerankBody) -> Response:
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute, responses=documented(400, 401, 404, 413, 422, 429, 500, 503, 504))
-    made.add_api_route("/v1/decisions", decisions, methods=["POST"])
-    made.add_api_route("/v1/systemone", decisions, methods=["POST"], include_in_schema=False)
-    for path in ("/v1/score", "/score"):
-        made.add_api_route(path, score, methods=["POST"], include_in_schema=path == "/v1/score")
-    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
-        made.add_api_route(path, rerank, methods=["POST"], include_in_schema=path == "/v1/rerank")
+    made = APIRouter(route_class=BodyRoute)
+    made.add_api_route("/v1/decisions", decisions, methods=["POST"], responses=answers(DecisionsAnswer, *RUNS))
+    made.add_api_route("/v1/score", score, methods=["POST"], responses=answers(ScoreAnswer, *RUNS))
+    made.add_api_route("/v1/rerank", rerank, methods=["POST"], responses=answers(RerankAnswer, *RUNS))
+    others: dict[str, Callable[..., Awaitable[Response]]] = {
+        "/v1/systemone": decisions,
+        "/score": score,
+        "/rerank": rerank,
+        "/v2/rerank": rerank,
+    }
+    for path, endpoint in others.items():
+        made.add_api_route(path, endpoint, methods=["POST"], include_in_schema=False)
     return made
 
 

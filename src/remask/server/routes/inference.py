@@ -1,15 +1,23 @@
 """Endpoints that generate text, and those that convert between text and tokens."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from remask.errors import ConfigError
 from remask.server.bodies import BodyRoute
+from remask.server.document import READS, RUNS, answers
 from remask.server.errors import json_response
 from remask.server.generation import Choices
-from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from remask.server.routes.common import documented, documented_messages, service_of
+from remask.server.protocol.generation import ChatBody, CompletionBody
+from remask.server.protocol.texts import DetokenizeBody, TokenizeBody
+from remask.server.routes.common import service_of
+from remask.server.schemas.choices import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
+from remask.server.schemas.info import DetokenizedText, Tokens
+from remask.server.schemas.messages import MessageAnswer, MessageEvent, MessagesError, TokenCount
+from remask.server.schemas.responses import ResponseAnswer, ResponseEvent
 from remask.server.shapes import ChatShape, CompletionShape
 from remask.server.surfaces.messages_answer import MessagesAnswer
 from remask.server.surfaces.messages_body import CountTokensBody, MessagesBody
@@ -86,16 +94,18 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute, responses=documented(400, 401, 404, 413, 422))
-    made.add_api_route(
-        "/v1/chat/completions", chat_completions, methods=["POST"], responses=documented(429, 500, 503, 504)
-    )
-    made.add_api_route("/v1/completions", completions, methods=["POST"], responses=documented(429, 500, 503, 504))
+    made = APIRouter(route_class=BodyRoute)
+
+    def post(path: str, endpoint: Callable[..., Awaitable[Response]], told: dict[int | str, Any]) -> None:
+        made.add_api_route(path, endpoint, methods=["POST"], responses=told)
+
+    post("/v1/chat/completions", chat_completions, answers(ChatAnswer, *RUNS, stream=ChatEvent))
+    post("/v1/completions", completions, answers(CompletionAnswer, *RUNS, stream=CompletionEvent))
+    post("/v1/responses", responses, answers(ResponseAnswer, *RUNS, stream=ResponseEvent))
+    post("/v1/messages", messages, answers(MessageAnswer, *RUNS, stream=MessageEvent, error=MessagesError))
+    post("/v1/messages/count_tokens", count_tokens, answers(TokenCount, *READS, 429, error=MessagesError))
+    post("/tokenize", tokenize, answers(Tokens, *READS, 429))
+    post("/detokenize", detokenize, answers(DetokenizedText, *READS, 429))
     # The name that Inception's and Mistral's APIs have for a prompt and its suffix.
     made.add_api_route("/v1/fim/completions", completions, methods=["POST"], include_in_schema=False)
-    made.add_api_route("/v1/responses", responses, methods=["POST"], responses=documented(429, 500, 503, 504))
-    made.add_api_route("/v1/messages", messages, methods=["POST"], responses=documented_messages())
-    made.add_api_route("/v1/messages/count_tokens", count_tokens, methods=["POST"], responses=documented_messages())
-    made.add_api_route("/tokenize", tokenize, methods=["POST"])
-    made.add_api_route("/detokenize", detokenize, methods=["POST"])
     return made

@@ -7,9 +7,11 @@ from fastapi import APIRouter, Request, Response
 from remask import __version__
 from remask.sampling.defaults import overlaid
 from remask.server.bodies import BodyRoute
+from remask.server.document import answers, plain
 from remask.server.errors import ApiError, json_response
 from remask.server.metrics import CONTENT_TYPE
-from remask.server.routes.common import documented, service_of
+from remask.server.routes.common import service_of
+from remask.server.schemas.info import Health, Model, ModelInfo, Models, Version
 from remask.server.service import Service
 from remask.tasks.cards import card
 
@@ -98,15 +100,17 @@ async def metrics(request: Request) -> Response:
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute, responses=documented(401))
-    made.add_api_route("/v1/models", models, methods=["GET"])
-    made.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=documented(404))
-    made.add_api_route("/health", health, methods=["GET"], responses=documented(503))
+    made = APIRouter(route_class=BodyRoute)
+    made.add_api_route("/v1/models", models, methods=["GET"], responses=answers(Models))
+    made.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=answers(Model, 404))
+    made.add_api_route("/health", health, methods=["GET"], responses=answers(Health, 503))
     for method in ("GET", "POST"):
-        made.add_api_route("/ping", health, methods=[method], responses=documented(503))
-    made.add_api_route("/version", version, methods=["GET"])
-    made.add_api_route("/get_model_info", get_model_info, methods=["GET"])
-    made.add_api_route("/metrics", metrics, methods=["GET"])
+        made.add_api_route("/ping", health, methods=[method], responses=answers(Health, 503))
+    made.add_api_route("/version", version, methods=["GET"], responses=answers(Version))
+    made.add_api_route("/get_model_info", get_model_info, methods=["GET"], responses=answers(ModelInfo))
+    made.add_api_route(
+        "/metrics", metrics, methods=["GET"], response_class=Response, responses=plain(CONTENT_TYPE.partition(";")[0])
+    )
     return made
 
 

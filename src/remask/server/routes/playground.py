@@ -7,14 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from remask.server.bodies import BodyRoute
+from remask.server.document import answers
 from remask.server.errors import ApiError, json_response
 from remask.server.playground.example import example
 from remask.server.playground.files import FILES, HEADERS, KINDS
 from remask.server.playground.sandbox import PoolFullError, Sandbox
 from remask.server.playground.sessions import Sessions
-from remask.server.protocol import Body
+from remask.server.protocol.base import Body
 from remask.server.reference.files import FILES as REFERENCE
-from remask.server.routes.common import documented, service_of
+from remask.server.routes.common import service_of
+from remask.server.schemas.playground import Closed, Example, SandboxState
 
 Number = Annotated[int, Query(ge=0, le=999)]
 PAGES = "/playground/pages"
@@ -90,21 +92,19 @@ async def switch_caching(request: Request, session: str, body: Caching) -> Respo
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute, responses=documented(401))
+    made = APIRouter(route_class=BodyRoute)
     for url, path in {**FILES, **REFERENCE}.items():
         made.add_api_route(url, _sender(path), methods=["GET"], include_in_schema=False)
-    made.add_api_route("/playground/example", begin, methods=["GET"], responses=documented(400, 422))
-    made.add_api_route(PAGES, open_pages, methods=["POST"])
-    one = f"{PAGES}/{{session}}"
-    made.add_api_route(one, get_pages, methods=["GET"], responses=documented(404))
-    made.add_api_route(one, close_pages, methods=["DELETE"], responses=documented(404))
-    made.add_api_route(f"{one}/step", step_pages, methods=["POST"], responses=documented(404))
-    bodied = documented(400, 404, 413, 422)
+    made.add_api_route("/playground/example", begin, methods=["GET"], responses=answers(Example, 400, 429))
+    made.add_api_route(PAGES, open_pages, methods=["POST"], responses=answers(SandboxState))
+    one, found = f"{PAGES}/{{session}}", answers(SandboxState, 404)
+    bodied = answers(SandboxState, 400, 404)
+    made.add_api_route(one, get_pages, methods=["GET"], responses=found)
+    made.add_api_route(one, close_pages, methods=["DELETE"], responses=answers(Closed, 404))
+    made.add_api_route(f"{one}/step", step_pages, methods=["POST"], responses=found)
     made.add_api_route(f"{one}/caching", switch_caching, methods=["POST"], responses=bodied)
-    made.add_api_route(f"{one}/requests", add_request, methods=["POST"], responses=bodied | documented(409))
-    made.add_api_route(
-        f"{one}/requests/{{number}}", finish_request, methods=["DELETE"], responses=documented(400, 404, 422)
-    )
+    made.add_api_route(f"{one}/requests", add_request, methods=["POST"], responses=answers(SandboxState, 400, 404, 409))
+    made.add_api_route(f"{one}/requests/{{number}}", finish_request, methods=["DELETE"], responses=bodied)
     return made
 
 

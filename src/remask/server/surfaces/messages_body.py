@@ -15,23 +15,11 @@ from remask.server.declared import Checked, given, with_declared
 from remask.server.fields import FOREIGN, Foreign, read_fields
 from remask.server.known import known_kind, known_tool, without
 from remask.server.limits import MAX_ITEMS
-from remask.server.protocol import (
-    MAX_KEYWORDS,
-    MAX_TOOLS,
-    PARAMETERS,
-    Body,
-    CacheControl,
-    CalledFunction,
-    ChatBody,
-    JsonSchema,
-    LongText,
-    Message,
-    Name,
-    ResponseFormat,
-    ToolCall,
-    chosen,
-    offered,
-)
+from remask.server.protocol.base import MAX_KEYWORDS, Body, LongText, Name
+from remask.server.protocol.conversation import CacheControl, Message
+from remask.server.protocol.generation import ChatBody
+from remask.server.protocol.tool_offers import MAX_TOOLS, PARAMETERS, ToolName
+from remask.server.surfaces.as_chat import add_call, answer_form, chosen, joined, offered, turn
 
 _STOP: Declared = declared(SamplingParams)["stop"]
 _INPUT = Declared(Settings("arguments of a call", 1024, 2**20), None, "The arguments of a call.")
@@ -149,7 +137,7 @@ class OfferedTool(Body):
     """
 
     type: Literal["custom"] = "custom"
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
+    name: ToolName
     description: LongText | None = None
     input_schema: Annotated[dict[str, Any], Checked("tools: input_schema", PARAMETERS)]
     strict: bool | None = None
@@ -227,19 +215,13 @@ class CountTokensBody(Body):
         wanted: Any = None
         if choice is not None:
             wanted = chosen(choice.name) if choice.name is not None else choice.type.replace("any", "required")
-        schema = None if form is None else JsonSchema.model_validate({"schema": form.schema_})
         return {
             "model": self.model,
-            "messages": [*_system(self.system), *(each for turn in self.messages for each in _messages(turn))],
-            "tools": [
-                offered(name=tool.name, description=tool.description, parameters=tool.input_schema)
-                for tool in self.tools or ()
-            ],
+            "messages": [*_system(self.system), *(each for said in self.messages for each in _messages(said))],
+            "tools": [offered(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()],
             "tool_choice": wanted,
             "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
-            "response_format": None
-            if schema is None
-            else ResponseFormat.model_construct(type="json_schema", json_schema=schema),
+            "response_format": None if form is None else answer_form(form.type, form.schema_),
             "control_tokens": self.control_tokens,
         }
 
@@ -272,32 +254,24 @@ def _system(given: str | Sequence[TextBlock] | None) -> list[Message]:
     if given is None:
         return []
     marks = [] if isinstance(given, str) else [block.cache_control for block in given if block.cache_control]
-    return [Message.model_construct(role="system", content=_joined(given), cache_control=marks[-1] if marks else None)]
+    return [turn("system", joined(given), mark=marks[-1] if marks else None)]
 
 
-def _messages(turn: Turn) -> list[Message]:
+def _messages(said: Turn) -> list[Message]:
     """A turn as chats have it: each result of a tool is a message of its own, and calls stand beside the text."""
-    if isinstance(turn.content, str):
-        return [Message.model_construct(role=turn.role, content=turn.content)]
+    if isinstance(said.content, str):
+        return [turn(said.role, said.content)]
     made: list[Message] = []
-    for block in turn.content:
+    for block in said.content:
         if isinstance(block, Thoughts):
             continue
         if isinstance(block, ToolResult):
-            content = _joined(block.content)
-            made.append(Message.model_construct(role="tool", content=content, tool_call_id=block.tool_use_id))
+            made.append(turn("tool", joined(block.content), call=block.tool_use_id))
+        elif isinstance(block, ToolUse):
+            add_call(made, block.id, block.name, json.dumps(block.input))
         else:
-            if not made or made[-1].role != turn.role:
-                made.append(Message.model_construct(role=turn.role, content=""))
-            if isinstance(block, TextBlock):
-                made[-1].content = f"{made[-1].content}{block.text}"
-            else:
-                function = CalledFunction.model_construct(name=block.name, arguments=json.dumps(block.input))
-                call = ToolCall.model_construct(id=block.id, function=function)
-                made[-1].tool_calls = [*(made[-1].tool_calls or ()), call]
+            if not made or made[-1].role != said.role:
+                made.append(turn(said.role, ""))
+            made[-1].content = f"{made[-1].content}{block.text}"
         made[-1].cache_control = block.cache_control or made[-1].cache_control
-    return made or [Message.model_construct(role=turn.role, content="")]
-
-
-def _joined(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
+    return made or [turn(said.role, "")]

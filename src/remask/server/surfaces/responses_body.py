@@ -14,23 +14,11 @@ from remask.server.declared import Checked, given, with_declared
 from remask.server.fields import FOREIGN, Foreign, read_fields
 from remask.server.known import known_kind, known_tool, without
 from remask.server.limits import MAX_ITEMS
-from remask.server.protocol import (
-    MAX_KEYWORDS,
-    MAX_TOOLS,
-    PARAMETERS,
-    Body,
-    CalledFunction,
-    ChatBody,
-    Function,
-    JsonSchema,
-    LongText,
-    Message,
-    Name,
-    ResponseFormat,
-    ToolCall,
-    chosen,
-    offered,
-)
+from remask.server.protocol.base import MAX_KEYWORDS, Body, LongText, Name
+from remask.server.protocol.conversation import Message
+from remask.server.protocol.generation import ChatBody, with_length
+from remask.server.protocol.tool_offers import MAX_TOOLS, Parameters, ToolName
+from remask.server.surfaces.as_chat import add_call, answer_form, chosen, joined, offered, turn
 
 _MAX_TOKENS: Declared = declared(SamplingParams)["max_tokens"]
 _STATELESS = "nothing is kept beyond an answer: send the whole conversation as `input`"
@@ -147,20 +135,15 @@ class OfferedFunction(Body):
     """A function that the model may call, as chat's, but flat."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
+    name: ToolName
     description: LongText | None = None
-    parameters: Annotated[dict[str, Any] | None, Checked("tools: parameters", PARAMETERS)] = None
+    parameters: Parameters = None
     strict: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _function(cls, tool: Any) -> Any:
         return without(known_tool(tool, frozenset(["function"])))
-
-    @property
-    def function(self) -> dict[str, Any]:
-        """The fields of chat's function."""
-        return {name: getattr(self, name) for name in Function.model_fields}
 
 
 class NamedFunction(Body):
@@ -230,10 +213,8 @@ class ResponsesBody(Body):
 
     @model_validator(mode="after")
     def _as_chat(self) -> "ResponsesBody":
-        own, terms = given(self, SamplingParams), given(self, Terms)
-        length = self.max_output_tokens
-        if length is not None and own.setdefault("max_tokens", length) != length:
-            raise ConfigError("max_tokens and max_output_tokens are two names of one thing; send one of them")
+        own = with_length(given(self, SamplingParams), "max_output_tokens", self.max_output_tokens)
+        terms = given(self, Terms)
         form = None if self.text is None else self.text.format
         choice = self.tool_choice
         self._chat = ChatBody.translated(
@@ -244,11 +225,11 @@ class ResponsesBody(Body):
             messages=_messages(self.instructions, self.input),
             stream=self.stream,
             user=self.user,
-            tools=None if self.tools is None else [offered(**tool.function) for tool in self.tools],
+            tools=[offered(tool.name, tool.description, tool.parameters) for tool in self.tools or ()],
             tool_choice=chosen(choice.name) if isinstance(choice, NamedFunction) else choice,
             parallel_tool_calls=self.parallel_tool_calls,
             logprobs=LOGPROBS in (self.include or ()) or bool(terms.get("top_logprobs")),
-            response_format=None if form is None else _format(form),
+            response_format=None if form is None else answer_form(form.type, form.schema_),
         )
         return self
 
@@ -260,33 +241,16 @@ class ResponsesBody(Body):
 
 def _messages(instructions: str | None, given: str | Sequence[Any]) -> list[Message]:
     """The conversation. Calls that follow each other, and a text before them, are one turn of the assistant's."""
-    turns = [] if instructions is None else [_turn("system", instructions)]
+    turns = [] if instructions is None else [turn("system", instructions)]
     if isinstance(given, str):
-        return [*turns, _turn("user", given)]
+        return [*turns, turn("user", given)]
     for item in given:
         if isinstance(item, InputMessage):
-            turns.append(_turn(item.role, _joined(item.content)))
+            turns.append(turn(item.role, joined(item.content)))
         elif isinstance(item, InputCall):
-            if not turns or turns[-1].role != "assistant":
-                turns.append(_turn("assistant", ""))
-            function = CalledFunction.model_construct(name=item.name, arguments=item.arguments)
-            call = ToolCall.model_construct(id=item.call_id, function=function)
-            turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), call]
+            add_call(turns, item.call_id, item.name, item.arguments)
         elif isinstance(item, InputResult):
-            turns.append(_turn("tool", _joined(item.output), item.call_id))
+            turns.append(turn("tool", joined(item.output), call=item.call_id))
     if not turns:
         raise ConfigError("input holds no message; send one at least")
     return turns
-
-
-def _turn(role: Any, text: str, call: str | None = None) -> Message:
-    return Message.model_construct(role=role, content=text, tool_call_id=call)
-
-
-def _joined(content: str | Sequence[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _format(form: TextFormat) -> ResponseFormat:
-    schema = None if form.schema_ is None else JsonSchema.model_validate({"schema": form.schema_})
-    return ResponseFormat.model_construct(type=form.type, json_schema=schema)

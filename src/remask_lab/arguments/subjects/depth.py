@@ -42,4 +42,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts (default 0)")
     add_rule_options(parser)
     add_result_options(parser)
-    add_model_options(parser)
+    add_model_options(parser, depths=False)

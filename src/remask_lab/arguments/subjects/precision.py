@@ -23,4 +23,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters")
     parser.add_argument("--seed", type=int, default=2024, help="of the workload and of its requests")
     add_result_options(parser)
-    add_model_options(parser)
+    add_model_options(parser, depths=False)

@@ -20,4 +20,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--official", action="store_true", help="the authors' profiler: one cosine per token")
     tau_option(parser)
     add_result_options(parser)
-    add_model_options(parser)
+    add_model_options(parser, depths=False)

@@ -16,4 +16,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caches", metavar="SPEC,...", help="policies beside none (default: what suits the model)")
     parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="timed turns of each policy (default 3)")
-    add_request_options(parser)
+    add_request_options(parser, depths=True)

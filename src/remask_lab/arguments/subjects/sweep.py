@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=REFRESH_INTERVAL,
         help=f"R while tau changes (default {REFRESH_INTERVAL})",
     )
-    parser.add_argument("--caches", default=",".join(CACHES), help=f"default {','.join(CACHES)}")
+    parser.add_argument(
+        "--caches", default=",".join(CACHES), help=f"policies, separated by commas (default {','.join(CACHES)})"
+    )
     parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
     add_workload_options(parser, requests=48)

@@ -16,6 +16,7 @@ from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask_lab.arguments.common import check_least
 from remask_lab.asked.common import compared_policies
+from remask_lab.cli.arguments.evaluate.likelihood import add_draw_options
 from remask_lab.cli.evaluate.likelihood import draws_of
 from remask_lab.harness.benchmark import (
     FOLDER,
@@ -105,9 +106,25 @@ def _tasks(args: argparse.Namespace) -> list[str]:
         )
     if args.shot_data is not None and sum(map(is_own, tasks)) > 1:
         raise ConfigError(f"--shot-data holds the examples of one of our own tasks; got --tasks {args.tasks}")
+    if all(map(is_own, tasks)):
+        _check_no_draws(args)
+    if args.data is not None and args.include_path is not None:
+        raise ConfigError("--include-path has configs for lm-eval, which --data does without; leave one of them out")
     if args.fields is not None and args.data is None:
         raise ConfigError("--fields says what the fields of --data are called; give both, or neither")
     return tasks
+
+
+def _check_no_draws(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` where an option of likelihoods is given, which our own tasks do not score."""
+    parser = argparse.ArgumentParser()
+    add_draw_options(parser)
+    for name, usual in vars(parser.parse_args([])).items():
+        if name != "seed" and getattr(args, name) != usual:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is of tasks that score likelihoods, and our own tasks generate; leave it "
+                "out"
+            )
 
 
 def _settings(args: argparse.Namespace, task: str, sampling: Mapping[str, Any]) -> TaskSettings:

@@ -28,11 +28,13 @@ function words(spec, schema, depth = 2) {
   return `${form.type ?? "any value"}${range}`;
 }
 
-function fields(spec, schema) {
+// Of a body it matters which fields must be there, of an answer which may be missing.
+function fields(spec, schema, asked) {
   const list = made("dl"), form = resolved(spec, schema);
   for (const [name, part] of Object.entries(form.properties ?? {})) {
     const term = made("dt"), required = (form.required ?? []).includes(name);
-    term.append(made("code", name), made("span", ` ${words(spec, part)}${required ? ", required" : ""}`, "soft"));
+    const note = asked ? (required ? ", required" : "") : (required ? "" : ", not always there");
+    term.append(made("code", name), made("span", ` ${words(spec, part)}${note}`, "soft"));
     list.append(term);
     const meaning = part.description ?? resolved(spec, part).description;
     if (meaning) list.append(made("dd", meaning));
@@ -45,7 +47,14 @@ function endpoint(spec, path, method, operation) {
   head.append(made("span", method.toUpperCase(), "method"), made("code", path), made("span", ` ${operation.summary ?? ""}`, "soft"));
   box.append(head, made("p", operation.description));
   const body = operation.requestBody?.content?.["application/json"]?.schema;
-  if (body) box.append(made("p", resolved(spec, body).description, "soft"), fields(spec, body));
+  if (body) box.append(made("h3", "Body"), made("p", resolved(spec, body).description, "soft"), fields(spec, body, true));
+  for (const [kind, told] of Object.entries(operation.responses?.["200"]?.content ?? {})) {
+    const stream = kind === "text/event-stream", schema = told.schema ?? {};
+    for (const each of schema.anyOf ?? [schema]) {
+      box.append(made("h3", `${stream ? "Event" : "Answer"}: ${words(spec, each, 1)}`), made("p", resolved(spec, each).description, "soft"));
+      box.append(fields(spec, each, false));
+    }
+  }
   const statuses = Object.entries(operation.responses ?? {}).map(([status]) => status);
   box.append(made("p", `Answers: ${statuses.join(", ")}`, "soft"));
   return box;

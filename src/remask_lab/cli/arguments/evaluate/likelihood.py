@@ -35,7 +35,7 @@ def add_parser(subjects: Any) -> None:
         "--max-rows", type=int, default=MAX_ROWS, metavar="N", help="most rows of a pass (default 4096)"
     )
     parser.add_argument("--output", metavar="FILE", help="write every response and its likelihood to FILE, as JSON")
-    add_model_options(parser)
+    add_model_options(parser, depths=False)
 
 
 def add_draw_options(parser: argparse.ArgumentParser) -> None:

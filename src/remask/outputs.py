@@ -1,0 +1,84 @@
+"""What a request comes to: its response as tokens and text, and how it ended."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from remask.engine.request import Request
+from remask.readers.logprobs import Logprobs
+from remask.request.questions import Decision
+from remask.request.result import FinishReason, Result, Transfer, Usage
+from remask.request.trace import TokenLogprob, token_logprobs
+from remask.text.detokenize import ResponseText
+from remask.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The response to one prompt. `text` is None without a tokenizer; `trace` and `logprobs` where not requested.
+
+    `holes` are the texts of a canvas' holes; None where there is no canvas. `token_ids` hold padding, texts do not.
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    usage: Usage
+    trace: tuple[Transfer, ...] | None
+    first_settled_s: float | None
+    elapsed_s: float
+    error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    holes: tuple[str, ...] | None = None
+    reads: Mapping[str, Any] = field(default_factory=dict)  # what its readers have found, see `Result`
+
+    @classmethod
+    def of(cls, request: Request, result: Result, tokenizer: Tokenizer | None, *, trace: bool) -> "Output":
+        """The output of a `request` that has ended."""
+        text, holes, error, template = None, None, result.error, request.response
+        if tokenizer is not None:
+            try:
+                told = ResponseText(tokenizer, template, request.params)
+                text = told.push(result.token_ids) + told.finish()
+                holes = None if request.template is None else tuple(told.holes)
+            # A tokenizer is anybody's code: what it raises for one answer loses no other.
+            except Exception as failure:
+                log.error("request %s: its tokens could not be decoded: %s", result.id, failure, exc_info=True)
+                error = f"its tokens could not be decoded: {failure}"
+        return cls(
+            id=result.id,
+            token_ids=tuple(result.token_ids[place] for place in template.shown(len(result.token_ids))),
+            text=text,
+            finish_reason=result.finish_reason,
+            usage=result.usage,
+            trace=result.trace if trace else None,
+            first_settled_s=result.first_settled_s,
+            elapsed_s=result.elapsed_s,
+            error=error,
+            reads=result.reads,
+            logprobs=None
+            if request.reader(Logprobs) is None
+            else token_logprobs(result.trace, len(request.prompt_token_ids), len(result.token_ids)),
+            holes=holes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedOutput:
+    """What a step added to an answer: new text and its tokens. The last one has the whole `output`."""
+
+    delta: str
+    token_ids: tuple[int, ...] = ()
+    output: Output | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Decisions by the ids of their questions, and the work of all of them."""
+
+    answers: Mapping[str, Decision]
+    usage: Usage

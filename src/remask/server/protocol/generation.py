@@ -1,0 +1,211 @@
+"""Bodies of chat and text completions: OpenAI's fields, and the declared sampling parameters and terms."""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from remask.checks.fields import declared
+from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
+from remask.server.declared import Checked, given, with_declared
+from remask.server.fields import read_fields
+from remask.server.protocol.answer_form import ResponseFormat
+from remask.server.protocol.base import Body, Count, LongText, Name, Texts, TokenIds, TokenLists
+from remask.server.protocol.conversation import VARIABLES, Messages
+from remask.server.protocol.tool_offers import MAX_TOOLS, ChosenTool, ToolOffer
+from remask.server.tools import Tool, ToolCalls, format_of
+
+_MAX_TOKENS = declared(SamplingParams)["max_tokens"]
+_TOP_LOGPROBS = declared(Terms)["top_logprobs"]
+
+
+class StreamOptions(Body):
+    """Options of a stream. `include_usage` adds a last chunk that holds the usage.
+
+    `include_obfuscation` is ignored: chunks carry no padding.
+    """
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+@with_declared(SamplingParams, Terms)
+class GenerationBody(Body):
+    """What chat and text completions have in common, beside the declared sampling parameters and terms."""
+
+    model: Name | None = None
+    n: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stream_drafts: bool | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    user: Name | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_fields(cls, body: Any) -> Any:
+        return read_fields(body, cls.model_fields)
+
+    @property
+    def fixed_chars(self) -> int:
+        """Characters of the texts that the response is to hold."""
+        terms: Any = given(self, Terms)
+        parts = [each.text for each in terms.get("canvas") or () if each.text is not None]
+        return sum(map(len, [*parts, terms.get("suffix") or ""]))
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that the request sets, by name."""
+        return given(self, SamplingParams)
+
+    @property
+    def asks_form(self) -> bool:
+        """Whether it asks for the form of its answer, in either way."""
+        return self.response_format is not None or self.structured_outputs is not None  # type: ignore[attr-defined]
+
+    @cached_property
+    def own_terms(self) -> Terms:
+        """The declared terms, with the form that is asked for in either way.
+
+        Raises `ConfigError` where two of its fields contradict each other.
+        """
+        terms = Terms(**given(self, Terms))
+        form = None if self.response_format is None else self.response_format.form
+        if form is None:
+            return terms
+        if terms.structured_outputs is not None:
+            raise ConfigError("response_format and structured_outputs both say the answer's form; send one of them")
+        return replace(terms, structured_outputs=form)
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of the request. Raises `ConfigError` where two of its fields contradict each other."""
+        return self.own_terms
+
+
+def with_length(own: dict[str, Any], name: str, length: int | None) -> dict[str, Any]:
+    """The sampling parameters `own`, with the length that the field `name` of another API gives.
+
+    Raises `ConfigError` where `max_tokens` says another one.
+    """
+    if length is not None and own.setdefault("max_tokens", length) != length:
+        raise ConfigError(f"max_tokens and {name} are two names of one thing; send one of them")
+    return own
+
+
+class ChatBody(GenerationBody):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Messages
+    max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", _MAX_TOKENS)] = None
+    logprobs: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", VARIABLES)] = None
+    tools: Annotated[list[ToolOffer], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    _calls: tuple[str | None, ToolCalls | None] | None = PrivateAttr(None)  # with the template that they are for
+    _texts_name: str = PrivateAttr("messages")
+
+    @classmethod
+    def translated(cls, texts_name: str, **fields: Any) -> "ChatBody":
+        """The body that another API's comes to, whose `fields` are checked already.
+
+        `texts_name` is what that API calls the messages, for errors.
+        """
+        made = cls.model_construct(**fields)
+        made._texts_name = texts_name
+        return made
+
+    @property
+    def texts_name(self) -> str:
+        """The field that holds the conversation."""
+        return self._texts_name
+
+    @property
+    def offered(self) -> list[ToolOffer]:
+        """The tools that the model is told of. Raises `ConfigError` where a choice is made among none."""
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise ConfigError("tool_choice asks for a call, and there are no tools; send some")
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def variables(self) -> dict[str, Any] | None:
+        """Variables of the chat template: the request's own, and its tools."""
+        if not self.offered:
+            return self.chat_template_kwargs
+        if "tools" in (self.chat_template_kwargs or {}):
+            raise ConfigError("tools and chat_template_kwargs both name tools; send the former")
+        return {**(self.chat_template_kwargs or {}), "tools": [tool.rendered for tool in self.offered]}
+
+    def calls(self, template: str | None) -> ToolCalls | None:
+        """What the request says of calls, under a chat `template`; None where there are no tools to call.
+
+        Raises `ConfigError` where a call cannot be made as it is asked for.
+        """
+        if self._calls is None or self._calls[0] is not template:
+            self._calls = template, self._called(template)
+        return self._calls[1]
+
+    def _called(self, template: str | None) -> ToolCalls | None:
+        tools, choice = [Tool(each.function.name, each.function.parameters) for each in self.offered], self.tool_choice
+        names = [tool.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise ConfigError("tools: two of them have one name; give each a name of its own")
+        if not tools:
+            return None
+        if isinstance(choice, ChosenTool):
+            if choice.function.name not in names:
+                raise ConfigError(
+                    f"tool_choice names {choice.function.name!r}, which is none of tools: {', '.join(names)}"
+                )
+            tools = [tool for tool in tools if tool.name == choice.function.name]
+        elif choice != "required" and (template is None or "tools" not in template):
+            raise ConfigError(
+                "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
+                "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
+            )
+        forced: Any = "named" if isinstance(choice, ChosenTool) else "required" if choice == "required" else None
+        if forced is not None:
+            self._check_free(self.own_terms)
+        return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template))
+
+    def _check_free(self, terms: Terms) -> None:
+        """Raise `ConfigError` where something else says what the answer is, too."""
+        for name in ("canvas", "suffix", "structured_outputs"):
+            if getattr(terms, name) is not None:
+                raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The same, with the newer name of `max_tokens`. Raises `ConfigError` where the two names contradict."""
+        return with_length(super().sampling, "max_completion_tokens", self.max_completion_tokens)
+
+    @cached_property
+    def terms(self) -> Terms:
+        """The same, in which `logprobs` says whether there are any."""
+        terms = self.own_terms
+        if not self.logprobs and terms.top_logprobs:
+            raise ConfigError(f"top_logprobs={terms.top_logprobs} needs logprobs=true; send both, or neither")
+        return replace(terms, top_logprobs=(terms.top_logprobs or 0) if self.logprobs else None)
+
+
+class CompletionBody(GenerationBody):
+    """Body of `/v1/completions`. A prompt is text or token ids; a list of prompts gives a choice for each."""
+
+    prompt: LongText | Texts | TokenIds | TokenLists
+    logprobs: Annotated[int | None, Checked("logprobs", _TOP_LOGPROBS)] = None
+
+    @cached_property
+    def terms(self) -> Terms:
+        """The same, in which `logprobs` is another name of `top_logprobs`."""
+        terms, count = self.own_terms, self.logprobs
+        if count is None:
+            return terms
+        if terms.top_logprobs not in (None, count):
+            raise ConfigError("logprobs and top_logprobs are two names of one thing; send one of them")
+        return replace(terms, top_logprobs=count)

@@ -1,0 +1,77 @@
+"""Layers that share a choice of rows (dLLM-Cache with `select_layers`), beside canvases that cut their stages."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from remask.model.pool import Pool
+from remask.model.stage import Pick
+from remask.model.transformer import Transformer
+from remask.policies import parse
+from remask.policies.depth_lookup import DepthLookup
+from tests.engine.support import MODELS, Work, outcome, poisoned_engine, request, run
+
+
+def policy(name: str, **settings: Any) -> Any:
+    return parse(name, settings, lambda: DepthLookup({}))
+
+
+def dllm(layers: int, name: str = "dllm-cache", **settings: Any) -> Any:
+    return policy(name, response_interval=5, ratio=0.4, select_layers=layers, **settings)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "llada-moe"])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_company_does_not_move_where_rows_are_chosen(family: str, layers: int) -> None:
+    """A prefix's boundary cuts the stages of all, in the middle of what shares a choice."""
+    asked = [request(f"d{n}", 10 + n, 0, seed=n) for n in range(3)]
+    work = [Work(each, dllm(layers), number) for number, each in enumerate(asked)]
+    work += [Work(request("own", 9), dllm(1))]
+    for depth in (1, 2, 3):
+        work.append(Work(request(f"b{depth}", 12, 6), policy("bicache", depth=depth, refresh_interval=2), depth))
+    work.append(Work(request("both", 12, 6), dllm(layers, "bicache+dllm-cache", depth=2), 1))
+    engine = poisoned_engine(MODELS[family], max_num_seqs=8, batch_invariant=True)
+    together = run(engine, work)
+    for item in work:
+        alone = run(poisoned_engine(MODELS[family], batch_invariant=True), [item])
+        assert outcome(together[item.request.id]) == outcome(alone[item.request.id])
+
+
+@pytest.mark.parametrize(("layers", "choosing"), [(1, [1, 2, 3]), (2, [1, 3]), (3, [1])])
+def test_only_the_first_layer_of_those_that_share_compares(
+    monkeypatch: pytest.MonkeyPatch, layers: int, choosing: list[int]
+) -> None:
+    compared: list[int] = []
+    rows: list[list[int]] = []
+    choose, partial_layer = Transformer._choose, Transformer._partial_layer
+
+    def watched(self: Transformer, h: Any, w: Any, layer: int, *rest: Any) -> Any:
+        compared.append(layer)
+        return choose(self, h, w, layer, *rest)
+
+    def layer_run(self: Transformer, h: Any, layer: int, stage: Any, pool: Pool, *rest: Any) -> Any:
+        out = partial_layer(self, h, layer, stage, pool, *rest)
+        picks: tuple[Pick, ...] = stage.partial.picks
+        rows.extend(sorted(pick.chosen[-1].tolist()) for pick in picks)
+        return out
+
+    monkeypatch.setattr(Transformer, "_choose", watched)
+    monkeypatch.setattr(Transformer, "_partial_layer", layer_run)
+    engine = poisoned_engine(MODELS["llada"])
+    run(engine, [Work(request("r", 10, steps=4, max_tokens=8), dllm(layers))])
+    passes = len(rows) // 3
+    assert passes == 3, "the first of four renews all"
+    assert compared == choosing * passes
+    for start in range(0, len(rows), 3):
+        for layer in range(1, 4):
+            first = layer - (layer - 1) % layers
+            assert rows[start + layer - 1] == rows[start + first - 1]
+
+
+def test_rows_are_marked_on_the_device_once_they_are_needed() -> None:
+    engine = poisoned_engine(MODELS["llada"])
+    run(engine, [Work(request("r", 10), dllm(1))])
+    assert engine.pool._picked is None
+    run(engine, [Work(request("s", 10), dllm(2))])
+    assert engine.pool.picked.dtype == torch.bool
