@@ -64,8 +64,8 @@ def test_the_first_model_is_that_of_the_list() -> None:
         (200, '{"data": []}', "lists no model; name one with --model"),
         (200, '{"object": "list"}', "lists no models; is this the URL of an API that ends in /v1"),
         (200, '{"data": [{"name": "a"}]}', "lists no models"),
-        (200, "[1]", "no object of JSON"),
-        (200, "<html>", "no JSON: b'<html>'"),
+        (200, "[1]", "is not a JSON object"),
+        (200, "<html>", "not JSON: b'<html>'"),
         (404, '{"detail": "Not Found"}', "status 404"),
         (502, "<html>bad gateway", "status 502: <html>bad gateway"),
         (401, '{"error": {"message": "wrong key"}}', "status 401: wrong key"),
@@ -82,7 +82,7 @@ def test_what_is_no_list_of_models_is_an_error_with_its_cause(status: int, body:
     ("body", "text"),
     [
         (event("a") + 'data: {"error": {"message": "it broke"}}\n\n', "it broke"),
-        (event("a") + "data: {half\n\n", "no JSON"),
+        (event("a") + "data: {half\n\n", "not JSON"),
     ],
 )
 def test_an_answer_that_breaks_off_says_why(body: str, text: str) -> None:

@@ -68,9 +68,9 @@ def test_a_second_line_of_one_id_is_refused_by_its_number(tmp_path: Path) -> Non
     assert status == 1
     errors = [answer.get("error", "") for answer in answers]
     assert [bool(error) for error in errors] == [number in (5, 6, 10, 11) for number in range(12)]
-    assert errors[5] == "id 'a' is that of line 1; ids must differ, or be left out"
-    assert "that of line 2" in errors[6]
-    assert "that of line 11" in errors[11]
+    assert errors[5] == "id 'a' is used by line 1 too; ids must differ, or be left out"
+    assert "used by line 2" in errors[6]
+    assert "used by line 11" in errors[11]
 
 
 def test_the_trace_is_left_out_unless_asked_for(tmp_path: Path) -> None:

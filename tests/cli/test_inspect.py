@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from remask.checkpoint.presets import preset
 from remask.cli import main
+from remask.cli.commands import MODEL_EXAMPLES
 from remask.engine.capacity import weight_bytes
 from remask.families import family_of
 from tests.checkpoint import checkpoints
@@ -75,7 +77,7 @@ def test_requests_are_named_by_their_ids(tmp_path: Path, capsys: pytest.CaptureF
     assert "  a long name of a request        48" in told
     assert ": a long name of a request, 7, 3" in told
     assert inspect(tmp_path, asked) == 2
-    assert "line 4: id '7' is that of line 2; ids must differ" in capsys.readouterr().err
+    assert "line 4: id '7' is used by line 2 too; ids must differ" in capsys.readouterr().err
 
 
 def test_nested_prefixes_are_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,6 +158,12 @@ def test_a_folder_is_told_from_its_headers(
     assert f"{feed_forward}\n  {parameters:,} parameters, of which " in told
     assert f"in the files: {parameters:,} F32" in told
     assert "cache policies: none, " in told
+
+
+@pytest.mark.parametrize("example", MODEL_EXAMPLES)
+def test_the_examples_of_its_help_run(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(example)[1:]) == 0
+    assert "parameters" in capsys.readouterr().out
 
 
 def test_a_folder_whose_tensors_do_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

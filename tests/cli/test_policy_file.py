@@ -91,8 +91,8 @@ def test_bench_compares_it(tmp_path: Path) -> None:
     [
         (None, {}, "there is no file"),
         ("x = 1", {}, "has no class 'P'"),
-        ("P = 1", {}, "is no cache policy: it provides an object of type int"),
-        ("class P: pass", {}, "is no cache policy: it provides the class P"),
+        ("P = 1", {}, "is not a cache policy: it provides an object of type int"),
+        ("class P: pass", {}, "is not a cache policy: it provides the class P"),
         ("1 / 0", {}, "cannot be run: ZeroDivisionError"),
         ("raise SystemExit(3)", {}, "cannot be run: SystemExit"),
         ("from remask.policies import Dense as P", {"every": 2}, "Unknown setting of cache policy 'P' 'every'"),

@@ -78,7 +78,7 @@ SOUGHT = {
     "laptop": ("laptop",),
     "speculative": ("sampling",),
     "infilling": ("infilling",),
-    "bicache": ("policies",),
+    "bicache": ("policies", "how-bicache"),
     "options": ("commands",),
 }
 
@@ -100,3 +100,27 @@ def test_links_out_of_the_site_are_refused() -> None:
     )
     with pytest.raises(Exception, match=r"README\.md links to src/x\.py, which is no page of the site"):
         relinked("[a](src/x.py)", "README.md")
+
+
+def test_every_page_is_found_from_the_index_of_its_door() -> None:
+    """In one click, or in two by a page that lists others, such as the recipes."""
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    doors = dict(re.findall(r"^  - ([^:\n]+):\n((?:    .*\n)+)", nav, re.MULTILINE))
+    for door, index in {
+        "Tutorials": "tutorials",
+        "How to": "how-to",
+        "Reference": "reference",
+        "Explanation": "explanation",
+    }.items():
+        pages = set(re.findall(r"(\S+)\.md$", doors[door], re.MULTILINE))
+        assert index in pages
+        first = linked(index)
+        found = first.union(*map(linked, first & pages))
+        assert pages - found <= {index}, door
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"](docs/{index}.md)" in readme for index in ("tutorials", "how-to", "reference", "explanation"))
+
+
+def linked(page: str) -> set[str]:
+    """The pages of docs/ to which a page leads."""
+    return set(re.findall(r"\]\(([\w-]+)\.md", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")))

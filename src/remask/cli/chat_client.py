@@ -78,9 +78,9 @@ def _object(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise RemaskError(f"the server answers with what is no JSON: {text[:200]!r}") from error
+        raise RemaskError(f"the server's answer is not JSON: {text[:200]!r}") from error
     if not isinstance(found, dict):
-        raise RemaskError(f"the server answers with no object of JSON: {text[:200]!r}")
+        raise RemaskError(f"the server's answer is not a JSON object: {text[:200]!r}")
     return found
 
 

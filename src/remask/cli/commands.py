@@ -67,7 +67,7 @@ class Command:
 
 MODEL_EXAMPLES = (
     "remask inspect model bundled",
-    "remask inspect model llada-moe-7b --json",
+    "remask inspect model llada-moe-7b-a1b --json",
 )
 STORE_EXAMPLES = (
     "remask inspect store --model bundled --input requests.jsonl --cache bicache",

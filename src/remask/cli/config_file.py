@@ -52,7 +52,7 @@ def _flags(path: str, values: dict[str, Any], known: Collection[str]) -> Iterato
     for key, value in values.items():
         name = "--" + str(key).replace("_", "-")
         if name == FLAG:
-            raise ConfigError(f"{FLAG}: {path!r} names another file of flags; one is enough")
+            raise ConfigError(f"{FLAG}: {path!r} names another file of flags; only one is allowed")
         if name not in known:
             raise UnknownNameError(f"flag in {path!r}", str(key), (flag.removeprefix("--") for flag in known))
         if value is None or value is False:

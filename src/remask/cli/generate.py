@@ -91,7 +91,7 @@ def _answer_lines(llm: LLM, source: TextIO, target: LineFile | None, defaults: D
             if name is not None:
                 first = lines.setdefault(json.dumps(name, sort_keys=True), number)
                 if first != number:
-                    raise ConfigError(f"id {shown(name)} is that of line {first}; ids must differ, or be left out")
+                    raise ConfigError(f"id {shown(name)} is used by line {first} too; ids must differ, or be left out")
             request = as_request(llm, line, request_id, defaults)
             llm.engine.check(request)
         # Also what no check foresaw: one line must not lose the answers of the others.

@@ -98,7 +98,7 @@ def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:
                 own = line.get("id", number)
                 name = own if isinstance(own, str) else json.dumps(number if own is None else own)
                 if lines.setdefault(name, number) != number:
-                    raise ConfigError(f"id {shown(name)} is that of line {lines[name]}; ids must differ")
+                    raise ConfigError(f"id {shown(name)} is used by line {lines[name]} too; ids must differ")
                 requests.append(as_request(llm, line, name, defaults))
                 llm.engine.check(requests[-1])
             except ConfigError as error:

@@ -26,7 +26,7 @@ def add_log_options(group: argparse._ActionsContainer) -> None:
         QUIET,
         action="store_true",
         default=argparse.SUPPRESS,
-        help="no banner, no progress bars, and of the log warnings and errors only",
+        help="no banner, no progress bars, and only warnings and errors in the log",
     )
     group.add_argument(
         LEVEL,

@@ -31,7 +31,7 @@ def policy_option(
         policy = PolicyType.of(made)
     except TypeError as error:
         raise ConfigError(
-            f"--cache: {name} of {path} is no cache policy: {error}; expected a frozen dataclass derived from "
+            f"--cache: {name} of {path} is not a cache policy: {error}; expected a frozen dataclass derived from "
             "remask.policies.CachePolicy whose fields all have defaults (docs/extending.md)"
         ) from error
     for key in settings or {}:

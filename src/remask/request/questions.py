@@ -261,7 +261,7 @@ class Decisions:
     together: bool = declare(
         False,
         Flag(),
-        "One canvas for all questions, so that each bears on the others; by default each has a canvas of its own.",
+        "One canvas for all questions, so that they influence each other; by default each has its own canvas.",
     )
     calibrate: bool = declare(
         False,
@@ -271,7 +271,7 @@ class Decisions:
     end_turn: bool = declare(
         True,
         Flag(),
-        "Whether the end of the assistant's turn stands behind the answer, as the chat template writes it.",
+        "Whether the end of the assistant's turn follows the answer, as the chat template writes it.",
     )
 
     def __post_init__(self) -> None:

@@ -104,7 +104,7 @@ class Terms:
         "other.",
     )
     suffix: str | None = declare(
-        None, Text(POSITIONS), "What stands behind the response, which fills the `max_tokens` positions before it."
+        None, Text(POSITIONS), "Text after the response, which fills the `max_tokens` positions before it."
     )
 
     def __post_init__(self) -> None:

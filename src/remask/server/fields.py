@@ -43,7 +43,7 @@ HONOURED: Mapping[str, str] = {
     "stream": "server-sent events",
     "stream_options": "`include_usage`; `include_obfuscation` is ignored",
     "structured_outputs": "`regex`, `choice`, `json`, `json_object`: see [structured outputs](structured-outputs.md)",
-    "suffix": "what stands behind the response: see [infilling](infilling.md)",
+    "suffix": "text after the response: see [infilling](infilling.md)",
     "temperature": _SAMPLING,
     "tool_choice": "chat; `none`, `auto`, `required` or the name of one: see [tools](tools.md)",
     "tools": "chat; functions: see [tools](tools.md)",

@@ -12,7 +12,7 @@ from remask.server.limits import IntakeLimits
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.allow_abbrev = False
-    parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
+    parser.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
     add_model_options(parser, BUNDLED)
     add_tensor_parallel(parser)
     add_engine_options(parser)
@@ -21,10 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser, IntakeLimits)
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
-        "--ray-address", metavar="ADDRESS", help="address of a running cluster (default: start one here)"
+        "--ray-address", metavar="ADDRESS", help="address of a running Ray cluster (default: start one here)"
     )
-    fleet.add_argument("--min-replicas", type=int, default=1, metavar="N", help="fewest replicas (default 1)")
-    fleet.add_argument("--max-replicas", type=int, metavar="N", help="most replicas (default --min-replicas)")
+    fleet.add_argument(
+        "--min-replicas", type=int, default=1, metavar="N", help="minimum number of replicas (default 1)"
+    )
+    fleet.add_argument(
+        "--max-replicas", type=int, metavar="N", help="maximum number of replicas (default --min-replicas)"
+    )
     fleet.add_argument(
         "--target-ongoing-requests",
         type=float,
@@ -34,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--upscale-delay", type=float, default=30.0, metavar="S", help="seconds of higher load before one is added"
     )
-    fleet.add_argument("--downscale-delay", type=float, default=600.0, metavar="S", help="the same of lower load")
+    fleet.add_argument(
+        "--downscale-delay", type=float, default=600.0, metavar="S", help="seconds of lower load before one is removed"
+    )
     fleet.add_argument("--routing", default="prefix", metavar="NAME", help="prefix or round-robin (default prefix)")
     fleet.add_argument(
         "--balance",

@@ -13,13 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
     parser.add_argument("--system", metavar="TEXT", help="system prompt of --prompt")
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument(
-        "--canvas", metavar="JSON", help="parts of --prompt's answer: fixed ones, and holes to be filled"
-    )
-    shape.add_argument("--suffix", metavar="TEXT", help="what stands behind --prompt's answer")
+    shape.add_argument("--canvas", metavar="JSON", help="parts of --prompt's answer: fixed text, and holes to fill")
+    shape.add_argument("--suffix", metavar="TEXT", help="text that follows --prompt's answer, which fills the gap")
     parser.add_argument("--output", metavar="FILE", help="JSONL answers (default: standard output)")
     add_default_options(parser)
-    parser.add_argument("--trace", action="store_true", help="write which positions settled at which step")
+    parser.add_argument("--trace", action="store_true", help="write which positions became final in which step")
     add_model_options(parser)
     add_tensor_parallel(parser)
     add_engine_options(parser)

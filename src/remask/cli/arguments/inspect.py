@@ -16,12 +16,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path", metavar="PATH", help="folder, GGUF file or hub id of a checkpoint, or the name of a preset"
     )
     model.add_argument(
-        "--memory", type=float, metavar="GB", help="memory of a device, for what fits (default: this machine's)"
+        "--memory",
+        type=float,
+        metavar="GB",
+        help="say what fits into a device of this memory (default: this machine's)",
     )
     add_tensor_parallel(model)
     model.add_argument("--json", action="store_true", help="print JSON")
     model.epilog = examples(*MODEL_EXAMPLES)
-    store = subjects.add_parser("store", help="pages, who references them, and what was shared, for a file of requests")
+    store = subjects.add_parser(
+        "store", help="pages, which requests use them, and what was shared, for a file of requests"
+    )
     store.epilog = examples(*STORE_EXAMPLES)
     store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")
     add_default_options(store)

@@ -30,4 +30,4 @@ def add_default_options(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="sampling parameters, on top of the model's own; a line's come on top of these",
     )
-    parser.add_argument("--help-fields", action=FieldsAction, nargs=0, help="list the fields of a request and leave")
+    parser.add_argument("--help-fields", action=FieldsAction, nargs=0, help="list the fields of a request and exit")

@@ -48,7 +48,7 @@ def add_system_prompt_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system-prompt",
         metavar="FILE",
-        help="text that is the prefix of every request, before diverse prompts, as the paper profiles (default: each "
+        help="text that begins every request, followed by diverse prompts, as in the paper (default: each "
         "conversation's own head)",
     )
 

@@ -9,6 +9,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--model", required=True, help="folder or hub id of a checkpoint, or a bundled model")
     parser.add_argument(
-        "--quantization", required=True, metavar="|".join(QUANTIZATIONS), help="bits of the matrices' numbers"
+        "--quantization", required=True, metavar="|".join(QUANTIZATIONS), help="what the matrices are quantized to"
     )
     parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the quantised checkpoint")

@@ -17,7 +17,7 @@ PRIORITY_KEY_VARIABLE = "REMASK_PRIORITY_KEY"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.allow_abbrev = False
-    parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
+    parser.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
     parser.add_argument("--config", metavar="FILE", help="YAML or JSON object of these flags; the command line wins")
     add_model_options(parser, BUNDLED)
     add_tensor_parallel(parser)
