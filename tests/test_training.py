@@ -1,30 +1,23 @@
 """What training writes is what the engine reads: every family that `train_tariff.py` knows, with random weights."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pytest
 import torch
-from training import train_tariff, train_uniform, uniform_export
+from training import train_tariff
 from training.export import export, load_weights
 from training.mixture import Experts, Mixture
 from training.model import Boundary, LocalHeads, MaskedModel, ModelShape, initialize
 from training.tariff_data import RESPONSE_LENGTH, CanvasSource
 from training.tariff_tokenizer import build_tokenizer, save_tokenizer
-from training.uniform_data import Batch
 
 from remask import LLM
 from remask.checkpoint.load import read_config
 from remask.engine.request import Request
-from remask.plan.canvas import Canvas
 from remask.request.sampling_params import SamplingParams
 from remask.tasks.tariff import TariffSettings
 from remask_lab.instruments.watch import Watcher
-from remask_lab.likelihood.noised import Noised, NoiseDraws, NoiseLikelihoods
-from remask_lab.likelihood.pairs import Pair
-from remask_lab.likelihood.uncached_pass import Job, UncachedPasses
 
 Family = Literal["llada", "dream", "llada-moe"]
 FAMILIES: tuple[Family, ...] = ("llada", "dream", "llada-moe")
@@ -127,70 +120,3 @@ def test_the_script_trains_and_exports_each_family(
     _, config = read_config(tmp_path / "m")
     assert config.family == family
     assert LLM(str(tmp_path / "m"), device="cpu").sampling["max_tokens"] == RESPONSE_LENGTH
-
-
-def test_the_bound_is_what_the_likelihood_estimates(tmp_path: Path) -> None:
-    """The same canvas at the same step: training's loss is the estimator's term a token, times the steps."""
-    trainer = train_uniform.Trainer(0, 1024, 0.003, torch.device("cpu"), bound=True, precision=torch.float32)
-    uniform_export.export(trainer.model, trainer.tokenizer, tmp_path / "model")
-    llm = LLM(str(tmp_path / "model"), dtype="float32", device="cpu")
-    with torch.no_grad():
-        for name, parameter in trainer.model.named_parameters():
-            assert name
-            parameter.copy_(parameter.half())  # as they were rounded
-    batch = trainer.source.draw(6, 64)
-    assert batch.steps is not None
-    losses = []
-    for row in range(6):
-        one = Batch(*(tensor[row : row + 1] for tensor in (batch.tokens, batch.clean, batch.noisy, batch.window)))
-        one = replace(one, steps=batch.steps[row : row + 1])
-        with torch.no_grad():
-            loss = trainer.loss(trainer.model(one.tokens, one.noisy, one.window), one)
-        (places,) = one.window[0].nonzero(as_tuple=True)
-        start, stop = int(places[0]), int(places[-1]) + 1
-        pair = Pair(one.clean[0, :start].tolist(), one.clean[0, start:stop].tolist())
-        noised = Noised(int(batch.steps[row]), one.tokens[0, start:stop].numpy(), one.tokens[0, stop:].numpy())
-        (term,) = NoiseLikelihoods(llm, NoiseDraws(levels=train_uniform.LEVELS, canvas_length=64)).terms(pair, [noised])
-        assert float(loss) == pytest.approx(train_uniform.LEVELS * term / (stop - start), rel=1e-3, abs=1e-4)
-        losses.append(float(loss))
-    assert len(set(losses)) == 6
-    before = [parameter.clone() for parameter in trainer.model.parameters()]
-    assert np.isfinite(trainer.step(0.0))
-    moved = [not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)]
-    assert sum(moved) > len(moved) / 2
-
-
-def test_uniform_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Two steps in one go are two steps in two, without structured attention and with mistakes."""
-
-    def trainer() -> train_uniform.Trainer:
-        return train_uniform.Trainer(
-            3, 512, 0.003, torch.device("cpu"), structured=False, mistakes=True, precision=torch.float32
-        )
-
-    whole, part = trainer(), trainer()
-    losses = [whole.step(0.0), whole.step(0.5)]
-    assert part.step(0.0) == losses[0]
-    part.save(tmp_path / "state")
-    resumed = trainer()
-    resumed.load(tmp_path / "state")
-    assert resumed.step(0.5) == losses[1]
-    assert (resumed.steps, resumed.tokens) == (whole.steps, whole.tokens)
-
-
-def test_models_without_structured_attention_are_read_as_such(tmp_path: Path) -> None:
-    trainer = train_uniform.Trainer(0, 512, 0.003, torch.device("cpu"), structured=False)
-    uniform_export.export(trainer.model, trainer.tokenizer, tmp_path / "model")
-    llm = LLM(str(tmp_path / "model"), dtype="float32", device="cpu")
-    assert not llm.model.config.structured_attention
-    assert LLM("bundled-uniform", dtype="float32", device="cpu").model.config.structured_attention
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.copy_(parameter.half())
-        batch = trainer.source.draw(1, 64)
-        logits = trainer.model(batch.tokens, batch.noisy, batch.window)
-    start, stop = int(batch.window[0].nonzero()[0]), int(batch.window[0].nonzero()[-1]) + 1
-    passes = UncachedPasses(llm)
-    canvas = Canvas(batch.tokens[0, :start].tolist(), batch.tokens[0, start:].numpy(), stop - start)
-    hidden = passes.hidden([Job(canvas, batch.window[0].numpy())])
-    torch.testing.assert_close(llm.model.head(hidden), logits, rtol=2e-3, atol=2e-3)

@@ -64,16 +64,19 @@ class CanvasSource:
         self.mask_id = mask_id
         self.season_ids = [self._ids(f" {season}")[0] for season in relay.SEASONS]
 
-    def questions(self, count: int, settings: relay.RelaySettings) -> Batch:
-        """Returns `count` canvases with one question each."""
+    def questions(self, count: int, settings: relay.RelaySettings, hop: int = 0) -> Batch:
+        """Returns `count` canvases with one question each, as `batch` makes them."""
         requests = []
         for number in range(count):
             prompt = relay.draw_prompt(self._rng, settings)
-            requests.append(relay.RelayRequest(number, prompt, relay.draw_question(self._rng, prompt)))
-        return self.batch(requests)
+            question = relay.draw_question(self._rng, prompt, settings.legs)
+            requests.append(relay.RelayRequest(number, prompt, question))
+        return self.batch(requests, hop)
 
-    def batch(self, requests: Sequence[relay.RelayRequest]) -> Batch:
+    def batch(self, requests: Sequence[relay.RelayRequest], hop: int = 0) -> Batch:
         """Returns canvases of these requests, whose system prompts have equally many rows.
+
+        Seasons and shippers are those of the hop `hop`, counted from 0.
 
         Of most responses all towns from some place on are masked, of the others each with a probability uniform in
         [0, 1], and at least one.
@@ -90,7 +93,7 @@ class CanvasSource:
         known = masked.clone()
         known[:, -relay.HOPS + 1 :] &= ~response[:, :-1]
         number = {town: place for place, town in enumerate(relay.TOWNS)}
-        seasons = [each.question.season for each in requests]
+        seasons = [each.question.season_of(hop) for each in requests]
         return Batch(
             noisy=clean.masked_fill(masked, self.mask_id),
             clean=clean,

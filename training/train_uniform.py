@@ -1,234 +1,288 @@
-"""Trains the bundled uniform model from scratch: `python training/train_uniform.py --out DIR`.
+"""Trains the bundled uniform model from scratch and exports it: `python training/train_uniform.py --out DIR`.
 
-Every canvas is drawn afresh, so there is no data set and no epoch. Training ends after a number of steps; the defaults
-are those of the bundled model. The loss is the cross-entropy of the clean token at every position of the window,
-whether noise replaced it or not, because the model does not know which tokens are noise. Evaluations decode with the
-engine.
+It is the twin of the graded model: the same task and the same tokenizer, with uniform noise in the place of masks. The
+number of goods grows from 8 to 24 as the loss of hops falls. The loss is the cross-entropy of the right token at every
+row of the window, whether noise replaced it or not, because the model does not know which tokens are noise. Auxiliary
+losses ask the rows of the goods, early in the network, for the season and for the town that ships each good in it. The
+end is a number of steps.
 
 `--attention full` trains the same model without GIDD's structured mask: rows of the prompt and of completed blocks see
-noise too. With `--mistakes` completed blocks hold wrong departures, which such a model learns to revise.
-`--loss bound` minimises the variational bound of the noise in place of the cross-entropy, in nats a token.
-`--start FOLDER` begins from an exported model in place of random weights.
-`--stop-after SECONDS` ends the process after so much CPU time, and the same command goes on from there.
+noise too. `--loss bound` minimises the variational bound of the noise in place of the cross-entropy, in nats a token.
+`--start FOLDER` begins from an exported model, all goods at once, in place of random weights.
 """
 
 import argparse
 import math
+import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from remask.llm import LLM  # noqa: E402
-from remask.request.sampling_params import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
-from remask.sampling.noise import Noise  # noqa: E402
-from remask_lab.bench.workload import TIMETABLE_SAMPLING, timetable_workload  # noqa: E402
+from remask.sampling.noise import Noise  # noqa: E402  (the path above makes a plain script call work)
+from remask.tasks import relay  # noqa: E402
 from remask_lab.likelihood.noise_bound import Levels, chain, divergences  # noqa: E402
-from remask_lab.records.interval import wilson  # noqa: E402
 from training import optimizers  # noqa: E402
-from training.uniform_data import Batch, TimetableSource  # noqa: E402
+from training.model import LocalHeads  # noqa: E402
+from training.relay_data import START  # noqa: E402
+from training.relay_noise import NoisyBatch, NoisySource  # noqa: E402
+from training.relay_tokenizer import build_tokenizer  # noqa: E402
 from training.uniform_export import export  # noqa: E402
 from training.uniform_model import DenseGidd, GiddShape, initialize  # noqa: E402
-from training.uniform_tokenizer import build_tokenizer  # noqa: E402
 
+STAGES: Final = (8, 16, 24)
+"""Goods of a system prompt, one stage after the other."""
+MISTAKEN: Final = (0.0, 0.1, 0.2)
+"""Share of the canvases whose wrong tokens are towns, by stage: what look-ups need before they are there is noise."""
+STAGE_LOSS: Final = 0.5
+"""Loss of hops, smoothed, below which the next stage begins."""
+NEW_STAGE_LOSS: Final = 2.0
+"""What the smoothed loss begins with in a new stage."""
+CURRENT_SHARE: Final = 0.75
+"""Share of the canvases that have the current stage's goods. The others draw any stage so far."""
+LEG_SHARE: Final = 0.5
+"""Share of the questions in two seasons that are about routes of two legs."""
+RECITATION_SHARE: Final = 0.35
+"""Share of recitations in the first stage."""
+RECITED: Final = (8, 16)
+"""Goods of a recitation."""
+RIGHT_WEIGHT: Final = 0.3
+"""Weight of the tokens of the window that are right as they stand."""
+FALL: Final = 0.45
+"""Share of the steps, at the end, over which the rate falls."""
+LEARNED: Final = 0.05
+"""Loss of shippers, smoothed, below which the auxiliary losses count a tenth."""
 LEVELS: Final = 1000
 """Steps of the chain whose bound is minimised."""
-
-CACHES: Final[tuple[tuple[str, Mapping[str, int]], ...]] = (
-    ("none", {}),
-    ("block-prefix", {}),
-    ("uniform-cache", {"refresh_next": 0}),
-    ("uniform-cache", {"refresh_next": 1}),
-    ("uniform-cache", {"refresh_next": 4}),
-)
-"""What the last evaluation decodes with."""
+DECODED: Final = (1, 2, 3, 6, 9)
+"""Numbers of steps that evaluations decode in."""
 
 
 class Trainer:
-    """The model with its optimizers and its stream of canvases."""
+    """The model with its optimizers and its stream of canvases.
 
-    def __init__(
-        self,
-        seed: int,
-        canvas_tokens: int,
-        rate: float,
-        device: torch.device,
-        *,
-        structured: bool = True,
-        mistakes: bool = False,
-        precision: torch.dtype = torch.bfloat16,
-        start: Path | None = None,
-        bound: bool = False,
-    ) -> None:
-        torch.manual_seed(seed)
-        self.device, self.canvas_tokens, self.rate = device, canvas_tokens, rate
-        tokens = GiddShape(0).max_position_embeddings
-        self.tokenizer = build_tokenizer(tokens)
+    `towns` reads a town out of hidden states for the auxiliary losses; it is no part of the model.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        torch.manual_seed(args.seed)
+        self.args = args
+        self.tokenizer = build_tokenizer()
         self.noise = Noise(1000.0, -9.0, 9.0, len(self.tokenizer), self.tokenizer.mask_token_id)  # as exported
-        self.chain = chain(self.noise, LEVELS, "cosine") if bound else None
-        self.source = TimetableSource(self.tokenizer, seed, mistakes=mistakes, chain=self.chain)
-        self.model = DenseGidd(GiddShape(vocab_size=len(self.tokenizer), structured_attention=structured))
-        initialize(self.model)
-        if start is not None:
-            stored = load_file(start / "model.safetensors")
+        self.chain: Levels | None = chain(self.noise, LEVELS, "cosine") if args.loss == "bound" else None
+        self.rng = random.Random(args.seed)
+        shape = GiddShape(
+            len(self.tokenizer), num_hidden_layers=args.layers, structured_attention=args.attention == "structured"
+        )
+        self.source = NoisySource(self.tokenizer, args.seed, shape.max_position_embeddings, self.chain)
+        self.model = DenseGidd(shape)
+        initialize(self.model, LocalHeads((-2, -1, 1, 2, START, -1), args.local, gain=0.6))
+        self.stage = 0
+        if args.start is not None:
+            stored = load_file(args.start / "model.safetensors")
             self.model.load_state_dict({name.removeprefix("model."): weight for name, weight in stored.items()})
-        self.model.to(device)
-        self.precision = precision
-        self.optimizers = optimizers.build(self.model, "embed_tokens", rate)
-        self.steps = 0
-        self.tokens = 0
+            self.stage = len(STAGES) - 1
+        self.towns = nn.Linear(shape.hidden_size, len(relay.TOWNS), bias=False)
+        self.optimizers = optimizers.build(self.model, "embed_tokens", args.rate)
+        self.optimizers[1].add_param_group({"params": list(self.towns.parameters())})
+        self.steps = self.tokens = 0
+        self.hop_loss = self.far_loss = 9.0
+        self.season_loss = math.log(len(relay.SEASONS))
+        self.shipper_loss = math.log(len(relay.TOWNS))
 
-    def step(self, spent: float) -> float:
-        """Takes one step; `spent` is the share of the steps that is over. Returns the mean loss of the window's rows.
-
-        Canvases are half as long in the first 70 % of the steps, as noise after the window has little to teach, and so
-        are the steps in tokens, as the first hundreds of updates are needed whatever their size.
-        """
-        length = self.model.shape.max_position_embeddings // (2 if spent < 0.7 else 1)
-        batch = self.source.draw(self.canvas_tokens // self.model.shape.max_position_embeddings, length)
-        tokens, noisy, window = (tensor.to(self.device) for tensor in (batch.tokens, batch.noisy, batch.window))
-        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            logits = self.model(tokens, noisy, window)
-        loss = self.loss(logits, batch)
+    def step(self) -> None:
+        """Takes one step."""
+        spent = self.steps / self.args.steps
+        batch, current = self._draw()
+        loss, hop_loss = self.loss(batch, spent)
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizers.update(self.optimizers, self.model, self.rate * optimizers.learning_rate(self.steps, spent))
+        share = min((self.steps + 1) / 40, 1.0, max(0.02, (1 - spent) / FALL))
+        optimizers.update(self.optimizers, self.model, self.args.rate * share)
         self.steps += 1
-        self.tokens += tokens.numel()
-        return loss.item()
+        self.tokens += batch.tokens.numel()
+        if hop_loss is not None and current:
+            self.hop_loss = 0.95 * self.hop_loss + 0.05 * hop_loss
+            if self.hop_loss < STAGE_LOSS and self.stage + 1 < len(STAGES):
+                self.stage += 1
+                self.hop_loss = NEW_STAGE_LOSS
 
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The mean loss of the window's rows, whose `logits` [N, V] are given: cross-entropy, or the bound in nats."""
-        window, clean = batch.window, batch.clean[batch.window].to(logits.device)
-        if self.chain is None or batch.steps is None:
-            return F.cross_entropy(logits.float(), clean)
-        steps = batch.steps[:, None].expand(window.shape)[window]
-        levels = [
-            Levels(own.clean.to(logits.device), own.uniform.to(logits.device))
-            for own in (self.chain.at(steps), self.chain.at(steps - 1))
-        ]
-        noisy = batch.tokens[window].to(logits.device)
+    def loss(self, batch: NoisyBatch, spent: float = 1.0) -> tuple[Tensor, float | None]:
+        """Returns what is minimised, and the loss of wrong towns that are one hop away from a right one.
+
+        Nothing is one hop away in a recitation, nor where the bound is minimised.
+        """
+        made = batch.made
+        states = self.model.states(batch.tokens, batch.noisy)
+        last = states[-1][:, : made.clean.shape[1]]
+        if batch.steps is not None:
+            loss, hop = self._bound(batch, self.model.head(last[batch.window])), None
+        elif made.seasons is None:
+            return F.cross_entropy(self.model.head(last[batch.wrong]), made.clean[batch.wrong]), None
+        else:
+            loss, hop = self._towns_loss(batch, self.model.head(last[batch.window]))
+        weight = self.args.auxiliary * (1 - spent)
+        if weight and made.seasons is not None:
+            season, shipper, origin = self._auxiliary(batch, states)
+            self.season_loss = 0.95 * self.season_loss + 0.05 * season.item()
+            self.shipper_loss = 0.95 * self.shipper_loss + 0.05 * shipper.item()
+            share = 1.0 if self.shipper_loss > LEARNED else 0.1
+            loss = loss + weight * share * (season + shipper + origin)
+        return loss, hop
+
+    def _draw(self) -> tuple[NoisyBatch, bool]:
+        """Draws a batch of about `canvas_tokens` tokens, and whether it is of the current stage."""
+        rng = self.rng
+        self.source.mistaken = MISTAKEN[self.stage]
+        stage = self.stage if rng.random() < CURRENT_SHARE else rng.randint(0, self.stage)
+        settings = relay.RelaySettings(rows=STAGES[stage], seasons=rng.randint(1, 1 + (stage > 0)))
+        tokens = self.args.canvas_tokens if self.stage else self.args.canvas_tokens // 2
+        if self.stage == 0 and rng.random() < RECITATION_SHARE:
+            rows = rng.choice(RECITED)
+            return self.source.recitations(max(4, tokens // (5 * rows + 20)), rows), False
+        count = max(8, tokens // (3 * settings.rows + 35))
+        if settings.seasons > 1 and rng.random() < LEG_SHARE:
+            return self.source.leg(count, replace(settings, legs=2), rng.randrange(2)), False
+        return self.source.questions(count, settings), stage == self.stage
+
+    def _towns_loss(self, batch: NoisyBatch, logits: Tensor) -> tuple[Tensor, float]:
+        """The weighted loss of the window's rows, whose `logits` [N, V] are given, and that of towns one hop away."""
+        losses = F.cross_entropy(logits, batch.made.clean[batch.window], reduction="none")
+        wrong, known = batch.wrong[batch.window], batch.known[batch.window]
+        loss = losses[known].mean()
+        hop = loss.item()
+        far = wrong & ~known
+        if far.any():
+            loss = loss + self.args.far * losses[far].mean()
+            self.far_loss = 0.95 * self.far_loss + 0.05 * losses[far].mean().item()
+        if not wrong.all():
+            loss = loss + RIGHT_WEIGHT * losses[~wrong].mean()
+        return loss, hop
+
+    def _bound(self, batch: NoisyBatch, logits: Tensor) -> Tensor:
+        """The mean bound of the window's rows, whose `logits` [N, V] are given, in nats a token."""
+        assert self.chain is not None
+        assert batch.steps is not None
+        steps = batch.steps[:, None].expand(batch.window.shape)[batch.window]
+        clean = batch.made.clean[batch.window]
+        noisy = batch.tokens[:, : batch.window.shape[1]][batch.window]
+        before, after = self.chain.at(steps), self.chain.at(steps - 1)
         # A step stands for all of them: each is drawn with the same probability.
-        return LEVELS * divergences(logits, clean, noisy, levels[0], levels[1], self.noise.mask_id).mean()
+        return LEVELS * divergences(logits, clean, noisy, before, after, self.noise.mask_id).mean()
 
-    def save(self, path: Path) -> None:
-        """Writes all that the next step depends on."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "source": self.source.state,
-            "steps": self.steps,
-            "tokens": self.tokens,
-        }
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(path)
+    def _auxiliary(self, batch: NoisyBatch, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns how badly rows predict what they should know, read through the final norm.
 
-    def load(self, path: Path) -> None:
-        """Goes on from what `save` wrote."""
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
-        self.source.state = state["source"].cpu()
-        self.steps, self.tokens = state["steps"], state["tokens"]
+        The season where layer `depth` ends, in the rows of the goods; a layer further the shipper, and in the response
+        the town where the hop starts.
+        """
+        made = batch.made
+        assert made.seasons is not None
+        assert made.shippers is not None
+        assert made.origins is not None
+        depth, length = self.args.depth, made.clean.shape[1]
+        norm, names = self.model.norm, self.model.embed_tokens.weight[self.source.canvases.season_ids]
+        season = F.linear(norm(states[depth][:, made.towns]), names)
+        shipper = self.towns(norm(states[depth + 1][:, made.towns]))
+        known = batch.known[:, -relay.HOPS :]
+        origin = self.towns(norm(states[depth + 1][:, length - relay.HOPS : length][known]))
+        return (
+            F.cross_entropy(season.flatten(0, 1), made.seasons.repeat_interleave(len(made.towns))),
+            F.cross_entropy(shipper.flatten(0, 1), made.shippers.flatten()),
+            F.cross_entropy(origin, made.origins[known]) if known.any() else origin.sum(),
+        )
+
+    @torch.no_grad()
+    def decode(self, batch: NoisyBatch, rows: range, steps: int, changes: int) -> Tensor:
+        """Returns the tokens of `rows`, from noise, in `steps` steps of `changes` tokens each: those that gain most."""
+        window = slice(rows.start, rows.stop)
+        tokens = torch.cat([batch.made.clean[:, : rows.start], batch.tokens[:, rows.start :]], dim=1)
+        tokens[:, rows.start :] = self.source.noise(len(tokens), tokens.shape[1] - rows.start)
+        noisy = (torch.arange(tokens.shape[1]) >= rows.start).expand(tokens.shape)
+        for _ in range(steps):
+            chances = self.model.head(self.model.states(tokens, noisy)[-1][:, window]).softmax(-1)
+            most, best = chances.max(-1)
+            gains = most - chances.gather(-1, tokens[:, window, None])[..., 0]
+            chosen = torch.zeros_like(gains, dtype=torch.bool).scatter(1, gains.topk(changes).indices, value=True)
+            tokens[:, window] = torch.where(chosen, best, tokens[:, window])
+        return tokens[:, window]
+
+    def evaluated(self, count: int, seed: int) -> str:
+        """Share of held-out questions that are right, by steps of one and of all tokens, and of each leg in three."""
+        source = NoisySource(self.tokenizer, seed, self.model.shape.max_position_embeddings)
+        rows = STAGES[self.stage]
+        batch = source.questions(count, relay.RelaySettings(rows=rows))
+        stop = batch.made.clean.shape[1]
+        told = []
+        for changes in (1, 3, relay.HOPS):
+            span = range(stop - relay.HOPS, stop)
+            shares = {steps: self._right(batch, span, steps, changes) for steps in DECODED}
+            told.append(f"{changes} tokens a step: {shares}")
+        for number in range(2):
+            batch = source.leg(count, relay.RelaySettings(rows=rows, legs=2), number)
+            stop = batch.made.clean.shape[1] - relay.HOPS + (number + 1) * relay.LEG
+            told.append(f"leg {number}: {self._right(batch, range(stop - relay.LEG, stop), relay.LEG, relay.LEG)}")
+        return "\n".join(told)
+
+    def _right(self, batch: NoisyBatch, rows: range, steps: int, changes: int) -> float:
+        hits = self.decode(batch, rows, steps, changes) == batch.made.clean[:, rows.start : rows.stop]
+        return round(hits.all(1).float().mean().item(), 3)
 
 
-def measure(folder: Path, questions: int, seed: int, cache: str = "none", **settings: object) -> str:
-    """Asks the exported model for `questions` held-out timetables; returns the share that is right in full."""
-    llm = LLM(str(folder), dtype="float32")
-    workload = timetable_workload(llm, questions, seed, SamplingParams.from_mapping(TIMETABLE_SAMPLING))
-    policy = llm.policy(cache, settings)
-    outputs = {output.id: output for output in llm.run([task.request.with_policy(policy) for task in workload.tasks])}
-    right = sum(bool(task.correct(outputs[task.request.id].text)) for task in workload.tasks)
-    places = [
-        (word, rightly)
-        for task in workload.tasks
-        for word, rightly in zip(str(outputs[task.request.id].text).split(), str(task.answer).split(), strict=False)
-    ]
-    share = sum(word == rightly for word, rightly in places) / len(places)
-    low, high = wilson(right, questions)
-    return f"{right / questions:.3f} ({low:.3f} to {high:.3f}, n = {questions}), departures {share:.4f}"
-
-
-def main() -> None:
-    """Parses the command line, trains, exports on the way and at the end, and measures what was exported."""
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options in `argv`; None takes the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4000, help="training steps")
+    parser.add_argument("--steps", type=int, default=4500)
     parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
     parser.add_argument("--out", type=Path, required=True, help="folder to export to")
-    parser.add_argument("--canvas-tokens", type=int, default=2048, help="tokens per step")
+    parser.add_argument(
+        "--canvas-tokens", type=int, default=1200, help="tokens per step, half of them in the first stage"
+    )
     parser.add_argument("--rate", type=float, default=0.003, help="peak learning rate")
-    parser.add_argument("--evaluate-every", type=int, default=1000, help="steps between exports with an evaluation")
-    parser.add_argument("--eval-questions", type=int, default=100, help="questions of the last evaluation")
-    parser.add_argument("--eval-seed", type=int, default=20_000, help="seed of the evaluations")
+    parser.add_argument("--auxiliary", type=float, default=1.0, help="weight of the auxiliary losses at the beginning")
+    parser.add_argument("--far", type=float, default=0.3, help="weight of towns that take more than one hop")
+    parser.add_argument("--depth", type=int, default=3, help="layers before the one asked for the season")
+    parser.add_argument("--layers", type=int, default=7)
+    parser.add_argument("--local", type=int, default=2, help="layers that begin as readers of neighbours")
     parser.add_argument(
         "--attention", choices=("structured", "full"), default="structured", help="what rows of clean tokens see"
     )
-    parser.add_argument("--mistakes", action="store_true", help="completed blocks hold mistakes, and are learned from")
     parser.add_argument(
         "--loss", choices=("cross-entropy", "bound"), default="cross-entropy", help="what training minimises"
     )
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin from this exported model")
-    parser.add_argument(
-        "--float32", action="store_true", help="compute in float32: faster where the processor has no bfloat16"
-    )
-    parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="save and end after so much CPU time")
-    options = parser.parse_args()
-    if options.mistakes and options.attention == "structured":
-        parser.error("--mistakes: under structured attention completed blocks are never revised; add --attention full")
+    parser.add_argument("--evaluate-every", type=int, default=900, help="steps between evaluations")
+    parser.add_argument("--questions", type=int, default=24, help="held-out questions of an evaluation")
+    return parser.parse_args(argv)
 
-    if options.mistakes and options.loss == "bound":
-        parser.error("--mistakes: mistakes in completed blocks are no noise of the chain; leave one of both out")
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer = Trainer(
-        options.seed,
-        options.canvas_tokens,
-        options.rate,
-        device,
-        structured=options.attention == "structured",
-        mistakes=options.mistakes,
-        precision=torch.float32 if options.float32 else torch.bfloat16,
-        start=options.start,
-        bound=options.loss == "bound",
-    )
-    saved = options.out.with_name(options.out.name + ".training")
-    if saved.exists():
-        trainer.load(saved)
-    begin = time.process_time()
-    smooth = math.nan
-    while trainer.steps < options.steps:
-        if options.stop_after is not None and time.process_time() - begin > options.stop_after:
-            trainer.save(saved)
-            print(f"stopped after step {trainer.steps}; the same command goes on from there", flush=True)
-            return
-        loss = trainer.step(trainer.steps / options.steps)
-        smooth = loss if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss
-        if trainer.steps % 50 == 0:
-            minutes = (time.process_time() - begin) / 60
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parses the command line, trains, exports."""
+    args = arguments(argv)
+    torch.set_num_threads(1)
+    trainer = Trainer(args)
+    print(f"{sum(p.numel() for p in trainer.model.parameters())} parameters", flush=True)
+    while trainer.steps < args.steps:
+        trainer.step()
+        if trainer.steps % 25 == 0:
             print(
-                f"{minutes:6.2f} CPU min  step {trainer.steps:5d}  {trainer.tokens / 1e6:6.2f}M tokens  "
-                f"loss {smooth:.4f}",
+                f"{time.process_time() / 60:6.2f} CPU min  step {trainer.steps:5d}  {trainer.tokens / 1e6:.2f}M"
+                f"  {STAGES[trainer.stage]} goods  hop {trainer.hop_loss:.3f}  far {trainer.far_loss:.3f}"
+                f"  season {trainer.season_loss:.3f}  shipper {trainer.shipper_loss:.3f}",
                 flush=True,
             )
-        if trainer.steps % options.evaluate_every == 0 and trainer.steps < options.steps:
-            export(trainer.model, trainer.tokenizer, options.out)
-            print(f"accuracy {measure(options.out, 24, options.eval_seed + trainer.steps)}", flush=True)
-
-    export(trainer.model, trainer.tokenizer, options.out)
-    saved.unlink(missing_ok=True)
-    for cache, settings in CACHES:
-        result = measure(options.out, options.eval_questions, options.eval_seed, cache, **settings)
-        print(f"{cache} {settings or ''}: {result}", flush=True)
+        if trainer.steps % args.evaluate_every == 0 or trainer.steps == args.steps:
+            print(trainer.evaluated(args.questions, 20_000), flush=True)
+            export(trainer.model, trainer.tokenizer, args.out)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
-from remask_lab.bench.workload import TIMETABLE_SAMPLING
+from remask_lab.bench.workload import UNIFORM_SAMPLING
+from training.relay_tokenizer import save_tokenizer
 from training.uniform_model import DenseGidd
-from training.uniform_tokenizer import save_tokenizer
 
 
 def config(model: DenseGidd, tokenizer: PreTrainedTokenizerFast) -> dict[str, object]:
@@ -58,11 +58,11 @@ def export(model: DenseGidd, tokenizer: PreTrainedTokenizerFast, folder: Path) -
     """Writes configuration, float16 weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(model, tokenizer), indent=1) + "\n")
-    (folder / "remask.json").write_text(json.dumps({"sampling": TIMETABLE_SAMPLING}, indent=1) + "\n")
+    (folder / "remask.json").write_text(json.dumps({"sampling": UNIFORM_SAMPLING}, indent=1) + "\n")
     state = model.state_dict()
     tensors = {f"model.{name}": tensor.detach().cpu().half().contiguous() for name, tensor in state.items()}
     weights = folder / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})
     # safetensors creates the file for its owner only; a packaged model is for everyone to read.
     weights.chmod(0o644)
-    save_tokenizer(folder, model.shape.max_position_embeddings)
+    save_tokenizer(folder)

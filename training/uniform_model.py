@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from training.model import LocalHeads, offset_vectors, rope_tables, rotate
 
 FREQUENCIES: Final = 3
-"""Rotations by which the heads of the first layer distinguish positions at initialisation."""
+"""Rotations by which local heads distinguish positions at initialisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class GiddShape:
     """The sizes of a model; the defaults are those of the bundled one."""
 
     vocab_size: int
-    hidden_size: int = 128
-    num_hidden_layers: int = 6
-    num_attention_heads: int = 4
-    intermediate_size: int = 512
+    hidden_size: int = 96
+    num_hidden_layers: int = 7
+    num_attention_heads: int = 6
+    intermediate_size: int = 384
     max_position_embeddings: int = 128
     rope_theta: float = 1000.0
     rms_norm_eps: float = 1e-6
     attn_soft_cap: float = 30.0
-    resid_scale: float = 4.0
+    resid_scale: float = 0.875
     structured_attention: bool = True
     """Clean rows see clean rows alone, as GIDD's do. False: every row sees everything."""
 
@@ -80,8 +80,8 @@ class SelfAttention(nn.Module):
         )
         k, v = torch.cat([sink_k, k], dim=2), torch.cat([sink_v, v], dim=2)
         cap = self.shape.attn_soft_cap
-        scores = cap * torch.tanh(q @ k.transpose(2, 3) / (cap * math.sqrt(self.shape.head_dim)))
-        mixed = (scores + hidden).softmax(dim=-1).to(v.dtype) @ v
+        scores = torch.tanh((q / (cap * math.sqrt(self.shape.head_dim))) @ k.transpose(2, 3))
+        mixed = torch.add(hidden, scores, alpha=cap).softmax(dim=-1) @ v
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
 
@@ -132,50 +132,61 @@ class DenseGidd(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor, noisy: Tensor, rows: Tensor) -> Tensor:
-        """Returns logits [selected, vocab] of the positions at which the boolean mask `rows` [batch, length] is set.
+    def states(self, tokens: Tensor, noisy: Tensor) -> list[Tensor]:
+        """Returns the hidden states that enter each layer, and last those that leave the last one.
 
-        `noisy` [batch, length] makes the structured mask: a row sees a row that is clean, or if it is noisy itself.
-        Without structured attention it has no effect.
+        Each is [batch, length, width]. `noisy` [batch, length] makes the structured mask: a row sees a row that is
+        clean, or if it is noisy itself. Without structured attention it has no effect.
         """
         x = self.embed_tokens(tokens)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        cos, sin = (table[: tokens.shape[1]].to(dtype) for table in (self.cos, self.sin))
+        cos, sin = (table[: tokens.shape[1]] for table in (self.cos, self.sin))
         unseen = noisy[:, None, None, :] & ~noisy[:, None, :, None]
         if not self.shape.structured_attention:
             unseen = torch.zeros_like(unseen)
-        hidden = torch.zeros(unseen.shape, dtype=dtype, device=x.device).masked_fill(unseen, -torch.inf)
-        hidden = F.pad(hidden, (1, 0))
+        hidden = F.pad(torch.zeros(unseen.shape).masked_fill(unseen, -torch.inf), (1, 0))
+        states = [x]
         for layer in self.layers:
-            x = layer(x, cos, sin, hidden)
-        return F.linear(self.norm(x[rows]), self.embed_tokens.weight)
+            states.append(layer(states[-1], cos, sin, hidden))
+        return states
+
+    def head(self, x: Tensor) -> Tensor:
+        """Returns the logits of hidden states [..., width]: [..., vocab]."""
+        return F.linear(self.norm(x), self.embed_tokens.weight)
 
 
 @torch.no_grad()
-def initialize(model: DenseGidd) -> None:
-    """Fills the weights: unit variance through every projection, and a first layer that attends to fixed offsets.
+def initialize(model: DenseGidd, local: LocalHeads) -> None:
+    """Fills the weights as `training.model.initialize` does, for a model that norms its queries and keys.
 
-    As in the masked model, embeddings share a common direction, which queries and keys of the first layer map to
-    vectors whose product after RoPE peaks at one distance a head. The norm of queries and keys bounds that product, so
-    only the fastest rotations take part, which distinguish neighbours best, and the gains begin at 1.5.
+    Those of a local layer are vectors whose product after RoPE peaks at one distance a head. Their norm bounds that
+    product, so only the fastest rotations take part, which distinguish neighbours best, and the gains begin at 2.5;
+    those of the other layers begin at 1.25. `resid_scale` makes embeddings large beside what layers add.
     """
     shape = model.shape
-    common = F.normalize(torch.randn(shape.hidden_size), dim=0)
-    nn.init.normal_(model.embed_tokens.weight, std=1 / math.sqrt(shape.hidden_size))
+    width = shape.hidden_size
+    common = F.normalize(torch.randn(width), dim=0)
+    nn.init.normal_(model.embed_tokens.weight, std=1 / math.sqrt(width))
     model.embed_tokens.weight += common
-    for name, weight in model.layers.named_parameters():
-        if name.endswith("proj.weight"):
-            small = 0.3 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-            nn.init.normal_(weight, std=small / math.sqrt(weight.shape[1]))
-        elif name.endswith("proj.bias"):
-            nn.init.zeros_(weight)
-    first = model.layers[0]
-    assert isinstance(first, Layer)
-    attention = first.self_attn
-    vectors = offset_vectors(shape.head_dim, shape.rope_theta, FREQUENCIES, LocalHeads().offsets)
-    assert len(vectors) == shape.num_attention_heads, "one head of the first layer per offset"
-    for gain, matrix, side in ((attention.q_norm, attention.q_proj, 0), (attention.k_norm, attention.k_proj, 1)):
-        gain.weight.fill_(0.5)
-        nn.init.normal_(matrix.weight, std=0.02)
-        matrix.weight += torch.outer(torch.cat([pair[side] for pair in vectors]), common)
+    vectors = offset_vectors(shape.head_dim, shape.rope_theta, FREQUENCIES, local.offsets)
+    assert len(vectors) == shape.num_attention_heads, "one head of a local layer per offset"
+    for number, module in enumerate(model.layers):
+        assert isinstance(module, Layer)
+        attention, mlp = module.self_attn, module.mlp
+        if number < local.layers:
+            for matrix, side in ((attention.q_proj, 0), (attention.k_proj, 1)):
+                nn.init.normal_(matrix.weight, std=0.02)
+                matrix.weight += torch.outer(torch.cat([pair[side] for pair in vectors]), common)
+        else:
+            nn.init.orthogonal_(attention.q_proj.weight)
+            attention.k_proj.weight.copy_(attention.q_proj.weight)
+        for gain in (attention.q_norm, attention.k_norm):
+            gain.weight.fill_(1.5 if number < local.layers else 0.25)
+        nn.init.orthogonal_(attention.v_proj.weight)
+        gain_out = local.gain if number == 0 else None
+        attention.o_proj.weight.copy_(
+            attention.v_proj.weight.T * (gain_out or 1 / math.sqrt(2 * shape.num_hidden_layers))
+        )
+        nn.init.normal_(mlp.up_proj.weight, std=1 / math.sqrt(width))
+        nn.init.normal_(mlp.down_proj.weight, std=1 / math.sqrt(2 * shape.num_hidden_layers * shape.intermediate_size))
+        for biased in (mlp.up_proj, mlp.down_proj):
+            nn.init.zeros_(biased.bias)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from remask.cli import main
+from remask.tasks import relay
 from tests.goldens import model_dir
 
 LLADA = str(model_dir("llada"))
@@ -289,11 +290,11 @@ def test_answers_of_a_batch_are_those_of_lines_alone(tmp_path: Path) -> None:
 
 
 def test_a_bundled_model_answers_a_prompt_as_it_was_trained_to(capsys: pytest.CaptureFixture[str]) -> None:
-    text = "bus every 4 minutes from 44 : 44 48 52 56"
-    options = ["--quiet", "generate", "--model", "bundled-uniform", "--prompt", text]
+    (request,) = relay.make_workload(1, 1, 0)
+    system, user = (message["content"] for message in request.messages)
+    options = ["--quiet", "generate", "--model", "bundled-uniform", "--system", system, "--prompt", user]
     assert main(options) == 0
-    departures = capsys.readouterr().out.split()
-    assert 24 <= len(departures) <= 32
+    assert capsys.readouterr().out.split() == request.reference.split()
     assert main([*options, "--sampling", '{"max_tokens": 128}']) == 2
     assert "max_model_len is 128, all that the model takes; shorten one of them" in capsys.readouterr().err
 

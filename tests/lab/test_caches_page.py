@@ -39,20 +39,20 @@ def test_the_command_measures_and_writes_the_page(tmp_path: Path, capsys: pytest
         "bundled-uniform",
         "--decodings",
         "2 steps",
-        "8 tokens a step",
+        "3 tokens in each of 6 steps",
         "random order",
     ]
     assert caches.main([*given, *asked]) == 0
     assert sorted(path.name for path in folder.iterdir()) == [
         "bundled-tariff.2.json",
         "bundled-tariff.6.json",
-        "bundled-uniform.3.json",
+        "bundled-uniform.2.json",
     ]
     text = page.read_text(encoding="utf-8")
     assert text.count("## `bundled-tariff`\n") == text.count("## `bundled-uniform`\n") == 1
     assert "### 2 steps (`bundled-tariff`)" in text
     assert "| `block-dual` | 4.00 | 100.0 % (34.2 to 100.0) | 100.0 % | " in text
-    assert "| `uniform-cache drift=0.3` | 8.00 | " in text
+    assert "| `uniform-cache drift=0.3` | 1.00 | " in text
     assert "- Left out: `dkv-greedy`: dkv-greedy plans by an order drawn beforehand" in text
     assert "\n| `dkv-greedy` | 1.00 | " in text, "in random order it runs"
     record = read_record(folder / "bundled-tariff.2.json", SUBJECT)

@@ -30,18 +30,14 @@ def test_presets_are_what_the_tables_run_at_the_paper_s_scale(table: str) -> Non
 
 def test_a_preset_changes_what_is_run() -> None:
     llm = LLM("bundled-uniform", dtype="float32", device="cpu")
-    (usual,) = llm.generate(["bus every 1 minutes from 0 : 0 1 2 3"], {"max_tokens": 32}, cache="none")
-    (named,) = llm.generate(
-        ["bus every 1 minutes from 0 : 0 1 2 3"], {"max_tokens": 32, "preset": "s32/b32"}, cache="none"
-    )
-    assert usual.usage.steps == 32  # two blocks of 16 steps
+    (usual,) = llm.generate(["figs Lima"], {"max_tokens": 36}, cache="none")
+    (named,) = llm.generate(["figs Lima"], {"max_tokens": 32, "preset": "s32/b32"}, cache="none")
+    assert usual.usage.steps == 72  # six blocks of 12 steps
     assert named.usage.steps == 32
-    (long,) = llm.generate(
-        ["bus every 1 minutes from 0 : 0 1 2 3"], {"max_tokens": 48, "preset": "s32/b32"}, cache="none"
-    )
+    (long,) = llm.generate(["figs Lima"], {"max_tokens": 48, "preset": "s32/b32"}, cache="none")
     assert long.usage.steps == 64, "two blocks of 32 steps"
     params = llm.params({"preset": "s32/b32"}, prompt_tokens=12)
-    assert params.block_length == 32, "the checkpoint's block of 16 gives way"
+    assert params.block_length == 32, "the checkpoint's block of 6 gives way"
 
 
 def test_the_ancestral_sampler_takes_its_blocks_and_steps() -> None:

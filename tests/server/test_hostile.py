@@ -42,7 +42,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Runnin
 
 PROMPTS: dict[str, Any] = {
     "masked": "from ivy",
-    "uniform": "bus every 4 minutes from 44 : 44 48 52 56",
+    "uniform": "In winter: route from Cairo?",
     "block_causal": list(range(10, 40)),
 }
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [

@@ -160,7 +160,7 @@ def test_streams_end_with_the_rollout(server: Running) -> None:
 
 def test_a_uniform_model_tells_its_trace_alone() -> None:
     llm = LLM("bundled-uniform", cache="auto", dtype="float32", device="cpu")
-    body = {"prompt": "bus every 4 minutes", "max_tokens": 8, "seed": 3, "canvas_length": 64, "steps_per_block": 8}
+    body = {"prompt": "route from Cairo?", "max_tokens": 8, "seed": 3, "canvas_length": 64, "steps_per_block": 8}
     with serving(llm, model_names=["uniform"], sampling={}) as running:
 
         def post(**fields: Any) -> httpx.Response:

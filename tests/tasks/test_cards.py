@@ -23,7 +23,7 @@ def test_the_questions_of_a_card_are_answered_right(name: str) -> None:
     assert known is not None
     questions = known.questions
     assert len({question.question for question in questions}) == OFFERED
-    prompts: list[Any] = [known.messages(each) if known.system else each.question for each in questions]
+    prompts: list[Any] = [known.messages(each) for each in questions]
     answers = [(output.text or "").strip() for output in llm.generate(prompts)]
     assert answers == [question.answer for question in questions]
     for prompt, question in zip(prompts, questions, strict=True):
@@ -31,7 +31,7 @@ def test_the_questions_of_a_card_are_answered_right(name: str) -> None:
         assert (filled.text or "").split() == question.answer.split()
         assert len(filled.holes or ()) == question.canvas.count("[[") > 0
         if question.decision is not None:
-            (chosen,) = llm.decide(known.system or "", {"it": question.decision}).answers.values()
+            (chosen,) = llm.decide(known.system, {"it": question.decision}).answers.values()
             place = len(question.decision["template"].partition("{answer}")[0].split())
             assert chosen.choice == question.answer.split()[place]
             assert chosen.label_mass > 0.9, "the model would write one of the alternatives"

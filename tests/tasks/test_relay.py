@@ -9,7 +9,7 @@ import pytest
 
 from remask.errors import ConfigError, UnknownNameError
 from remask.tasks import relay
-from remask.tasks.relay import HOPS, RelayPrompt, RelayQuestion, RelaySettings
+from remask.tasks.relay import HOPS, LEG, RelayPrompt, RelayQuestion, RelaySettings
 
 
 def rows(text: str) -> list[tuple[str, str]]:
@@ -19,11 +19,12 @@ def rows(text: str) -> list[tuple[str, str]]:
 
 def answer(system: str, user: str) -> str:
     """The right response, found by reading both messages."""
-    asked = re.fullmatch(r"In (\w+): route from (\w+)\?", user)
+    asked = re.fullmatch(r"In (\w+)(?:, (\w+))?: route from (\w+)\?", user)
     assert asked is not None
-    season, town = asked.groups()
+    first, then, town = asked.groups()
     towns = []
-    for _ in range(HOPS):
+    for hop in range(HOPS):
+        season = then if then and hop >= LEG else first
         (town,) = [to for good, to in rows(system) if relay.shipper(season, good) == town]
         towns.append(town)
     return " ".join(towns)
@@ -58,6 +59,17 @@ def test_routes_follow_from_the_texts(seasons: int, count: int) -> None:
         assert request.reference == answer(system["content"], user["content"])
         assert len({request.question.start, *request.reference.split()}) == HOPS + 1
         assert relay.is_correct(f" {request.reference}\n", request.reference)
+
+
+def test_a_second_leg_is_in_the_other_season() -> None:
+    for request in relay.make_workload(40, 20, 0, RelaySettings(legs=2)):
+        system, user = request.messages
+        assert request.reference == answer(system["content"], user["content"])
+        alone = relay.reference_response(request.prompt, RelayQuestion(request.question.season, request.question.start))
+        assert request.reference.split()[:LEG] == alone.split()[:LEG]
+        assert request.question.then not in (None, request.question.season)
+    with pytest.raises(ConfigError, match="legs is 2, and the legs of a route have seasons of their own"):
+        RelaySettings(seasons=1, legs=2)
 
 
 def test_the_season_changes_the_route() -> None:

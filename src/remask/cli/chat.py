@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     answer, known = _remote(args) if args.base_url else _local(args)
     system = args.system
     offered: dict[str, str] = {}
-    if known is not None and known["system"] is not None and system is None:
+    if known is not None and system is None:
         # The questions are about the model's own system prompt.
         system = known["system"]
         offered = {f"/{number}": each["question"] for number, each in enumerate(known["questions"], 1)}

@@ -3,10 +3,11 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from remask.tasks import relay, tariff, timetable, transit
+from remask.tasks import relay, tariff, transit
 
 OFFERED: Final = 3
 """Questions that a card shows."""
@@ -19,11 +20,11 @@ class Question:
     """A question and its only right answer, and the same as an answer with holes and as a decision.
 
     Attributes:
-        question: the user's turn, or the text that the model goes on with.
+        question: the user's turn.
         answer: the right answer.
         canvas: the answer with holes; `[[n]]` is one of n tokens.
         decision: a question of `POST /v1/decisions` whose right choice is the first name or stop to be found; None for
-            a model that reads none.
+            a uniform model, which takes none.
     """
 
     question: str
@@ -38,12 +39,12 @@ class Card:
 
     Attributes:
         answers: a sentence that says it.
-        system: the system prompt that all questions are about; None for a model that goes on with a text.
+        system: the system prompt that all questions are about.
         draw: the question of a number, from 0 on.
     """
 
     answers: str
-    system: str | None
+    system: str
     draw: Callable[[int], Question]
 
     @property
@@ -53,8 +54,7 @@ class Card:
 
     def messages(self, question: Question) -> list[dict[str, str]]:
         """The conversation that asks `question`."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": question.question}]
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": question.question}]
 
     def as_json(self) -> dict[str, Any]:
         """The card as JSON values."""
@@ -96,7 +96,7 @@ def _tariff() -> Card:
     )
 
 
-def _relay() -> Card:
+def _relay(*, decides: bool = True) -> Card:
     prompt = relay.draw_prompt(random.Random(_SHARED), relay.RelaySettings())
 
     def draw(number: int) -> Question:
@@ -107,7 +107,7 @@ def _relay() -> Card:
             relay.reference_response(prompt, question),
             # The space before a town is part of its token.
             "".join([towns[0], "[[1]]" * (len(towns) - 1)]),
-            _decision(question.text, towns[:4], "{answer}" + "{mask}" * (len(towns) - 1)),
+            _decision(question.text, towns[:4], "{answer}" + "{mask}" * (len(towns) - 1)) if decides else None,
         )
 
     return Card(
@@ -140,22 +140,6 @@ def _transit() -> Card:
     )
 
 
-def _timetable() -> Card:
-    tables = timetable.make_timetables(timetable.HELD_OUT, _SHARED)
-
-    def draw(number: int) -> Question:
-        table = tables[number % len(tables)]
-        first, _, third = table.response(3).split()
-        return Question(table.text, table.response(32), f"{first} [[1]] {third} [[29]]", None)
-
-    return Card(
-        "A demonstration model: it goes on with the minutes at which a bus leaves, every 1 to 4 minutes. It knows "
-        "texts of exactly this form and goes on with nonsense after all others.",
-        None,
-        draw,
-    )
-
-
 def _decision(question: str, names: Sequence[str], template: str) -> dict[str, Any]:
     """Which of `names` stands at `{answer}`. The model knows no letters for alternatives, and is shown none."""
     return {
@@ -168,5 +152,10 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
 
 
 _CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
-    {"bundled": _relay, "bundled-tariff": _tariff, "bundled-transit": _transit, "bundled-uniform": _timetable}
+    {
+        "bundled": _relay,
+        "bundled-tariff": _tariff,
+        "bundled-transit": _transit,
+        "bundled-uniform": partial(_relay, decides=False),
+    }
 )

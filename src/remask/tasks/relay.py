@@ -12,6 +12,11 @@ Cairo ships rice in winter, rice is sent to Oslo, Oslo ships figs, and so on. In
 same goods, so one system prompt holds a table of hops for every season, and the question says which of them applies. A
 town follows from the one before it alone, so a route cannot be named all at once by a model that makes one hop a step.
 
+A route may have two legs (`RelaySettings.legs`): the second half of its hops is in another season, which the question
+names too. What the goods mean then depends on how far the response has got::
+
+    user       In winter, summer: route from Cairo?
+
 Destinations are drawn afresh for every system prompt. In each of its seasons every town that occurs ships exactly one
 of its goods and receives one, so each question has one right answer, and the seven towns of a route differ. All draws
 come from a `random.Random`, so a seed fixes a workload.
@@ -52,6 +57,9 @@ GOODS: Final = (
 HOPS: Final = 6
 """Hops of every route, and so the words of a response."""
 
+LEG: Final = HOPS // 2
+"""Hops of a leg, where a route has two."""
+
 MIN_ROWS: Final = HOPS + 2
 """The fewest goods of a system prompt."""
 
@@ -71,9 +79,15 @@ class RelaySettings:
 
     rows: int = declare(len(TOWNS), Whole(MIN_ROWS, len(TOWNS)), "Goods of a system prompt, and towns that occur.")
     seasons: int = declare(2, Whole(1, MAX_SEASONS), "Seasons in which one system prompt is asked about.")
+    legs: int = declare(1, Whole(1, MAX_SEASONS), "Legs of a route, each in a season of its own; at most `seasons`.")
 
     def __post_init__(self) -> None:
         check(self)
+        if self.legs > self.seasons:
+            raise ConfigError(
+                f"legs is {self.legs}, and the legs of a route have seasons of their own: it is at most seasons, "
+                f"{self.seasons}."
+            )
 
     @classmethod
     def from_mapping(cls, values: object) -> "RelaySettings":
@@ -112,15 +126,20 @@ class RelayPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RelayQuestion:
-    """Where goods get to from the town `start` in `season`."""
+    """Where goods get to from the town `start` in `season`, and in the season `then` from half of the way on."""
 
     season: str
     start: str
+    then: str | None = None
 
     @property
     def text(self) -> str:
         """The content of the user message."""
-        return f"In {self.season}: route from {self.start}?"
+        return f"In {self.season if self.then is None else f'{self.season}, {self.then}'}: route from {self.start}?"
+
+    def season_of(self, hop: int) -> str:
+        """The season of a hop, counted from 0."""
+        return self.season if self.then is None or hop < LEG else self.then
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +195,11 @@ def draw_prompt(rng: random.Random, settings: RelaySettings) -> RelayPrompt:
             return RelayPrompt(prompt.rows, starts)
 
 
-def draw_question(rng: random.Random, prompt: RelayPrompt) -> RelayQuestion:
-    """Draws a season of `prompt`, and one of its starts."""
+def draw_question(rng: random.Random, prompt: RelayPrompt, legs: int = 1) -> RelayQuestion:
+    """Draws a season of `prompt`, and one of its starts. A second leg is in the other season."""
     season, starts = rng.choice(prompt.starts)
-    return RelayQuestion(season, rng.choice(starts))
+    others = [other for other, _ in prompt.starts if other != season]
+    return RelayQuestion(season, rng.choice(starts), others[0] if legs > 1 else None)
 
 
 def messages(prompt: RelayPrompt, question: RelayQuestion) -> list[Message]:
@@ -189,11 +209,13 @@ def messages(prompt: RelayPrompt, question: RelayQuestion) -> list[Message]:
 
 def route(prompt: RelayPrompt, question: RelayQuestion) -> list[str]:
     """Returns the `HOPS` towns behind the start. Raises `ConfigError` where the route ends before them."""
-    hops, towns = prompt.hops(question.season), [question.start]
-    for _ in range(HOPS):
-        if towns[-1] not in hops:
-            raise ConfigError(f"{towns[-1]} ships none of these goods in {question.season}; a route has {HOPS} hops.")
-        towns.append(hops[towns[-1]])
+    hops = {season: prompt.hops(season) for season in (question.season, question.season_of(HOPS))}
+    towns = [question.start]
+    for hop in range(HOPS):
+        season = question.season_of(hop)
+        if towns[-1] not in hops[season]:
+            raise ConfigError(f"{towns[-1]} ships none of these goods in {season}; a route has {HOPS} hops.")
+        towns.append(hops[season][towns[-1]])
     return towns[1:]
 
 
@@ -226,7 +248,7 @@ def make_workload(requests: int, prompts: int, seed: int, settings: RelaySetting
     workload = []
     for number in range(requests):
         index = number % prompts
-        workload.append(RelayRequest(index, drawn[index], draw_question(rng, drawn[index])))
+        workload.append(RelayRequest(index, drawn[index], draw_question(rng, drawn[index], settings.legs)))
     rng.shuffle(workload)
     return workload
 

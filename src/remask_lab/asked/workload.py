@@ -8,13 +8,11 @@ from remask.cli.options import object_option
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.arguments.common import check_least
-from remask_lab.bench.names import PREFIXES
 from remask_lab.bench.workload import (
     TaskChoice,
     Workload,
     choose_task,
     has_own_task,
-    is_bundled_uniform,
     usual_workload,
 )
 
@@ -43,14 +41,12 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
             "--prefix-tokens and --prompt-tokens shape random workloads, and this model has a task; leave them out, or "
             "give --task random"
         )
-    if (is_bundled_uniform(llm) if task is None else task.name == "timetable") and args.prefixes is not None:
-        raise ConfigError("--prefixes: timetables share no prefix; leave it out")
     return usual_workload(
         llm,
         args.requests,
         args.seed,
         asked_sampling(args),
-        prefixes=args.prefixes or PREFIXES,
+        prefixes=args.prefixes,
         prefix_tokens=args.prefix_tokens,
         prompt_tokens=args.prompt_tokens,
         task=task,

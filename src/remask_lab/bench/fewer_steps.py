@@ -8,9 +8,10 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
+from remask.request.uniform_presets import ANCESTRAL
 from remask.sampling.blocks import even_blocks
 from remask_lab.bench.contenders import Contender, LeftOut
-from remask_lab.bench.workload import Workload, is_bundled
+from remask_lab.bench.workload import Workload, has_own_task
 
 KINDS = "half, few, or a number of steps"
 USUAL, OFF = "1,half", "off"
@@ -36,7 +37,7 @@ def step_baselines(
             base = workload if row is None or row.workload is None else row.workload
             full = base.tasks[0].request.params
             params = with_steps(full, target)
-            if even_blocks(params) == even_blocks(full):
+            if params.steps == _steps(full) and even_blocks(params).length == even_blocks(full).length:
                 name = f"none in {word} steps" + ("" if row is None else f", as much work as {row.name}")
                 left_out.append(LeftOut(name, f"no schedule comes closer than all {_steps(full)} steps"))
                 continue
@@ -53,11 +54,11 @@ def asked_step_baselines(
 ) -> tuple[list[Contender], list[LeftOut]]:
     """Returns the baselines of `text` as `step_baselines` does, none for "off", and `USUAL` ones for None.
 
-    These are of a bundled masked model's questions. Where its sampling has no schedule, they are left out, and why.
+    These are of a bundled model's questions. Where its sampling has no schedule, they are left out, and why.
     """
     if text is not None:
         return ([], []) if text == OFF else step_baselines(llm, text, workload, rows, engine)
-    if not is_bundled(llm) or workload.tasks[0].answer is None:
+    if not has_own_task(llm) or workload.tasks[0].answer is None:
         return [], []
     try:
         return step_baselines(llm, _possible(USUAL, workload.tasks[0].request.params), workload, rows, engine)
@@ -114,6 +115,8 @@ def _number(word: str, workload: Workload) -> float:
 
 def _steps(params: SamplingParams) -> int:
     blocks = even_blocks(params)
+    if params.tokens_per_step is not None and params.steps is None and params.steps_per_block is None:
+        return blocks.count * max(1, blocks.length // params.tokens_per_step)
     return blocks.total_steps
 
 
@@ -148,13 +151,27 @@ def _row_layers(llm: LLM, row: Contender, workload: Workload, engine: EngineConf
 
 
 def _baseline(llm: LLM, workload: Workload, params: SamplingParams, row: Contender | None) -> Contender:
-    """Returns `none` on `workload` under `params`. Its baseline is `row`'s."""
-    own = {"steps": params.steps}
+    """Returns `none` on `workload` in the steps of `params`. Its baseline is `row`'s.
+
+    On a uniform model each position of a block may change once, in however few steps.
+    """
+    own, blocks = {"steps": params.steps}, even_blocks(params)
+    schedule = {name: getattr(params, name) for name in ("steps", "steps_per_block", "block_length")}
     if params.block_length != workload.tasks[0].request.params.block_length:
         own["block_length"] = params.block_length
+    if llm.loaded.config.kind == "uniform":
+        each = blocks.total_steps // blocks.count
+        schedule |= {"steps": None, "steps_per_block": each}
+        if params.sampler not in ANCESTRAL:
+            schedule["tokens_per_step"] = own["tokens_per_step"] = -(-blocks.length // each)
     baseline = "none" if row is None else row.baseline
     name = f"{baseline} {' '.join(f'{key}={value}' for key, value in own.items())}"
     settings = {**own, **({"remasking": params.remasking} if baseline != "none" else {})}
-    reduced, policy = workload.under(params), llm.policy("none")
+    # Each request keeps what is its own, such as the seed of its noise.
+    tasks = [
+        replace(task, request=replace(task.request, params=replace(task.request.params, **schedule)))
+        for task in workload.tasks
+    ]
+    reduced, policy = replace(workload, tasks=tuple(tasks)), llm.policy("none")
     llm.engine.check(reduced.tasks[0].request.with_policy(policy))
     return Contender(name, policy, reduced, settings, baseline)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.kinds import ModelKind
 
-OWN_TASKS = {BUNDLED: "relay", BUNDLED_TARIFF: "tariff", BUNDLED_TRANSIT: "transit", BUNDLED_UNIFORM: "timetable"}
+OWN_TASKS = {BUNDLED: "relay", BUNDLED_TARIFF: "tariff", BUNDLED_TRANSIT: "transit", BUNDLED_UNIFORM: "relay"}
 """The task that each bundled model is made for."""
-TASKS = (*OWN_TASKS.values(), "gsm8k", "random")
+TASKS = (*dict.fromkeys(OWN_TASKS.values()), "gsm8k", "random")
 PREFIXES = 4  # different shared prefixes of a workload
 PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # lengths of a random shared prefix, and of the random tokens after it
 

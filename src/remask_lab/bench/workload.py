@@ -8,13 +8,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.values import one_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask.tasks import gsm8k, relay, tariff, timetable
+from remask.tasks import gsm8k, relay, tariff
 from remask.tasks.relay import RelaySettings
 from remask.tasks.tariff import TariffSettings
 from remask.tasks.transit import (
@@ -31,7 +30,8 @@ from remask_lab.bench.names import OWN_TASKS, PREFIX_TOKENS, PREFIXES, PROMPT_TO
 TARIFF_SAMPLING = {"max_tokens": 8, "steps": 8, "block_length": 8}
 RELAY_SAMPLING = {"max_tokens": relay.HOPS, "steps": relay.HOPS, "block_length": relay.HOPS}
 TRANSIT_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
-TIMETABLE_SAMPLING = {"max_tokens": 32, "block_length": 16}
+# Of the bundled uniform model: in twice as many steps as towns, those that were changed too early are changed again.
+UNIFORM_SAMPLING = {"max_tokens": relay.HOPS, "block_length": relay.HOPS, "steps_per_block": 2 * relay.HOPS}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
@@ -48,7 +48,6 @@ _SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "tariff": TARIFF_SAMPLING,
     "relay": RELAY_SAMPLING,
     "transit": TRANSIT_SAMPLING,
-    "timetable": TIMETABLE_SAMPLING,
     "gsm8k": GSM8K_SAMPLING,
     "random": RANDOM_SAMPLING,
 }
@@ -184,23 +183,28 @@ def usual_workload(
     seed: int,
     sampling: Mapping[str, Any],
     *,
-    prefixes: int = PREFIXES,
+    prefixes: int | None = None,
     prefix_tokens: int | None = None,
     prompt_tokens: int | None = None,
     task: TaskChoice | None = None,
 ) -> Workload:
     """Requests of `task`, by default the one that suits the model (`own_task`).
 
-    `sampling` overrides the task's usual sampling parameters. Lengths ask for random tokens on any model. Raises
-    `ConfigError` where the workload cannot be drawn.
+    `sampling` overrides the task's usual sampling parameters. Lengths ask for random tokens on any model. Without
+    `prefixes` there are `PREFIXES`; questions to a uniform model have a system prompt each, as no cache of such models
+    shares one. Raises `ConfigError` where the workload cannot be drawn.
     """
     if task is None:
         task = own_task(llm) if prefix_tokens is None and prompt_tokens is None else TaskChoice("random")
-    params = SamplingParams.from_mapping({**_SAMPLING[task.name], **sampling})
+    uniform = llm.loaded.config.kind == "uniform"
+    usual = UNIFORM_SAMPLING if uniform and task.name == "relay" else _SAMPLING[task.name]
+    params = SamplingParams.from_mapping({**usual, **sampling})
     if task.name in _SETTINGS:
-        return chat_workload(llm, task, requests, prefixes, seed, params)
-    if task.name == "timetable":
-        return timetable_workload(llm, requests, seed, params)
+        prefixes = prefixes or (requests if uniform else PREFIXES)
+        workload = chat_workload(llm, task, requests, prefixes, seed, params)
+        # The seed of a request decides its initial noise, so every policy begins with the same canvas.
+        return workload.seeded if uniform else workload
+    prefixes = prefixes or PREFIXES
     if task.name == "gsm8k":
         return gsm8k_workload(llm, requests, prefixes, seed, params)
     prefix = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
@@ -327,18 +331,6 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
     return Workload("transit, conversations", seed, tuple(tasks), prefixes)
 
 
-def timetable_workload(llm: LLM, requests: int, seed: int, sampling: SamplingParams) -> Workload:
-    """Held-out timetables of the bundled uniform model's task. They share no prefix."""
-    if llm.tokenizer is None:
-        raise ConfigError("the task timetable is made of words, and this model folder has no tokenizer")
-    tasks = []
-    for index, item in enumerate(timetable.make_timetables(requests, seed)):
-        request = Request(str(index), llm.tokenizer.encode(item.text), sampling)
-        tasks.append(Task(request, item.response(sampling.max_tokens), timetable.is_correct, question=item.text))
-    # The seed of a request decides its initial noise, so every policy begins with the same canvas.
-    return Workload("timetable", seed, tuple(tasks), 0).seeded
-
-
 def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
     """GSM8K questions under shared system prompts of rules and worked examples, answered after `##`.
 
@@ -377,16 +369,6 @@ def reads_chats(llm: LLM) -> bool:
 def has_own_task(llm: LLM) -> bool:
     """Whether a bundled model is loaded, which is trained for one task."""
     return llm.loaded.name in OWN_TASKS
-
-
-def is_bundled(llm: LLM) -> bool:
-    """Whether a bundled masked model is loaded, whose task has shared prefixes."""
-    return llm.loaded.name in (BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT)
-
-
-def is_bundled_uniform(llm: LLM) -> bool:
-    """Whether the bundled uniform model is loaded, whose task shares nothing."""
-    return llm.loaded.name == BUNDLED_UNIFORM
 
 
 def _chat(llm: LLM, index: int, messages: Sequence[Mapping[str, str]], sampling: SamplingParams) -> Request:

@@ -9,8 +9,7 @@ from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, 
 from remask.cli.options import open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.llm import LLM, Output
-from remask.request.sampling_params import SamplingParams
+from remask.llm import LLM
 from remask.tasks.cards import card
 from remask_lab.asked.workload import asked_task
 from remask_lab.bench.bench import run_bench
@@ -19,13 +18,7 @@ from remask_lab.bench.contenders import Contender
 from remask_lab.bench.fewer_steps import asked_step_baselines
 from remask_lab.bench.names import COMPARED_CACHES, OWN_TASKS
 from remask_lab.bench.report import table
-from remask_lab.bench.workload import (
-    TIMETABLE_SAMPLING,
-    TaskChoice,
-    Workload,
-    timetable_workload,
-    usual_workload,
-)
+from remask_lab.bench.workload import TaskChoice, Workload, usual_workload
 from remask_lab.cli.arguments.demo import PICTURE
 from remask_lab.depth_plot import check_target
 from remask_lab.drawing import check_drawing, save_figure
@@ -60,14 +53,15 @@ def run(args: argparse.Namespace) -> int:
     args.model = BUNDLED_UNIFORM if args.uniform else _MODELS[task.name]
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=8))
     if args.uniform:
-        params = SamplingParams.from_mapping(TIMETABLE_SAMPLING)
-        workload = timetable_workload(llm, args.requests, args.seed, params)
-        _show_timetable(llm, workload)
+        workload = usual_workload(llm, args.requests, args.seed, {})
+        print("Uniform diffusion: the response begins as noise, and any token of a block may change.")
+        _show_answer(llm, workload, "uniform-cache", "a system prompt")
         _compare(llm, workload, args)
         _say_what_to_ask(llm)
         return 0
     workload = usual_workload(llm, args.requests, args.seed, {}, prefixes=PREFIXES_SHOWN, task=task)
-    _show_answer(llm, workload)
+    shared = workload.tasks[0].request.prefix_length
+    _show_answer(llm, workload, "bicache", f"{shared} shared tokens of a system prompt")
     depths = at_depths(llm, workload, range(1, llm.loaded.config.layers + 1))
     record = _compare(llm, workload, args, depths)
     print(f"\n{by_depth_text(record)}\n\n{reading(record)}")
@@ -79,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(llm: LLM, workload: Workload, args: argparse.Namespace, others: Sequence[Contender] = ()) -> Record:
-    """Print the table of the usual caches, and of `none` in fewer steps where the task has prefixes.
+    """Print the table of the usual caches, and of `none` in fewer steps.
 
     Returns the record of them and of `others`, which ran beside them.
     """
@@ -91,32 +85,19 @@ def _compare(llm: LLM, workload: Workload, args: argparse.Namespace, others: Seq
     return record
 
 
-def _answer(llm: LLM, workload: Workload, cache: str) -> tuple[str, Output]:
-    """Returns the first question and the answer under `cache`."""
+def _show_answer(llm: LLM, workload: Workload, cache: str, before: str) -> None:
+    """Prints the first request behind its system prompt, which `before` names, and the answer under `cache`."""
     task = workload.tasks[0]
     (output,) = llm.run([task.request.with_policy(llm.policy(cache))], progress=False)
     assert task.question is not None  # the tasks of the demo are all asked in words
-    return " ".join(task.question.split()), output
-
-
-def _show_answer(llm: LLM, workload: Workload) -> None:
-    task = workload.tasks[0]
-    prompt, output = _answer(llm, workload, "bicache")
-    print(f"{task.request.prefix_length} shared tokens of a system prompt, then the user's turn:")
+    prompt = " ".join(task.question.split())
+    print(f"{before}, then the user's turn:")
     print(f"  {prompt}\n  -> {output.text}   (right answer: {task.answer})\n")
-
-
-def _show_timetable(llm: LLM, workload: Workload) -> None:
-    task = workload.tasks[0]
-    prompt, output = _answer(llm, workload, "uniform-cache")
-    print("A timetable, by uniform diffusion: the response begins as noise, and any token of a block may change.")
-    print(f"  {prompt}\n  -> {output.text}   ({'right' if task.correct(output.text) else f'right: {task.answer}'})\n")
 
 
 def _say_what_to_ask(llm: LLM) -> None:
     name = llm.loaded.name
     known = card(name)
     assert known is not None  # the demo runs bundled models
-    print(f"\nTo ask {name} yourself: remask serve {name}, and the page at its address", end="")
-    print("." if known.system is None else f"; or remask chat --model {name}.")
+    print(f"\nTo ask {name} yourself: remask serve {name}, and the page at its address; or remask chat --model {name}.")
     print("\n".join([known.answers, *(f"  {each.question}" for each in known.questions)]))

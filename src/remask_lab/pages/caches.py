@@ -30,8 +30,8 @@ HEAD = """# Caches under every way of decoding
 
 `python -m remask_lab.pages.caches --measure bundled-tariff bundled-transit bundled-uniform` measures what stands
 here and writes this page. [Cache policies](policies.md) says what each cache does, [Sampling](sampling.md) what each
-decoding does. Each table is one run. All rows of a model are compared with `none` in as many steps as tokens, which
-takes part in every run.
+decoding does. Each table is one run. All rows of a model are compared with `none` in as many steps as tokens
+(`bundled-uniform`: in twice as many, as a token may change again), which takes part in every run.
 
 - **Tokens a step**: positions of the response over passes. Where a threshold decides how many, caches differ. A
   response that ends early runs fewer passes.
@@ -42,9 +42,8 @@ takes part in every run.
 Questions are held-out ones of the model's own task; right answers have 95 % intervals. `bicache` and
 `bicache+block-dual` share prefixes between requests too.
 
-`bundled-tariff` names independent facts and `bundled-uniform` goes on with a list, so both answer in few steps
-whatever is cached: there the tables say what a cache computes, and only `bundled-transit`, whose steps build on one
-another, says what it loses.
+`bundled-tariff` names independent facts, so it answers in few steps whatever is cached: there the tables say what a
+cache computes. `bundled-transit` and `bundled-uniform`, whose steps build on one another, say what it loses.
 """
 OVERVIEW = """## Caches within a request
 

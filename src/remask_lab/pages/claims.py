@@ -220,6 +220,46 @@ CLAIMS = (
         "thesis-6-1",
         all_of(keeps("Cached, s32/b32, r512", "Base, s32/b32, r512"), faster("Cached, s32/b32, r512")),
     ),
+    Claim(
+        UNIFORM,
+        "the same under ancestral sampling (table B.1)",
+        "thesis-b-1",
+        all_of(keeps("Cached, s32/b32", "Base, s32/b32"), faster("Cached, s32/b32")),
+        "at temperature 0: at 1 the model answers hardly a route",
+    ),
+    Claim(
+        UNIFORM,
+        "how often the next block is refreshed hardly matters (table 6.10)",
+        "thesis-6-10",
+        all_of(keeps("Cached, r 0", "Base"), keeps("Cached, r 4", "Base")),
+        "only the first of two blocks has a next one, of 3 tokens",
+    ),
+    Claim(
+        UNIFORM,
+        "cached and uncached lose alike as steps fall (figure 6.5)",
+        "thesis-figure-6-5",
+        all_of(
+            loses("Uniform, 32 steps", "Uniform, 512 steps"),
+            keeps("Cached, 512 steps", "Uniform, 512 steps"),
+            keeps("Cached, 128 steps", "Uniform, 128 steps"),
+        ),
+    ),
+    Claim(
+        UNIFORM,
+        "refreshing rows by a threshold of drift gains nothing (section 6.6.4; there it was slower)",
+        "thesis-6-10",
+        loses("Cached, r 4, rows refreshed by a drift of 0.3", "Cached, r 4"),
+        "a threshold of 0.3",
+    ),
+    Claim(
+        UNIFORM,
+        "correction steps mend poor samples under a cache too (future work there, section 7.3)",
+        "corrections",
+        all_of(
+            loses("Half of the steps, 0 corrections", "Half of the steps, 32 corrections"),
+            keeps("Half of the steps, 32 corrections, cached", "Half of the steps, 32 corrections"),
+        ),
+    ),
     Claim(UNIFORM, "perplexities of 3B and 10B models", because=REAL_MODELS),
     Claim(
         "Elastic-Cache, SlowFast",

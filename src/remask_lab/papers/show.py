@@ -191,7 +191,7 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     ratios = _prefixes(results)
     shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
-    # Texts and timetables share no prefix; tables of the latter write one of no tokens.
+    # Texts share no prefix; tables of other workloads without one write one of no tokens.
     prefixes = min(work["prefixes"], work["requests"]) if work.get("prefix_tokens") and work["name"] != "texts" else 0
     over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"

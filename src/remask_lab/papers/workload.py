@@ -13,12 +13,10 @@ from remask_lab.bench.workload import (
     Workload,
     chat_workload,
     gsm8k_workload,
-    is_bundled,
-    is_bundled_uniform,
+    has_own_task,
     own_task,
     random_workload,
     reads_chats,
-    timetable_workload,
 )
 from remask_lab.likelihood.perplexity import cut_prompts, read_texts
 
@@ -46,10 +44,8 @@ def _drawn(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: in
 
 
 def _questions(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int) -> Workload:
-    if is_bundled(llm):
+    if has_own_task(llm):
         return chat_workload(llm, own_task(llm), spec["requests"], spec["prefixes"], seed, sampling)
-    if is_bundled_uniform(llm):
-        return timetable_workload(llm, spec["requests"], seed, sampling)
     if reads_chats(llm):
         return gsm8k_workload(llm, spec["requests"], spec["prefixes"], seed, sampling)
     raise ConfigError(

@@ -22,7 +22,6 @@ from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.subjects.grid import MEASURED
 from remask_lab.asked.workload import asked_task
 from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grid
-from remask_lab.bench.names import PREFIXES
 from remask_lab.bench.workload import Workload, usual_workload
 from remask_lab.drawing import distinct_line, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.records.outcome import Outcome
@@ -62,7 +61,7 @@ def measure(args: argparse.Namespace) -> Outcome:
     def make_workload(varying: Mapping[str, Any], prompt_tokens: int | None) -> Workload:
         params = {**sampling, **varying}
         lengths: dict[str, Any] = {} if prompt_tokens is None else {"prefix_tokens": 0, "prompt_tokens": prompt_tokens}
-        return usual_workload(llm, args.requests, args.seed, params, prefixes=PREFIXES, task=task, **lengths).seeded
+        return usual_workload(llm, args.requests, args.seed, params, task=task, **lengths).seeded
 
     settings = {"requests": args.requests, "rounds": args.rounds, "sampling": sampling, "cache_config": grid.fixed}
     if task is not None:

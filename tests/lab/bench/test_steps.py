@@ -161,3 +161,26 @@ def test_a_bundled_models_questions_are_asked_in_fewer_steps_too(llm: LLM) -> No
     assert "no schedule comes closer" in left_out[0].reason
     random = workload_of(llm)
     assert asked_step_baselines(llm, None, random, rows_of(llm, random), ENGINE) == ([], [])
+
+
+def test_a_uniform_model_in_fewer_steps_may_change_every_position() -> None:
+    uniform = LLM("gidd-tiny", load_format="dummy", dtype="float32", device="cpu")
+    own = {"max_tokens": 12, "block_length": 6}
+
+    def baselines(text: str, **sampling: Any) -> list[Contender]:
+        workload = workload_of(uniform, **own, **sampling).seeded
+        made, _ = step_baselines(uniform, text, workload, rows_of(uniform, workload), ENGINE)
+        seeds = [[task.request.params.seed for task in row.workload.tasks] for row in made if row.workload is not None]
+        assert seeds == [[0, 1, 2]] * len(made), "each begins with the noise that it has in all steps"
+        return made
+
+    half, one = baselines("half, 1")
+    assert half.name == "none steps=6 tokens_per_step=2"
+    assert one.name == "none steps=1 block_length=12 tokens_per_step=12"
+    assert half.workload is not None
+    params = half.workload.tasks[0].request.params
+    assert (params.steps, params.steps_per_block, params.tokens_per_step) == (None, 3, 2)
+    (drawn,) = baselines("half", sampler="ancestral")
+    assert drawn.name == "none steps=6", "the ancestral samplers draw every position in any step"
+    (few,) = baselines("half", tokens_per_step=2)
+    assert few.settings["steps"] == 2, "of three a block"

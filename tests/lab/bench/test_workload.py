@@ -10,8 +10,8 @@ from remask.errors import ConfigError
 from remask_lab.bench.workload import (
     RELAY_SAMPLING,
     TARIFF_SAMPLING,
-    TIMETABLE_SAMPLING,
     TRANSIT_SAMPLING,
+    UNIFORM_SAMPLING,
     Task,
     conversation_workload,
     gsm8k_workload,
@@ -19,6 +19,7 @@ from remask_lab.bench.workload import (
     random_workload,
     reads_chats,
     token_agreement,
+    usual_workload,
 )
 from tests.depth.models import open_model, with_ascii_tokenizer
 from tests.goldens import model_dir
@@ -37,11 +38,28 @@ def test_agreement_counts_missing_positions(these: list[int], those: list[int], 
         ("bundled-tariff", TARIFF_SAMPLING),
         ("bundled", RELAY_SAMPLING),
         ("bundled-transit", TRANSIT_SAMPLING),
-        ("bundled-uniform", TIMETABLE_SAMPLING),
+        ("bundled-uniform", UNIFORM_SAMPLING),
     ],
 )
 def test_a_bundled_model_is_asked_as_its_own_files_say(model: str, sampling: dict[str, int]) -> None:
     assert LLM(model, dtype="float32").sampling.items() >= sampling.items()
+
+
+def test_questions_to_a_uniform_model_have_a_system_prompt_and_a_noise_of_their_own() -> None:
+    llm = LLM("bundled-uniform", dtype="float32")
+    workload = usual_workload(llm, 5, 3, {})
+    assert workload.prefixes == 5
+    requests = [task.request for task in workload.tasks]
+    assert len({tuple(request.prompt_token_ids[: request.prefix_length]) for request in requests}) == 5
+    assert [request.params.seed for request in requests] == [3, 4, 5, 6, 7]
+    usual = SamplingParams.from_mapping({**UNIFORM_SAMPLING, "seed": 3})
+    assert requests[0].params == usual
+    fixed = usual_workload(llm, 3, 3, {"seed": 9}, prefixes=1)
+    assert fixed.prefixes == 1
+    assert {task.request.params.seed for task in fixed.tasks} == {9}
+    masked = usual_workload(LLM("bundled", dtype="float32"), 5, 3, {})
+    assert masked.prefixes == 4
+    assert masked.tasks[0].request.params.seed is None
 
 
 def test_tasks_are_of_one_cluster_where_one_prefix_begins_with_the_other() -> None:

@@ -128,7 +128,6 @@ def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
         (["--requests", "0"], "--requests must be a whole number from 1"),
         (["--depths", "one"], "--depths must be numbers"),
         (["--depths", "99"], "exceeds the model's"),
-        (["--without-prefix"], "make no sense without their prefix"),
         (["--prefix-match", "longest"], "give --task transit"),
         (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
     ],
@@ -201,11 +200,12 @@ def test_the_demo_speaks_before_it_loads_pytorch() -> None:
 
 
 @pytest.mark.thorough
-def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_uniform_demo_shows_a_route_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quiet", "demo", "--uniform", "--requests", "8"]) == 0
     out = capsys.readouterr().out
-    assert "bus every" in out
-    assert "(right" in out
+    assert "begins as noise" in out
+    assert "route from" in out
+    assert "(right answer: " in out
     assert all(f"| {name} " in out for name in ("none", "block-prefix", "uniform-cache"))
     assert "on canvases of 128" in out
     assert out.splitlines()[-4:] == offered("bundled-uniform")
@@ -220,27 +220,38 @@ def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFi
 def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--requests", "6", "--concurrency", "3", "--rounds", "1", "--dtype", "float32", "--json", str(target)]
+    options += [
+        "--sampling",
+        '{"block_length": 3, "steps_per_block": 3}',
+        "--cache-config",
+        '{"uniform-cache": {"refresh_next": 2}}',
+    ]
     assert bench("--model", "bundled-uniform", *options) == 0
     report = read_record(target, "bench")
-    none, prefix, cache = report.data["results"]
-    assert [row["cache"] for row in report.data["results"]] == ["none", "block-prefix", "uniform-cache"]
-    assert report.about["settings"]["name"] == "timetable"
-    assert (report.about["settings"]["steps"], report.about["settings"]["canvas_length"]) == (32, 128)
-    assert none["accuracy"] >= 1 / 3, "a guess of 32 departures is right with probability 60 ** -32"
+    none, prefix, cache, one, half = report.data["results"]
+    assert [row["cache"] for row in report.data["results"]] == [
+        "none",
+        "block-prefix",
+        "uniform-cache",
+        "none steps=1 block_length=6 tokens_per_step=6",
+        "none steps=2 tokens_per_step=3",
+    ]
+    assert report.about["settings"]["name"] == "relay"
+    assert (report.about["settings"]["steps"], report.about["settings"]["canvas_length"]) == (6, 128)
+    assert max(one["accuracy"], half["accuracy"]) <= 1 / 3
+    assert none["accuracy"] >= 2 / 3, "a guess of 6 towns is right with probability 24 ** -6"
     assert prefix["agreement_with_none"] > 0.95, "exact but for rounding"
     layers = report.about["layers"]
-    assert none["row_layers"] == 6 * 32 * 128 * layers
-    # Prompts have 12 tokens. The second block is refreshed with the first, four times; after the last nothing is.
-    assert cache["row_layers"] == 6 * layers * (2 * (128 + 15 * 16) + 4 * 16)
-    assert prefix["row_layers"] == 6 * layers * (2 * 128 + 15 * (116 + 100))
+    assert none["row_layers"] == 6 * 6 * 128 * layers
+    # Prompts have 96 tokens. The second block is refreshed once with the first; after the last nothing is.
+    assert cache["row_layers"] == 6 * layers * (2 * (128 + 2 * 3) + 3)
+    assert prefix["row_layers"] == 6 * layers * (2 * 128 + 2 * (32 + 29))
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--prefixes", "2"], "share no prefix"),
         (["--prompt-tokens", "5"], "this model has a task"),
-        (["--without-prefix"], "make no sense without their prefix"),
         (["--prefix-match", "longest"], "give --task transit"),
         (["--prefix-match", "longest", "--batch-invariant"], "batch_invariant=True needs prefix_match='exact'"),
         (["--caches", "bicache"], "uniform"),

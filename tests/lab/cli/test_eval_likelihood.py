@@ -7,6 +7,7 @@ import pytest
 
 from remask.cli import main
 from remask.llm import LLM
+from remask.tasks import relay
 from remask.tasks.transit import STOPS, make_workload, messages
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
@@ -132,9 +133,15 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
 
 
 def test_uniform_models_have_the_bound_of_their_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [{"prompt": "bus every 1 minutes from 0 : 0 1 2 3", "response": text} for text in ("4 5 6 7", "4 9 9 7")]
+    (request,) = relay.make_workload(1, 1, 0)
+    towns = request.reference.split()
+    texts = (towns, towns[::-1])
+    tokenizer = LLM("bundled-uniform", dtype="float32", device="cpu").tokenizer
+    assert tokenizer is not None
+    asked = tokenizer.render_chat(request.messages)
+    lines = [{"prompt": asked, "response": " ".join(each)} for each in texts]
     path, output = write_lines(tmp_path / "u.jsonl", lines), tmp_path / "u.json"
-    options = ["--mc-samples", "16", "--mc-levels", "50", "--mc-schedule", "linear", "--canvas-length", "64"]
+    options = ["--mc-samples", "16", "--mc-levels", "50", "--mc-schedule", "linear", "--canvas-length", "110"]
     model = "bundled-uniform"
     assert likelihood(path, *options, "--output", str(output), model=model) == 0
     record = read_record(output, "eval likelihood")

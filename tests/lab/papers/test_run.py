@@ -267,7 +267,7 @@ def test_corrections_mend_poor_samples() -> None:
 
 def test_texts_are_judged(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("bus every 4 minutes from 44 : 44 48 52 56\n" * 3, encoding="utf-8")
+    prompts.write_text("figs Lima; rice Oslo; wool Rome; tea Bern\n" * 3, encoding="utf-8")
     llm = LLM("bundled-uniform", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=2))
     judge = Judge(str(save_judge(tmp_path / "judge")), "float32")
     table = load_table("thesis-6-10")

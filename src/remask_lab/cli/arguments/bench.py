@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline-steps",
         metavar="N,...",
         help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute the work of each cache; "
-        "'off' for none of them (default: 1,half on a bundled masked model's questions)",
+        "'off' for none of them (default: 1,half on a bundled model's questions)",
     )
     parser.add_argument(
         "--detail",
