@@ -106,7 +106,9 @@ def measure(llm: LLM, decoding: str, requests: int, seed: int) -> Record:
     if grid is None:
         raise ConfigError(f"{llm.loaded.name!r} has no task of its own; known models: {', '.join(GRIDS)}")
     one_of("decoding", decoding, tuple(grid.decodings))
-    workload = usual_workload(llm, requests, seed, grid.sampling).seeded
+    # Two questions share a prefix: prefixes count as independent, and BiCache needs to find one again.
+    prefixes = None if llm.loaded.config.kind == "uniform" else -(-requests // 2)
+    workload = usual_workload(llm, requests, seed, grid.sampling, prefixes=prefixes).seeded
     rows, left_out = _contenders(llm, grid, decoding, workload)
     record = run_bench(llm, workload, rows, 1, llm.engine_config, llm.progress)
     about = {**record.about, "settings": {**record.about["settings"], "decoding": decoding}}
