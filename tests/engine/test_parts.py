@@ -12,6 +12,7 @@ import torch
 from remask.answers.rollout import trace_of
 from remask.checkpoint.presets import preset
 from remask.engine.build_request import request_of
+from remask.engine.canvas_state import Move
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
@@ -215,6 +216,23 @@ def test_batch_invariance_holds_of_parts_to_the_last_bit() -> None:
     together = run(engine(), work)
     for item in work:
         assert outcome(together[item.request.id]) == outcome(run(engine(), [item])[item.request.id])
+
+
+@pytest.mark.parametrize("source", [[4, 5, 6], [4, 7, 5]])
+@pytest.mark.parametrize("target", [[20, 21, 22], [30, 12, 25]])
+def test_parts_are_copied_between_runs_and_scattered_slots(source: list[int], target: list[int]) -> None:
+    """Where memory is in pieces, a stored part may be a run and the canvas' slots none, or the other way round."""
+    engine = make_engine(page_size=1)
+    pool, layers = engine.pool, engine.model.config.layers
+    for tensor in (*pool.k, *pool.v):
+        tensor.copy_(torch.randn(tensor.shape))
+    kept = [(k.clone(), v.clone()) for k, v in zip(pool.k, pool.v, strict=True)]
+    engine.runner.move([Move(np.array(source), np.array(target), layers - 1, 3)])
+    for layer, (k, v) in enumerate(kept):
+        if layer < layers - 1:
+            k[target], v[target] = engine.model.turned(k[source], 3), v[source]
+        assert torch.equal(pool.k[layer], k)
+        assert torch.equal(pool.v[layer], v)
 
 
 def test_a_part_that_comes_twice_is_stored_once() -> None:

@@ -57,7 +57,7 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("masked", {"max_tokens": 8, "stop": "y" * 3_000_000}, "stop"),
     ("masked", {"max_tokens": 8, "stop_token_ids": [1] * 300_000}, "stop_token_ids"),
     ("uniform", {"block_length": 2**62}, "block_length"),
-    ("uniform", {"max_tokens": 8, "block_length": 2**24}, "block_length"),
+    ("uniform", {"max_tokens": 8, "block_length": 2**24, "steps_per_block": 2**24}, "steps_per_block"),
     ("uniform", {"steps_per_block": 2**40}, "steps_per_block"),
     ("uniform", {"correction_steps": 10**9}, "correction_steps"),
     ("uniform", {"canvas_length": 2**62}, "canvas_length"),

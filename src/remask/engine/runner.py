@@ -192,7 +192,7 @@ def _leave(model: Transformer, h: Tensor, predict: Tensor) -> Tensor:
 def _move(model: Transformer, pool: Pool, source: Run | Tensor, target: Run | Tensor, layers: int, by: int) -> None:
     for k, v in zip(pool.k[:layers], pool.v[:layers], strict=True):
         k[target] = model.turned(k[source], by)
-        v[target] = v[source]
+        v[target] = v[source].clone()  # a run is a view, and no tensor is written from a view of itself
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:

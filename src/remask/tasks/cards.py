@@ -96,11 +96,12 @@ def _tariff() -> Card:
     )
 
 
-def _relay(*, decides: bool = True) -> Card:
+def _relay(*, first: int = 0, decides: bool = True) -> Card:
+    """`first` is the number of the question that stands for 0."""
     prompt = relay.draw_prompt(random.Random(_SHARED), relay.RelaySettings())
 
     def draw(number: int) -> Question:
-        question = relay.draw_question(random.Random(number), prompt)
+        question = relay.draw_question(random.Random(first + number), prompt)
         towns = relay.route(prompt, question)
         return Question(
             question.text,
@@ -156,6 +157,7 @@ _CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
         "bundled": _relay,
         "bundled-tariff": _tariff,
         "bundled-transit": _transit,
-        "bundled-uniform": partial(_relay, decides=False),
+        # From here on its answers are right whatever noise they begin with; of all routes 1 in 100 is not.
+        "bundled-uniform": partial(_relay, first=4, decides=False),
     }
 )
