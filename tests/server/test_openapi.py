@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 import schemathesis
+from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
-from tests.server.serving import Running
+from remask.server.app import create_app
+from remask.server.config import ServerConfig
+from tests.server.serving import Running, make_llm
 
 EXAMPLES = 15
 PATHS = {
@@ -46,6 +49,12 @@ def test_the_document_holds_every_endpoint(server: Running) -> None:
     body = document["components"]["schemas"]["ChatBody"]
     assert body["additionalProperties"] is False
     assert {"messages", "stream_drafts", "cache_salt", "threshold"} <= set(body["properties"])
+
+
+def test_no_request_waits_for_the_routes() -> None:
+    """They are made with the application, and not at the first request, as those of included routers are."""
+    app = create_app(make_llm(), ServerConfig(model_names=["a"]))
+    assert {route.path_format for route in app.routes if isinstance(route, APIRoute)} >= PATHS
 
 
 POSTED = {

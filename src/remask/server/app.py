@@ -51,7 +51,8 @@ def create_app(
     add_handlers(app)
     routers = [part.router() for part in (inference, decisions, info, cache, playground)]
     for router in routers:
-        app.include_router(router)
+        # FastAPI builds the routes of an included router at the first request, which would wait for it.
+        app.router.routes.extend(router.routes)
     # What the error of an unknown path may suggest: neither the pages of the playground nor what has parameters.
     paths = {route.path for router in routers[:-1] for route in router.routes if isinstance(route, APIRoute)}
     app.state.paths = sorted(path for path in paths if "{" not in path)
