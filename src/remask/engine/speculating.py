@@ -23,11 +23,10 @@ class SpeculatingRequest(RunningRequest):
         """See `PlannedRequest`: its canvas, and then its drafts."""
         drafting, planned = self.claim.drafting, self._items is not None
         own = super().items()
-        if drafting is None:
-            if len(own) > 1:  # its drafts were taken after the pass was planned
-                self.revised(own[:1])
-            return super().items()
-        if planned:
+        if drafting is None and len(own) > 1:  # its drafts were taken after the pass was planned
+            own = own[:1]
+            self.revised(own)
+        if drafting is None or planned:
             return own
         if self._standing is not None:
             first, plan = own[0]
