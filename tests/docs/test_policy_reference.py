@@ -1,10 +1,8 @@
 """docs/policy-reference.md: written from the docstrings, with every name that a policy's author imports."""
 
 import re
-import runpy
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,15 +15,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def page() -> str:
     return (ROOT / "docs" / "policy-reference.md").read_text(encoding="utf-8")
-
-
-def test_it_is_up_to_date(page: str) -> None:
-    script: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "docs_policy.py"))
-    assert page == script["page"](), "run: python scripts/docs_policy.py"
-
-
-def test_something_is_said_of_every_field(page: str) -> None:
-    assert re.findall(r"^\| `.*\|  \|$", page, re.MULTILINE) == []
 
 
 def test_every_word_of_a_view_is_there(page: str) -> None:
