@@ -157,7 +157,8 @@ _CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
         "bundled": _relay,
         "bundled-tariff": _tariff,
         "bundled-transit": _transit,
-        # From here on its answers are right whatever noise they begin with; of all routes 1 in 100 is not.
+        # The first question from which on as many as a card shows are answered right from each of 40 noises. One
+        # route in a hundred is not.
         "bundled-uniform": partial(_relay, first=4, decides=False),
     }
 )
