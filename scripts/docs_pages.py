@@ -18,11 +18,12 @@ PAGES = {
     "README.md": "index.md",
     "benchmarks/README.md": "benchmarks.md",
     "training/README.md": "training.md",
+    "training/adapt/README.md": "training-adapt.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-# They hold every word, and a search is seldom for them.
-LAST_FOUND = ("log.md", "changelog.md", "results.md", "gallery.md", "caches.md")
+# The changes and the notebook hold every word, and a search is seldom for them.
+LAST_FOUND = re.compile(r"changelog\.md|lab/.*")
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
@@ -36,24 +37,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Lead links of pages in docs/ that leave it to pages of the site, and let a search find some pages last."""
-    if page.file.src_uri in LAST_FOUND:
+    if LAST_FOUND.fullmatch(page.file.src_uri):
         page.meta["search"] = {"boost": 0.1}
     outside = page.file.src_uri in PAGES.values()
     return markdown if outside else relinked(markdown, f"docs/{page.file.src_uri}")
 
 
 def relinked(text: str, source: str) -> str:
-    """`text` of the file `source`, with links for the site, all of whose pages stand in one folder.
+    """`text` of the file `source`, with links for the site, where each of `PAGES` stands beside the pages of docs/.
 
     Raises `PluginError` where a link leads to a file that is none of the site's.
     """
 
+    folder = posixpath.dirname(PAGES.get(source, source.removeprefix("docs/"))) or "."
+
     def place(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found.group(1)))
-        if target in PAGES:
-            return PAGES[target]
-        if target.startswith("docs/"):
-            return target.removeprefix("docs/")
-        raise PluginError(f"{source} links to {found.group(1)}, which is no page of the site")
+        if target not in PAGES and not target.startswith("docs/"):
+            raise PluginError(f"{source} links to {found.group(1)}, which is no page of the site")
+        return posixpath.relpath(PAGES.get(target, target.removeprefix("docs/")), folder)
 
     return LINK.sub(place, text)

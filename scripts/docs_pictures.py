@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
+from remask.families import preset
 from remask.model.transformer import Transformer
-from remask.observe import ObservedPass, observe_passes
 from remask.policies import DepthLookup, parse
 from remask.request.sampling_params import SamplingParams
+from remask_lab.observe import ObservedPass, observe_passes
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LAYERS, PREFIX, ALIKE, PROMPT, RESPONSE, BLOCK = 6, 10, 12, 14, 12, 6
@@ -67,14 +67,14 @@ class Scene:
     passes: Sequence[int]
     preset: str = "llada-tiny"
     sampling: Mapping[str, Any] = field(
-        default_factory=lambda: {"block_length": BLOCK, "remasking": "order", "order": ORDER}
+        default_factory=lambda: {"block_length": BLOCK, "remasking": {"rule": "order", "order": ORDER}}
     )
     prefix: int = 0
     before: bool = False  # another request ran before, whose prompt has the same first `ALIKE` tokens
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
-ONE_BLOCK = {"remasking": "order", "order": [[*ORDER[0], *ORDER[1]]]}
+ONE_BLOCK = {"remasking": {"rule": "order", "order": [[*ORDER[0], *ORDER[1]]]}}
 SCENES = {
     "how-none": Scene("none", {}, (0, 1)),
     "how-reuse": Scene("reuse", {}, (0, 1), prefix=PREFIX),
@@ -95,7 +95,12 @@ SCENES = {
         {"refresh_next": 3},
         (0, 1, 2, 3, 6, 7),
         preset="gidd-tiny",
-        sampling={"block_length": BLOCK, "canvas_length": PROMPT + RESPONSE + 4, "ignore_eos": True, "seed": 1},
+        sampling={
+            "block_length": BLOCK,
+            "uniform": {"canvas_length": PROMPT + RESPONSE + 4},
+            "ignore_eos": True,
+            "seed": 1,
+        },
     ),
     "how-exact-pages": Scene(
         "exact",

@@ -6,6 +6,7 @@ repeat layers as graphs; `--attention` names what computes attention in golden r
 
 import os
 from collections.abc import Iterator
+from functools import wraps
 
 import pytest
 import torch
@@ -67,6 +68,7 @@ def _graphs_on_cpus() -> Iterator[None]:
 
     run = Graphs.run
 
+    @wraps(run)
     def poisoned(self: Graphs, model: Layers, stage: Stage, h: torch.Tensor) -> torch.Tensor:
         left = run(self, model, stage, h)
         if h.device.type == "cpu":

@@ -34,6 +34,7 @@ CACHES = {
 }
 # What tools keep in a checkout, whichever command is run.
 OTHERS = {".git", ".venv", ".venv-clients", ".mypy_cache", ".ruff_cache", ".pytest_cache", "__pycache__"}
+DRIVERS = "@cuda-uvmfd-"  # listening sockets of CUDA's driver, which last as long as the process
 _PROC = Path("/proc")
 
 _lasting: list[tempfile.TemporaryDirectory[str]] = []
@@ -81,7 +82,7 @@ class _Watch:
     ) -> Generator[None, object, object]:
         """Remember what came with a test; sockets with a file of tests, as looking for them takes longer."""
         found = yield
-        self._note({*os.listdir(self.folder), *_children(os.getpid())}, item.nodeid)
+        self._note({*os.listdir(self.folder), *children(os.getpid())}, item.nodeid)
         if nextitem is None or nextitem.path != item.path:
             self._note(set(_listening([os.getpid()])), item.nodeid.partition("::")[0])
         return found
@@ -210,7 +211,8 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir(_PROC) if name.isdecimal()] if _PROC.is_dir() else []
 
 
-def _children(pid: int) -> set[int]:
+def children(pid: int) -> set[int]:
+    """Processes that one has started and that still are."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for task in os.listdir(_PROC / str(pid) / "task"):
@@ -219,7 +221,7 @@ def _children(pid: int) -> set[int]:
 
 
 def _descendants(pid: int) -> set[int]:
-    found = _children(pid)
+    found = children(pid)
     return found.union(*(_descendants(each) for each in found))
 
 
@@ -243,7 +245,7 @@ def _listening(pids: list[int]) -> dict[str, str]:
             if line[3] == "0A":
                 addresses[f"socket:[{line[9]}]"] = f"at port {int(line[1].rpartition(':')[2], 16)}"
     for line in _read_lines(_PROC / "net" / "unix"):
-        if int(line[3], 16) & 0x10000:
+        if int(line[3], 16) & 0x10000 and not (len(line) > 7 and line[7].startswith(DRIVERS)):
             addresses[f"socket:[{line[6]}]"] = f"at {line[7] if len(line) > 7 else 'no path'}"
     return {name: addresses[name] for name in sockets & addresses.keys()}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from remask.model.capture import Capture, Work, capture_on
+from remask.model.graphs import Capture, Work, capture_on
 
 KERNELS = ("remask.model.attention_triton", "remask.model.layer_triton")  # modules that launch kernels within a layer
 

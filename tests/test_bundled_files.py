@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import remask
 from remask import LLM, EngineConfig, SamplingParams
 from remask.tasks import relay
-from remask_lab.bench.workload import RELAY_SAMPLING, Workload, relay_workload
+from remask_lab.bench.workload import RELAY_SAMPLING, TaskChoice, Workload, chat_workload
 
 FOLDER = Path(remask.__file__).parent / "bundled"
 CONFIG: dict[str, object] = json.loads((FOLDER / "config.json").read_text())
@@ -32,13 +32,17 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def workload(llm: LLM) -> Workload:
-    return relay_workload(llm, QUESTIONS, QUESTIONS // 2, 11, SamplingParams.from_mapping(RELAY_SAMPLING))
+    return chat_workload(
+        llm, TaskChoice("relay"), QUESTIONS, QUESTIONS // 2, 11, SamplingParams.from_mapping(RELAY_SAMPLING)
+    )
 
 
 def right(llm: LLM, workload: Workload, cache: str, **settings: object) -> int:
-    policy = llm.policy(cache, settings)
+    policy = llm.session.policy(cache, settings)
     work = [task.request.with_policy(policy) for task in workload.tasks]
-    texts = {output.id: output.text for output in llm.run(work, engine=llm.new_engine(), progress=False)}
+    texts = {
+        output.id: output.text for output in llm.session.run(work, engine=llm.session.new_engine(), progress=False)
+    }
     return sum(bool(task.correct(texts[task.request.id])) for task in workload.tasks)
 
 
@@ -105,7 +109,10 @@ def test_the_season_of_the_question_decides(llm: LLM) -> None:
     for request in relay.make_workload(6, 6, 5):
         (one, starts), (other, others) = request.prompt.starts
         start = next(town for town in starts if town in others)
-        asked += [replace(request, question=relay.RelayQuestion(season, start)) for season in (one, other)]
+        for season in (one, other):
+            question = relay.RelayQuestion(season, start)
+            reference = relay.reference_response(request.prompt, question)
+            asked.append(replace(request, question=question, reference=reference))
     outputs = llm.generate([request.messages for request in asked])
     wrong = [
         each for each, out in zip(asked, outputs, strict=True) if not relay.is_correct(out.text or "", each.reference)

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import remask
 from remask.tasks import tariff
+from remask.tasks.workload import Message
 
 FOLDER = Path(remask.__file__).parent / "bundled_tariff"
 CONFIG: dict[str, object] = json.loads((FOLDER / "config.json").read_text())
@@ -23,7 +24,7 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-def chat(messages: list[tariff.Message], *, waiting: bool) -> list[int]:
+def chat(messages: list[Message], *, waiting: bool) -> list[int]:
     return encode(str(TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=waiting)))
 
 

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import remask
 from remask.tasks import transit
+from remask.tasks.workload import Message
 
 FOLDER = Path(remask.__file__).parent / "bundled_transit"
 
@@ -32,11 +33,11 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return ids
 
 
-def conversation(turns: int) -> list[transit.Message]:
+def conversation(turns: int) -> list[Message]:
     """A conversation about one line with `turns` questions, all but the last answered."""
     rng = random.Random(turns)
     prompt = transit.draw_prompt(rng)
-    messages: list[transit.Message] = [{"role": "system", "content": prompt.text}]
+    messages: list[Message] = [{"role": "system", "content": prompt.text}]
     for turn in range(turns):
         question = transit.draw_question(rng, prompt)
         messages.append({"role": "user", "content": question.text})

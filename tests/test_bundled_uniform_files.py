@@ -11,6 +11,7 @@ from remask.checkpoint.load import read_config
 from remask.tasks import relay
 from remask.tasks.relay import RelaySettings
 from remask_lab.bench.workload import TaskChoice, Workload, usual_workload
+from tests.sampling_fields import grouped
 
 FOLDER = Path(remask.__file__).parent / "bundled_uniform"
 TWIN = FOLDER.parent / "bundled"
@@ -29,13 +30,16 @@ def llm() -> LLM:
 
 
 def asked(llm: LLM, legs: int = 1, **sampling: object) -> Workload:
-    return usual_workload(llm, QUESTIONS, 11, sampling, task=TaskChoice("relay", RelaySettings(legs=legs)))
+    return usual_workload(llm, QUESTIONS, 11, grouped(sampling), task=TaskChoice("relay", RelaySettings(legs=legs)))
 
 
 def answers(llm: LLM, workload: Workload, cache: str = "none", **settings: object) -> list[str]:
-    policy = llm.policy(cache, settings)
+    policy = llm.session.policy(cache, settings)
     work = [task.request.with_policy(policy) for task in workload.tasks]
-    texts = {output.id: output.text or "" for output in llm.run(work, engine=llm.new_engine(), progress=False)}
+    texts = {
+        output.id: output.text or ""
+        for output in llm.session.run(work, engine=llm.session.new_engine(), progress=False)
+    }
     return [texts[task.request.id] for task in workload.tasks]
 
 

@@ -105,6 +105,11 @@ def test_what_goes_before_the_end_is_no_leftover(inner: pytest.Pytester, tmp_pat
             yield listener
             process.kill()
 
+    def test_a_driver():
+        KEPT.append(socket.socket(socket.AF_UNIX))
+        KEPT[-1].bind(f"\\0cuda-uvmfd-4026532295-{os.getpid()}")
+        KEPT[-1].listen()
+
     def test_fixtures(server, tmp_path):
         (tmp_path / "x").touch()
         (SHARED / "x").touch()
@@ -114,7 +119,7 @@ def test_what_goes_before_the_end_is_no_leftover(inner: pytest.Pytester, tmp_pat
 """
     )
     result = run(inner, "-s")
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.OK
     assert "left behind" not in result.stdout.str()
     (folder,) = re.findall(r"(/\S+/remask-\w+)$", result.stdout.str(), re.MULTILINE)

@@ -8,6 +8,7 @@ from remask import LLM, EngineConfig, RemaskError, SamplingParams
 from remask.engine.engine import Engine
 from remask.request.segments import Segment
 from tests.goldens import model_dir, request_line, runs
+from tests.sampling_fields import flat_params
 
 SAMPLING = SamplingParams(max_tokens=16, steps=8, block_length=2)
 
@@ -25,7 +26,7 @@ def golden() -> LLM:
 def test_token_ids_in_a_golden_answer_out(golden: LLM) -> None:
     run = next(r for r in runs("llada_bicache", {"bicache"}) if r["params"]["b"] == 2 and r["params"]["interval"] == 16)
     line = request_line(run, "x")
-    params = SamplingParams.from_mapping(line["sampling"])
+    params = flat_params(line["sampling"])
     (output,) = golden.generate(line["prompt_token_ids"], params, prefix_length=run["prefix_len"], trace=True)
     assert list(output.token_ids) == run["output_ids"]
     assert output.text is None
@@ -96,8 +97,8 @@ def test_a_bad_prompt_leaves_nothing_behind(golden: LLM) -> None:
 
 
 def test_a_consumer_that_stops_early_frees_everything(golden: LLM) -> None:
-    work = golden.requests([[1, 2], [3, 4]], SamplingParams(max_tokens=8, ignore_eos=True))
-    stream = golden.run(work)
+    work = golden.session.requests([[1, 2], [3, 4]], SamplingParams(max_tokens=8, ignore_eos=True))
+    stream = golden.session.run(work)
     next(stream)
     stream.close()
     assert not golden.engine.busy
@@ -120,7 +121,7 @@ def test_stop_texts_are_cut_from_text_and_end_the_tokens(bundled: LLM) -> None:
 
 def test_one_line_at_start_up_names_every_resolved_choice(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="remask.llm"):
-        LLM("llada-tiny", load_format="dummy", engine=EngineConfig(max_num_seqs=3))
+        LLM("llada-tiny", cache="none", load_format="dummy", engine=EngineConfig(max_num_seqs=3))
     (record,) = [record for record in caplog.records if record.name == "remask.llm"]
     for part in (
         "model=llada-tiny",
@@ -150,8 +151,15 @@ def test_bad_settings_are_refused(settings: dict[str, str], text: str) -> None:
 
 
 def test_a_new_engine_shares_the_weights_alone(golden: LLM) -> None:
-    other = golden.new_engine(EngineConfig(max_num_seqs=1))
+    other = golden.session.new_engine(EngineConfig(max_num_seqs=1))
     assert isinstance(other, Engine)
     assert other.model is golden.model
     assert other.store is not golden.engine.store
     assert other.pool is not golden.engine.pool
+
+
+def test_the_public_members_are_few() -> None:
+    """What servers and measurements need beside stands in `LLM.session`."""
+    public = {name for name in vars(LLM) if not name.startswith("_")}
+    asked = {"generate", "chat", "stream", "infill", "decide", "close"}
+    assert public == asked | {"depth_table", "tokenizer", "loaded", "model", "engine"}

@@ -37,7 +37,7 @@ def test_variables_reach_the_template() -> None:
     llm = LLM("bundled-transit", dtype="float32")
     assert llm.tokenizer is not None
     llm.tokenizer.use_chat_template("{{ place }} {% for m in messages %}{{ m.content }} {% endfor %}")
-    (request,) = llm.requests([CHATS[0]], TRANSIT_SAMPLING, variables={"place": "abbey"})
+    (request,) = llm.session.requests([CHATS[0]], TRANSIT_SAMPLING, variables={"place": "abbey"})
     assert request.prompt_token_ids[:1] == llm.tokenizer.encode("abbey")[:1]
     assert llm.chat(CHATS[0], {"max_tokens": 4}, chat_template_kwargs={"place": "abbey"})[0].text
 

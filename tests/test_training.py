@@ -65,7 +65,11 @@ def test_the_engine_computes_what_was_trained(family: Family, scale: float, dept
         expected = model(canvas, model.predicting(positions), boundary)
     found: list[torch.Tensor] = []
     watcher = Watcher(llm)
-    policy = llm.policy("bicache", {"depth": depth, "refresh_interval": 1}) if depth else llm.policy("none", None)
+    policy = (
+        llm.session.policy("bicache", {"depth": depth, "refresh_interval": 1})
+        if depth
+        else llm.session.policy("none", None)
+    )
     params = SamplingParams(max_tokens=6, block_length=6, steps=6)
     watcher.run(
         Request("r", prompt, params, len(prefix), policy=policy),
@@ -119,4 +123,4 @@ def test_the_script_trains_and_exports_each_family(
     assert "lookup at depths" in told
     _, config = read_config(tmp_path / "m")
     assert config.family == family
-    assert LLM(str(tmp_path / "m"), device="cpu").sampling["max_tokens"] == RESPONSE_LENGTH
+    assert LLM(str(tmp_path / "m"), device="cpu").session.sampling["max_tokens"] == RESPONSE_LENGTH

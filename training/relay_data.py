@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import relay
+from remask.tasks.workload import Message, TaskRequest
 
 RECITE: Final = "Where to?"
 """The user message of a recitation."""
@@ -70,7 +71,8 @@ class CanvasSource:
         for number in range(count):
             prompt = relay.draw_prompt(self._rng, settings)
             question = relay.draw_question(self._rng, prompt, settings.legs)
-            requests.append(relay.RelayRequest(number, prompt, question))
+            right = relay.reference_response(prompt, question)
+            requests.append(TaskRequest(number, prompt, question, right))
         return self.batch(requests, hop)
 
     def batch(self, requests: Sequence[relay.RelayRequest], hop: int = 0) -> Batch:
@@ -141,7 +143,7 @@ class CanvasSource:
         recited[:, 1] = True
         return Batch(clean.masked_fill(masked, self.mask_id), clean, masked, prefix, self._towns(prefix, rows))
 
-    def prompt_ids(self, messages: Sequence[relay.Message], *, waiting: bool = True) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], *, waiting: bool = True) -> list[int]:
         """Returns the tokens of a conversation, which is `waiting` for the assistant or ends here."""
         text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=waiting)
         return self._ids(str(text))

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import tariff
+from remask.tasks.workload import Message, TaskRequest
 
 RECITE: Final = "Who ordered?"
 """The user message of a recitation."""
@@ -67,7 +68,8 @@ class CanvasSource:
         for number in range(count):
             prompt = tariff.draw_prompt(self._rng, settings)
             question = tariff.draw_question(self._rng, prompt, kind, settings.asked)
-            requests.append(tariff.TariffRequest(number, prompt, question))
+            right = tariff.reference_response(prompt, question)
+            requests.append(TaskRequest(number, prompt, question, right))
         return self.batch(requests)
 
     def batch(self, requests: list[tariff.TariffRequest]) -> Batch:
@@ -126,7 +128,7 @@ class CanvasSource:
         recited[:, 1] = True
         return Batch(clean.masked_fill(masked, self.mask_id), clean, masked, prefix, self._names(prefix, orders))
 
-    def prompt_ids(self, messages: list[tariff.Message], *, waiting: bool = True) -> list[int]:
+    def prompt_ids(self, messages: list[Message], *, waiting: bool = True) -> list[int]:
         """Returns the tokens of a conversation, which is `waiting` for the assistant or ends here."""
         text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=waiting)
         return self._ids(str(text))

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import transit
+from remask.tasks.workload import Message, messages
 from training.transit_tokenizer import RECITE
 
 RESPONSE_LENGTH: Final = 16
@@ -56,7 +57,7 @@ class CanvasSource:
         """Returns `count` rides of `turns` questions each: noisy tokens, clean tokens, mask."""
         return self._batch([self._ride(rows, turns) for _ in range(count)])
 
-    def prompt_ids(self, messages: list[transit.Message]) -> list[int]:
+    def prompt_ids(self, messages: list[Message]) -> list[int]:
         """Returns the tokens of a conversation that waits for the assistant."""
         text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return self._ids(str(text))
@@ -92,9 +93,9 @@ class CanvasSource:
         canvas = Canvas([], [])
         for turn in range(turns):
             question = transit.draw_question(rng, prompt)
-            messages = transit.messages(prompt, question)
+            asked = messages(prompt, question)
             # The chat template opens every conversation with one BOS token, which later turns must not repeat.
-            canvas.extend(self.prompt_ids(messages) if turn == 0 else self.prompt_ids(messages[1:])[1:])
+            canvas.extend(self.prompt_ids(asked) if turn == 0 else self.prompt_ids(asked[1:])[1:])
             response = self.response_ids(transit.reference_response(prompt, question))
             canvas.extend(response, self._response_mask())
         return canvas

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import transit
+from remask.tasks.workload import messages
 from training.model import MaskedModel
 from training.transit_data import RESPONSE_LENGTH, CanvasSource
 
@@ -73,7 +74,7 @@ def measure(
         pending.append((prompt, transit.draw_question(rng, prompt, 1 + number % transit.MAX_HOPS)))
     for begin in range(0, questions, 32):
         batch = pending[begin : begin + 32]
-        conversations = [transit.messages(prompt, question) for prompt, question in batch]
+        conversations = [messages(prompt, question) for prompt, question in batch]
         ids = [source.prompt_ids(turns if with_system else turns[1:]) for turns in conversations]
         responses = decode(model, torch.tensor(ids, device=device), source.mask_id, block_length, steps)
         for (prompt, question), response in zip(batch, responses.tolist(), strict=True):

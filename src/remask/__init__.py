@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from remask.errors import RemaskError
     from remask.llm import LLM
     from remask.outputs import Output, StreamedOutput
-    from remask.remasking.slowfast import SlowFastKnobs
     from remask.request.result import Usage
     from remask.request.sampling_params import SamplingParams
+    from remask.sampling.slowfast import SlowFastKnobs
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,7 +36,7 @@ _HOMES = {
     "RemaskError": "remask.errors",
     "SamplingParams": "remask.request.sampling_params",
     "StreamedOutput": "remask.outputs",
-    "SlowFastKnobs": "remask.remasking.slowfast",
+    "SlowFastKnobs": "remask.sampling.slowfast",
     "Usage": "remask.request.result",
 }
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from remask.engine.async_engine import AsyncEngine
-from remask.engine.pending import PendingRequest
+from remask.engine.request import PendingRequest
 from remask.errors import ConfigError
 from remask.llm import LLM, Output, Sampling, StreamedOutput
 from remask.text.prompts import Prompt
@@ -53,11 +53,11 @@ class AsyncLLM:
         stopped.
         """
         pending = await asyncio.to_thread(self._checked, prompt, params, options)
-        answer = self.llm.answer(pending)
+        answer = self.llm.session.answer(pending)
         ticket = self._engine.submit([pending])
         try:
             async for events in ticket:
-                for piece in self.llm.pieces(answer, events):
+                for piece in self.llm.session.pieces(answer, events):
                     yield piece
         finally:
             ticket.cancel()
@@ -71,5 +71,5 @@ class AsyncLLM:
         return output
 
     def _checked(self, prompt: Prompt, params: Sampling | None, options: dict[str, Any]) -> PendingRequest:
-        request = self.llm.streamed(prompt, params, **options)
+        request = self.llm.session.streamed(prompt, params, **options)
         return self.llm.engine.check(replace(request, id=f"stream-{next(self._numbers)}"))

@@ -1,18 +1,28 @@
 """Loads a model: in which numbers, with how many threads and in how many processes it computes, and why."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
+from remask.checkpoint import hub
 from remask.checkpoint.loaded import FoundModel, LoadedModel
-from remask.engine.capacity import DeviceMemory, check_weights_fit
+from remask.checkpoint.settings import ModelSettings
+from remask.checkpoint.shelf import shelved
+from remask.checks import Quantization
+from remask.engine.capacity import DeviceMemory, check_weights_fit, gigabytes, resolve_quantization, weight_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
-from remask.engine.few_bits import Asked, resolve_quantization
+from remask.errors import ConfigError
 from remask.machine.cpu import CpuReading, memory, physical_cores
-from remask.machine.device import Threads, resolve_dtype, resolve_threads, set_threads
+from remask.machine.device import Threads, free_memory, resolve_dtype, resolve_threads, set_threads
+from remask.model.config import ModelConfig
 from remask.model.quantised import check_quantization, described
 from remask.model.ranks import Ranks, Shard
 from remask.parallel import lead
+
+log = logging.getLogger(__name__)
+
+_FORCE = "Nothing was downloaded; --force goes on (force=True)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,64 +41,103 @@ class Opened:
     numbers: str
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """How a model is to be loaded. The fields are arguments of `LLM`."""
+def open_model(
+    found: FoundModel, device: torch.device, utilization: float | None = None, since: CpuReading | None = None
+) -> Opened:
+    """Load what was `found` on `device`. What can be refused without the weights is, as reading them may take minutes.
 
-    dtype: str
-    device: torch.device
-    quantization: Asked
-    threads: int | None
-    spare_cores: int
-    tensor_parallel: int
-    check_weights: bool
-    utilization: float | None
-    progress: bool
+    On CUDA it may take a share of `utilization` of the device's memory. The number of threads follows from what other
+    processes have done `since` then. Raises `ConfigError` and `CheckpointError`.
+    """
+    ranks = found.settings.tensor_parallel
+    usual = found.usual.get("quantization")
+    dtype, quantization, numbers = _numbers(
+        found.settings, found.config, device, utilization, found.quantization, usual
+    )
+    if ranks == 1:
+        loaded = found.load(dtype, device, quantization=quantization)
+        return Opened(loaded, Ranks(), _set_threads(found, device, since), numbers)
+    threads = _set_threads(found, device, since)
+    loaded, several = lead.start(found, dtype, device, threads.number, quantization)
+    return Opened(loaded, several, threads, numbers)
 
-    def open(self, found: FoundModel, since: CpuReading | None) -> Opened:
-        """Load `found`. What can be refused without the weights is, as reading these may take minutes.
 
-        The number of threads follows from what other processes have done `since` then. Raises `ConfigError` and
-        `CheckpointError`.
-        """
-        config, place, ranks = found.config, self.device, self.tensor_parallel
-        dtype, why = resolve_dtype(self.dtype, place, config.parameters)
-        room = self._room()
-        quantization, bits_why = resolve_quantization(
-            self.quantization, found.quantization, config, dtype, place, room, ranks
+def announce_download(settings: ModelSettings, device: torch.device, utilization: float | None = None) -> None:
+    """Say what loading a model of the shelf will download, and in which numbers it will compute on `device`.
+
+    Nothing is said, and the hub is not asked, where it is on this disk. Raises `ConfigError` where it fits neither the
+    memory nor the disk, unless `settings.force`.
+    """
+    row = None if settings.load_format == "dummy" else shelved(settings.model)
+    if row is None or hub.on_disk(row.hub, row.revision) is not None:
+        return
+    try:
+        dtype, kind, _ = _numbers(settings, row.config, device, utilization)
+    except ConfigError as error:
+        raise ConfigError(f"{row.name}: {error}. {_FORCE}") from error
+    folder, free = hub.cache_disk()
+    size = weight_bytes(row.config, torch.bfloat16)
+    if size > free and not settings.force:
+        raise ConfigError(
+            f"{row.name}: the weights take {gigabytes(size)}, and the disk of {folder} has {gigabytes(free)} left: "
+            f"free some, or set HF_HOME to a folder on another disk. {_FORCE}"
         )
-        for rank in range(ranks):
-            check_quantization(quantization, Shard(rank, ranks).part(config), place)
-        if room is not None:
-            check_weights_fit(config, dtype, room, ranks, apart=place.type == "cuda", quantization=quantization)
-        check, progress = self.check_weights, self.progress
-        name = str(dtype).removeprefix("torch.")
-        numbers = f"dtype={name} ({why}) quantization={described(quantization, place)} ({bits_why})"
-        if ranks == 1:
-            loaded = found.load(dtype, place, progress=progress, check=check, quantization=quantization)
-            return Opened(loaded, Ranks(), self._threads(found, since), numbers)
-        used = self._threads(found, since)
-        loaded, several = lead.start(
-            found, dtype, place, ranks, used.number, progress=progress, check=check, quantization=quantization
-        )
-        return Opened(loaded, several, used, numbers)
+    fits = "is forced" if settings.force else "fits"
+    name = kind or str(dtype).removeprefix("torch.")
+    log.warning(
+        "downloading %s (%s) into %s, %s; it %s on %s as %s",
+        row.name,
+        row.hub,
+        folder,
+        gigabytes(size),
+        fits,
+        device,
+        name,
+    )
 
-    def _room(self) -> DeviceMemory | None:
-        """What the weights may take; None where the system does not say."""
-        if self.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            return DeviceMemory(total, free, self.utilization or DEFAULT_UTILIZATION)
-        there = memory()
-        return None if there is None else DeviceMemory(*there, 1.0)
 
-    def _threads(self, found: FoundModel, since: CpuReading | None) -> Threads:
-        """Set the number of threads that each process computes on, and return it."""
-        if self.threads is None and self.device.type != "cpu":
-            return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
-        processes = self.tensor_parallel
-        threads = resolve_threads(self.threads, found.config.parameters // processes, self.spare_cores, since)
-        share = max(1, physical_cores() // processes)
-        if self.threads is None and processes > 1 and threads.number > share:
-            threads = Threads(share, f"{physical_cores()} cores for {processes} processes")
-        set_threads(threads)
-        return threads
+def _numbers(
+    settings: ModelSettings,
+    config: ModelConfig,
+    device: torch.device,
+    utilization: float | None,
+    stored: Quantization | None = None,
+    usual: str | None = None,
+) -> tuple[torch.dtype, Quantization | None, str]:
+    """The dtype, the kind of few bits, and both with the reasons in words.
+
+    Files may have `stored` a kind, and may name a `usual` one. Raises `ConfigError` where the weights do not fit.
+    """
+    ranks, room = settings.tensor_parallel, _room(device, utilization)
+    dtype, why = resolve_dtype(settings.dtype, device, config.parameters)
+    quantization, bits_why = resolve_quantization(
+        settings.quantization, stored, config, dtype, device, room, ranks, usual
+    )
+    for rank in range(ranks):
+        check_quantization(quantization, Shard(rank, ranks).part(config), device)
+    if room is not None and not settings.force:
+        check_weights_fit(config, dtype, room, ranks, apart=device.type == "cuda", quantization=quantization)
+    name = str(dtype).removeprefix("torch.")
+    return dtype, quantization, f"dtype={name} ({why}) quantization={described(quantization, device)} ({bits_why})"
+
+
+def _room(device: torch.device, utilization: float | None) -> DeviceMemory | None:
+    """What the weights may take; None where the system does not say."""
+    if device.type == "cuda":
+        free, total = free_memory(device)
+        return DeviceMemory(total, free, utilization or DEFAULT_UTILIZATION)
+    there = memory()
+    return None if there is None else DeviceMemory(*there, 1.0)
+
+
+def _set_threads(found: FoundModel, device: torch.device, since: CpuReading | None) -> Threads:
+    """Set the number of threads that each process computes on, and return it."""
+    asked, processes = found.settings.threads, found.settings.tensor_parallel
+    if asked is None and device.type != "cpu":
+        return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
+    threads = resolve_threads(asked, found.config.parameters // processes, found.settings.spare_cores, since)
+    share = max(1, physical_cores() // processes)
+    if asked is None and processes > 1 and threads.number > share:
+        threads = Threads(share, f"{physical_cores()} cores for {processes} processes")
+    set_threads(threads)
+    return threads

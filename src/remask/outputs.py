@@ -42,7 +42,7 @@ class Output:
         text, holes, error, template = None, None, result.error, request.response
         if tokenizer is not None:
             try:
-                told = ResponseText(tokenizer, template, request.params)
+                told = ResponseText(tokenizer, template, request.params, request.context)
                 text = told.push(result.token_ids) + told.finish()
                 holes = None if request.template is None else tuple(told.holes)
             # A tokenizer is anybody's code: what it raises for one answer loses no other.

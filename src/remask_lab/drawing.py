@@ -7,8 +7,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
+from remask.checks.plugins import install_line
 from remask.errors import ConfigError
 from remask.machine.disk import whole_file
 
@@ -16,18 +19,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
     from matplotlib.transforms import Bbox
 
 DPI = 160
 K_COLOR, V_COLOR = "#1f5a92", "#c0392b"
 
+Grid: TypeAlias = Literal["both", "x", "y"]
 Below: TypeAlias = Literal["outside lower left", "outside lower center", "outside lower right"]
 
 
 def check_drawing() -> None:
     """Raise `ConfigError` where nothing can be drawn, so that a long measurement does not end in that."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("pictures are drawn by matplotlib, which is not installed; pip install 'remask[lab]'")
+        raise ConfigError(f"pictures are drawn by matplotlib, which is not installed; {install_line('lab')}")
 
 
 def new_figure(title: str, height: float = 3.9, width: float = 8.0, *, how: str = "") -> Figure:
@@ -40,6 +45,14 @@ def new_figure(title: str, height: float = 3.9, width: float = 8.0, *, how: str 
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(f"{title}\n{how}" if how else title)
     return figure
+
+
+def new_panels(
+    title: str, columns: int, rows: int = 1, height: float = 3.9, width: float = 8.0, *, how: str = "", **shape: Any
+) -> tuple[Figure, list[Axes]]:
+    """A `new_figure` and its panels, row by row; `shape` goes to `Figure.subplots`."""
+    figure = new_figure(title, height, width, how=how)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **shape).flat)
 
 
 def distinct_line(axes: Axes, index: int, x: Iterable[float], y: Iterable[float], name: str, marker: str = ".") -> None:
@@ -110,10 +123,47 @@ def legend_below(
     )
 
 
-def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """The title of a panel and the names of its axes."""
+def label(
+    axes: Axes,
+    title: str = "",
+    x: str = "",
+    y: str = "",
+    *,
+    grid: Grid | None = None,
+    ticks: int = 0,
+    floor: bool = False,
+) -> None:
+    """The title of a panel and the names of its axes.
+
+    `grid`: lines, below what is drawn. `ticks`: about so many on the x axis, at whole numbers. `floor`: y begins at 0.
+    """
     axes.set_title(title, fontsize="medium")
     axes.set(xlabel=x, ylabel=y)
+    if grid is not None:
+        axes.grid(axis=grid, alpha=0.3)
+        axes.set_axisbelow(True)
+    if ticks:
+        whole_ticks(axes.xaxis, ticks, least=1)
+    if floor:
+        axes.set_ylim(bottom=0)
+
+
+def heatmap(
+    axes: Axes,
+    table: Any,
+    corner: tuple[float, float] = (0.5, 0.5),
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    colors: str = "viridis",
+) -> AxesImage:
+    """Draw a table [rows][columns] whose first cell has its upper left corner at `corner`; ticks at whole numbers."""
+    values = np.array(table, dtype=np.float64)
+    (x, y), (rows, columns) = corner, values.shape
+    edges = (x, x + columns, y + rows, y)
+    for axis in (axes.xaxis, axes.yaxis):
+        whole_ticks(axis, 8, least=1)
+    return axes.imshow(values, vmin=low, vmax=high, cmap=colors, aspect="auto", interpolation="nearest", extent=edges)
 
 
 @dataclass(frozen=True, slots=True)

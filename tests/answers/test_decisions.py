@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer as RawTokenizer
 
-from remask.checkpoint.bundled import BUNDLED_TARIFF
+from remask.checks import BUNDLED_TARIFF
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, DecisionError
 from remask.llm import LLM
@@ -32,7 +32,7 @@ NAMED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(BUNDLED_TARIFF, dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=16))
+    return LLM(BUNDLED_TARIFF, cache="none", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=16))
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_the_state_is_one_shared_prefix(llm: LLM) -> None:
     asked = {str(n): NAMED | {"instructions": f"Who {n}?"} for n in range(4)}
     assert llm.tokenizer is not None
     turns = [{"role": "system", "content": state}, {"role": "user", "content": "Who 0?"}]
-    plan = llm.decisions(Decisions(state, asked))
+    plan = llm.session.decisions(Decisions(state, asked))
     prefix = llm.tokenizer.shared_prefix(turns)
     assert list(plan.shared) == llm.tokenizer.apply_chat(turns)[:prefix]
     before = llm.engine.stats.prefix_passes
@@ -245,6 +245,6 @@ def test_a_pass_that_fails_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch
 
 def test_more_canvases_than_allowed_are_refused_before_any_is_read(llm: LLM) -> None:
     asked = Decisions(STATE, {"q": {"type": "number", "instructions": "n", "min": 10, "max": 99}}, calibrate=True)
-    assert len(llm.decisions(asked, 20).asks) == 20
+    assert len(llm.session.decisions(asked, 20).asks) == 20
     with pytest.raises(ConfigError, match="more than 19 canvases"):
-        llm.decisions(asked, 19)
+        llm.session.decisions(asked, 19)

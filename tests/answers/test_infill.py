@@ -76,9 +76,9 @@ def test_default_blocks_and_steps_follow_the_holes() -> None:
     """A prime length has no divisor, and fixed places take no steps."""
     llm = bundled()
     template = Template((OPEN,) * 5 + (7,) * 24 + (OPEN,) * 2, (Hole(0, 5), Hole(29, 31)))
-    params = llm.params({"max_tokens": 31}, prompt_tokens=4, template=template)
+    params = llm.session.params({"max_tokens": 31}, prompt_tokens=4, template=template)
     assert (params.block_length, params.steps) == (8, 7)
-    assert llm.params({"max_tokens": 31}, prompt_tokens=4).block_length == 1
+    assert llm.session.params({"max_tokens": 31}, prompt_tokens=4).block_length == 1
 
 
 def test_uniform_models_fill_holes() -> None:
@@ -163,4 +163,4 @@ def test_what_is_too_long_is_refused_before_it_is_made() -> None:
     with pytest.raises(ConfigError, match="but max_model_len is 1024; shorten one of them"):
         bundled().infill([CHAT], [{"mask": most}] * 4096)
     with pytest.raises(ConfigError, match="but max_model_len is 1024; shorten one of them"):
-        bundled().response(Terms(suffix="5"), {"max_tokens": most}, 4)
+        bundled().session.response(Terms(suffix="5"), {"max_tokens": most}, 4)

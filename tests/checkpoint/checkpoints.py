@@ -11,7 +11,6 @@ from torch import Tensor
 from remask.families import family_of
 
 LAYERS, HIDDEN, HEADS, KV, INNER, VOCAB = 2, 16, 4, 2, 24, 40
-KV_ROWS = HIDDEN // HEADS * KV
 
 LLADA: dict[str, Any] = {
     "model_type": "llada",
@@ -37,11 +36,7 @@ LLADA: dict[str, Any] = {
     "eos_token_id": 38,
 }
 
-DREAM: dict[str, Any] = {
-    "model_type": "Dream",
-    "architectures": ["DreamModel"],
-    "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
-    "hidden_act": "silu",
+_COMMON: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV,
@@ -49,29 +44,29 @@ DREAM: dict[str, Any] = {
     "intermediate_size": INNER,
     "vocab_size": VOCAB,
     "max_position_embeddings": 64,
-    "rope_theta": 1000000.0,
-    "rope_scaling": None,
     "rms_norm_eps": 1e-06,
-    "use_sliding_window": False,
-    "sliding_window": None,
     "tie_word_embeddings": False,
     "mask_token_id": 39,
     "eos_token_id": 38,
 }
 
-GIDD: dict[str, Any] = {
+DREAM = _COMMON | {
+    "model_type": "Dream",
+    "architectures": ["DreamModel"],
+    "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
+    "hidden_act": "silu",
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "use_sliding_window": False,
+    "sliding_window": None,
+}
+
+GIDD = {key: value for key, value in _COMMON.items() if key not in ("num_key_value_heads", "mask_token_id")} | {
     "model_type": "gidd",
     "architectures": ["GiddForDiffusionLM"],
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
     "head_dim": HIDDEN // HEADS,
-    "num_hidden_layers": LAYERS,
-    "intermediate_size": INNER,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 64,
     "rope_theta": 10000.0,
     "rope_scaling": None,
-    "rms_norm_eps": 1e-06,
     "use_qk_norm": True,
     "attention_bias": True,
     "mlp_bias": True,
@@ -82,45 +77,26 @@ GIDD: dict[str, Any] = {
     "noise_type": 1000.0,
     "min_log_snr": -9.0,
     "max_log_snr": 9.0,
-    "tie_word_embeddings": False,
     "eos_token_id": 1,
 }
 
-SDAR: dict[str, Any] = {
+SDAR = _COMMON | {
     "model_type": "sdar",
     "architectures": ["SDARForCausalLM"],
     "hidden_act": "silu",
     "attention_bias": False,
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV,
     "head_dim": 8,
-    "num_hidden_layers": LAYERS,
-    "intermediate_size": INNER,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 64,
     "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-06,
-    "tie_word_embeddings": False,
     "block_size": 4,
-    "mask_token_id": 39,
-    "eos_token_id": 38,
 }
 
 # As second-hand descriptions of the published file have it: it names no mask.
-ILLADA: dict[str, Any] = {
+ILLADA = {key: value for key, value in _COMMON.items() if key != "mask_token_id"} | {
     "model_type": "illada",
     "architectures": ["ILLaDAForCausalLM"],
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV,
-    "num_hidden_layers": LAYERS,
-    "intermediate_size": INNER,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 64,
     "rope_theta": 500000.0,
     "rope_scaling": None,
     "rms_norm_eps": 1e-05,
@@ -130,55 +106,93 @@ ILLADA: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+A2D = ILLADA | {
+    "model_type": "a2d-llama",
+    "architectures": ["A2DLlamaLMHeadModel"],
+    "mask_token_id": VOCAB - 1,
+    "right_shift_logits": True,
+}
+
+# The published file names no mask.
+STABLE_DIFFCODER = ILLADA | {
+    "model_type": "llama",
+    "architectures": ["StableDiffcoderForCausalLM"],
+    "auto_map": {"AutoModelForCausalLM": "modeling_stable_diffcoder.StableDiffcoderForCausalLM"},
+    "rms_norm_eps": 1e-06,
+    "tie_word_embeddings": False,
+}
+
+MODERNBERT: dict[str, Any] = {
+    "model_type": "modernbert",
+    "architectures": ["ModernBertForMaskedLM"],
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": 4,
+    "intermediate_size": INNER,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "norm_eps": 1e-05,
+    "hidden_activation": "gelu",
+    "classifier_activation": "gelu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "norm_bias": False,
+    "classifier_bias": False,
+    "decoder_bias": True,
+    "tie_word_embeddings": True,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "local_attention": 8,
+    "local_rope_theta": 10000.0,
+    "mask_token_id": VOCAB - 1,
+    "eos_token_id": VOCAB - 2,
+}
+
 FAST_DLLM_V2 = DREAM | {
     "model_type": "Fast_dLLM_Qwen",
     "architectures": ["Fast_dLLM_QwenForCausalLM"],
     "bd_size": 8,
 }
 
-LLADA_MOE: dict[str, Any] = {
+NEMOTRON = {key: value for key, value in DREAM.items() if key != "auto_map"} | {
+    "model_type": "nemotron_labs_diffusion",
+    "architectures": ["NemotronLabsDiffusionModel"],
+    "head_dim": 8,
+    "block_size": 4,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "dlm_paradigm": "bidirectional",
+}
+
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+
+LLADA_MOE = {key: value for key, value in _COMMON.items() if key != "intermediate_size"} | {
+    **_EXPERTS,
     "model_type": "llada",
     "architectures": ["LLaDAMoEModelLM"],
     "hidden_act": "silu",
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV,
-    "num_hidden_layers": LAYERS,
     "dense_intermediate_size": INNER,
     "expert_intermediate_size": 6,
     "shared_expert_intermediate_size": 10,
     "moe_layer_freq": [0, 1],
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
     "moe_router_enable_expert_bias": False,
     "qk_layernorm": True,
     "clip_qkv": None,
     "attention_bias": False,
     "partial_rotary_factor": 0.5,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 64,
     "rope_theta": 50000,
     "rope_scaling": None,
     "rms_norm_eps": 1e-05,
-    "tie_word_embeddings": False,
-    "mask_token_id": 39,
-    "eos_token_id": 38,
 }
 
-LLADA2: dict[str, Any] = {
+LLADA2 = {key: value for key, value in _COMMON.items() if key != "eos_token_id"} | {
+    **_EXPERTS,
     "model_type": "llada2_moe",
     "architectures": ["LLaDA2MoeModelLM"],
     "hidden_act": "silu",
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV,
     "head_dim": 8,
-    "num_hidden_layers": LAYERS,
-    "intermediate_size": INNER,
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 6,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
     "num_shared_experts": 2,
     "n_group": 3,
     "topk_group": 2,
@@ -191,69 +205,21 @@ LLADA2: dict[str, Any] = {
     "use_bias": False,
     "use_qkv_bias": False,
     "partial_rotary_factor": 0.5,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 64,
     "rope_theta": 600000,
     "rope_scaling": None,
-    "rms_norm_eps": 1e-06,
     "use_sliding_window": False,
-    "tie_word_embeddings": False,
-    "mask_token_id": 39,
     "pad_token_id": 38,
 }
 
 SDAR_MOE = SDAR | {
+    **_EXPERTS,
     "model_type": "sdar_moe",
     "architectures": ["SDARMoeForCausalLM"],
     "decoder_sparse_step": 1,
     "mlp_only_layers": [0],
     "moe_intermediate_size": 6,
     "norm_topk_prob": True,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
 }
-
-_LLADA_LAYER = {
-    "attn_norm.weight": (HIDDEN,),
-    "q_proj.weight": (HIDDEN, HIDDEN),
-    "k_proj.weight": (KV_ROWS, HIDDEN),
-    "v_proj.weight": (KV_ROWS, HIDDEN),
-    "attn_out.weight": (HIDDEN, HIDDEN),
-    "ff_norm.weight": (HIDDEN,),
-    "ff_proj.weight": (INNER, HIDDEN),
-    "up_proj.weight": (INNER, HIDDEN),
-    "ff_out.weight": (HIDDEN, INNER),
-}
-
-_DREAM_LAYER = {
-    "input_layernorm.weight": (HIDDEN,),
-    "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-    "self_attn.q_proj.bias": (HIDDEN,),
-    "self_attn.k_proj.weight": (KV_ROWS, HIDDEN),
-    "self_attn.k_proj.bias": (KV_ROWS,),
-    "self_attn.v_proj.weight": (KV_ROWS, HIDDEN),
-    "self_attn.v_proj.bias": (KV_ROWS,),
-    "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-    "post_attention_layernorm.weight": (HIDDEN,),
-    "mlp.gate_proj.weight": (INNER, HIDDEN),
-    "mlp.up_proj.weight": (INNER, HIDDEN),
-    "mlp.down_proj.weight": (HIDDEN, INNER),
-}
-
-
-def llada_tensors(*, tied: bool = False) -> dict[str, Tensor]:
-    """Random float32 tensors under LLaDA's names."""
-    shapes = {"model.transformer.wte.weight": (VOCAB, HIDDEN), "model.transformer.ln_f.weight": (HIDDEN,)}
-    if not tied:
-        shapes["model.transformer.ff_out.weight"] = (VOCAB, HIDDEN)
-    return _random(shapes, "model.transformer.blocks.{}.", _LLADA_LAYER)
-
-
-def dream_tensors() -> dict[str, Tensor]:
-    """Random float32 tensors under Dream's names."""
-    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    shapes["lm_head.weight"] = (VOCAB, HIDDEN)
-    return _random(shapes, "model.layers.{}.", _DREAM_LAYER)
 
 
 def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
@@ -296,9 +262,3 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], *, s
         placed |= dict.fromkeys(held, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
     return folder
-
-
-def _random(shapes: dict[str, tuple[int, ...]], prefix: str, layer: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    every = shapes | {prefix.format(number) + name: shape for number in range(LAYERS) for name, shape in layer.items()}
-    return {name: torch.randn(shape, generator=generator) for name, shape in every.items()}

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from remask.checkpoint.fingerprint import fingerprint
 from remask.checkpoint.load import read_config
-from remask.checkpoint.presets import preset
 from remask.errors import CheckpointError
-from tests.checkpoint.checkpoints import LLADA, llada_tensors, write
+from remask.families import preset
+from tests.checkpoint.checkpoints import LLADA, random_tensors, write
 
 
 def of(folder: Path) -> str:
@@ -20,7 +20,7 @@ def of(folder: Path) -> str:
 
 
 def test_it_is_stable_and_the_place_does_not_count(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", LLADA, llada_tensors())
+    folder = write(tmp_path / "a", LLADA, random_tensors(LLADA))
     copy = Path(shutil.copytree(folder, tmp_path / "elsewhere" / "b"))
     assert re.fullmatch(r"[0-9a-f]{16}", of(folder))
     assert of(folder) == of(folder) == of(copy)
@@ -37,13 +37,13 @@ def _config(folder: Path) -> None:
 
 
 def _rename_tensor(folder: Path) -> None:
-    tensors = llada_tensors()
+    tensors = random_tensors(LLADA)
     tensors["model.transformer.ln_g.weight"] = tensors.pop("model.transformer.ln_f.weight")
     save_file(tensors, folder / "model.safetensors")
 
 
 def _halve(folder: Path) -> None:
-    save_file({name: tensor.half() for name, tensor in llada_tensors().items()}, folder / "model.safetensors")
+    save_file({name: tensor.half() for name, tensor in random_tensors(LLADA).items()}, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -57,21 +57,21 @@ def _halve(folder: Path) -> None:
     ],
 )
 def test_every_part_counts(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    folder = write(tmp_path, LLADA, llada_tensors())
+    folder = write(tmp_path, LLADA, random_tensors(LLADA))
     before = of(folder)
     change(folder)
     assert of(folder) != before
 
 
 def test_shards_count_each(tmp_path: Path) -> None:
-    folder = write(tmp_path, LLADA, llada_tensors(), shards=3)
+    folder = write(tmp_path, LLADA, random_tensors(LLADA), shards=3)
     before = of(folder)
     _flip(folder / "model-00003-of-00003.safetensors", -1)
     assert of(folder) != before
 
 
 def test_a_large_file_is_sampled_from_its_first_byte_to_its_last(tmp_path: Path) -> None:
-    folder = write(tmp_path, LLADA, llada_tensors())
+    folder = write(tmp_path, LLADA, random_tensors(LLADA))
     file = folder / "model.safetensors"
     values = torch.randn(2 << 20, generator=torch.Generator().manual_seed(0))
     save_file({"large": values}, file)

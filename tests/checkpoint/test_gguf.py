@@ -17,21 +17,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from remask import LLM
+from remask.checkpoint import gguf_header as header
 from remask.checkpoint import gguf_tensors as tensors
-from remask.checkpoint import source
 from remask.checkpoint.fingerprint import fingerprint
+from remask.checkpoint.gguf_header import read_header
 from remask.checkpoint.gguf_tensors import OpenGGUF, locate
 from remask.checkpoint.load import check_tensors, load_weights, read_config
+from remask.checkpoint.loaded import find_model
 from remask.checkpoint.quantised_files import save_quantised
+from remask.checkpoint.settings import ModelSettings
+from remask.checkpoint.tokenizer import load_tokenizer
+from remask.checks import Quantization
 from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
-from remask.gguf import header
-from remask.gguf.header import read_header
 from remask.model.quantised import QuantisedMatrix
-from remask.model.quantization_names import Quantization
 from remask.model.weights import Weights
-from remask.text.tokenizer import load_tokenizer
 from tests import goldens
+from tests.checkpoint import checkpoints
 from tests.live_bytes import LiveBytes
 
 FILES = goldens.ROOT / "gguf"
@@ -90,21 +92,12 @@ def test_a_rounded_file_decodes_as_a_folder_of_its_numbers(tmp_path: Path, file:
     assert answers[0] == answers[1]
 
 
-def half_split(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rows of each head, the even ones before the odd ones."""
-    split = rows.reshape(heads, -1, rows.shape[-1])
-    return np.concatenate((split[:, 0::2], split[:, 1::2]), axis=1).reshape(rows.shape)
-
-
-def test_quantised_numbers_are_those_of_the_library() -> None:
-    path = FILES / "llada-q8_0.gguf"
-    weights = loaded(path)
-    held = {each.name: gguf.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(path).tensors}
-    for number, layer in enumerate(weights.layers):
-        q, k, v = (held[f"blk.{number}.attn_{name}.weight"] for name in "qkv")
-        assert np.array_equal(layer.qkv.numpy(), np.concatenate((half_split(q, 4), half_split(k, 4), v)))
-        assert np.array_equal(layer.down.numpy(), held[f"blk.{number}.ffn_down.weight"])
-    assert np.array_equal(weights.embed.numpy(), held["token_embd.weight"])
+def written(writer: gguf.GGUFWriter, target: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def rewritten(target: Path, kind: Type, like: str = "llada-f32", **changed: Any) -> Path:
@@ -124,11 +117,7 @@ def rewritten(target: Path, kind: Type, like: str = "llada-f32", **changed: Any)
         matrix = each.data.ndim == 2
         data = gguf.quantize(np.array(each.data), kind) if matrix else np.array(each.data)
         writer.add_tensor(each.name, data, raw_dtype=kind if matrix else None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+    return written(writer, target)
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
@@ -165,28 +154,10 @@ def with_one(target: Path, kind: Type, raw: np.ndarray[Any, Any], name: str = DO
     """A file of one tensor, whose bytes are `raw` [..., rows, bytes of a row]."""
     writer = gguf.GGUFWriter(target, "dream")
     writer.add_tensor(name, raw, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+    return written(writer, target)
 
 
-def test_int4_keeps_the_codes_of_nested_blocks(tmp_path: Path) -> None:
-    drawn = np.random.default_rng(0)
-    raw = drawn.integers(0, 256, (6, 2, 144), dtype=np.uint8)
-    raw[..., :4] = drawn.uniform(0.01, 0.1, (6, 2, 2)).astype(np.float16).view(np.uint8)
-    numbers = torch.from_numpy(gguf.dequantize(raw.reshape(6, -1), Type.Q4_K))
-    with OpenGGUF(with_one(tmp_path / "x.gguf", Type.Q4_K, raw.reshape(6, -1))) as file:
-        codes = file.read(DOWN, None, "int4")
-    assert not isinstance(codes, Tensor)
-    assert codes.zeros is not None
-    steps, zeros = (each.repeat_interleave(32, dim=1) for each in (codes.scales, codes.zeros))
-    again = (codes.values.float() - 8) * steps + zeros
-    assert float((again - numbers).abs().max()) <= float(numbers.abs().max()) * 2**-7  # scales have eight bits
-
-
-def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, Any]]) -> Path:
+def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, Any]], **rope: float) -> Path:
     """A Dream model of one layer, 256 wide; `raw` has the bytes or the numbers of each matrix."""
     writer = gguf.GGUFWriter(target, "dream")
     for key, value in {
@@ -194,7 +165,8 @@ def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, A
         "attention.head_count": 4, "attention.head_count_kv": 2,
     }.items():  # fmt: skip
         writer.add_uint32(f"dream.{key}", value)
-    writer.add_float32("dream.rope.freq_base", 1e6)
+    for key, number in {"freq_base": 1e6, **rope}.items():
+        writer.add_float32(f"dream.rope.{key}", number)
     writer.add_float32("dream.attention.layer_norm_rms_epsilon", 1e-6)
     writer.add_uint32("tokenizer.ggml.mask_token_id", 63)
     for name, content in raw.items():
@@ -203,11 +175,16 @@ def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, A
         writer.add_tensor(f"{name}.weight", np.ones(256, np.float32))
     for name, width in (("q", 256), ("k", 128), ("v", 128)):
         writer.add_tensor(f"blk.0.attn_{name}.bias", np.zeros(width, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+    return written(writer, target)
+
+
+@pytest.mark.parametrize("key", ["scaling.factor", "scale_linear"])
+def test_a_factor_without_a_type_scales_positions_and_is_refused(tmp_path: Path, key: str) -> None:
+    """llama.cpp takes linear scaling where a file names no type."""
+    path = tmp_path / "x.gguf"
+    with pytest.raises(CheckpointError, match=rf"'dream\.rope\.{key}' is 2\.0; supported: 1 "):
+        read_config(mixed(path, {}, {}, **{key: 2.0}))
+    assert read_config(mixed(path, {}, {}, **{key: 1.0}))[1] == read_config(mixed(path, {}, {}))[1]
 
 
 def test_a_model_of_mixed_k_quants_is_the_one_of_its_numbers(tmp_path: Path) -> None:
@@ -261,6 +238,43 @@ def test_a_type_is_unpacked_as_by_the_library_or_refused(tmp_path: Path, kind: T
     assert np.array_equal(numbers.numpy(), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_file_of_qwens_is_an_a2d_by_the_keys_laid_over_it(tmp_path: Path, kind: str) -> None:
+    raw = checkpoints.A2D | {"model_type": f"a2d-{kind}", **({"head_dim": 16} if kind == "qwen3" else {})}
+    tensors = checkpoints.random_tensors(raw)
+    folder = checkpoints.write(tmp_path / "folder", raw, tensors)
+    arch = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[kind]
+    names = gguf.get_tensor_name_map(arch, raw["num_hidden_layers"])
+    writer = gguf.GGUFWriter(tmp_path / "file.gguf", kind)
+    writer.add_block_count(raw["num_hidden_layers"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_vocab_size(raw["vocab_size"])
+    writer.add_head_count(raw["num_attention_heads"])
+    writer.add_head_count_kv(raw["num_key_value_heads"])
+    writer.add_rope_freq_base(raw["rope_theta"])
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    writer.add_eos_token_id(raw["eos_token_id"])
+    if kind == "qwen3":
+        writer.add_key_length(16)
+        writer.add_value_length(16)
+    for name, tensor in tensors.items():
+        called = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert called is not None, name
+        writer.add_tensor(called, tensor.float().numpy())
+    written(writer, tmp_path / "file.gguf")
+    with pytest.raises(CheckpointError, match="autoregressive"):
+        read_config(tmp_path / "file.gguf")
+    over = {key: raw[key] for key in ("model_type", "mask_token_id", "right_shift_logits")}
+    ours = find_model(ModelSettings(str(tmp_path / "file.gguf"), hf_overrides=over))
+    theirs = find_model(ModelSettings(str(folder)))
+    assert ours.config == theirs.config
+    here, there = (named(each.load(torch.float32, CPU).weights) for each in (ours, theirs))
+    assert here.keys() == there.keys()
+    assert all(torch.equal(here[key], tensor) for key, tensor in there.items())
+
+
 def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
     drawn = torch.Generator().manual_seed(0)
     layers, wide, inner, experts = 2, 32, 32, 4
@@ -287,10 +301,7 @@ def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
             held[f"blk.{layer}.{name}"] = torch.randn(shape, generator=drawn)
     for name, tensor in held.items():
         writer.add_tensor(f"{name}.weight", tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    written(writer, tmp_path / "moe.gguf")
     weights = loaded(tmp_path / "moe.gguf")
     assert read_config(tmp_path / "moe.gguf")[1].tied
     for layer, own in enumerate(weights.layers):
@@ -350,6 +361,7 @@ def test_commands_take_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_one_tensor_is_in_memory_at_a_time() -> None:
     path = FILES / "llada-q8_0.gguf"
+    loaded(path, "int8")  # the first of a process tries kernels, which takes memory
     with LiveBytes() as live:
         weights = loaded(path, "int8")
     largest = 256 * 64 * 4
@@ -382,21 +394,6 @@ def test_a_quantised_copy_is_not_written_of_a_file(tmp_path: Path) -> None:
     family, config = read_config(path)
     with pytest.raises(ConfigError, match="takes a folder of safetensors"):
         save_quantised(path, family, config, "int8", tmp_path / "out")
-
-
-def test_a_file_of_the_hub_is_fetched_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def download(repo: str, file: str) -> str:
-        asked.append((repo, file))
-        return str(tmp_path / file)
-
-    monkeypatch.setattr(source, "hf_hub_download", download)
-    assert source.resolve("org/name:sub/x-Q4_0.gguf") == tmp_path / "sub/x-Q4_0.gguf"
-    assert asked == [("org/name", "sub/x-Q4_0.gguf")]
-    for name in ("org/name:../x.gguf", "org/name:x.bin", "org/name:/x.gguf", "name:x.gguf"):
-        with pytest.raises(CheckpointError, match="There is no model"):
-            source.resolve(name)
 
 
 def read_without_weights(path: Path) -> None:
@@ -452,7 +449,7 @@ def _described(ahead: int, form: str, value: int) -> Callable[[bytes], bytes]:
         (_described(20, "<I", 99), "a type of the number 99, which is not known"),
         (_described(24, "<Q", 33), "is at offset 33; supported: multiples of the alignment 32"),
         (_described(24, "<Q", 2**40), "of type F32 ends at byte 10995"),
-        (_swap(b"\x05\0\0\0\0\0\0\0llada", b"\x05\0\0\0\0\0\0\0llama"), "'general.architecture' is \"llama\""),
+        (_swap(b"\x05\0\0\0\0\0\0\0llada", b"\x05\0\0\0\0\0\0\0llamo"), "'general.architecture' is \"llamo\""),
         (_swap(b"llada.block_count", b"llada.clock_count"), "the key 'llada.block_count' is missing"),
         (_swap(b"llada.rope.freq_base", b"llada.rope.freq_case"), "'llada.rope.freq_base' is missing"),
         (_number("llada.block_count", 2**31), "'llada.block_count' is 2147483648; supported: an integer"),

@@ -14,7 +14,7 @@ from remask.checkpoint import load
 from remask.checkpoint.load import load_weights, read_config
 from remask.errors import CheckpointError
 from remask.model.weights import Weights
-from tests.checkpoint.checkpoints import DREAM, GIDD, LLADA, SDAR, dream_tensors, llada_tensors, random_tensors, write
+from tests.checkpoint.checkpoints import DREAM, GIDD, LLADA, SDAR, random_tensors, write
 
 CPU = torch.device("cpu")
 
@@ -24,41 +24,54 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> Weights:
     return load_weights(folder, family, config, dtype, CPU, progress=False)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_llada_tensors_arrive_in_their_places(tmp_path: Path, shards: int) -> None:
-    held = llada_tensors()
-    weights = loaded(write(tmp_path, LLADA, held, shards=shards))
-    assert torch.equal(weights.embed, held["model.transformer.wte.weight"])
-    assert torch.equal(weights.norm, held["model.transformer.ln_f.weight"])
-    assert torch.equal(weights.head, held["model.transformer.ff_out.weight"])
-    for number, layer in enumerate(weights.layers):
-        of = {name.split(f"blocks.{number}.")[-1]: tensor for name, tensor in held.items()}
-        assert torch.equal(layer.attn_norm, of["attn_norm.weight"])
-        assert torch.equal(layer.qkv, torch.cat([of[f"{name}_proj.weight"] for name in "qkv"]))
-        assert layer.qkv_bias is None
-        assert torch.equal(layer.out, of["attn_out.weight"])
-        assert torch.equal(layer.ffn_norm, of["ff_norm.weight"])
-        assert torch.equal(layer.gate_up, torch.cat([of["ff_proj.weight"], of["up_proj.weight"]]))
-        assert torch.equal(layer.down, of["ff_out.weight"])
+_LLAMA = {
+    "attn_norm": ["input_layernorm.weight"],
+    "qkv": [f"self_attn.{name}_proj.weight" for name in "qkv"],
+    "out": ["self_attn.o_proj.weight"],
+    "ffn_norm": ["post_attention_layernorm.weight"],
+    "gate_up": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
+    "down": ["mlp.down_proj.weight"],
+}
+_NORMS = {"q_norm": ["self_attn.q_norm.weight"], "k_norm": ["self_attn.k_norm.weight"]}
+# A configuration, the names of embedding, norm and output matrix, the beginning of a layer's, and those by field.
+PLACES: dict[str, tuple[dict[str, Any], tuple[str, str, str], str, dict[str, list[str]]]] = {
+    "llada": (
+        LLADA,
+        ("model.transformer.wte", "model.transformer.ln_f", "model.transformer.ff_out"),
+        "model.transformer.blocks.{}.",
+        {
+            "attn_norm": ["attn_norm.weight"],
+            "qkv": ["q_proj.weight", "k_proj.weight", "v_proj.weight"],
+            "out": ["attn_out.weight"],
+            "ffn_norm": ["ff_norm.weight"],
+            "gate_up": ["ff_proj.weight", "up_proj.weight"],
+            "down": ["ff_out.weight"],
+        },
+    ),
+    "dream": (
+        DREAM,
+        ("model.embed_tokens", "model.norm", "lm_head"),
+        "model.layers.{}.",
+        _LLAMA | {"qkv_bias": [f"self_attn.{name}_proj.bias" for name in "qkv"]},
+    ),
+    "sdar": (SDAR, ("model.embed_tokens", "model.norm", "lm_head"), "model.layers.{}.", _LLAMA | _NORMS),
+}
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_dream_tensors_arrive_in_their_places(tmp_path: Path, shards: int) -> None:
-    held = dream_tensors()
-    weights = loaded(write(tmp_path, DREAM, held, shards=shards))
-    assert torch.equal(weights.embed, held["model.embed_tokens.weight"])
-    assert torch.equal(weights.norm, held["model.norm.weight"])
-    assert torch.equal(weights.head, held["lm_head.weight"])
+@pytest.mark.parametrize("name", PLACES)
+def test_tensors_arrive_in_their_places(tmp_path: Path, name: str, shards: int) -> None:
+    raw, (embed, norm, head), stem, places = PLACES[name]
+    held = random_tensors(raw)
+    weights = loaded(write(tmp_path, raw, held, shards=shards))
+    assert torch.equal(weights.embed, held[f"{embed}.weight"])
+    assert torch.equal(weights.norm, held[f"{norm}.weight"])
+    assert torch.equal(weights.head, held[f"{head}.weight"])
     for number, layer in enumerate(weights.layers):
-        of = {name.split(f"layers.{number}.")[-1]: tensor for name, tensor in held.items()}
-        assert torch.equal(layer.attn_norm, of["input_layernorm.weight"])
-        assert torch.equal(layer.qkv, torch.cat([of[f"self_attn.{name}_proj.weight"] for name in "qkv"]))
-        assert layer.qkv_bias is not None
-        assert torch.equal(layer.qkv_bias, torch.cat([of[f"self_attn.{name}_proj.bias"] for name in "qkv"]))
-        assert torch.equal(layer.out, of["self_attn.o_proj.weight"])
-        assert torch.equal(layer.ffn_norm, of["post_attention_layernorm.weight"])
-        assert torch.equal(layer.gate_up, torch.cat([of["mlp.gate_proj.weight"], of["mlp.up_proj.weight"]]))
-        assert torch.equal(layer.down, of["mlp.down_proj.weight"])
+        assert layer.named().keys() == places.keys()
+        for field, names in places.items():
+            expected = torch.cat([held[stem.format(number) + each] for each in names])
+            assert torch.equal(getattr(layer, field), expected), field
 
 
 @pytest.mark.parametrize(
@@ -66,7 +79,7 @@ def test_dream_tensors_arrive_in_their_places(tmp_path: Path, shards: int) -> No
     [(torch.float16, torch.float32), (torch.float32, torch.bfloat16), (torch.float64, torch.float16)],
 )
 def test_types_are_converted_on_the_way(tmp_path: Path, stored: torch.dtype, asked: torch.dtype) -> None:
-    held = {name: tensor.to(stored) for name, tensor in llada_tensors().items()}
+    held = {name: tensor.to(stored) for name, tensor in random_tensors(LLADA).items()}
     weights = loaded(write(tmp_path, LLADA, held), asked)
     assert {tensor.dtype for tensor in weights.tensors()} == {asked}
     assert torch.equal(weights.embed, held["model.transformer.wte.weight"].to(asked))
@@ -74,18 +87,18 @@ def test_types_are_converted_on_the_way(tmp_path: Path, stored: torch.dtype, ask
 
 def test_a_tied_head_is_not_in_the_file_or_is_ignored(tmp_path: Path) -> None:
     tied = LLADA | {"weight_tying": True}
-    without = loaded(write(tmp_path / "without", tied, llada_tensors(tied=True)))
-    copied = loaded(write(tmp_path / "copied", tied, llada_tensors()))
+    without = loaded(write(tmp_path / "without", tied, random_tensors(LLADA | {"weight_tying": True})))
+    copied = loaded(write(tmp_path / "copied", tied, random_tensors(LLADA)))
     assert without.head is without.embed
     assert copied.head is copied.embed
     with pytest.raises(CheckpointError, match=r"1 missing: model\.transformer\.ff_out\.weight \[40, 16\]"):
-        loaded(write(tmp_path / "untied", LLADA, llada_tensors(tied=True)))
+        loaded(write(tmp_path / "untied", LLADA, random_tensors(LLADA | {"weight_tying": True})))
 
 
 def test_all_that_does_not_fit_is_listed_before_any_weight_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = llada_tensors()
+    held = random_tensors(LLADA)
     del held["model.transformer.ln_f.weight"]
     del held["model.transformer.blocks.1.q_proj.weight"]
     held["model.transformer.blocks.2.q_proj.weight"] = torch.zeros(3)
@@ -105,19 +118,14 @@ def test_all_that_does_not_fit_is_listed_before_any_weight_is_read(
 
 
 def test_long_lists_are_cut_with_a_count(tmp_path: Path) -> None:
-    held = llada_tensors() | {f"extra.{number}": torch.zeros(1) for number in range(50)}
+    held = random_tensors(LLADA) | {f"extra.{number}": torch.zeros(1) for number in range(50)}
     with pytest.raises(CheckpointError, match=r"50 unexpected: extra.*; and 30 more"):
         loaded(write(tmp_path, LLADA, held))
 
 
-def test_names_of_the_other_family_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"(?s)21 missing.*27 unexpected"):
-        loaded(write(tmp_path, LLADA, dream_tensors()))
-
-
 @pytest.mark.parametrize("keep", [0, 5, 200, -7])
 def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
-    folder = write(tmp_path, LLADA, llada_tensors(), shards=2)
+    folder = write(tmp_path, LLADA, random_tensors(LLADA), shards=2)
     shard = folder / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors cannot be read.*truncated"):
@@ -125,24 +133,14 @@ def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    folder = write(tmp_path, LLADA, llada_tensors(), shards=3)
+    folder = write(tmp_path, LLADA, random_tensors(LLADA), shards=3)
     (folder / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"names 1 of 3 shards.*model-00002-of-00003\.safetensors"):
         loaded(folder)
 
 
-def test_a_shard_without_what_the_index_promises_is_a_missing_tensor(tmp_path: Path) -> None:
-    folder = write(tmp_path, LLADA, llada_tensors(), shards=2)
-    shard = folder / "model-00001-of-00002.safetensors"
-    held = load_file(shard)
-    del held["model.transformer.wte.weight"]
-    save_file(held, shard)
-    with pytest.raises(CheckpointError, match=r"1 missing: model\.transformer\.wte\.weight"):
-        loaded(folder)
-
-
 def test_the_index_says_which_of_two_copies_counts(tmp_path: Path) -> None:
-    held = llada_tensors()
+    held = random_tensors(LLADA)
     folder = write(tmp_path, LLADA, held, shards=2)
     other = folder / "model-00002-of-00002.safetensors"
     save_file(load_file(other) | {"model.transformer.wte.weight": torch.zeros(40, 16)}, other)
@@ -160,7 +158,7 @@ def test_the_index_says_which_of_two_copies_counts(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_index_is_named(tmp_path: Path, index: str, message: str) -> None:
-    folder = write(tmp_path, LLADA, llada_tensors(), shards=2)
+    folder = write(tmp_path, LLADA, random_tensors(LLADA), shards=2)
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json") as caught:
         loaded(folder)
@@ -168,7 +166,7 @@ def test_a_malformed_index_is_named(tmp_path: Path, index: str, message: str) ->
 
 
 def test_a_folder_without_safetensors_says_what_is_there(tmp_path: Path) -> None:
-    folder = write(tmp_path, LLADA, llada_tensors())
+    folder = write(tmp_path, LLADA, random_tensors(LLADA))
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"weight files there: pytorch_model\.bin.*safe_serialization"):
         loaded(folder)
@@ -205,7 +203,7 @@ class _Watch:
 def test_one_tensor_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = _Watch()
     monkeypatch.setattr("remask.checkpoint.load.safe_open", watch)
-    held = llada_tensors()
+    held = random_tensors(LLADA)
     weights = loaded(write(tmp_path, LLADA, held, shards=2))
     assert torch.equal(weights.embed, held["model.transformer.wte.weight"])
     assert (watch.reads, watch.most, watch.alive) == (len(held), 1, 0)
@@ -260,7 +258,7 @@ def test_the_bar_goes_to_stderr_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(load, "_BAR_AFTER_S", 0)
-    folder = write(tmp_path, LLADA, llada_tensors())
+    folder = write(tmp_path, LLADA, random_tensors(LLADA))
     family, config = read_config(folder)
     load_weights(folder, family, config, torch.float32, CPU, progress=False)
     assert capsys.readouterr() == ("", "")
@@ -308,27 +306,13 @@ def test_gidds_constant_factors_are_taken_into_the_weights(tmp_path: Path, tied:
             torch.testing.assert_close(getattr(layer, field), tensor)
 
 
-def test_sdars_tensors_arrive_in_their_places(tmp_path: Path) -> None:
-    held = random_tensors(SDAR)
-    weights = loaded(write(tmp_path, SDAR, held))
-    for number, layer in enumerate(weights.layers):
-        stem = f"model.layers.{number}."
-        assert torch.equal(layer.qkv, torch.cat([held[f"{stem}self_attn.{name}_proj.weight"] for name in "qkv"]))
-        assert layer.q_norm is not None
-        assert layer.k_norm is not None
-        assert torch.equal(layer.q_norm, held[f"{stem}self_attn.q_norm.weight"])
-        assert torch.equal(layer.k_norm, held[f"{stem}self_attn.k_norm.weight"])
-        assert torch.equal(layer.gate_up, torch.cat([held[f"{stem}mlp.{name}_proj.weight"] for name in ("gate", "up")]))
-    assert torch.equal(weights.head, held["lm_head.weight"])
-
-
 @pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_value_that_is_not_finite_names_its_tensor(
     tmp_path: Path, stored: torch.dtype, asked: torch.dtype, value: float
 ) -> None:
-    held = {name: tensor.to(stored) for name, tensor in llada_tensors().items()}
+    held = {name: tensor.to(stored) for name, tensor in random_tensors(LLADA).items()}
     name = "model.transformer.blocks.1.up_proj.weight"
     held[name].view(-1)[held[name].numel() - 1] = value
     with pytest.raises(
@@ -338,7 +322,7 @@ def test_one_value_that_is_not_finite_names_its_tensor(
 
 
 def test_the_check_can_be_left_out(tmp_path: Path) -> None:
-    held = llada_tensors()
+    held = random_tensors(LLADA)
     held["model.transformer.ln_f.weight"][3] = math.nan
     folder = write(tmp_path, LLADA, held)
     with pytest.raises(CheckpointError, match=r"'model\.transformer\.ln_f\.weight'.*--skip-weight-check"):
@@ -349,7 +333,7 @@ def test_the_check_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_finite_values_that_the_asked_type_cannot_hold_are_refused(tmp_path: Path) -> None:
-    held = llada_tensors()
+    held = random_tensors(LLADA)
     held["model.transformer.wte.weight"][5, 7] = -1e6
     folder = write(tmp_path, LLADA, held)
     assert loaded(folder, torch.bfloat16).embed[5, 7] == torch.tensor(-1e6).bfloat16()
@@ -360,7 +344,7 @@ def test_finite_values_that_the_asked_type_cannot_hold_are_refused(tmp_path: Pat
 
 
 def test_the_largest_finite_values_load(tmp_path: Path) -> None:
-    held = llada_tensors()
+    held = random_tensors(LLADA)
     most = torch.finfo(torch.float32).max
     held["model.transformer.wte.weight"][0, :2] = torch.tensor([most, -most])
     assert loaded(write(tmp_path, LLADA, held)).embed[0, :2].tolist() == [most, -most]
@@ -368,7 +352,7 @@ def test_the_largest_finite_values_load(tmp_path: Path) -> None:
 
 def test_the_check_takes_no_memory_of_the_size_of_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "isfinite", _small(torch.isfinite))
-    loaded(write(tmp_path, LLADA, llada_tensors()))
+    loaded(write(tmp_path, LLADA, random_tensors(LLADA)))
 
 
 def _small(function: Any) -> Any:
@@ -384,7 +368,7 @@ def _small(function: Any) -> Any:
 def test_more_layers_than_tensors_are_refused_without_listing_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int
 ) -> None:
-    folder = write(tmp_path, LLADA | {"n_layers": layers}, llada_tensors())
+    folder = write(tmp_path, LLADA | {"n_layers": layers}, random_tensors(LLADA))
     family, config = read_config(folder)
     monkeypatch.setattr(type(family), "tensors", lambda *_: pytest.fail("the tensors were listed"))
     with pytest.raises(
@@ -396,6 +380,6 @@ def test_more_layers_than_tensors_are_refused_without_listing_them(
 
 
 def test_the_memory_that_is_asked_for_stands_beside_the_list(tmp_path: Path) -> None:
-    folder = write(tmp_path, LLADA | {"mlp_hidden_size": 2**20}, llada_tensors())
+    folder = write(tmp_path, LLADA | {"mlp_hidden_size": 2**20}, random_tensors(LLADA))
     with pytest.raises(CheckpointError, match=r"misshapen.*\nIts weights need 402\.7 MB as float32; .* need 20\.8 kB"):
         loaded(folder)

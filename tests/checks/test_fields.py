@@ -16,7 +16,7 @@ from remask.request.terms import Terms
 class Oven:
     """A declared class."""
 
-    rack: int | None = declare(None, Whole(1, 4), "Where the tray goes.", kinds=("masked", "uniform"), group="place")
+    rack: int | None = declare(None, Whole(1, 4), "Where the tray goes.", kinds=("masked", "uniform"), choice="place")
     degrees: float = declare(180.0, Real(0, 300, above=True), "How hot it is.")
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ def test_long_values_are_cut_in_errors() -> None:
 def test_a_declaration_is_kept_with_its_field() -> None:
     fields = declared(Oven)
     assert list(fields) == ["rack", "degrees"]
-    assert (fields["rack"].default, fields["rack"].group, fields["degrees"].default) == (None, "place", 180.0)
+    assert (fields["rack"].default, fields["rack"].choice, fields["degrees"].default) == (None, "place", 180.0)
     assert fields["rack"].described == "Where the tray goes. For masked and uniform models."
     assert fields["degrees"].described == "How hot it is."
 

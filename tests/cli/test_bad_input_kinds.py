@@ -21,44 +21,64 @@ PROMPT = [5, 6, 7, 8]
 CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "gidd, masks",
-        {"sampling": {"block_length": 8, "steps_per_block": 5, "tokens_per_step": 2}},
+        {"sampling": {"block_length": 8, "steps_per_block": 5, "uniform": {"tokens_per_step": 2}}},
         "steps_per_block=5 times tokens_per_step=2 is more than the 8 masks of a block",
     ),
-    ("gidd, masks", {"sampling": {"block_length": 8, "tokens_per_step": 9}}, "more than the 8 masks of a block"),
+    (
+        "gidd, masks",
+        {"sampling": {"block_length": 8, "uniform": {"tokens_per_step": 9}}},
+        "more than the 8 masks of a block",
+    ),
     (
         "gidd",
-        {"sampling": {"canvas_length": 11}},
+        {"sampling": {"uniform": {"canvas_length": 11}}},
         "canvas_length=11 is shorter than the prompt of 4 tokens and max_tokens=8 together; use 12 or more",
     ),
-    ("gidd", {"sampling": {"canvas_length": 50}}, "canvas_length make a canvas of 50, but max_model_len is 48"),
-    ("gidd", {"sampling": {"initial_canvas": [1, 2, 3]}}, "canvas_length=7 is shorter than the prompt of 4 tokens"),
     (
         "gidd",
-        {"sampling": {"initial_canvas": [1] * 9, "canvas_length": 20}},
+        {"sampling": {"uniform": {"canvas_length": 50}}},
+        "canvas_length make a canvas of 50, but max_model_len is 48",
+    ),
+    (
+        "gidd",
+        {"sampling": {"uniform": {"initial_canvas": [1, 2, 3]}}},
+        "canvas_length=7 is shorter than the prompt of 4 tokens",
+    ),
+    (
+        "gidd",
+        {"sampling": {"uniform": {"initial_canvas": [1] * 9, "canvas_length": 20}}},
         "initial_canvas must hold the 16 tokens of the canvas after the prompt, got 9",
     ),
-    ("gidd", {"sampling": {"initial_canvas": [1] * 9 + [40]}}, "initial_canvas holds 40; token ids go from 0 to 39"),
-    ("gidd", {"sampling": {"initial_canvas": [1, "a"]}}, "initial_canvas[1] must be a whole number"),
-    ("gidd", {"sampling": {"sampler": "adaptve"}}, "Did you mean 'adaptive'"),
-    ("gidd", {"sampling": {"schedule": "square"}}, "Unknown schedule 'square'"),
-    ("gidd", {"sampling": {"sampler": "ancestral", "tokens_per_step": 2}}, "tokens_per_step is the adaptive sampler's"),
-    ("gidd", {"sampling": {"correction_steps": -1}}, "correction_steps must be a whole number from 0"),
     (
         "gidd",
-        {"sampling": {"correction_steps": 2, "correction_tokens": 0}},
+        {"sampling": {"uniform": {"initial_canvas": [1] * 9 + [40]}}},
+        "initial_canvas holds 40; token ids go from 0 to 39",
+    ),
+    ("gidd", {"sampling": {"uniform": {"initial_canvas": [1, "a"]}}}, "initial_canvas[1] must be a whole number"),
+    ("gidd", {"sampling": {"uniform": {"sampler": "adaptve"}}}, "Did you mean 'adaptive'"),
+    ("gidd", {"sampling": {"uniform": {"schedule": "square"}}}, "Unknown uniform.schedule 'square'"),
+    (
+        "gidd",
+        {"sampling": {"uniform": {"sampler": "ancestral", "tokens_per_step": 2}}},
+        "tokens_per_step is the adaptive sampler's",
+    ),
+    ("gidd", {"sampling": {"uniform": {"correction_steps": -1}}}, "correction_steps must be a whole number from 0"),
+    (
+        "gidd",
+        {"sampling": {"uniform": {"correction_steps": 2, "correction_tokens": 0}}},
         "correction_tokens must be a whole number from 1",
     ),
-    ("gidd", {"sampling": {"correction_temperature": 0.5}}, "set correction_steps to 1 or more"),
+    ("gidd", {"sampling": {"uniform": {"correction_temperature": 0.5}}}, "set correction_steps to 1 or more"),
     (
         "gidd",
-        {"sampling": {"correction_steps": 0, "correction_tokens": 2}},
+        {"sampling": {"uniform": {"correction_steps": 0, "correction_tokens": 2}}},
         "correction_tokens=2 is of correction steps",
     ),
-    ("gidd, masks", {"sampling": {"correction_steps": 2}}, "this model's noise is masks alone"),
+    ("gidd, masks", {"sampling": {"uniform": {"correction_steps": 2}}}, "this model's noise is masks alone"),
     ("gidd", {"sampling": {"max_tokens": 60}}, "make a canvas of 64, but max_model_len is 48"),
     ("gidd", {"sampling": {"steps": 8}}, "steps is for masked models, and this one is uniform; leave it out"),
     ("gidd", {"sampling": {"threshold": 0.9}}, "threshold is for masked and block-causal models"),
-    ("gidd", {"sampling": {"remasking": "low_confidence"}}, "remasking is for masked and block-causal models"),
+    ("gidd", {"sampling": {"remasking": "low_confidence"}}, "remasking.rule is for masked and block-causal models"),
     ("gidd", {"sampling": {"cfg_scale": 1.5}}, "cfg_scale is for masked models"),
     ("gidd", {"cache": "exact"}, "not defined on uniform models (gidd); use none, block-prefix, uniform-cache"),
     ("gidd", {"cache": "bicache", "cache_config": {"depth": 1}}, "not defined on uniform models (gidd)"),
@@ -73,20 +93,20 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "sdar",
-        {"sampling": {"tokens_per_step": 2}},
+        {"sampling": {"uniform": {"tokens_per_step": 2}}},
         "tokens_per_step is for uniform models, and this one is block-causal",
     ),
-    ("sdar", {"sampling": {"initial_canvas": [1]}}, "initial_canvas is for uniform models"),
+    ("sdar", {"sampling": {"uniform": {"initial_canvas": [1]}}}, "initial_canvas is for uniform models"),
     (
         "sdar",
-        {"sampling": {"correction_steps": 2}},
+        {"sampling": {"uniform": {"correction_steps": 2}}},
         "correction_steps is for uniform models, and this one is block-causal",
     ),
     ("sdar", {"sampling": {"steps": 8}}, "steps is for masked models"),
     ("sdar", {"sampling": {"steps": 8, "steps_per_block": 2}}, "say the same thing in two ways"),
-    ("sdar", {"sampling": {"fallback": "leftmost"}}, "set threshold, too"),
-    ("sdar", {"sampling": {"fallback": "rightmost"}}, "Unknown fallback 'rightmost'"),
-    ("sdar", {"sampling": {"eb_threshold": 0.3}}, "eb_threshold is for remasking 'entropy_bounded'"),
+    ("sdar", {"sampling": {"remasking": {"fallback": "leftmost"}}}, "set threshold, too"),
+    ("sdar", {"sampling": {"remasking": {"fallback": "rightmost"}}}, "Unknown remasking.fallback 'rightmost'"),
+    ("sdar", {"sampling": {"remasking": {"eb_threshold": 0.3}}}, "eb_threshold is for remasking 'entropy_bounded'"),
     ("sdar", {"sampling": {"remasking": "sequential", "threshold": 0.3}}, "does not rank by"),
     ("sdar", {"cache": "uniform-cache"}, "not defined on block-causal models (sdar); use none, exact"),
     ("sdar", {"cache": "reuse"}, "not defined on block-causal models (sdar)"),
@@ -99,8 +119,16 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("sdar, any block", {}, "block_length is not in the model's config.json: give the one that it was trained with"),
     ("llada", {"cache": "exact"}, "not defined on masked models (llada); use none, reuse, bicache"),
     ("llada", {"cache": "uniform-cache"}, "not defined on masked models (llada)"),
-    ("llada", {"sampling": {"sampler": "adaptive"}}, "sampler is for uniform models, and this one is masked"),
-    ("llada", {"sampling": {"correction_steps": 2}}, "correction_steps is for uniform models, and this one is masked"),
+    (
+        "llada",
+        {"sampling": {"uniform": {"sampler": "adaptive"}}},
+        "sampler is for uniform models, and this one is masked",
+    ),
+    (
+        "llada",
+        {"sampling": {"uniform": {"correction_steps": 2}}},
+        "correction_steps is for uniform models, and this one is masked",
+    ),
     ("llada", {"sampling": {"remasking": "entropy_bounded"}}, "'entropy_bounded' is not defined on masked models"),
 ]
 MODELS = sorted({model for model, _, _ in CASES})
@@ -194,7 +222,9 @@ def test_the_default_page_is_the_least_of_whole_blocks(model: str, size: int) ->
 
 
 def test_hybrid_noise_may_change_more_often_than_a_block_has_positions() -> None:
-    params = SamplingParams(max_tokens=8, block_length=4, steps_per_block=9, tokens_per_step=4, ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=8, block_length=4, steps_per_block=9, uniform={"tokens_per_step": 4}, ignore_eos=True
+    )
     (answer,) = llm("gidd, hybrid").generate([PROMPT], params)
     assert len(answer.token_ids) == 8
     assert answer.usage.steps == 18

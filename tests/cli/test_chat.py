@@ -13,8 +13,8 @@ from tests.server.serving import CHATS, QUESTIONS, Running, make_llm, serving
 
 SYSTEM, USER = CHATS[0][0]["content"], CHATS[0][1]["content"]
 HELP = (
-    "/new starts a new conversation, /exit or /quit ends it, /system shows the system prompt, /help says this. All "
-    "else is for the model."
+    "/continue goes on with the last answer, /edit TEXT goes on from TEXT in its place, /new starts a new "
+    "conversation, /exit or /quit ends it, /system shows the system prompt, /help says this. All else is for the model."
 )
 
 
@@ -122,8 +122,31 @@ def test_help_is_the_chats_own_answer(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert status == 0
     assert told == [HELP]
     assert error.splitlines() == [
-        "error: Unknown command '/hepl'. Did you mean '/help'? Available: /exit, /help, /new, /quit, /system."
+        "error: Unknown command '/hepl'. Did you mean '/help'? Available: /continue, /edit, /exit, /help, /new, "
+        "/quit, /system."
     ]
+
+
+def test_an_answer_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it ended, and from a text in its place, which keeps the space at its end."""
+    known = card("bundled-transit")
+    assert known is not None
+    question, words = known.questions[0].question, str(known.questions[0].answer).split()
+    begun, more = " ".join(words[:2]), f" {' '.join(words[2:4])}"
+    lines = ["/continue", "/edit x", question, "/continue", "/edit", f"/edit {words[0]} ", "/continue", "/edit any"]
+    own = ["--sampling", '{"max_tokens": 2, "ignore_eos": true}']
+    status, local, error = chat(monkeypatch, capsys, lines, "bundled-transit", "--dtype", "float32", *own, system=None)
+    assert (status, local[:2]) == (0, [begun, more])
+    assert error.count("There is no answer to go on with") == 2
+    assert error.count("/edit needs the text to go on from") == 1
+    llm = LLM("bundled-transit", cache="auto", dtype="float32", device="cpu")
+    with serving(llm) as running:
+        seen = sent(running, monkeypatch)
+        lines += [question]
+        _, remote, _ = chat(monkeypatch, capsys, lines, "--base-url", f"{running.base}/v1", *own, system=None)
+    assert remote == [*local, begun]
+    said = [turns[-1]["content"] for turns in seen if turns[-1]["role"] == "assistant"]
+    assert said == [begun, f"{words[0]} ", f"{words[0]} {local[2]}", "any"]
 
 
 def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from remask.cli.chat_client import ChatClient
+from remask.cli.chat import ChatClient
 from remask.errors import ConfigError, RemaskError
 
 ASK = {"model": "m", "messages": []}

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pytest
 
 from remask.checkpoint import loaded
 from remask.cli import main
-from remask.cli.commands import all_commands
+from remask.cli.commands import MOVED, all_commands
 from remask.cli.main import parse
 from remask.cli.parser import Parser, examples
+from remask.errors import RemaskError
 
 START = "import sys; from remask.cli import main; sys.exit(main())"
 MISSPELLED = {
@@ -71,10 +73,18 @@ def test_the_second_word_of_a_command_counts_too(capsys: pytest.CaptureFixture[s
     assert "Unknown command 'bench serv'. Did you mean 'bench serve'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("old", MOVED)
+def test_a_command_of_another_name_names_what_does_it_now(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quiet", *old.split(), "--model", "x"]) == 2
+    assert capsys.readouterr().err == f"remask: error: there is no command {old!r} any more; use {MOVED[old]}\n"
+    words = MOVED[old].replace(",", "").split()[1:3]
+    assert {" ".join(words), words[0]} & set(all_commands())
+
+
 def test_abbreviations_and_values_are_no_misspellings() -> None:
     args = parse(["generate", "--mod", "bundled-tariff", "--prompt", "--not an option"])
     assert (args.model, args.prompt) == ("bundled-tariff", "--not an option")
-    assert parse(["analyze", "sweep", "--model", "x", "--seed", "-1"]).seed == -1
+    assert parse(["analyze", "grid", "--model", "x", "--cache", "none", "--seed", "-1"]).seed == -1
 
 
 @pytest.mark.parametrize(
@@ -137,7 +147,7 @@ def test_help_misspelled_words_and_a_chat_with_a_server_import_no_pytorch() -> N
     assert len(helps) > 30, "those of subjects too"
     assert set(ended[len(helps) : -4]) == {2}
     assert ended[-4:] == [0, 2, 0, 0]
-    assert "remask_lab.arguments.subjects.drift" in modules
+    assert "remask_lab.cli.analyze" in modules
     assert not set(HEAVY) & set(modules)
 
 
@@ -150,12 +160,16 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from parsers(own)
 
 
-def filled(name: str) -> list[argparse.ArgumentParser]:
-    """The parsers of a command and of its subcommands."""
-    command = all_commands()[name]
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of a command."""
     parser = Parser(prog=f"remask {name}")
-    command.add_arguments(parser)
-    return [own for own in parsers(parser) if own is not parser]
+    all_commands()[name].add_arguments(parser)
+    return parser
+
+
+def filled(name: str) -> list[argparse.ArgumentParser]:
+    """The parsers of a command's subcommands."""
+    return list(parsers(command_parser(name)))[1:]
 
 
 def examples_in(epilog: str) -> tuple[str, ...]:
@@ -166,8 +180,8 @@ def examples_in(epilog: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("name", all_commands())
 def test_every_help_ends_with_two_examples_that_the_parser_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = [all_commands()[name].examples, *(examples_in(own.epilog or "") for own in filled(name))]
-    for commands in shown:
+    told = [all_commands()[name].examples, *(examples_in(own.epilog or "") for own in filled(name))]
+    for commands in told:
         assert len(commands) == 2
         for example in commands:
             words = shlex.split(example)
@@ -176,7 +190,56 @@ def test_every_help_ends_with_two_examples_that_the_parser_takes(name: str, caps
     with pytest.raises(SystemExit):
         main([*name.split(), "--help"])
     help_text = capsys.readouterr().out
-    assert help_text.endswith("examples:\n" + "".join(f"  {example}\n" for example in shown[0]))
+    assert help_text.endswith("examples:\n" + "".join(f"  {example}\n" for example in told[0]))
+
+
+def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """The options that a help names."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    help_text = capsys.readouterr().out
+    assert help_text.startswith(f"usage: remask {words[0]}")
+    return set(re.findall(r"^  (?:-h, )?(--[\w-]+)", help_text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["serve", "chat", "generate", "bench"])
+def test_a_short_help_shows_what_most_need_and_another_one_all(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    few, every = shown([name, "--help"], capsys), shown([name, "--help=all"], capsys)
+    assert few < every
+    assert len(few) <= 22
+    (own,) = parsers(command_parser(name))
+    assert every == {
+        next(flag for flag in each.option_strings if flag.startswith("--"))
+        for each in own._actions
+        if each.option_strings
+    }
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert f"{len(every - few)} more options: 'remask {name} --help=all' lists them" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help=al"])
+    assert ended.value.code == 2
+    assert "--help=all for all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--config", "--conf"])
+def test_a_file_gives_flags_by_name_or_by_section(flag: str, tmp_path: Path) -> None:
+    """An abbreviation reads it too, and the command line wins."""
+    file = tmp_path / "flags.yaml"
+    file.write_text("concurrency: 3\nmodel: {model: x, dtype: float32}\nfurther options: {seed: 5}\n", encoding="utf-8")
+    args = parse(["bench", flag, str(file), "--dtype", "bfloat16"])
+    assert (args.model, args.dtype, args.concurrency, args.seed) == ("x", "bfloat16", 3, 5)
+    for content, message in (
+        ("engine: {dtyp: x}", "Unknown flag"),
+        ("model: {seed: 5}", "section model"),
+        ("model: {config: x}", "another file"),
+    ):
+        file.write_text(content, encoding="utf-8")
+        with pytest.raises(RemaskError, match=message):
+            parse(["bench", flag, str(file)])
 
 
 def test_the_whole_help_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,8 +49,10 @@ def test_an_answer_has_all_documented_keys(tmp_path: Path) -> None:
         "steps",
         "forwards",
         "row_layers",
+        "prefix_row_layers",
         "prefix_depth",
         "prefix_tokens",
+        "approximation",
     }
     assert set(answer["usage"]) == expected
     assert answer["usage"]["row_layers"] == answer["usage"]["forwards"] * 9 * 6
@@ -100,11 +102,36 @@ def test_a_line_tells_its_log_probabilities_and_its_rollout_and_is_replayed(tmp_
     assert drawn["trace"]["sampling"]["seed"] >= 0
 
 
+def test_sampling_parameters_stand_in_an_object_or_by_themselves(tmp_path: Path) -> None:
+    bare: dict[str, Any] = {name: value for name, value in GOOD.items() if name != "sampling"}
+    lines: list[dict[str, Any]] = [
+        {**bare, "sampling": {"max_tokens": 8, "steps": 4}},
+        {**bare, "max_tokens": 8, "steps": 4},
+        {**bare, "max_tokens": 8, "sampling": {"steps": 4}},
+        {**bare, "max_tokens": 8, "steps": 4, "sampling": None, "temperature": None},
+    ]
+    status, answers = run(tmp_path, [{**line, "id": number} for number, line in enumerate(lines)])
+    assert status == 0
+    assert {json.dumps({**answer, "id": None}) for answer in answers} == {json.dumps({**answers[0], "id": None})}
+    assert answers[0]["usage"]["steps"] == 4
+
+
 BAD_LINES: list[tuple[Any, str]] = [
     ("{not json", "not JSON"),
     ("[1, 2]", "must be a JSON object"),
     ({"id": "x"}, "exactly one of prompt, messages, prompt_token_ids; got none"),
     ({**GOOD, "prompt": "text"}, "got prompt, prompt_token_ids"),
+    ({**GOOD, "steps": 4, "max_tokens": 8}, "max_tokens stands in the request and in its 'sampling'; leave one of"),
+    (
+        {**GOOD, "sampling": {"cache_salt": "a"}},
+        "cache_salt is no sampling parameter: it belongs into the request, bes",
+    ),
+    ({**GOOD, "sampling": {"id": "a"}}, "id is no sampling parameter: it belongs into the request, beside 'sampling'"),
+    ({**GOOD, "refresh_interval": 3}, "refresh_interval is a setting of the cache policy"),
+    (
+        {**GOOD, "cache": "dllm-cache", "cache_config": {"steps": 3}},
+        "steps is no setting of cache policy 'dllm-cache': ",
+    ),
     ({**GOOD, "sampilng": {}}, "Did you mean 'sampling'"),
     ({**GOOD, "sampling": {"max_tokns": 8}}, "Did you mean 'max_tokens'"),
     ({**GOOD, "sampling": [1]}, "sampling must be an object"),
@@ -112,7 +139,7 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({**GOOD, "sampling": {"max_tokens": 8, "block_length": 2, "steps": 6}}, "steps=6 cannot be shared"),
     ({**GOOD, "sampling": {"temperature": -1}}, "temperature must be"),
     ('{"id": "nan", "prompt_token_ids": [1], "sampling": {"temperature": NaN}}', "temperature must be"),
-    ({**GOOD, "sampling": {"order": 5, "remasking": "order"}}, "order must be a list"),
+    ({**GOOD, "sampling": {"remasking": {"rule": "order", "order": 5}}}, "order must be a list"),
     ({**GOOD, "prefix_length": 4}, "prefix_length must be from 0 to the prompt's 3 tokens, got 4"),
     ({**GOOD, "prefix_length": "2"}, "prefix_length must be"),
     ({**GOOD, "segments": [{"start": 1, "length": 3}]}, "segments: start=1 and length=3 end at 4"),

@@ -1,6 +1,7 @@
 """The golden runs through `remask generate`: token ids, order of transfers, forwards and row-layers."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from remask.policies import policy_names
 from tests import goldens
-from tests.cli.goldens import generate
+from tests.cli.goldens import TIE, check_trace, generate
 
 SUPPORTED = [
     run
@@ -24,8 +25,7 @@ def check(run: dict[str, Any], answer: dict[str, Any], layers: int) -> None:
     exempt = goldens.exempt(run)
     if "tokens" not in exempt:
         assert answer["token_ids"] == run["output_ids"]
-        trace = [(event["positions"], event["token_ids"]) for event in answer["trace"]]
-        assert trace == [(positions, tokens) for _, positions, tokens in goldens.transfers(run)]
+        check_trace(run, answer)
     forwards = goldens.expected_forwards(run)
     if forwards is not None:
         assert answer["usage"]["forwards"] == forwards
@@ -79,3 +79,21 @@ def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, options: list[s
     answers = generate(tmp_path, goldens.model_dir("llada"), lines, *options)
     for name in names:
         check(runs[name], answers[name], LAYERS["llada"])
+
+
+@pytest.mark.parametrize(
+    ("device", "gap", "order_binds"),
+    [("cpu", 1e-5, True), ("cuda", 1e-5, False), ("cuda", 2 * TIE, True), ("cuda", None, True)],
+)
+def test_positions_change_places_only_at_a_tie(
+    device: str, gap: float | None, order_binds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.cli.goldens.device", lambda: device)
+    transfers = [{"fwd": 1, "pos": [8], "tok": [3]}, {"fwd": 2, "pos": [7], "tok": [4]}]
+    trace = [{"positions": each["pos"], "token_ids": each["tok"]} for each in transfers]
+    run = {"transfers": transfers, "min_conf_gap": gap}
+    check_trace(run, {"trace": trace})
+    with pytest.raises(AssertionError) if order_binds else nullcontext():
+        check_trace(run, {"trace": trace[::-1]})
+    with pytest.raises(AssertionError):
+        check_trace(run, {"trace": [trace[0], trace[1] | {"token_ids": [5]}]})

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from tests import goldens
-from tests.cli.goldens import generate
+from tests.cli.goldens import check_trace, generate
 from tests.goldens import moe
 
 Cache = Literal["exact", "none"]
@@ -20,8 +20,7 @@ def check_masked(tmp_path: Path, runs: dict[str, dict[str, Any]], *options: str)
     assert set(answers) == set(runs)
     for name, run in runs.items():
         assert answers[name]["token_ids"] == run["output_ids"], name
-        trace = [(event["positions"], event["token_ids"]) for event in answers[name]["trace"]]
-        assert trace == [(positions, tokens) for _, positions, tokens in goldens.transfers(run)], name
+        check_trace(run, answers[name])
         forwards = goldens.expected_forwards(run)
         assert forwards in (None, answers[name]["usage"]["forwards"]), name
 

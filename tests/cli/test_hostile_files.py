@@ -68,7 +68,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(
         ["inspect", "store", "--input", "/dev/null"],
         ["bench", "--requests", "1"],
         ["analyze", "drift", "--prompt", "from ivy"],
-        ["analyze", "sweep"],
+        ["analyze", "grid", "--cache", "none"],
     ]
     for words in commands:
         place = 2 if words[0] in ("inspect", "analyze") else 1

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from remask.checkpoint.presets import preset
 from remask.cli import main
 from remask.cli.commands import MODEL_EXAMPLES
 from remask.engine.capacity import weight_bytes
-from remask.families import family_of
+from remask.families import family_of, preset
 from tests.checkpoint import checkpoints
 
 
@@ -217,9 +216,9 @@ def test_what_fits_on_so_many_devices_is_told(capsys: pytest.CaptureFixture[str]
 def test_this_machine_is_asked_where_no_memory_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remask.cli.inspect_model.memory", lambda: (32 * 10**9, 1))
+    monkeypatch.setattr("remask.cli.inspect.memory", lambda: (32 * 10**9, 1))
     assert told_of(capsys, "llada-8b")["memory_bytes"] == 32 * 10**9
-    monkeypatch.setattr("remask.cli.inspect_model.memory", lambda: None)
+    monkeypatch.setattr("remask.cli.inspect.memory", lambda: None)
     assert told_of(capsys, "llada-8b")["memory_bytes"] is None
     assert main(["inspect", "model", "llada-8b"]) == 0
     assert "devices" not in capsys.readouterr().out
@@ -228,7 +227,7 @@ def test_this_machine_is_asked_where_no_memory_is_named(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["no-such"], "Presets: diffucoder-7b, dream-7b, "),
+        (["no-such"], "a2d-tiny, diffucoder-7b, dream-7b, "),
         (["dream-7b", "--tensor-parallel", "8"], "28 attention heads are no multiple of 8. Use 1 or 2 or 4 or 28"),
         (["dream-7b", "--tensor-parallel", "0"], "--tensor-parallel"),
         (["dream-7b", "--memory", "-1"], "--memory"),

@@ -5,6 +5,7 @@ import logging
 import re
 import signal
 import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -12,9 +13,9 @@ import httpx
 import pytest
 
 from remask.cli import main
-from remask.cli.banner import size_text
 from remask.cli.commands import Command
 from remask.cli.logs import StderrLog, tell
+from remask.cli.options import size_text
 from remask.machine.log_format import FIELDS
 from remask.model.ranks import Shard
 from remask.parallel import lead
@@ -42,7 +43,7 @@ def test_the_banner_has_three_lines_and_the_choices_are_in_the_log(capsys: pytes
     assert main(ASK) == 0
     what, where, then = said(capsys)
     model = r"bundled-transit \(llada, [\d.]+ [kM] parameters\) on cpu \(\d+ threads?\)"
-    assert re.fullmatch(f"remask generate: {model}, float32, cache none", what)
+    assert re.fullmatch(f"remask generate: {model}, float32, cache bicache", what)
     assert where == "  the answers go to standard output, or into the file of --output"
     assert then.startswith("  next: remask chat --model bundled-transit talks to it; remask serve bundled-transit ")
     assert main([*ASK, "--log-level", "info"]) == 0
@@ -149,11 +150,21 @@ def test_a_server_tells_its_addresses_after_its_log_line() -> None:
     assert lines[at + 2] == f"  next: remask chat --base-url {base}/v1, or open the playground in a browser"
     rest = lines[:at] + lines[at + 3 :]
     assert all(STAMP.match(line) for line in rest), "lines of uvicorn, too"
-    assert any("INFO remask serve: {" in line for line in lines[:at])
+    (logged,) = lines[:at]
+    assert "INFO remask: model=bundled-transit" in logged
+    assert len(logged) < 800
+
+
+def test_bars_are_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ASK) == 0
+    assert "requests:" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(ASK) == 0
+    assert "requests: 100%" in capsys.readouterr().err
 
 
 def test_a_server_logs_json_alone() -> None:
-    with served("bundled-transit", "--log-format", "json") as process:
+    with served("bundled-transit", "--log-format", "json", "--log-level", "debug") as process:
         httpx.get(f"{process.base}/health", timeout=LONGEST_S)
         eventually(lambda: any('"/health"' in line or "/health" in line for line in process.lines))
         process.process.send_signal(signal.SIGTERM)

@@ -11,11 +11,12 @@ import pytest
 
 from remask.cli import main
 from remask.cli.options import open_llm
-from remask.cli.policy_file import policy_option
-from remask.errors import ConfigError
+from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
+from remask.policies.registry import from_file
 from remask.server.protocol.generation import CompletionBody
 from tests.cli.test_generate import GOOD, run
+from tests.goldens import model_dir
 
 ROOT = Path(__file__).parents[2]
 OWN = f"{ROOT / 'examples' / 'own_policy.py'}:PromptOnce"
@@ -45,7 +46,7 @@ def test_serve_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--model", "bundled", "--port", "0", "--cache", OWN, "--cache-config", '{"interval": 3}']
     assert main(["--quiet", "serve", *options]) == 0
     (llm,) = loaded
-    policy: Any = llm.cache
+    policy: Any = llm.session.cache
     assert (type(policy).__name__, policy.interval) == ("PromptOnce", 3)
 
 
@@ -56,11 +57,11 @@ def test_chat_answers_with_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         opened.append(open_llm(*told))
         return opened[-1]
 
-    monkeypatch.setattr("remask.cli.chat_local.open_llm", opening)
+    monkeypatch.setattr("remask.cli.options.open_llm", opening)
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     sampling = '{"max_tokens": 2, "steps": 2}'
     assert main(["--quiet", "chat", "--model", "bundled", "--cache", OWN, "--sampling", sampling]) == 0
-    assert type(opened[0].cache).__name__ == "PromptOnce"
+    assert type(opened[0].session.cache).__name__ == "PromptOnce"
     assert "error" not in capsys.readouterr().err
 
 
@@ -103,7 +104,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, content: str | None, settings: di
     if content is not None:
         file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=told):
-        policy_option(f"{file}:P", settings)
+        from_file(f"{file}:P", settings)
 
 
 def test_requests_name_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,3 +118,23 @@ def test_requests_name_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not marker.exists()
     assert main(["generate", "--model", "bundled", "--prompt", "x", "--cache", f"{tmp_path}/none.py:P"]) == 2
     assert "--cache: there is no file" in capsys.readouterr().err
+
+
+def test_python_names_a_file_as_the_command_line_does(tmp_path: Path) -> None:
+    prompt: list[list[int]] = [[5, 6, 7, 8]]
+    params = {"max_tokens": 8}
+    llm = LLM(str(model_dir("llada")), dtype="float32")
+    plain = llm.generate(prompt, params)[0]
+    own = llm.generate(prompt, params, cache=OWN)[0]
+    assert own.usage.row_layers < plain.usage.row_layers
+    often = llm.generate(prompt, params, cache=OWN, cache_config={"interval": 1})[0]
+    assert (often.token_ids, often.usage.row_layers) == (plain.token_ids, plain.usage.row_layers)
+    usual = LLM(str(model_dir("llada")), dtype="float32", cache=OWN, cache_config={"interval": 1})
+    assert usual.session.cache_name == "PromptOnce"
+    assert usual.generate(prompt, params)[0].token_ids == plain.token_ids
+    with pytest.raises(ConfigError, match=r"^cache: there is no file '.*nowhere\.py'"):
+        llm.generate(prompt, params, cache=f"{tmp_path / 'nowhere.py'}:Policy")
+    with pytest.raises(UnknownNameError, match="setting of cache policy 'PromptOnce'"):
+        LLM(str(model_dir("llada")), cache=OWN, cache_config={"intervall": 1})
+    with pytest.raises(ConfigError, match=r"Unknown cache policy"):
+        llm.session.policy(OWN)  # what requests name goes through here, and they name no files

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import instructor
 import openai
@@ -19,6 +19,32 @@ class Robot(BaseModel):
     legs: int = Field(ge=2, le=8)
 
 
+class Cat(BaseModel):
+    """One of two kinds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["cat"]
+    lives: int = Field(ge=1, le=9)
+
+
+class Dog(BaseModel):
+    """The other kind."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["dog"]
+    barks: bool
+
+
+class Owner(BaseModel):
+    """Whose pet is a discriminated union."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+
+
 def main(base: str, model: str) -> dict[str, Any]:
     client = openai.OpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
     found = {}
@@ -32,6 +58,16 @@ def main(base: str, model: str) -> dict[str, Any]:
             found[mode.value] = robot.model_dump()
         except Exception as error:
             found[mode.value] = str(error)[:500]
+    made = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+    asked = {"model": model, "max_tokens": 48, "max_retries": 0}
+    turns = [{"role": "user", "content": "whose pet"}]
+    found["union"] = made.chat.completions.create(messages=turns, response_model=Owner, **asked).model_dump()
+    # With `echo` the answer is whole, as a library must have it that reads it as JSON.
+    turns.append({"role": "assistant", "content": '{"pet": {"kind": "dog", "barks": t'})
+    own = {"add_generation_prompt": False, "continue_final_message": True, "echo": True}
+    found["continued"] = made.chat.completions.create(
+        messages=turns, response_model=Owner, extra_body=own, **asked
+    ).model_dump()
     return found
 
 

@@ -1,5 +1,6 @@
-"""Two replicas behind Ray Serve on this machine. Starting Ray twice takes most of a minute: `scripts/soak`."""
+"""Two replicas on this machine, behind Ray Serve and behind `vllm-router`. Starting Ray twice takes a minute."""
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -9,22 +10,32 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from remask_lab.speed.routing import fleet
-from tests.deploy.fleets import ASKS, BUDGET, hit_ratio
+from remask_lab.load.load import Load, run_load
+from remask_lab.load.mix import HttpRequest, PromptMix
+from remask_lab.load.target import find_target
+from remask_lab.speed.routing import BUNDLED, ROUTER, emptied, fleet, named, router, two_servers
 from tests.server.serving import CHATS, URL
 from tests.waiting import LONGEST_S, eventually
 
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: make soak EXTRAS=dev,ray"),
-]
+pytestmark = pytest.mark.soak
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: make soak EXTRAS=dev,ray")
+BUDGET = 1300  # tokens: five prefixes of the eight
+ASKS: Sequence[HttpRequest] = PromptMix(num_prompts=40, prefixes=8, seed=3).draw(BUNDLED)
+
+
+def hit_ratio(base_url: str, asks: Sequence[HttpRequest] = ASKS) -> float:
+    """Share of the prompt tokens that were read from stores, of all requests sent to one address."""
+    outcomes = asyncio.run(run_load(find_target(base_url), asks, Load(max_concurrency=2))).outcomes
+    assert [outcome.message for outcome in outcomes if outcome.error is not None] == []
+    assert all(outcome.correct for outcome in outcomes)
+    return sum(outcome.cached_tokens for outcome in outcomes) / sum(outcome.input_tokens for outcome in outcomes)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +57,7 @@ def held(client: httpx.Client) -> dict[str, dict[str, object]]:
     return told
 
 
+@needs_ray
 def test_prefixes_go_where_they_are_held_and_answers_stream_through(tmp_path: Path) -> None:
     with fleet(str(tmp_path), BUDGET, *LIMITS) as base, httpx.Client(base_url=base, timeout=LONGEST_S) as client:
         by_prefix = hit_ratio(base)
@@ -82,6 +94,7 @@ def leases(client: httpx.Client, replica: str) -> int:
     return sum(entry["leases"] for entry in response.json()["entries"])
 
 
+@needs_ray
 def test_a_second_replica_comes_up_under_queued_load(tmp_path: Path) -> None:
     """Twelve requests are kept open where a replica is to have two; the second replica then answers some of them."""
     scaling = ["--max-replicas", "2", "--target-ongoing-requests", "2", "--upscale-delay", "2"]
@@ -126,6 +139,7 @@ def replica_processes(home: Path) -> list[int]:
     return found
 
 
+@needs_ray
 def test_requests_of_a_killed_replica_are_answered_by_the_other_or_end_with_an_error(tmp_path: Path) -> None:
     whole = {"messages": CHATS[0], "max_tokens": 128, "block_length": 1, "steps": 128, "ignore_eos": True}
     two = ("--min-replicas", "2")
@@ -160,3 +174,14 @@ def test_requests_of_a_killed_replica_are_answered_by_the_other_or_end_with_an_e
                 each.result(timeout=300)
             ends = sorted([each.result(timeout=300) for each in own] for own in streamed.values())
     assert ends == [["", ""], ["replica_lost", "replica_lost"]]
+
+
+@pytest.mark.skipif(ROUTER is None, reason="needs the router: pip install vllm-router")
+def test_a_named_prefix_goes_where_it_is_held() -> None:
+    with two_servers(BUDGET) as servers:
+        with router("consistent_hash", *emptied(servers)) as base:
+            hashed = hit_ratio(base, [named(ask) for ask in ASKS])
+        with router("round_robin", *emptied(servers)) as base:
+            in_turn = hit_ratio(base)
+    print(f"hit ratio of {len(ASKS)} requests: consistent_hash {hashed:.3f}, round_robin {in_turn:.3f}")
+    assert hashed > in_turn + 0.1

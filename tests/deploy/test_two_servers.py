@@ -12,7 +12,7 @@ import pytest
 from remask.deploy.identity import prefix_identity
 from remask.deploy.routing import Spill
 from remask_lab.load.client import RequestOutcome, send
-from tests.deploy.fleets import ASKS, BUDGET
+from tests.deploy.test_ray_serve import ASKS, BUDGET
 from tests.server.serving import Running, make_llm, serving
 
 Choose = Callable[[Mapping[str, Any], Mapping[str, int]], str]

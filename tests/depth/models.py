@@ -11,6 +11,8 @@ from training.transit_tokenizer import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from remask.checkpoint.loaded import LoadedModel, find_model
+from remask.checkpoint.settings import ModelSettings
+from remask.depth.rule import DepthRule
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
 from remask.model.transformer import Transformer
@@ -19,6 +21,7 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+AUTHORS = DepthRule("leading", "mean-curve", "paper")  # the reading of the authors' code
 SMALL = EngineConfig(max_num_seqs=1, max_model_len=64, store_budget_tokens=64)
 
 
@@ -34,7 +37,9 @@ def open_model(name: str, *, dummy: bool = False, depth_table: Path | None = Non
 
 
 def loaded(name: str, *, dummy: bool = False) -> LoadedModel:
-    return find_model(name, dummy=dummy).load(torch.float32, torch.device("cpu"), progress=False)
+    return find_model(ModelSettings(name, load_format="dummy" if dummy else "auto")).load(
+        torch.float32, torch.device("cpu")
+    )
 
 
 def transformer(model: LoadedModel) -> Transformer:

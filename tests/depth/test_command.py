@@ -51,6 +51,8 @@ def test_growth_is_reported_and_nothing_is_saved(capsys: pytest.CaptureFixture[s
     assert "official similarity, 16 requests" in out
     assert "Mean change of depth as N grew: 0.00 at 16" in out
     assert "Not saved" in out
+    assert "no answers" in out
+    assert "--input prompts.jsonl --caches reuse --depths 1" in out
     assert remask("--joint", *options[1:], "--output", str(tmp_path / "joint.json")) == 0
     assert DepthTable.load(tmp_path / "joint.json").definition == "joint"
     with pytest.raises(SystemExit):

@@ -7,17 +7,16 @@ import pytest
 from remask.depth import profile as profiling
 from remask.depth.conversations import Conversation, RandomPrompts
 from remask.depth.find import Growth
-from remask.depth.limits import depth_entries
-from remask.depth.profile import profile, run_depth, stands_still, table_distance
+from remask.depth.profile import profile, table_distance
 from remask.depth.prompts import default_prompts
-from remask.depth.rule import AUTHORS, DepthRule
-from remask.depth.settings import ProfileSettings
+from remask.depth.rule import DepthRule, ProfileSettings, depth_entries
 from remask.depth.similarity import PrefixProbe
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
+from remask_lab.bench.grid import lookup_at
 from tests import goldens
-from tests.depth.models import open_model
+from tests.depth.models import AUTHORS, open_model
 
 QUICK = ProfileSettings(tau=0.5, ratios=(20, 60, 90), samples=3, canvas=100)
 
@@ -32,52 +31,27 @@ def golden() -> LLM:
     return open_model(str(goldens.model_dir("llada")))
 
 
-def test_depth_is_a_run_of_leading_layers_strictly_above_tau() -> None:
-    assert run_depth([1, 0.98, 0.97, 0.99], 0.97) == 2
-    assert run_depth([0.9, 1.0], 0.97) == 0
-    assert run_depth([1.0, 0.99], 0.97) == 2
-
-
 def test_distance_is_per_ratio() -> None:
     assert table_distance(DepthLookup({10: 1}), DepthLookup({10: 1, 50: 4}), (10, 50, 90, 95)) == 9 / 4
 
 
-@pytest.mark.parametrize(
-    ("distances", "still"), [([], False), ([0], False), ([0, 1], False), ([1, 0], False), ([1, 0, 0], True)]
-)
-def test_stands_still_after_two_growths(distances: list[float], still: bool) -> None:
-    assert stands_still([Growth(8, d) for d in distances], 0) is still
-    assert stands_still([Growth(8, d) for d in distances], 1) is (len(distances) > 1)
-
-
-def test_dummy_model_end_to_end(tiny: LLM) -> None:
-    table = profile(tiny, default_prompts(tiny.loaded), QUICK, progress=True)
-    assert table.fingerprint == tiny.loaded.fingerprint
-    assert (table.model, table.layers, table.samples) == ("llada-tiny", 2, 3)
-    assert list(table.curves) == [20, 60, 90]
-    assert "random token ids" in table.source
-    assert all(curve[0] == pytest.approx(1, abs=1e-5) for curve in table.curves.values())
-    depths = [table.lookup.depth(r, 100) for r in range(101)]
-    assert depths == sorted(depths)
-
-
 def test_golden_model_end_to_end(golden: LLM) -> None:
-    table = profile(golden, default_prompts(golden.loaded), QUICK)
+    table = profile(golden.session, default_prompts(golden.loaded), QUICK)
     assert table.rule == DepthRule()
     assert len(table.entries) > 1
     assert list(table.entries.values()) == sorted(set(table.entries.values()))
     assert table.entries == depth_entries(table.limits, 0.5)
-    assert table.lookup == table.lookup_at(0.5)
+    assert table.lookup == lookup_at(table, 0.5)
     similarities = np.array(list(table.curves.values()))
     assert (np.diff(similarities[:, 1:], axis=0) > 0).all(), "a longer prefix is less disturbed"
 
 
 def test_one_seed_one_table(golden: LLM) -> None:
     prompts = default_prompts(golden.loaded)
-    first = profile(golden, prompts, QUICK)
-    assert profile(golden, prompts, QUICK) == first
+    first = profile(golden.session, prompts, QUICK)
+    assert profile(golden.session, prompts, QUICK) == first
     other = ProfileSettings(tau=0.5, ratios=(20, 60, 90), samples=3, canvas=100, seed=1)
-    assert profile(golden, prompts, other).curves != first.curves
+    assert profile(golden.session, prompts, other).curves != first.curves
 
 
 def test_growing_keeps_earlier_requests(golden: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +65,10 @@ def test_growing_keeps_earlier_requests(golden: LLM, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(RandomPrompts, "draw", record)
     prompts = default_prompts(golden.loaded)
-    table = profile(golden, prompts, ProfileSettings(tau=0.5, ratios=(60,), samples=5, canvas=50))
+    table = profile(golden.session, prompts, ProfileSettings(tau=0.5, ratios=(60,), samples=5, canvas=50))
     assert [step.samples for step in table.growth] == [4, 5]
     assert len(drawn) == table.samples == 5
-    profile(golden, prompts, ProfileSettings(tau=0.5, ratios=(60,), samples=3, canvas=50))
+    profile(golden.session, prompts, ProfileSettings(tau=0.5, ratios=(60,), samples=3, canvas=50))
     assert drawn[5:] == drawn[:3]
 
 
@@ -110,7 +84,7 @@ def test_growth_stops_when_the_table_stands_still(golden: LLM, monkeypatch: pyte
     settings = ProfileSettings(
         tau=0.4, rule=DepthRule(requests="mean-depth", boundary="paper"), ratios=(60,), canvas=50
     )
-    table = profile(golden, default_prompts(golden.loaded), settings)
+    table = profile(golden.session, default_prompts(golden.loaded), settings)
     assert table.growth == (Growth(2, 1), Growth(4, 0), Growth(8, 0))
     assert table.samples == 8
     assert table.entries == {60: 2}, "2.75, floored"
@@ -127,11 +101,11 @@ def test_growth_ends_at_the_most_samples(golden: LLM, monkeypatch: pytest.Monkey
     monkeypatch.setattr(PrefixProbe, "similarity", similarity)
     monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
     settings = ProfileSettings(tau=0.4, rule=AUTHORS, ratios=(60,), max_samples=12, canvas=50)
-    table = profile(golden, default_prompts(golden.loaded), settings)
+    table = profile(golden.session, default_prompts(golden.loaded), settings)
     assert table.growth == (Growth(2, 6), Growth(4, 6), Growth(8, 6), Growth(12, 0))
     assert table.samples == 12
     tolerant = ProfileSettings(tau=0.4, rule=AUTHORS, ratios=(60,), max_samples=12, canvas=50, tolerance=6)
-    assert profile(golden, default_prompts(golden.loaded), tolerant).samples == 4
+    assert profile(golden.session, default_prompts(golden.loaded), tolerant).samples == 4
 
 
 def canvases(llm: LLM, settings: ProfileSettings, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
@@ -143,7 +117,7 @@ def canvases(llm: LLM, settings: ProfileSettings, monkeypatch: pytest.MonkeyPatc
         return np.ones((2, llm.loaded.config.layers))
 
     monkeypatch.setattr(PrefixProbe, "similarity", similarity)
-    profile(llm, default_prompts(llm.loaded), settings)
+    profile(llm.session, default_prompts(llm.loaded), settings)
     return seen
 
 
@@ -177,11 +151,11 @@ def test_prefixes_end_with_turns_where_they_can(
 def test_official_similarities_differ(golden: LLM) -> None:
     prompts = default_prompts(golden.loaded)
     settings = ProfileSettings(ratios=(60,), samples=1, canvas=50, official=True)
-    table = profile(golden, prompts, settings)
+    table = profile(golden.session, prompts, settings)
     assert table.definition == "official"
-    flat = profile(golden, prompts, ProfileSettings(ratios=(60,), samples=1, canvas=50))
+    flat = profile(golden.session, prompts, ProfileSettings(ratios=(60,), samples=1, canvas=50))
     assert flat.curves != table.curves
-    joint = profile(golden, prompts, ProfileSettings(ratios=(60,), samples=1, canvas=50, joint=True))
+    joint = profile(golden.session, prompts, ProfileSettings(ratios=(60,), samples=1, canvas=50, joint=True))
     assert joint.definition == "joint"
     assert joint.curves not in (flat.curves, table.curves)
 
@@ -217,7 +191,7 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 )
 def test_canvases_that_cannot_be(tiny: LLM, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        profile(tiny, default_prompts(tiny.loaded), ProfileSettings(**settings))
+        profile(tiny.session, default_prompts(tiny.loaded), ProfileSettings(**settings))
 
 
 @pytest.mark.parametrize("boundary", ["safe", "paper"])
@@ -244,18 +218,18 @@ def test_layers_that_cannot_change_a_depth_are_left_out(
         seed=int(tau * 100),
     )
     prompts, layers = default_prompts(golden.loaded), golden.loaded.config.layers
-    whole = profile(golden, prompts, settings)
+    whole = profile(golden.session, prompts, settings)
     assert sum(computed) == 12 * 5 * layers
     computed.clear()
-    needed = profile(golden, prompts, replace(settings, needed_layers=True))
+    needed = profile(golden.session, prompts, replace(settings, needed_layers=True))
     assert sum(computed) < 12 * 5 * layers
     assert (needed.entries, needed.growth, needed.samples) == (whole.entries, whole.growth, whole.samples)
     for higher in (tau, (1 + tau) / 2, 0.999):
-        assert needed.lookup_at(higher) == whole.lookup_at(higher)
+        assert lookup_at(needed, higher) == lookup_at(whole, higher)
     for ratio, limits in needed.limits.items():
         assert limits == pytest.approx(whole.limits[ratio][: len(limits)], abs=1e-6)
     with pytest.raises(ConfigError, match="without --needed-layers"):
-        needed.lookup_at(tau / 2)
+        lookup_at(needed, tau / 2)
 
 
 @pytest.mark.parametrize("rule", [AUTHORS, DepthRule(layers="largest"), DepthRule(requests="mean-depth")])
@@ -268,10 +242,10 @@ def test_other_rules_need_all_layers(rule: DepthRule) -> None:
 def test_only_masked_models_have_a_table(name: str, kind: str) -> None:
     llm = open_model(name, dummy=True)
     with pytest.raises(ConfigError, match=f"runs on masked models; '{name}' .* is {kind}"):
-        profile(llm, default_prompts(llm.loaded), QUICK)
+        profile(llm.session, default_prompts(llm.loaded), QUICK)
 
 
 def test_profiling_leaves_the_engine_alone(tiny: LLM) -> None:
     before = tiny.engine.allocator.used
-    profile(tiny, default_prompts(tiny.loaded), QUICK)
+    profile(tiny.session, default_prompts(tiny.loaded), QUICK)
     assert tiny.engine.allocator.used == before

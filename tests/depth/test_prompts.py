@@ -10,18 +10,16 @@ from remask.checkpoint.loaded import LoadedModel
 from remask.depth.conversations import (
     ChatPrompts,
     RandomPrompts,
-    RelayPrompts,
-    TariffPrompts,
+    TaskPrompts,
     TokenPrompts,
-    TransitPrompts,
 )
 from remask.depth.profile import profile
-from remask.depth.prompts import default_prompts, read_prompts, task_prompts
-from remask.depth.settings import ProfileSettings
+from remask.depth.prompts import default_prompts, read_prompts
+from remask.depth.rule import ProfileSettings
 from remask.errors import ConfigError
-from remask.policies.depth_lookup import percent
 from remask.tasks import relay, tariff
 from remask.tasks.transit import RULES, make_workload
+from remask_lab.instruments.depths import task_prompts
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer, write_lines
 
@@ -71,7 +69,8 @@ def test_the_bundled_vocabulary_gets_its_own_task(tmp_path: Path) -> None:
     folder = with_transit_tokenizer(LLADA, tmp_path / "transit")
     model = loaded(str(folder))
     prompts = default_prompts(model)
-    assert isinstance(prompts, TransitPrompts)
+    assert isinstance(prompts, TaskPrompts)
+    assert prompts.task == "transit"
     assert model.tokenizer is not None
     drawn = prompts.draw(random.Random(0), 400)
     conversation = text(model, drawn.tokens)
@@ -79,13 +78,9 @@ def test_the_bundled_vocabulary_gets_its_own_task(tmp_path: Path) -> None:
     assert RULES in conversation
     assert conversation.count("where am i") > 2
     assert conversation.count("##") == conversation.count("where am i") - 1
-    table = profile(open_model(str(folder)), prompts, ProfileSettings(samples=1, ratios=(50, 88)))
+    table = profile(open_model(str(folder)).session, prompts, ProfileSettings(samples=1, ratios=(50, 88)))
     assert "transit" in table.source
     assert "canvases of up to 288 tokens, 16 masks" in table.source
-
-
-def test_the_bundled_model_gets_its_own_task() -> None:
-    assert isinstance(default_prompts(loaded("bundled-transit")), TransitPrompts)
 
 
 def test_no_tokenizer_gets_random_tokens(bare_model: LoadedModel) -> None:
@@ -127,15 +122,7 @@ def test_token_ids_need_no_tokenizer(bare_model: LoadedModel, tmp_path: Path) ->
     assert drawn.ends == ((3, 4) if drawn.tokens[-1] == 7 else (1, 4))
     assert prompts.source == "2 prompts of p.jsonl"
     settings = ProfileSettings(samples=2, ratios=(50,), canvas=40)
-    assert profile(open_model(str(LLADA)), prompts, settings).samples == 2
-
-
-def test_a_file_of_prompts_end_to_end(ascii_model: LoadedModel, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "p.jsonl", [{"prompt": "One?"}, {"messages": [USER, ANSWER]}])
-    prompts = read_prompts(path, ascii_model)
-    table = profile(open_model(ascii_model.name), prompts, ProfileSettings(samples=2, ratios=(50,), canvas=60))
-    assert table.source.startswith("2 prompts of p.jsonl")
-    assert percent(30, 60) in table.curves
+    assert profile(open_model(str(LLADA)).session, prompts, settings).samples == 2
 
 
 @pytest.mark.parametrize(
@@ -182,7 +169,8 @@ def test_bad_files(ascii_model: LoadedModel, bare_model: LoadedModel, tmp_path: 
 def test_the_bundled_model_is_profiled_on_whole_requests() -> None:
     model = loaded("bundled-tariff")
     prompts = default_prompts(model)
-    assert isinstance(prompts, TariffPrompts)
+    assert isinstance(prompts, TaskPrompts)
+    assert prompts.task == "tariff"
     assert list(task_prompts(model)) == [*tariff.KINDS, "random tokens"]
     drawn = prompts.draw(random.Random(0), prompts.canvas)
     conversation = text(model, drawn.tokens)
@@ -195,7 +183,8 @@ def test_the_bundled_model_is_profiled_on_whole_requests() -> None:
 def test_the_graded_model_is_profiled_on_whole_requests() -> None:
     model = loaded("bundled")
     prompts = default_prompts(model)
-    assert isinstance(prompts, RelayPrompts)
+    assert isinstance(prompts, TaskPrompts)
+    assert prompts.task == "relay"
     assert list(task_prompts(model)) == ["relay", "random tokens"]
     drawn = prompts.draw(random.Random(0), prompts.canvas)
     conversation = text(model, drawn.tokens)

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.depth.limits import depth_at, depth_entries, limits_of
-from remask.depth.profile import mean_curves, request_depths, rule_limits
-from remask.depth.rule import AUTHORS, RULES, DepthRule
+from remask.depth.profile import request_depths, rule_limits
+from remask.depth.rule import DepthRule, depth_at, depth_entries
+from remask.depth.similarity import limits_of
 from remask.errors import ConfigError
+from remask_lab.instruments.depths import RULES
+from tests.depth.models import AUTHORS
 
 TAU = 0.97
 CURVES = st.integers(1, 6).flatmap(
@@ -72,22 +74,6 @@ def test_the_layer_above_the_depth_must_exceed_tau_too(curve: list[float], paper
     for boundary, expected in (("paper", paper), ("safe", safe)):
         rule = DepthRule(boundary=boundary)  # type: ignore[arg-type]
         assert depth_at(limits_of(rule, np.array(curve)).tolist(), TAU) == expected
-
-
-def test_the_largest_layer_may_stand_behind_a_smaller_one() -> None:
-    curve = np.array([1.0, 0.9, 0.98, 0.9])
-    depths = [depth_at(limits_of(rule, curve).tolist(), TAU) for rule in RULES if rule.requests == "mean-depth"]
-    assert depths == [0, 1, 2, 3]  # leading safe, leading paper, largest safe, largest paper
-
-
-def test_mean_of_similarities_is_not_the_mean_of_depths() -> None:
-    requests = [np.array([[1.0, 0.99, 0.99]]), np.array([[1.0, 0.96, 0.99]])]
-    assert mean_curves((50,), requests) == {50: (1.0, 0.975, 0.99)}
-    assert depth_entries(rule_limits(AUTHORS, (50,), requests), TAU) == {50: 3}
-    least, paper = DepthRule(boundary="paper"), DepthRule(requests="mean-depth", boundary="paper")
-    assert depth_entries(rule_limits(paper, (50,), requests), TAU) == {50: 2}
-    assert depth_entries(rule_limits(least, (50,), requests), TAU) == {50: 1}
-    assert request_depths(paper, (50,), requests, TAU) == {50: 2.0}
 
 
 def test_entries_grow() -> None:

@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from remask.depth.similarity import Measure, PrefixProbe, flat_cosine, joint_cosine, token_cosine
+from remask.depth.similarity import PrefixProbe, flat_cosine, joint_cosine, token_cosine
 from remask.errors import ConfigError
 from tests import goldens
 from tests.depth.models import loaded, transformer
-from tests.oracles import dense
 
 PAIRS = goldens.profiler()["pairs"]
 
@@ -46,33 +45,6 @@ def test_a_canvas_that_is_all_prefix_is_like_itself(probe: PrefixProbe) -> None:
     prompt = goldens.prompts()["s0a"]
     for measure in ("flat", "joint", "official"):
         np.testing.assert_allclose(probe.similarity(prompt, 0, len(prompt), measure), 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("measure", ["flat", "joint", "official"])
-def test_an_affix_behind_the_masks(probe: PrefixProbe, measure: Measure) -> None:
-    """Against passes of the oracle, whose keys are those before RoPE and so need no turning."""
-    model, (prompt, affix) = dense.load(goldens.model_dir("llada")), (goldens.prompts()["s0a"], [5, 6, 7, 8, 9, 1, 2])
-    whole = torch.tensor([*prompt, *[model.mask_id] * 6, *affix])
-    within, alone = model.forward(whole).kv, model.forward(torch.tensor(affix)).kv
-    found = probe.behind(prompt, 6, affix, measure)
-    for layer in range(model.layers):
-        k, v = ((a[layer, -len(affix) :], b[layer]) for a, b in ((within.k, alone.k), (within.v, alone.v)))
-        if measure == "joint":
-            wanted = [cosine(torch.stack([k[0], v[0]]), torch.stack([k[1], v[1]]), 0)] * 2
-        else:
-            wanted = [cosine(*pair, 0 if measure == "flat" else 1) for pair in (k, v)]
-        np.testing.assert_allclose(found[:, layer], wanted, atol=1e-5)
-    np.testing.assert_allclose(found[:, 0], 1, atol=1e-6)
-    assert (found[:, 1:] < 0.999).all()
-    with pytest.raises(ConfigError, match="is empty"):
-        probe.behind(prompt, 6, [])
-    with pytest.raises(ConfigError, match="exceeds the probe's 512"):
-        probe.behind(prompt, 500, affix)
-
-
-def cosine(a: torch.Tensor, b: torch.Tensor, start: int) -> float:
-    """The mean cosine over dimensions before `start`, all others flattened."""
-    return float(torch.nn.functional.cosine_similarity(a.flatten(start), b.flatten(start), dim=-1).mean())
 
 
 def test_memory_of_a_longer_canvas_does_not_leak_into_a_shorter_one(probe: PrefixProbe) -> None:

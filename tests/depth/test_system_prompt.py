@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from remask.depth.conversations import Conversation, RandomPrompts, SystemPrompt
-from remask.depth.cuts import cut_at, reachable
-from remask.depth.profile import Cuts
+from remask.depth.profile import Cuts, cut_at, reachable
 from remask.depth.prompts import default_prompts, under_system_prompt
-from remask.depth.settings import ProfileSettings
+from remask.depth.rule import ProfileSettings
 from remask.errors import ConfigError
-from remask.policies.depth_lookup import percent
+from remask.policies.bicache import percent
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer
 
@@ -80,5 +79,5 @@ def test_a_system_prompt_that_cannot_be_read(tmp_path: Path) -> None:
 def test_its_store_entry_is_one_at_every_ratio_above_that_of_the_longest_canvas() -> None:
     llm = open_model(str(FOLDER))
     prompts = SystemPrompt(RandomPrompts(llm.model.config), tuple(range(20)), "made")
-    cuts = Cuts(llm, prompts, ProfileSettings(canvas=40, response=4, ratios=(50, 80), samples=1))
+    cuts = Cuts(llm.session, prompts, ProfileSettings(canvas=40, response=4, ratios=(50, 80), samples=1))
     assert {cut.prompt[: cut.prefix] for number in range(3) for cut in cuts.cut(number)} == {tuple(range(20))}

@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.checkpoint.presets import preset
-from remask.depth import cuts
 from remask.depth import find as finding
 from remask.depth import profile as profiling
 from remask.depth.find import DepthTable, Growth, find_table, has_table, shipped_table
-from remask.depth.limits import depth_entries, limits_of
-from remask.depth.rule import AUTHORS, DepthRule
-from remask.errors import ConfigError, TableError
-from remask.policies.depth_lookup import DepthLookup, percent
+from remask.depth.rule import DepthRule, depth_entries
+from remask.depth.similarity import limits_of
+from remask.errors import ConfigError, TableError, UnknownNameError
+from remask.families import preset
+from remask.llm import LLM
+from remask.policies.bicache import DepthLookup, percent
+from remask_lab.bench.grid import lookup_at
+from remask_lab.pages.page import RESULTS
+from remask_lab.records.record import read_record
 from tests import goldens
-from tests.depth.models import loaded, open_model
+from tests.checkpoint import checkpoints
+from tests.checkpoint.adapters import adapted
+from tests.depth.models import AUTHORS, SMALL, loaded, open_model, with_ascii_tokenizer
 
 TABLE = DepthTable(
     model="llada-tiny",
@@ -80,18 +86,18 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 3}, "version is 3, this program reads 1 and 2"),
+        ({"version": 3}, "version is 3, this program reads 2"),
         ({"version": True}, "version is True"),
         ({"rule": {"layers": "leading"}}, "rule must be an object of layers, requests, boundary"),
         ({"rule": "safe"}, "rule must be an object"),
         ({"rule": {"layers": "all", "requests": "mean-depth", "boundary": "safe"}}, "layers.*'all'"),
-        ({"limits": {"5": [1.0, 1.0, 1.0]}}, "limits.5 must be a list of up to 2"),
+        ({"limits": {"5": [1.0, 1.0, 1.0]}}, "limits.5 holds 3 items; it must be a list of at most 2"),
         ({"limits": {"5": [1.0, 0.98]}}, "entries are not those that limits give at tau"),
-        ({"definition": "other"}, "definition is 'other'"),
+        ({"definition": "other"}, "Unknown definition 'other'"),
         ({"layers": "two"}, "layers must be a whole number"),
         ({"layers": True}, "layers must be a whole number"),
-        ({"model": None}, "model must be text"),
-        ({"fingerprint": 7}, "fingerprint must be text"),
+        ({"model": None}, "model must be a text"),
+        ({"fingerprint": 7}, "fingerprint must be a text"),
         ({"tau": 1.5}, "tau must be a number from 0 to 1"),
         ({"tau": float("nan")}, "tau must be a number"),
         ({"entries": [1, 2]}, "entries must be an object"),
@@ -99,8 +105,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ({"entries": {"5": 3}}, "entries.5 must be a whole number from 0 to 2"),
         ({"entries": {"5": 2, "40": 1}}, "must not decrease"),
         ({"entries": {"105": 1}}, "percents from 0 to 100"),
-        ({"curves": {"5": [1.0]}}, "curves.5 must be a list of 2"),
-        ({"curves": {"5": [1.0, "x"]}}, "curves.5 must be a number"),
+        ({"curves": {"5": [1.0]}}, "curves must hold 2 similarities each"),
+        ({"curves": {"5": [1.0, "x"]}}, r"curves.5\[1\] must be a number"),
         ({"request_depths": {"5": -1}}, "request_depths.5 must be a number"),
         ({"growth": [[16]]}, "not enough values"),
         ({"growth": 3}, "not iterable"),
@@ -114,28 +120,10 @@ def test_malformed_tables(tmp_path: Path, change: dict[str, Any], message: str) 
         DepthTable.load(path)
 
 
-def first_format(path: Path, **changes: Any) -> Path:
-    """The file of a table as the first format had it."""
-    TABLE.save(path)
-    raw = {**json.loads(path.read_text()), "version": 1, **changes}
-    path.write_text(json.dumps({key: value for key, value in raw.items() if key not in ("rule", "limits")}))
-    return path
-
-
-def test_tables_of_the_first_format_were_made_by_the_authors_rule(tmp_path: Path) -> None:
-    old = DepthTable.load(first_format(tmp_path / "old.json"))
-    assert old == replace(TABLE, rule=AUTHORS)
-    assert old.lookup_at(0.95) == DepthLookup({5: 1, 40: 2})
-    assert old.lookup_at(0.99) == DepthLookup({5: 1})
-    old.save(tmp_path / "new.json")
-    assert DepthTable.load(tmp_path / "new.json") == old
-
-
-def test_a_publication_does_not_say_its_rule(tmp_path: Path) -> None:
-    old = DepthTable.load(first_format(tmp_path / "old.json", definition="published", curves={}))
-    assert (old.rule, old.entries) == (None, TABLE.entries)
+def test_a_publication_holds_no_similarities() -> None:
+    published = replace(TABLE, definition="published", rule=None, limits={}, curves={})
     with pytest.raises(ConfigError, match=r"holds no similarities \(a test\).*tau 0.9 .*remask profile"):
-        old.lookup_at(0.9)
+        lookup_at(published, 0.9)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}', "[" * 100_000])
@@ -173,36 +161,28 @@ def test_the_published_table_goes_by_shape() -> None:
     assert shipped_table(replace(tiny, config=preset("dream-7b"))) is None
 
 
+def test_the_table_of_smollm2_is_of_the_weights_that_were_measured() -> None:
+    measured = read_record(RESULTS / "real-weights" / "town-depths.json").about["fingerprint"]
+    model = replace(loaded("a2d-tiny", dummy=True), config=preset("smollm2-135m"), fingerprint=measured)
+    table = shipped_table(model)
+    assert table is not None
+    assert "docs/when-bicache.md" in table.source
+    assert shipped_table(replace(model, fingerprint="that of another adapter")) is None
+    assert [table.lookup.depth(r, 100) for r in (30, 79, 80, 99)] == [0, 0, 5, 5]
+
+
 def test_a_shipped_table_names_its_source(caplog: pytest.LogCaptureFixture) -> None:
     llm = open_model("llada-tiny", dummy=True)
-    llm.loaded = replace(llm.loaded, config=preset("llada-8b"))
-    with caplog.at_level(logging.INFO):
-        assert find_table(llm).definition == "published"
+    llm.session.loaded = replace(llm.loaded, config=preset("llada-8b"))
+    with caplog.at_level(logging.DEBUG):
+        assert find_table(llm.session).definition == "published"
     assert "LLaDA-8B-Instruct, which has this model's shape: published values" in caplog.text
-
-
-def test_a_given_table_is_used(tmp_path: Path) -> None:
-    model = loaded("llada-tiny", dummy=True)
-    path = tmp_path / "table.json"
-    replace(TABLE, fingerprint=model.fingerprint).save(path)
-    llm = open_model("llada-tiny", dummy=True, depth_table=path)
-    assert llm.depth_table.source == "a test"
-
-
-def test_without_a_table_the_model_is_profiled(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
-    monkeypatch.setattr(cuts, "RATIOS", (50, 90))
-    with caplog.at_level(logging.WARNING):
-        table = find_table(open_model("llada-tiny", dummy=True))
-    assert "remask profile --model llada-tiny" in caplog.text
-    assert table.layers == 2
-    assert list(table.curves) == [50, 90]
 
 
 def few_ratios(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Profiles that end soon, and a cache folder of the test's own."""
     monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
-    monkeypatch.setattr(cuts, "RATIOS", (50, 90))
+    monkeypatch.setattr(profiling, "RATIOS", (50, 90))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
 
 
@@ -215,29 +195,63 @@ def test_a_model_is_profiled_once(
 ) -> None:
     few_ratios(monkeypatch, tmp_path)
     first = open_model("llada-tiny", dummy=True)
-    assert not first.has_depth_table
+    assert not first.session.has_depth_table
     table = first.depth_table
     (file,) = (tmp_path / "remask" / "depth").iterdir()
     assert file.name.startswith(f"{first.loaded.fingerprint}-")
     assert f"keeping the table in {file} for the next start" in caplog.text
     monkeypatch.setattr(finding, "profile", unprofiled)
     second = open_model("llada-tiny", dummy=True)
-    assert second.has_depth_table
-    with caplog.at_level(logging.INFO):
+    assert second.session.has_depth_table
+    with caplog.at_level(logging.DEBUG):
         assert second.depth_table == table
     assert f"depth table of an earlier start, {file}" in caplog.text
     assert not has_table(replace(first.loaded, fingerprint="another"))
     assert not has_table(loaded("sdar-tiny", dummy=True)), "such models have no tables"
 
 
+def test_a_profile_says_how_long_it_takes_and_how_to_skip_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    few_ratios(monkeypatch, tmp_path)
+    assert find_table(open_model("llada-tiny", dummy=True).session).layers == 2
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert re.search(r"which takes \d+ (s|min|h) to \d+ (s|min|h) here", told)
+    assert "Another cache, such as none, needs no table" in told
+    for seconds, words in ((0.01, "1 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h")):
+        assert finding._in_words(seconds) == words
+
+
+def test_the_default_cache_measures_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is `bicache` where a table is at hand or settings ask for it, and the log says why it is not."""
+    few_ratios(monkeypatch, tmp_path)
+    with caplog.at_level(logging.INFO, logger="remask.session"):
+        first = open_model("llada-tiny", dummy=True)
+    assert (first.session.cache, first.session.cache_name) == ("none", "none")
+    (told,) = [record.getMessage() for record in caplog.records if "no depth table" in record.getMessage()]
+    assert "remask profile --model llada-tiny" in told
+    assert "--cache bicache" in told
+    table = find_table(first.session)
+    monkeypatch.setattr(finding, "profile", unprofiled)
+    assert open_model("llada-tiny", dummy=True).session.cache == "bicache", "it was kept"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    table.save(tmp_path / "table.json")
+    given: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "device": "cpu"}
+    assert LLM("llada-tiny", depth_table=tmp_path / "table.json", **given).session.cache == "bicache"
+    assert LLM("llada-tiny", cache_config={"depth": 1}, **given).session.cache == "bicache"
+    assert [LLM(name).session.cache for name in ("bundled", "bundled-uniform")] == ["bicache", "none"]
+
+
 def test_a_table_measured_in_another_way_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     few_ratios(monkeypatch, tmp_path)
     llm = open_model("llada-tiny", dummy=True)
-    find_table(llm)
+    find_table(llm.session)
     assert has_table(llm.loaded)
-    monkeypatch.setattr(cuts, "RATIOS", (50,))
+    monkeypatch.setattr(profiling, "RATIOS", (50,))
     assert not has_table(llm.loaded)
-    assert list(find_table(llm).curves) == [50]
+    assert list(find_table(llm.session).curves) == [50]
 
 
 def test_a_kept_file_that_cannot_be_used_is_measured_anew(
@@ -245,10 +259,10 @@ def test_a_kept_file_that_cannot_be_used_is_measured_anew(
 ) -> None:
     few_ratios(monkeypatch, tmp_path)
     llm = open_model("llada-tiny", dummy=True)
-    table = find_table(llm)
+    table = find_table(llm.session)
     (file,) = (tmp_path / "remask" / "depth").iterdir()
     file.write_text("{", encoding="utf-8")
-    assert find_table(llm) == table
+    assert find_table(llm.session) == table
     assert f"{file} is not used, and written anew" in caplog.text
     assert DepthTable.load(file, llm.loaded) == table
 
@@ -258,5 +272,39 @@ def test_a_cache_folder_that_cannot_be_written_costs_time_only(
 ) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     few_ratios(monkeypatch, tmp_path / "file")
-    assert find_table(open_model("llada-tiny", dummy=True)).layers == 2
+    assert find_table(open_model("llada-tiny", dummy=True).session).layers == 2
     assert "the depth table is not kept" in caplog.text
+
+
+def test_each_adapter_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is what is measured of the model that the adapter is merged into, and is kept apart from the base's."""
+    few_ratios(monkeypatch, tmp_path / "cache")
+    raw = checkpoints.LLADA | {"vocab_size": 260, "embedding_size": 260, "mask_token_id": 259, "eos_token_id": 258}
+    tensors, targets = checkpoints.random_tensors(raw), ["q_proj", "v_proj", "up_proj"]
+    merged = adapted(tmp_path / "one", tensors, 1, target_modules=targets)
+    adapted(tmp_path / "two", tensors, 2, target_modules=targets)
+    paths = {name: str(tmp_path / name) for name in ("one", "two")}
+    base, whole = (
+        with_ascii_tokenizer(checkpoints.write(tmp_path / name, raw, own), tmp_path / f"{name} told")
+        for name, own in (("base", tensors), ("merged", merged))
+    )
+    settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "engine": SMALL}
+    llm = LLM(str(base), adapters=paths, **settings)
+    assert not any(map(llm.session.has_depth_table_of, (None, "one", "two")))
+    tables = {adapter: llm.session.depth_table_of(adapter) for adapter in (None, "one")}
+    again = LLM(str(base), adapters=paths, **settings)
+    assert [again.session.has_depth_table_of(adapter) for adapter in (None, "one", "two")] == [True, True, False]
+    assert again.session.depth_table_of("one") == tables["one"]
+    prints = {tables[None].fingerprint, tables["one"].fingerprint, LLM(str(whole), **settings).loaded.fingerprint}
+    assert len(prints) == 3
+    wanted = LLM(str(whole), **settings).depth_table
+    assert tables["one"].limits.keys() == wanted.limits.keys()
+    for ratio, limits in wanted.limits.items():
+        np.testing.assert_allclose(tables["one"].limits[ratio], limits, atol=1e-4)
+        assert np.abs(np.subtract(tables[None].limits[ratio], limits)).max() > 1e-3
+    given = tmp_path / "given.json"
+    tables[None].save(given)
+    own = LLM(str(base), adapters=paths, depth_table=given, **settings)
+    assert own.session.depth_table_of("two") == own.session.depth_table_of(None) == tables[None]
+    with pytest.raises(UnknownNameError, match="Unknown adapter 'three'"):
+        llm.session.policy("bicache", adapter="three")

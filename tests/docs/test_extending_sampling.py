@@ -11,16 +11,16 @@ import pytest
 from remask.checks import fields
 from remask.checks import values as checks
 from remask.errors import ConfigError
-from remask.observe import replace_attention
 from remask.policies import BiCache, Dense
-from remask.remasking.rules import BlockStart, Remasking, Step
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
-from remask.sampling.masked import MaskedDecoding
-from remask.sampling.resolved_rule import Rule
+from remask.sampling.masked import MaskedDecoding, Rule
+from remask.sampling.rules import BlockStart, Knobs, Remasking, Step
+from remask_lab.observe import replace_attention
 from tests.engine.support import Work, make_engine, request, run
 
-TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("extending.md", "lab/hooks-and-readers.md"))
 
 
 def example(section: str) -> str:
@@ -42,7 +42,7 @@ def apart() -> Remasking:
 
 def test_the_rule_of_the_example_decodes_a_canvas(apart: Remasking) -> None:
     params = SamplingParams(max_tokens=8, steps=4)
-    decoding = MaskedDecoding([1], params, Rule(apart, None), even_blocks(params), 99, 0)
+    decoding = MaskedDecoding([1], 0, params, Rule(apart, None), even_blocks(params), 99)
     canvas = decoding.canvas()
     decoder = decoding.decoder(canvas, "all")
     transferred: list[list[int]] = []
@@ -58,7 +58,7 @@ def test_the_rule_of_the_example_decodes_a_canvas(apart: Remasking) -> None:
 
 
 def test_the_rule_of_the_example_chooses_no_neighbours(apart: Remasking) -> None:
-    choose = apart.begin(BlockStart(4, 1, SamplingParams()))
+    choose = apart.begin(BlockStart(4, 1, Knobs()))
     positions, confidence = np.array([3, 4, 5, 9]), np.array([0.9, 0.8, 0.7, 0.1], dtype=np.float32)
     step = Step(positions, confidence, 0, 4, None, None, lambda count: np.zeros(count, dtype=np.float32))
     assert choose(step).tolist() == [0, 2, 3]

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 
@@ -35,7 +35,7 @@ def test_the_demo_brings_what_serve_needs_and_says_how_to_call_it() -> None:
     (needs,) = re.findall(r"^demo: \.venv/installed-(\S+)$", makefile, re.MULTILINE)
     assert {"lab", "server"} <= set(needs.split(","))
     recipe = makefile.split("\ndemo:")[1].split("\ntest:")[0]
-    assert recipe.index("scripts/demo") < recipe.index(".venv/bin/remask serve bundled")
+    assert recipe.index("scripts/demo") < recipe.index(".venv/bin/remask serve smollm2")
 
 
 def test_the_readme_is_short() -> None:

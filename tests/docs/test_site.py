@@ -26,21 +26,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_of_the_repository_is_there(site: Path) -> None:
-    names = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    built = {path.stem for path in site.glob("*.html")}
+    names = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    built = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
     assert names | {"index", "benchmarks", "training", "contributing", "changelog"} <= built
     assert "An inference engine" in (site / "index.html").read_text(encoding="utf-8")
-    assert 'href="benchmarks.html"' in (site / "policies.html").read_text(encoding="utf-8")
+    assert 'href="../benchmarks.html"' in (site / "lab" / "methods.html").read_text(encoding="utf-8")
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
-    for path in site.glob("*.html"):
+    for path in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="(?:https?:)?//([^"]+)"', path.read_text("utf-8"))
         assert loaded == [], path.name
 
 
 def test_pictures_are_there_and_data_is_not(site: Path) -> None:
-    pictures = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs" / "gallery").rglob("*.png")}
+    pictures = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs" / "lab" / "gallery").rglob("*.png")}
     assert pictures <= {path.relative_to(site) for path in site.rglob("*.png")}
     assert not list(site.rglob("entries.toml"))
 
@@ -78,7 +78,7 @@ SOUGHT = {
     "laptop": ("laptop",),
     "speculative": ("sampling",),
     "infilling": ("infilling",),
-    "bicache": ("policies", "how-bicache"),
+    "bicache": ("caches", "how-bicache", "when-bicache"),
     "options": ("commands",),
 }
 
@@ -94,7 +94,10 @@ def test_a_search_finds_the_page_of_its_words_first(searched: Any, address: str,
 def test_links_out_of_the_site_are_refused() -> None:
     hook: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))
     relinked = hook["relinked"]
-    assert relinked("[a](../benchmarks/README.md#x)", "docs/policies.md") == "[a](benchmarks.md#x)"
+    assert relinked("[a](../benchmarks/README.md#x)", "docs/caches.md") == "[a](benchmarks.md#x)"
+    assert relinked("[a](../caches.md) [b](log.md) [c](../../README.md)", "docs/lab/log.md") == (
+        "[a](../caches.md) [b](log.md) [c](../index.md)"
+    )
     assert relinked("[a](docs/images/a.png) [b](https://x.y) [c](#d)", "README.md") == (
         "[a](images/a.png) [b](https://x.y) [c](#d)"
     )
@@ -103,7 +106,7 @@ def test_links_out_of_the_site_are_refused() -> None:
 
 
 def test_every_page_is_found_from_the_index_of_its_door() -> None:
-    """In one click, or in two by a page that lists others, such as the recipes."""
+    """In one click, or in two by a page that lists others."""
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     doors = dict(re.findall(r"^  - ([^:\n]+):\n((?:    .*\n)+)", nav, re.MULTILINE))
     for door, index in {

@@ -23,15 +23,17 @@ from remask.llm import LLM
 from tests.server.serving import Running, serving
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 BASE = "http://127.0.0.1:8000"
 # Python that prints nothing: code to copy, which other tests run as it stands there, and what no machine here can run.
 SHOWN = {
-    "docs/extending.md": "tests/plugins/test_docs.py, tests/docs and tests/engine/test_readers.py",
+    "docs/extending.md": "tests/plugins/test_docs.py and tests/docs",
+    "docs/lab/hooks-and-readers.md": "tests/docs and tests/engine/test_readers.py",
+    "docs/lab/analysis-subject.md": "tests/docs/test_subject_example.py",
     "docs/models.md": "a model of 100 billion parameters on four devices",
 }
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-_ASKED = re.compile(r"remask (?:generate|decide) .*--model bundled\S* .*--prompt ")
+_ASKED = re.compile(r"remask (?:generate|decide) .*--model (?:smollm2|bundled\S*) .*--prompt ")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The analysis subject that docs/extending.md shows in full is found and run by the command like any other."""
+"""The subject that docs/lab/analysis-subject.md shows in full is found and run by the command like any other."""
 
 import re
 import sys
@@ -8,28 +8,24 @@ import pytest
 
 from remask.cli import main
 from remask_lab import subjects
-from remask_lab.arguments import subjects as options
+from remask_lab.cli import analyze
 from remask_lab.records.record import read_record
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "lab" / "analysis-subject.md"
 
 
 @pytest.fixture
 def certainty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The subject as a module of `remask_lab.arguments.subjects` and one of `remask_lab.subjects`."""
+    """The subject as an entry of `SUBJECTS` and a module of `remask_lab.subjects`."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    for package, first in (
-        (options, "The options of `remask analyze certainty`"),
-        (subjects, "`remask analyze certainty`"),
-    ):
-        (code,) = [block for block in blocks if block.startswith(f'"""{first}')]
-        folder = tmp_path / package.__name__
-        folder.mkdir()
-        (folder / "certainty.py").write_text(code, encoding="utf-8")
-        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
-        # What the test imports under this name goes when it ends.
-        monkeypatch.setitem(sys.modules, f"{package.__name__}.certainty", None)
-        monkeypatch.delitem(sys.modules, f"{package.__name__}.certainty")
+    (entry,) = [block for block in blocks if block.lstrip().startswith('"certainty": Subject(')]
+    (code,) = [block for block in blocks if block.startswith('"""`remask analyze certainty`')]
+    monkeypatch.setattr(analyze, "SUBJECTS", {**analyze.SUBJECTS, **eval(f"{{{entry}}}", vars(analyze))})
+    (tmp_path / "certainty.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(subjects, "__path__", [*subjects.__path__, str(tmp_path)])
+    # What the test imports under this name goes when it ends.
+    monkeypatch.setitem(sys.modules, "remask_lab.subjects.certainty", None)
+    monkeypatch.delitem(sys.modules, "remask_lab.subjects.certainty")
 
 
 @pytest.mark.usefixtures("certainty")

@@ -42,10 +42,10 @@ def entered() -> Iterator[dict[CodeType, int]]:
 def steady_step() -> Callable[[], None]:
     """A step in the middle of a block, of one plain request under `bicache` whose prefix is not refreshed in it."""
     llm = LLM("bundled", device="cpu", threads=1, engine=EngineConfig(attention="torch", overlap=False, graphs=False))
-    engine, policy = llm.engine, llm.policy("bicache", {"depth": 2, "refresh_interval": STEPS})
+    engine, policy = llm.engine, llm.session.policy("bicache", {"depth": 2, "refresh_interval": STEPS})
     params = SamplingParams(max_tokens=STEPS, block_length=STEPS, steps=STEPS)
     engine.add(Request("0", range(5, 69), params, 48, policy))
-    for _ in range(3):
+    for _ in range(4):
         engine.step()
     refreshes = engine.stats.refreshes
 

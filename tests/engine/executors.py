@@ -5,8 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from remask.model.attention import Attention
-from remask.model.attention_numpy import NumpyAttention
+from remask.model.attention import Attention, NumpyAttention
 from remask.model.attention_torch import TorchAttention
 
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip install triton")

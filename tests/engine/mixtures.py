@@ -7,39 +7,42 @@ from functools import cache
 from itertools import cycle
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from remask.checks.fields import Nested, declared
-from remask.checks.kinds import ModelKind
-from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Registered, Text, Values, Whole
+from remask.checks import ModelKind
+from remask.checks.fields import Nested, declared, paths
+from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Text, Values, Whole
 from remask.engine.engine import Engine
 from remask.engine.request import Owner, Request
 from remask.errors import ConfigError
 from remask.families import FAMILIES
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import CachePolicy, parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.policies.registry import POLICIES, names_for
 from remask.readers.base import Reader
 from remask.readers.decision import Reading
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
-from remask.remasking.rules import names_on
 from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
 from remask.request.trace import TOP_LOGPROBS
+from remask.sampling.rules import names_on
 from tests.engine.support import (
     DEADLINE,
     EOS,
     MASK_ID,
     VOCAB,
     CheckedTransformer,
+    lively_adapters,
     lively_weights,
     poisoned_engine,
     small_config,
 )
 from tests.engine.test_constraint import drawn as drawn_form
+from tests.sampling_fields import flat_params
 
-NAMES = tuple(family.name for family in FAMILIES)
+NAMES = tuple(name.removesuffix("-tiny") for each in FAMILIES for name in each.presets if name.endswith("-tiny"))
 TABLE = DepthLookup({5: 1, 30: 2, 60: 3})
+ADAPTERS = ("one", "two")
 TRIES = 200
 # Lengths that must suit one another, or no request would be accepted; `_shape` draws them together.
 SHAPE = (
@@ -56,11 +59,11 @@ SHAPE = (
 
 @cache
 def model_of(family: str) -> CheckedTransformer:
-    """A small model of a family, in float64."""
+    """A small model of a family, in float64, with adapters beside it."""
     config = small_config(family)
     noise = config.noise and replace(config.noise, vocab=VOCAB, mask_id=MASK_ID)
     config = replace(config, layers=3, noise=noise)
-    return CheckedTransformer(config, lively_weights(config))
+    return CheckedTransformer(config, lively_adapters(lively_weights(config), ADAPTERS))
 
 
 def letters(tokens: Sequence[int]) -> str:
@@ -104,8 +107,6 @@ def value_of(rng: random.Random, values: Values) -> Any:
             return drawn if values.fits(drawn) else 0.5
         case Choice():
             return rng.choice(values.names)
-        case Registered():
-            return rng.choice(values.registry.names())
         case Text():
             return letters([rng.randrange(26) for _ in range(rng.randint(1, 2))])
         case ListOf():
@@ -180,7 +181,7 @@ def _shape(rng: random.Random, kind: ModelKind, prompt: int, tokens: int, block:
         whole = block or 4
         shape["sub_block_length"] = rng.choice([each for each in range(1, whole + 1) if whole % each == 0])
     if kind == "uniform":
-        shape["canvas_length"] = rng.randint(prompt + tokens, 40)
+        shape["canvas_length"] = rng.randint(prompt + tokens, max(40, prompt + tokens))
         if rng.random() < 0.3:
             canvas = shape["canvas_length"] - prompt
             shape["initial_canvas"] = [rng.randrange(MASK_ID) for _ in range(canvas)]
@@ -199,7 +200,10 @@ def random_params(
     rng: random.Random, kind: ModelKind, prompt: int, block: int | None, template: Template | None, rule: str | None
 ) -> SamplingParams:
     """Any fields that have a meaning on this kind of model; those that contradict each other are drawn again."""
-    fields = {name: each for name, each in declared(SamplingParams).items() if kind in each.kinds and name not in SHAPE}
+    flat = {path.rpartition(".")[2]: each for path, each in paths(SamplingParams).items() if kind in each.kinds}
+    fields = {name: each for name, each in flat.items() if name not in {*SHAPE, "rule"}}
+    if "rule" in flat:
+        fields["remasking"] = flat["rule"]
     tokens = rng.randint(1, 8) if template is None else len(template)
     for _ in range(TRIES):
         values = {name: value_of(rng, each.values) for name, each in fields.items() if rng.random() < 0.12}
@@ -212,7 +216,7 @@ def random_params(
         if template is not None or rng.random() < 0.5:
             values |= {"ignore_eos": True}
         try:
-            return SamplingParams.from_mapping(values)
+            return flat_params(values)
         except ConfigError:
             continue
     raise AssertionError(f"no parameters with the rule {rule} are taken")
@@ -293,6 +297,7 @@ class Drawing:
             prompt,
             random_params(rng, shape.kind, len(prompt), shape.block_length, template, rule),
             policy=random_policy(rng, shape.kind, policy),
+            adapter=rng.choice([None, *ADAPTERS]),
             cache_salt=rng.choice(["", "", "", "tenant"]),
             priority=rng.choice([0, 0, 0, -1, 1]),
             deadline_s=rng.choice([None, None, None, DEADLINE]),

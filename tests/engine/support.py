@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
+from remask.families import preset
 from remask.model.config import ModelConfig
 from remask.model.pool import Pool
 from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
-from remask.model.weights import Weights
+from remask.model.weights import LowRank, Weights
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
@@ -26,9 +26,9 @@ from remask.policies.dllm import SELECTS, DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.entropy import EntropyCache
 from remask.request.result import Result, Usage
-from remask.request.sampling_params import SamplingParams
 from remask.store.pages import PageRange
 from tests.device import graphs, overlap
+from tests.sampling_fields import flat_params
 
 CPU = torch.device("cpu")
 LAYERS = 4
@@ -70,6 +70,26 @@ def lively_weights(
     return weights
 
 
+def lively_adapters(weights: Weights, names: Sequence[str], seed: int = 0) -> Weights:
+    """`weights` with random adapters beside all of their dense matrices, which change what is computed by a third."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def change(matrix: Tensor) -> LowRank:
+        down, up = (
+            torch.randn(3, matrix.shape[1], generator=generator),
+            torch.randn(len(matrix), 3, generator=generator),
+        )
+        scale = 0.3 * float(matrix.std()) / 3**0.5
+        return LowRank(down.to(matrix), up.to(matrix) * scale)
+
+    layers = []
+    for layer in weights.layers:
+        fields = [name for name in ("qkv", "out", "gate_up", "down") if getattr(layer, name).numel()]
+        changes = {field: {name: change(getattr(layer, field)) for name in names} for field in fields}
+        layers.append(replace(layer, low_rank=changes))
+    return replace(weights, layers=tuple(layers))
+
+
 class CheckedTransformer(Transformer):
     """Refuses a pass that read what nobody wrote: the memory around is full of NaN."""
 
@@ -101,10 +121,10 @@ class CheckedTransformer(Transformer):
         assert out.isfinite().all(), "a predicted row is NaN"
         return out
 
-    def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
+    def queries(self, h: Tensor, layer: int, *more: Any) -> Tensor:
         """As ever, of states that are there."""
         assert h.isfinite().all(), f"attention of layer {layer} is looked at of a row without a state"
-        return super().queries(h, layer, positions)
+        return super().queries(h, layer, *more)
 
 
 FAMILIES = ("llada", "dream", "llada-moe")
@@ -174,7 +194,7 @@ def request(
 ) -> Request:
     """A request of 8 tokens that takes no notice of EOS, unless told otherwise."""
     tokens = prompt_of(prompt) if isinstance(prompt, int) else list(prompt)
-    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": ignore_eos, **sampling})
+    params = flat_params(**{"max_tokens": 8, "ignore_eos": ignore_eos, **sampling})
     return Request(name, tokens, params, prefix)
 
 
@@ -199,7 +219,7 @@ def run(
                 assert event.id not in results
                 results[event.id] = event.result
         step += 1
-        assert step < limit, f"stuck with {engine.waiting} waiting and {engine.running} running"
+        assert step < limit, f"stuck with {engine.waiting} waiting and {engine.running_canvases} running"
     engine.check_integrity()
     return results
 
@@ -212,8 +232,7 @@ def alone(item: Work, family: str = "llada", **limits: Any) -> Result:
 def work_of(usage: Usage) -> dict[str, Any]:
     """Usage without what depends on who came first."""
     names = ("prompt_tokens", "completion_tokens", "steps", "forwards", "row_layers")
-    shared = ("prefix_depth", "prefix_tokens", "prefix_note")
-    return {name: getattr(usage, name) for name in (*names, *shared)}
+    return {name: getattr(usage, name) for name in (*names, "prefix_depth", "prefix_tokens")}
 
 
 def outcome(result: Result) -> tuple[Any, ...]:
@@ -307,7 +326,7 @@ def random_work(rng: random.Random, family: str, name: str) -> Work:
     sampling = {"max_tokens": 8, "ignore_eos": True, **rng.choice(SAMPLING), "seed": rng.randrange(1000)}
     prefix = rng.choice([0, length, length, length, min(length + 1, len(prompt))])
     policy = random_policy(rng, family, sampling.get("remasking") == "random")
-    return Work(Request(name, prompt, SamplingParams(**sampling), prefix), policy, rng.randrange(12))
+    return Work(Request(name, prompt, flat_params(**sampling), prefix), policy, rng.randrange(12))
 
 
 def nested_work(rng: random.Random, family: str, name: str) -> Work:

@@ -6,6 +6,7 @@ must come to the same in float32 and float64, and what is transferred must diffe
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,11 +17,11 @@ import torch
 from torch import Tensor
 
 from remask.checkpoint.loaded import find_model
+from remask.checkpoint.settings import ModelSettings
 from remask.engine.request import Request
 from remask.policies import parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.request.result import Result
-from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
 from tests import goldens
 from tests.checkpoint import checkpoints
@@ -30,13 +31,19 @@ from tests.leftovers import lasting_folder
 from tests.oracles import decode as oracles
 from tests.oracles.canvas import Canvas, Decode
 from tests.oracles.decode import decode, load, parts_of
+from tests.sampling_fields import flat_params
 
 Line: TypeAlias = dict[str, Any]
 Kind: TypeAlias = tuple[Callable[[random.Random], Line], Callable[[random.Random, int], Line]]  # sampling, settings
 
 VOCAB, MASK_ID = 256, 255
-ILLADA = checkpoints.ILLADA | {"vocab_size": VOCAB, "num_hidden_layers": 4}
-LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4, moe.MASKED: 4, "illada": 4}
+WRITTEN = {
+    "illada": checkpoints.ILLADA | {"vocab_size": VOCAB, "num_hidden_layers": 4},
+    # Windows that are far shorter than the canvases.
+    "modernbert": checkpoints.MODERNBERT
+    | {"vocab_size": VOCAB, "mask_token_id": MASK_ID, "num_hidden_layers": 5, "local_attention": 6},
+}
+LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4, moe.MASKED: 4, "illada": 4, "modernbert": 5}
 
 
 # Half of them are too long for every run.
@@ -47,15 +54,17 @@ SEEDS = pytest.mark.parametrize(
 
 @cache
 def folder_of(name: str) -> Path:
-    if name == "illada":
-        return checkpoints.write(lasting_folder() / name, ILLADA, checkpoints.random_tensors(ILLADA))
+    if name in WRITTEN:
+        return checkpoints.write(lasting_folder() / name, WRITTEN[name], checkpoints.random_tensors(WRITTEN[name]))
     return moe.model_dir(name) if name == moe.MASKED else goldens.model_dir(name)
 
 
 @cache
 def model_of(name: str) -> CheckedTransformer:
-    loaded = find_model(str(folder_of(name)), dummy=False).load(torch.float64, CPU, progress=False)
-    return CheckedTransformer(loaded.config, loaded.weights)
+    loaded = find_model(ModelSettings(str(folder_of(name)))).load(torch.float64, CPU)
+    # Policies are compared here, under the schedule that the oracles of most of them have.
+    sampling = replace(loaded.config.sampling, schedule="even")
+    return CheckedTransformer(replace(loaded.config, sampling=sampling), loaded.weights)
 
 
 def blocks(rng: random.Random, least: int = 1) -> Line:
@@ -389,9 +398,7 @@ def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, 
 
 
 def work_of(line: Line, name: str, joins: int) -> Work:
-    sampling = SamplingParams.from_mapping(
-        {"temperature": 0.0, "ignore_eos": True, "growing_canvas": False, **line["sampling"]}
-    )
+    sampling = flat_params({"temperature": 0.0, "ignore_eos": True, "growing_canvas": False, **line["sampling"]})
     policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
     segments = [Segment(**each) for each in line.get("segments", ())]
     prompt, prefix = line["prompt_token_ids"], line.get("prefix_length", 0)
@@ -477,6 +484,13 @@ def test_llada_moe(seed: int) -> None:
 def test_illada(seed: int) -> None:
     """Tied embeddings, and a mask token that no file names."""
     check("illada", seed, LLADA)
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("seed", range(6))
+def test_modernbert(seed: int) -> None:
+    """Stale rows, and rows that the device chooses, are read within windows alone."""
+    check("modernbert", seed, LLADA)
 
 
 @pytest.mark.few(11)

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from remask.engine import async_engine
-from remask.engine.async_engine import AsyncEngine, Ticket
+from remask.engine.async_engine import AsyncEngine, Ticket, trim_memory
 from remask.engine.engine import Engine
-from remask.engine.pending import PendingRequest
-from remask.engine.request import Owner, Request
-from remask.engine.trimming import trim_memory
+from remask.engine.request import Owner, PendingRequest, Request
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.readers.drafts import Drafts

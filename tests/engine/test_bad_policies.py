@@ -103,11 +103,12 @@ def raising(view: View) -> Plan:
 
 
 def frozen_of_another_shape(view: View) -> Plan:
-    return whole(view).map(lambda span: replace(span, frozen=np.zeros(view.length + 1, dtype=np.bool_)))
+    (span,) = whole(view).spans
+    return whole(view).over([replace(span, frozen=np.zeros(view.length + 1, dtype=np.bool_))])
 
 
-def committing_another_canvas(view: View) -> Plan:
-    return replace(whole(view), commit=np.ones(2, dtype=np.bool_))
+def transferring_on_another_canvas(view: View) -> Plan:
+    return replace(whole(view), transfer=np.ones(2, dtype=np.bool_))
 
 
 NONSENSE: list[Planner] = [
@@ -124,7 +125,7 @@ NONSENSE: list[Planner] = [
     joining_in_mid_air,
     raising,
     frozen_of_another_shape,
-    committing_another_canvas,
+    transferring_on_another_canvas,
 ]
 
 
@@ -157,7 +158,7 @@ def test_a_plan_may_restrict_what_is_committed() -> None:
     def leftmost_only(view: View) -> Plan:
         commit = np.zeros(view.length, dtype=np.bool_)
         commit[np.flatnonzero(view.candidates)[:1]] = True
-        return replace(whole(view), commit=commit)
+        return replace(whole(view), transfer=commit)
 
     result = alone(Work(request("r", 8, 6), Bad(leftmost_only)))
     assert result.finish_reason == "length"
@@ -169,7 +170,7 @@ def test_a_plan_may_restrict_what_is_committed() -> None:
 def test_a_pass_that_only_fills_caches_transfers_nothing() -> None:
     def fill_on_2(view: View) -> Plan:
         fills = view.step == 2 and view.pass_index == 0
-        return replace(whole(view), commit=view.everything & False if fills else None)
+        return replace(whole(view), transfer=view.everything & False if fills else None)
 
     result = alone(Work(request("r", 8, 6, threshold=0.0, block_length=2), Bad(fill_on_2)))
     assert [item.step for item in result.trace] == [0, 1, 2, 3]
@@ -177,7 +178,7 @@ def test_a_pass_that_only_fills_caches_transfers_nothing() -> None:
 
 
 def test_a_second_fill_pass_in_one_step_is_a_defect() -> None:
-    result = alone(Work(request("r", 8, 6), Bad(lambda view: replace(whole(view), commit=view.everything & False))))
+    result = alone(Work(request("r", 8, 6), Bad(lambda view: replace(whole(view), transfer=view.everything & False))))
     assert result.finish_reason == "error"
     assert result.error is not None
     assert "fill" in result.error

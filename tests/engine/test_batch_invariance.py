@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from remask.checkpoint.loaded import find_model
+from remask.checkpoint.settings import ModelSettings
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.isolation import Ran
@@ -22,8 +23,6 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.model.invariant import TILE, TiledArithmetic, batch_invariant
 from remask.model.transformer import Transformer
-from remask.observe import observe_costs
-from remask.plan.pass_cost import CostMeter
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
@@ -34,6 +33,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.sampling import score
 from remask.sampling.rows import RowGroup
 from remask.sampling.vocabulary import Vocabulary
+from remask_lab.observe import CostMeter, observe_costs
 from tests.engine import kinds, support, test_block_causal_against_oracles, test_uniform_drawn_against_oracles
 from tests.engine.support import CPU, CheckedTransformer, Work, lively_weights, poisoned_engine, prompt_of, small_config
 
@@ -46,7 +46,7 @@ def model_of(name: str, dtype: torch.dtype) -> Transformer:
     if name in MASKED:
         config = small_config(name)
         return CheckedTransformer(config, lively_weights(config, dtype))
-    loaded = find_model(str(kinds.checkpoint(name).folder), dummy=False).load(dtype, CPU, progress=False)
+    loaded = find_model(ModelSettings(str(kinds.checkpoint(name).folder))).load(dtype, CPU)
     return CheckedTransformer(loaded.config, loaded.weights)
 
 
@@ -67,10 +67,10 @@ def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
 
         def computed(self, ran: Ran) -> None:
             at = 0
-            for running in ran.batch.requests:
-                rows = len(running.plan.predicted) * len(running.items())
+            for turn in ran.batch:
+                rows = len(turn.predicted) * len(turn.items)
                 if rows:
-                    found[running.request.id].hidden.append(ran.hidden[at : at + rows].clone())
+                    found[turn.member.id].hidden.append(ran.hidden[at : at + rows].clone())
                 at += rows
 
     keep = Keep()
@@ -149,7 +149,7 @@ def test_uniform_models(model: str, seed: int, dtype: torch.dtype) -> None:
 @pytest.mark.few(5)
 @BOTH
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
+@pytest.mark.parametrize("model", kinds.BLOCKS)
 def test_block_causal_models(model: str, seed: int, dtype: torch.dtype) -> None:
     rng = random.Random(f"{model} {seed} invariant")
     work = []
@@ -160,7 +160,7 @@ def test_block_causal_models(model: str, seed: int, dtype: torch.dtype) -> None:
     check(model_of(model, dtype), work, **limits(rng, kinds.checkpoint(model).block))
 
 
-@pytest.mark.parametrize("model", ["llada", kinds.UNIFORM[0], kinds.BLOCK_CAUSAL[0]])
+@pytest.mark.parametrize("model", ["llada", kinds.UNIFORM[0], kinds.BLOCKS[0]])
 def test_attention_by_numpy(model: str) -> None:
     """The option holds whatever computes attention. What it does not hold under is refused at the start."""
     rng = random.Random(f"{model} numpy")
@@ -172,7 +172,7 @@ def test_attention_by_numpy(model: str) -> None:
             draw = partial(test_uniform_drawn_against_oracles.draw, corrected=False)
         lines = [draw(rng, model) for _ in range(6)]
         work = [test_block_causal_against_oracles.work_of(line, str(n), n) for n, line in enumerate(lines)]
-    page = kinds.checkpoint(model).block if model in kinds.BLOCK_CAUSAL else 1
+    page = kinds.checkpoint(model).block if model in kinds.BLOCKS else 1
     check(model_of(model, torch.float32), work, attention="numpy", **limits(rng, page))
 
 
@@ -237,10 +237,10 @@ def test_products_of_any_number_of_rows(bias: bool, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("_threads")
 def test_activations_of_any_number_of_rows(dtype: torch.dtype) -> None:
     arithmetic, x = TiledArithmetic(), rows_of(1501, 2 * 50, dtype)  # so many that threads would share them
-    gates = arithmetic.silu_(x.clone().chunk(2, dim=-1)[0])
+    gates = arithmetic.activate_(x.clone().chunk(2, dim=-1)[0])
     torch.testing.assert_close(gates, torch.nn.functional.silu(x[:, :50]))
     for start, stop in ((0, 0), (0, 1), (1, 8), (17, 800), (1, 1501)):
-        assert torch.equal(arithmetic.silu_(x[start:stop].clone().chunk(2, dim=-1)[0]), gates[start:stop])
+        assert torch.equal(arithmetic.activate_(x[start:stop].clone().chunk(2, dim=-1)[0]), gates[start:stop])
 
 
 def test_each_request_is_read_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

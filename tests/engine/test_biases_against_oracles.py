@@ -1,5 +1,6 @@
 """`logit_bias`, `min_p` and the penalties, greedy and drawn, in mixed batches and alone, against oracles."""
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from remask.errors import ConfigError
 from remask.plan.canvas import Canvas
 from remask.policies.dense import Dense
 from remask.readers.biases import biases_of
+from remask.readers.logprobs import Logprobs
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.filters import gumbel
 from remask.sampling.rows import RowGroup
@@ -20,8 +22,13 @@ from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows
 from tests.engine import kinds
 from tests.engine.support import Work, make_engine, poisoned_engine, request, run, small_config
+from tests.engine.test_against_oracles import folder_of, model_of
 from tests.engine.test_block_causal_against_oracles import answers, compare, draw_line, limits, oracle, work_of
 from tests.oracles.biases import changed, filtered
+from tests.oracles.canvas import Canvas as Tokens
+from tests.oracles.decode import load
+from tests.oracles.dense import DenseModel
+from tests.sampling_fields import flat_params
 
 VOCAB, MASK, ROWS = 24, 23, 5
 PROMPT, WRITTEN = [1, 1, 2, 3], [3, 4, 4, 9]
@@ -70,7 +77,7 @@ def test_rows_are_read_as_the_oracle_does(basis: Any, temperature: float) -> Non
     canvas.settle(places, 0)
     own: dict[str, Any] = {"logit_bias": {"5": 2.0, "7": -100}, "repetition_penalty": 1.5, "frequency_penalty": 0.5,
            "presence_penalty": -0.5, "min_p": 0.4}  # fmt: skip
-    params = SamplingParams.from_mapping({**own, "temperature": temperature})
+    params = flat_params({**own, "temperature": temperature})
     reads = [reader.on_device(STEP) for reader in biases_of(params, canvas)]
     assert len(reads) == 3
     noisy = NoisyRows(np.arange(ROWS)) if basis == "noisy" else None
@@ -90,6 +97,32 @@ def test_rows_are_read_as_the_oracle_does(basis: Any, temperature: float) -> Non
     torch.testing.assert_close(confidence, sure)
 
 
+@pytest.mark.parametrize("own", [{"repetition_penalty": 1.7}, {"frequency_penalty": 1.5, "presence_penalty": -0.5}])
+def test_masked_answers_are_those_of_a_plain_loop(own: dict[str, Any]) -> None:
+    """Tokens behind a position count as those before it; two blocks, one position a pass."""
+    oracle = load(folder_of("llada"))
+    assert isinstance(oracle, DenseModel)
+    prompt, length = [3, 9, 9, 4, 12], 16
+    canvas = Tokens(prompt, length, oracle.mask_id)
+    noisy = [True] * length
+    for block in (range(8), range(8, 16)):
+        while any(noisy[place] for place in block):
+            logits = oracle.predictions(oracle.forward(canvas.tokens).logits)[len(prompt) :].float()
+            written = [int(canvas.tokens[len(prompt) + place]) for place in range(length) if not noisy[place]]
+            logits = changed(logits, prompt, written, own)
+            sure = logits.softmax(-1)
+            logits[:, oracle.mask_id] = -torch.inf
+            tokens = logits.argmax(-1)
+            open_places = [place for place in block if noisy[place]]
+            best = max(open_places, key=lambda place: float(sure[place, tokens[place]]))
+            canvas.tokens[len(prompt) + best], noisy[best] = int(tokens[best]), False
+    told: dict[str, Any] = {"max_tokens": length, "steps": length, "block_length": 8}
+    work = [Work(request("changed", prompt, **told, **own), Dense()), Work(request("plain", prompt, **told), Dense())]
+    results = run(poisoned_engine(model_of("llada")), work)
+    assert list(results["changed"].token_ids) == canvas.tokens[len(prompt) :].tolist()
+    assert results["plain"].token_ids != results["changed"].token_ids
+
+
 MODELS = ["llada", "dream", "gidd", "sdar"]
 
 
@@ -107,46 +140,36 @@ def asked(model: str, name: str, **own: Any) -> Work:
     return Work(request(name, prompt, **block, **own), Dense())
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_company_changes_nothing(model: str) -> None:
-    """Greedy and drawn requests with parameters of their own, beside each other and alone."""
-    work, plain = [], []
-    for number in range(4):
-        own: dict[str, Any] = {"logit_bias": {number: 4.0, 7: -100}, "min_p": 0.2}
-        if kind_of(model) == "block_causal":
-            own |= {"frequency_penalty": 1.0, "repetition_penalty": 1.2}
-        drawn = {"seed": number, "temperature": 0.8 * (number % 2)}
-        work.append(asked(model, str(number), **drawn, **own))
-        plain.append(asked(model, str(number), **drawn))
-    together = tokens_of(model, work)
-    for item in work:
-        assert tokens_of(model, [item])[item.request.id] == together[item.request.id]
-        assert 7 not in together[item.request.id]
-    assert tokens_of(model, plain) != together
-
-
-def tokens_of(model: str, work: list[Work]) -> dict[str, tuple[int, ...]]:
-    results = run(engine_of(model), work)
-    assert [result.error for result in results.values()] == [None] * len(work)
-    return {name: tuple(result.token_ids) for name, result in results.items()}
-
-
 @pytest.mark.parametrize(
     ("model", "own", "told"),
     [
-        ("llada", {"frequency_penalty": 1.0}, "frequency_penalty is for block-causal models.*filled here in any order"),
-        ("gidd", {"repetition_penalty": 1.1}, "repetition_penalty is for block-causal models"),
+        ("gidd", {"repetition_penalty": 1.1}, "repetition_penalty is for masked and block-causal.*written over again"),
         ("llada", {"logit_bias": {"99999": 1}}, "logit_bias names the token 99999, and the model has tokens"),
         ("sdar", {"remasking": "joint_threshold", "presence_penalty": 1}, "cannot be penalized"),
         ("llada", {"logit_bias": {"a": 1}}, "logit_bias must be an object of at most 1024 token ids"),
         ("llada", {"logit_bias": {"1": 1, 1: 2}}, "logit_bias must be an object"),
         ("llada", {"logit_bias": {"1": 101}}, r"logit_bias\[1\] must be a number from -100 to 100, got 101"),
         ("llada", {"min_p": 1.1}, "min_p must be a number from 0 to 1"),
+        ("llada", {"repetition_penalty": 1e-300}, "repetition_penalty must be a number from 0.01 to 100"),
     ],
 )
 def test_what_cannot_be_is_refused(model: str, own: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         engine_of(model).add(request(prompt=[1, 2, 3], **own))
+
+
+@pytest.mark.parametrize("model", ["llada", "sdar"])
+@pytest.mark.parametrize("repetition", [0.01, 100.0])
+@pytest.mark.parametrize("bias", [-100.0, 100.0])
+def test_logprobs_are_numbers_at_the_ends_of_the_ranges(model: str, repetition: float, bias: float) -> None:
+    own: dict[str, Any] = {"cfg_scale": 1000.0} if kind_of(model) == "masked" else {}
+    own |= {"repetition_penalty": repetition, "frequency_penalty": math.copysign(2.0, bias), "temperature": 1e-300}
+    item = asked(model, "2", logit_bias={5: bias, 7: -bias}, **own)
+    item = replace(item, request=item.request.with_readers(Logprobs(3)))
+    for step in run(engine_of(model), [item])["2"].trace:
+        found = [*step.logprobs, *(value for row in step.top_logprobs for _, value in row)]
+        assert found
+        assert all(math.isfinite(value) for value in found)
 
 
 def test_the_mask_is_no_token_to_prefer() -> None:

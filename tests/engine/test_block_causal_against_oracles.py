@@ -14,9 +14,8 @@ from torch import Tensor
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies import parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.request.result import Result
-from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
 from tests.engine.support import (
     CheckedTransformer,
@@ -31,6 +30,7 @@ from tests.oracles import block_causal
 from tests.oracles.block_causal import BlockDecode, Rule
 from tests.oracles.decode import load
 from tests.oracles.sdar import SdarModel
+from tests.sampling_fields import flat_params
 
 Line: TypeAlias = dict[str, Any]
 NARROW = 1e-5
@@ -129,7 +129,7 @@ def drawn(rng: random.Random, model: str) -> tuple[Line, BlockDecode]:
 
 
 def work_of(line: Line, name: str, joins: int = 0) -> Work:
-    sampling = SamplingParams.from_mapping({"ignore_eos": True, **line["sampling"]})
+    sampling = flat_params({"ignore_eos": True, **line["sampling"]})
     policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
     return Work(Request(name, line["prompt_token_ids"], sampling), policy, joins)
 
@@ -191,28 +191,6 @@ def test_mixed_batches(model: str, seed: int) -> None:
     results = answers(model, work, limits(rng, model))
     for name, (line, expected) in lines.items():
         compare(model, line, expected, results[name])
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
-def test_company_changes_nothing(model: str) -> None:
-    """Drawn tokens have no oracle: a request alone is the measure."""
-    rng = random.Random(model)
-    work = []
-    for number in range(12):
-        line = draw_line(rng, model)
-        line["sampling"] |= {"temperature": rng.choice([0.0, 0.7, 1.0]), "seed": number}
-        line["sampling"] |= rng.choice([{}, {"top_k": 5}, {"top_p": 0.8}])
-        work.append(work_of(line, str(number), rng.randrange(8)))
-    together = answers(model, work, limits(rng, model))
-    for item in work:
-        alone = answers(model, [Work(item.request, item.policy)], limits(rng, model))[item.request.id]
-        company = together[item.request.id]
-        assert (company.token_ids, company.trace, company.finish_reason) == (
-            alone.token_ids,
-            alone.trace,
-            alone.finish_reason,
-        )
 
 
 def edited(rng: random.Random, model: str) -> tuple[Line, BlockDecode]:

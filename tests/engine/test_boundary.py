@@ -9,13 +9,12 @@ from torch import Tensor
 
 from remask.engine.engine import Engine
 from remask.policies import BiCache, Dense
+from remask.policies.bicache import DepthLookup
 from remask.policies.block import BlockDual
-from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dkv import DkvDecode
 from remask.policies.dllm import DllmCache
 from tests.engine.support import (
     LAYERS,
-    MODELS,
     CheckedTransformer,
     Work,
     alone,
@@ -59,7 +58,7 @@ def prefix_kv(engine: Engine, policy: BiCache, passes: int) -> list[tuple[Tensor
     for _ in range(1 + passes):  # the prefix-only pass comes first
         engine.step()
     (running,) = engine._lifecycle.unfinished()
-    (branch,) = running.branches
+    (branch,) = running.canvases
     assert branch.lease is not None
     assert branch.ledger.step == passes - 1
     stored, found = branch.lease.entry.extent.slots(), []
@@ -142,25 +141,14 @@ def test_layers_that_are_leased(policy: BiCache, layers: int) -> None:
 
 
 @FAMILIES
-def test_depth_0_is_the_inner_policy_and_leaves_the_store_alone(family: str) -> None:
-    engine = make_engine(family)
-    results = run(engine, [Work(request("r", 12, PREFIX), BiCache(depth=0)), Work(request("n", 12), BiCache().inner)])
-    assert outcome(results["r"]) == outcome(results["n"])
-    assert (results["r"].usage.prefix_depth, results["r"].usage.cached_tokens) == (0, 0)
-    assert not engine.store.entries
-    assert engine.stats.prefix_passes == 0
-    assert MODELS[family].config.layers == LAYERS
-
-
-@FAMILIES
-def test_at_depth_0_of_a_table_the_prefix_is_refreshed_within_the_request(family: str) -> None:
-    """And the store is left alone; `depth=0` asks for it by `within_request`."""
+def test_at_depth_0_the_prefix_is_refreshed_within_the_request_where_that_is_asked_for(family: str) -> None:
+    """And the store is left alone; a table or number alone that says 0 runs the inner policy."""
     engine, table = make_engine(family), DepthLookup({90: 2})
     asked: dict[str, BiCache] = {
-        "table": BiCache(depth=table, refresh_interval=3),
+        "table": BiCache(depth=table, refresh_interval=3, within_request=True),
         "number": BiCache(depth=0, refresh_interval=3, within_request=True),
-        "without": BiCache(depth=table, refresh_interval=3, within_request=False),
-        "always": BiCache(depth=table, refresh_interval=1),
+        "without": BiCache(depth=table, refresh_interval=3),
+        "always": BiCache(depth=table, refresh_interval=1, within_request=True),
         "none": BiCache(depth=0),
     }
     results = run(engine, [Work(request(name, 12, PREFIX, seed=1), policy) for name, policy in asked.items()])
@@ -168,6 +156,9 @@ def test_at_depth_0_of_a_table_the_prefix_is_refreshed_within_the_request(family
     assert found["table"] == found["number"] != found["none"]
     assert found["without"] == found["none"]
     assert results["always"].token_ids == results["none"].token_ids
+    told = {name: result.usage.approximation for name, result in results.items()}
+    refreshed = dict.fromkeys(("table", "number", "always"), "bicache (within_request)")
+    assert told == {**refreshed, "without": None, "none": None}
     steps, canvas = results["table"].usage.steps, 12 + results["table"].usage.completion_tokens
     left_out = (steps - len(range(0, steps, 3))) * PREFIX
     assert results["table"].usage.row_layers == (steps * canvas - left_out) * LAYERS

@@ -1,17 +1,19 @@
 """What fits on a device: counted by hand, at the edges, and refused with the numbers."""
 
+import gc
 import re
-from dataclasses import replace
+import weakref
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from remask import LLM
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine import memory as engine_memory
 from remask.engine import proof, sizing
 from remask.engine.capacity import (
@@ -30,8 +32,9 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.families import preset
 from remask.model.attention_torch import TorchAttention
-from remask.model.graphs import MOST_ROWS, _Buffers, graph_bytes, round_up
+from remask.model.graphs import _Buffers, graph_bytes, most_rows, round_up
 from remask.model.pool import Pool
 from remask.model.ranks import Ranks, Shard
 from remask.model.transformer import Transformer
@@ -160,6 +163,10 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_mad
     assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.pages
 
 
+# What keeps tokens on the device, or captures there, needs one.
+LIMITS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 256, "overlap": False, "graphs": False}
+
+
 class _Cuda(Transformer):
     """A model on a device that this machine does not have; its memory is on the CPU all the same."""
 
@@ -178,7 +185,53 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: An
     monkeypatch.setattr(engine_memory, "Pool", _Pool)
     monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())
-    return Engine(model, EngineConfig(**{"max_num_seqs": 4, "max_model_len": 256, **limits}), "x")
+    return Engine(model, EngineConfig(**{**LIMITS, **limits}), "x")
+
+
+class _Allocator:
+    """Memory of a device as PyTorch's allocator has it: what is freed it keeps until it is told to give it back."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, total: int) -> None:
+        self.total, self.taken, self.kept = total, 0, 0
+        patch.setattr(torch.cuda, "mem_get_info", lambda _: (self.total - self.taken, self.total))
+        patch.setattr(torch.cuda, "empty_cache", self._give_back)
+
+    def take(self, pool: Pool) -> None:
+        self.taken += pool.nbytes
+        weakref.finalize(pool, self._keep, pool.nbytes)
+
+    def _keep(self, size: int) -> None:
+        self.kept += size
+
+    def _give_back(self) -> None:
+        self.taken, self.kept = self.taken - self.kept, 0
+
+
+def test_an_engine_that_is_gone_takes_nothing_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its parts have been collected or not, and whatever PyTorch keeps; one that is there does."""
+    allocator = _Allocator(monkeypatch, 2 * 10**9)
+
+    class Counted(_Pool):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            allocator.take(self)
+
+    monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
+    monkeypatch.setattr(engine_memory, "Pool", Counted)
+    model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU))
+    settings = EngineConfig(**LIMITS, store_budget_tokens="auto")
+    engine = Engine(model, settings, "x")
+    first, pool = engine.memory.store_budget, engine.pool.nbytes
+    assert allocator.taken == pool > 10**8
+    gc.disable()  # or it might be collected by chance
+    try:
+        del engine
+        assert allocator.taken == pool
+        again = Engine(model, settings, "x")
+    finally:
+        gc.enable()
+    assert again.memory.store_budget == first
+    assert Engine(model, settings, "x").memory.store_budget < first / 2, "what is there takes its part"
 
 
 def test_the_pool_of_a_cuda_device_takes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +254,7 @@ def test_an_engine_whose_kernels_fail_is_pytorchs(monkeypatch: pytest.MonkeyPatc
     made = on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto")
     monkeypatch.setattr(proof, "prove", lambda *_, **__: ["merged pass: 3 of 9 rows differ"])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU))
-    settings = EngineConfig(max_num_seqs=4, max_model_len=256, store_budget_tokens="auto")
+    settings = EngineConfig(**LIMITS, store_budget_tokens="auto")
     fallen = Engine(model, settings, "x")
     assert (made.choice.executor.name, fallen.choice.executor.name) == ("triton", "torch")
     assert isinstance(fallen.model.attention, TorchAttention)
@@ -211,6 +264,11 @@ def test_an_engine_whose_kernels_fail_is_pytorchs(monkeypatch: pytest.MonkeyPatc
         Engine(model, replace(settings, attention="triton"), "x")
 
 
+def _tensors(buffers: _Buffers) -> list[Tensor]:
+    held = [getattr(buffers, each.name) for each in fields(buffers)]
+    return [*(own for own in held if isinstance(own, Tensor)), *(own for pair in buffers.turns for own in pair)]
+
+
 def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their buffers, and what a pass computes in one layer."""
     monkeypatch.setattr("remask.engine.engine.make_graphs", lambda *_: None)
@@ -218,13 +276,13 @@ def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     stored = [engine.memory.store_budget for engine in engines]
     longest, attention = 256 + 16, engines[0].model.attention
     token, room = token_bytes(TINY, 4), graph_bytes(TINY, 4)
-    room += workspace_bytes(TINY, MOST_ROWS, longest, 4, attention=attention)
-    room += attention_bytes(TINY, MOST_ROWS, longest, 4, attention, filled=True)
+    room += workspace_bytes(TINY, most_rows(TINY), longest, 4, attention=attention)
+    room += attention_bytes(TINY, most_rows(TINY), longest, 4, attention, filled=True)
     assert stored[0] - stored[1] == pytest.approx(room / (token.kv + token.state), abs=1)
     model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
     h = torch.zeros(1, TINY.hidden)
-    sizes = {round_up(rows) for rows in range(1, MOST_ROWS + 1)}
-    assert graph_bytes(TINY, 4) == sum(_Buffers.of(model, rows, h).nbytes for rows in sizes)
+    sizes = {round_up(rows) for rows in range(1, most_rows(TINY) + 1)}
+    assert graph_bytes(TINY, 4) == sum(own.nbytes for rows in sizes for own in _tensors(_Buffers.of(model, rows, h)))
 
 
 def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +296,7 @@ def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch:
             continue
         rows = engine.memory.pass_rows
         assert rows is not None
-        assert engine._lifecycle.running.limits.rows == rows
+        assert engine._lifecycle.scheduler.limits.rows == rows
         taken = 10**9 - megabytes * 10**6 + (16 * longest + engine.memory.store_budget) * token.kv
         taken += engine.memory.store_budget * token.state
         assert taken + workspace_bytes(TINY, rows, longest, item, attention=engine.model.attention) <= 10**9

@@ -42,7 +42,7 @@ def slots_have_one_owner(engine: Engine) -> None:
     for running in engine._lifecycle.unfinished():
         for lease in running.claim.leases:
             assert any(lease.entry is entry for entry in engine.store.entries)
-        for branch in running.branches:
+        for branch in running.canvases:
             covered = [layer for table in branch.tables for layer in table.layers]
             assert covered == list(range(LAYERS))
             for table in branch.tables:
@@ -133,8 +133,8 @@ class Conservation(RuleBasedStateMachine):
         slots_have_one_owner(engine)
         running = engine._lifecycle.unfinished()
         assert engine.waiting + len(running) == len(self.alive)
-        assert engine.running == sum(each.pending.canvases for each in running)
-        assert engine.running <= engine.config.max_num_seqs or len(running) == 1
+        assert engine.running_canvases == sum(each.pending.canvases for each in running)
+        assert engine.running_canvases <= engine.config.max_num_seqs or len(running) == 1
         assert engine.store.tokens < self.budget
         assert engine.store.stats.misses >= engine.stats.prefix_passes
 
@@ -152,7 +152,6 @@ class Conservation(RuleBasedStateMachine):
         self.engine.store.drop()
         assert self.engine.allocator.used == 0
         assert not self.engine.store.entries
-        assert not self.engine._lifecycle.refreshes._least
         assert not self.engine._lifecycle.ids
         ended = [name for name, result in self.results.items() if result.finish_reason in ("stop", "length")]
         for name in ended[:COMPARED]:

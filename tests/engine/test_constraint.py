@@ -23,6 +23,7 @@ from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
 from tests.engine import kinds, support
 from tests.engine.support import EOS, MODELS, VOCAB, Work, make_engine, poisoned_engine, run
+from tests.sampling_fields import flat_params
 
 LENGTH = 8
 
@@ -106,7 +107,7 @@ def test_block_causal_models(name: str) -> None:
     for rule in rules:
         constraint, form = drawn(rng, checkpoint.model.config.vocab, kinds.MASK, stops)
         prompt = kinds.tokens(rng, rng.randint(1, 9))
-        asked = Request("r", prompt, SamplingParams(max_tokens=LENGTH, **rule), readers=(constraint,))
+        asked = Request("r", prompt, flat_params(max_tokens=LENGTH, **rule), readers=(constraint,))
         engine = poisoned_engine(checkpoint.model, page_size=checkpoint.block * 4)
         result = run(engine, [Work(asked, rng.choice([Dense(), Exact()]))])["r"]
         assert result.error is None
@@ -157,7 +158,7 @@ def test_the_hole_of_a_canvas_has_the_form(family: str, seed: int) -> None:
             [{}, {"temperature": 1.0}, {"remasking": "entropy", "eps": 0.01}, {"threshold": 0.2}]
         )
         block = rng.randint(1, len(template))
-        params = SamplingParams(max_tokens=len(template), block_length=block, seed=number, **drawn_by)
+        params = flat_params(max_tokens=len(template), block_length=block, seed=number, **drawn_by)
         prompt = kinds.tokens(rng, 5)
         asked = Request(str(number), prompt, params, 3, template=template, readers=(Logprobs(1), constraint))
         policy = support.random_policy(rng, family, ordered=False)
@@ -197,7 +198,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], error: str) -> None:
     edges = np.array([(0, 1, 1), (1, 2, 2)])
     constraint = Constraint(automaton_of(edges, 0, np.array([2]), VOCAB))
-    asked = Request("r", [1], SamplingParams(**{"max_tokens": 2, **fields}), readers=(constraint,))
+    asked = Request("r", [1], flat_params(**{"max_tokens": 2, **fields}), readers=(constraint,))
     with pytest.raises(ConfigError, match=error):
         make_engine().check(asked)
     with pytest.raises(ConfigError, match="max_tokens=3 does not suit structured_outputs: none can be filled up"):
@@ -218,7 +219,7 @@ def test_models_whose_tokens_change_are_refused() -> None:
     for name, rule in (("gidd", {"canvas_length": 16}), ("llada2", {"remasking": "joint_threshold"})):
         model: Transformer = kinds.checkpoint(name).model
         constraint, _ = drawn(random.Random(0), model.config.vocab, kinds.MASK, (38,))
-        asked = Request("r", [1], SamplingParams(max_tokens=LENGTH, **rule), readers=(constraint,))
+        asked = Request("r", [1], flat_params(max_tokens=LENGTH, **rule), readers=(constraint,))
         with pytest.raises(ConfigError, match="structured_outputs: tokens of a uniform model"):
             poisoned_engine(kinds.checkpoint(name).model, page_size=16).check(asked)
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from remask import LLM, EngineConfig
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine import sizing
 from remask.engine.capacity import product_bytes, token_bytes, workspace_bytes
 from remask.engine.engine import Engine
-from remask.engine.uncached import pack_uncached
+from remask.engine.pack import pack_uncached
 from remask.errors import ConfigError
+from remask.families import preset
 from remask.model.pool import Pool
 from remask.model.quantised import MULTIPLIED
 from remask.model.transformer import Transformer
@@ -90,16 +90,16 @@ def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatc
                 cpu = sizing._CpuMemory(llm.model, 0, 16)
                 free = int((cpu.pair(64) + 8 * cpu.token.kv) / sizing.CPU_SHARE) + 1
             patch.setattr(sizing, "memory", lambda free=free: (10**12, free))
-            engine = llm.new_engine()
+            engine = llm.session.new_engine()
         prompts = [list(range(20 + number, 60 + number)) for number in range(8)]
-        for request in llm.requests(prompts, {"max_tokens": 16, "steps": 4}):
+        for request in llm.session.requests(prompts, {"max_tokens": 16, "steps": 4}):
             engine.add(request)
         together = 0
         found: dict[str, Sequence[int]] = {}
         while engine.busy:
             ended = [event.result for event in engine.step() if event.result is not None]
             found |= {result.id: result.token_ids for result in ended}
-            together = max(together, engine.running)
+            together = max(together, engine.running_canvases)
         answers.append(found)
         most.append(together)
     assert most == [8, 2]

@@ -17,9 +17,7 @@ from remask.plan.plan import Plan, View
 from remask.plan.spans import Span, SpanMemo
 from remask.policies import CachePolicy
 from remask.policies.base import Kept, Traits
-from remask.policies.block import UniformCache
-from remask.policies.drift import Drift
-from remask.policies.on_device import drift as still_rows
+from remask.policies.uniform_cache import Drift, UniformCache
 from tests.engine import kinds
 from tests.engine.support import Work, outcome, poisoned_engine, request, run
 
@@ -59,7 +57,7 @@ def test_one_host_read_a_layer_however_many_are_compared(monkeypatch: pytest.Mon
         reads.append(len(tensor))
         return fetch(tensor)
 
-    monkeypatch.setattr(still_rows, "fetch", fetched)
+    monkeypatch.setattr("remask.policies.on_device.fetch", fetched)
     layers = kinds.checkpoint(MODEL).model.config.layers
     run(engine(), [work(str(number), UniformCache(0, drift=0.1), steps_per_block=3) for number in range(3)])
     assert reads == [3 * BLOCK] * (2 * 2 * (layers - 1)), "of two steps in each of two blocks"

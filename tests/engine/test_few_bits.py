@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from remask import LLM
-from remask.checkpoint.presets import preset
-from remask.engine import few_bits
-from remask.engine.capacity import DeviceMemory
-from remask.engine.few_bits import resolve_quantization
-from remask.model.kernel_speed import Kernel
+from remask.engine import capacity
+from remask.engine.capacity import DeviceMemory, resolve_quantization
+from remask.families import preset
+from remask.model.cpu_kernels import Kernel
 
 CPU, LLADA = torch.device("cpu"), preset("llada-8b")
 GB = 10**9
@@ -23,9 +22,9 @@ def chosen(
 ) -> str | None:
     """What is taken where the dtype, int8 and int4 are so many times as fast as float32."""
     dtype, eight, four = ((own / 2, own, 2 * own) for own in speed)
-    monkeypatch.setattr(few_bits, "dtype_speeds", lambda _: dtype)
-    monkeypatch.setattr(few_bits, "int8_kernel", lambda: Kernel("fbgemm", speed=eight))
-    monkeypatch.setattr(few_bits, "int4_kernel", lambda: Kernel("int_mm", speed=four))
+    monkeypatch.setattr(capacity, "dtype_speeds", lambda _: dtype)
+    monkeypatch.setattr(capacity, "int8_kernel", lambda: Kernel("fbgemm", speed=eight))
+    monkeypatch.setattr(capacity, "int4_kernel", lambda: Kernel("int_mm", speed=four))
     memory = None if free is None else DeviceMemory(64 * GB, int(free * GB), 1.0)
     told = {"asked": "auto", "stored": None, "config": LLADA, "dtype": torch.bfloat16, "device": CPU} | changed
     kind, why = resolve_quantization(**told, memory=memory)
@@ -75,9 +74,9 @@ def test_what_there_is_nothing_to_choose_for(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_choice_is_in_the_start_up_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(few_bits, "BFLOAT16_PARAMETERS", 0)
-    monkeypatch.setattr(few_bits, "int8_kernel", lambda: Kernel("int_mm", speed=(1.1, 3.0, 2.0)))
-    monkeypatch.setattr(few_bits, "int4_kernel", lambda: Kernel("int_mm", speed=(1.0, 2.0, 2.0)))
+    monkeypatch.setattr(capacity, "BFLOAT16_PARAMETERS", 0)
+    monkeypatch.setattr(capacity, "int8_kernel", lambda: Kernel("int_mm", speed=(1.1, 3.0, 2.0)))
+    monkeypatch.setattr(capacity, "int4_kernel", lambda: Kernel("int_mm", speed=(1.0, 2.0, 2.0)))
     with caplog.at_level(logging.INFO):
         llm = LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu", threads=1, quantization="auto")
     assert llm.loaded.quantization == "int8"

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from remask.checkpoint.loaded import find_model
+from remask.checkpoint.settings import ModelSettings
 from remask.engine.canvas_state import CanvasState, new_states, plain_table
-from remask.engine.pack import pack
+from remask.engine.pack import Target, pack
 from remask.model.invariant import batch_invariant
 from remask.model.mixture import Routes
 from remask.model.pool import Pool
@@ -24,7 +25,7 @@ from remask.plan.spans import Span
 from remask.store.pages import PageAllocator
 from tests.engine.executors import EXECUTORS, Make
 from tests.engine.support import CPU
-from tests.goldens import block_causal, moe, uniform
+from tests.goldens import a2d, block_causal, moe, uniform
 
 TOLERANCE = 1e-4
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -32,7 +33,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=st
 
 @cache
 def model_of(folder: Path, dtype: torch.dtype) -> Transformer:
-    loaded = find_model(str(folder), dummy=False).load(dtype, CPU, progress=False)
+    loaded = find_model(ModelSettings(str(folder))).load(dtype, CPU)
     return Transformer(loaded.config, loaded.weights)
 
 
@@ -69,8 +70,8 @@ class Passes:
         layers = range(self.model.config.layers)
         spans = tuple(Span(range(layer, layer + 1), rows, save=rows if layer else None) for layer in layers)
         plan = Plan(spans, predict=rows, sees=sees)
-        self.branch.admit(plan)
-        return self.model.forward(pack([(self.branch, plan)], CPU), self.pool)
+        self.branch.enter(plan)
+        return self.model.forward(pack([(self.branch, plan)], Target(CPU)), self.pool)
 
     def kv(self) -> tuple[Tensor, Tensor]:
         """[layers, T, heads, Dh] each."""
@@ -235,3 +236,13 @@ def test_mixtures_of_experts(name: str, case: str, tiled: bool, dtype: torch.dty
     if f"{case}.k_cache" in recorded:
         for actual, part in zip(passes.kv(), "kv", strict=True):
             close(actual, recorded[f"{case}.{part}_cache"].transpose(1, 2))
+
+
+@pytest.mark.parametrize("name", [name for name in a2d.MODELS if name != "modernbert"])
+def test_logits_of_a2d_and_stable_diffcoder(name: str) -> None:
+    recorded, model = a2d.logits(name), model_of(a2d.model_dir(name), torch.float32)
+    length, block = len(recorded["input_ids"]), recorded.get("block_size")
+    assert (model.config.kind, model.config.block_length) == ("block_causal" if block else "masked", block)
+    sees = None if block is None else np.minimum((np.arange(length) // block + 1) * block, length)
+    states = Passes(model, torch.tensor(recorded["input_ids"])).run(0, length, sees)
+    close(model.head(states)[recorded["rows"]], torch.tensor(recorded["logits"]))

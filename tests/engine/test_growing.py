@@ -12,8 +12,8 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import BiCache, CachePolicy, Dense
+from remask.policies.bicache import DepthLookup
 from remask.policies.block import BlockDual
-from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dkv import DkvGreedy
 from remask.readers.logprobs import Logprobs
 from remask.readers.replay import Replay
@@ -64,7 +64,7 @@ def test_pages_are_claimed_block_by_block_and_a_short_answer_never_pays_for_its_
     engine.add(growing("r", tokens=48))
     used = []
     while engine.busy:
-        if engine.step() and engine.running:
+        if engine.step() and engine.running_canvases:
             used.append(engine.allocator.used)
     assert sorted(set(used) - {0}) == [LAYERS * pages for pages in range(3, 15)]
     held = [each for each in used if each]  # none between two blocks, until the next step
@@ -96,10 +96,10 @@ def test_without_pages_a_request_waits_with_its_tokens_and_goes_on_before_anythi
     # Six pages are free again, of which the first needs four. The second waits, and so does what could begin.
     engine.add(request("new", 4, max_tokens=4))
     told = steps(engine, 2)
-    waiting = list(engine._lifecycle.growing.values())
+    waiting = list(engine._lifecycle.outgrown.values())
     assert [running.request.id for running in waiting] == ["second"]
     assert waiting[0].claim.owned == []
-    assert (engine.running, engine.waiting) == (2, 1)
+    assert (engine.running_canvases, engine.waiting) == (2, 1)
     assert {event.id for event in told} == {"first"}
     for extent in taken:
         engine.allocator.release(extent)
@@ -118,9 +118,9 @@ def test_those_that_wait_go_on_in_the_order_in_which_they_came_to_wait() -> None
     taken = take_all_but(engine, 0)
     steps(engine, 4)
     # Nine pages were theirs, and the large one needs eight.
-    assert [pending.request.id for pending in engine._lifecycle.growing] == ["small"]
+    assert [pending.request.id for pending in engine._lifecycle.outgrown] == ["small"]
     steps(engine, 3)
-    assert [pending.request.id for pending in engine._lifecycle.growing] == ["small", "large"]
+    assert [pending.request.id for pending in engine._lifecycle.outgrown] == ["small", "large"]
     for extent in taken:
         engine.allocator.release(extent)
     assert {result.finish_reason for result in finish(engine).values()} == {"length"}
@@ -135,11 +135,11 @@ def test_a_request_ends_while_it_waits(how: str, monkeypatch: pytest.MonkeyPatch
     steps(engine, 3)
     (extra,) = take_all_but(engine, 0)
     steps(engine, 2)
-    assert (engine.busy, engine.running, len(engine._lifecycle.growing)) == (True, 1, 1)
+    assert (engine.busy, engine.running_canvases, len(engine._lifecycle.outgrown)) == (True, 1, 1)
     if how == "cancelled":
         assert engine.cancel("r")
     elif how == "timeout":
-        (pending,) = engine._lifecycle.growing
+        (pending,) = engine._lifecycle.outgrown
         pending.arrived -= 100
     else:
         monkeypatch.setattr(engine.memory, "plan", lambda _: 1 / 0)
@@ -162,7 +162,7 @@ def test_what_waits_outlives_a_failure_of_the_engine() -> None:
     steps(engine, 3)
     take_all_but(engine, 0)
     steps(engine, 1)
-    assert len(engine._lifecycle.growing) == 1
+    assert len(engine._lifecycle.outgrown) == 1
     engine.recover(MemoryError("of the device"))
     found = finish(engine)
     assert (found["r"].token_ids, found["r"].trace, found["r"].error) == (expected.token_ids, expected.trace, None)
@@ -178,7 +178,7 @@ def test_the_ratio_of_a_depth_table_is_that_of_the_canvas_as_it_is() -> None:
     depths = []
     while engine.busy:
         engine.step()
-        depths += [each.branches[0].prefix.boundary for each in engine._lifecycle.requests() if each.branches[0].prefix]
+        depths += [each.canvases[0].prefix.boundary for each in engine._lifecycle.requests() if each.canvases[0].prefix]
     assert list(dict.fromkeys(depths)) == [3, 2, 1]
     # The first step of each block refreshes the prefix above the boundary.
     blocks = [4 * LAYERS * (4 * number + 4) + 8 * (LAYERS - depth) for number, depth in enumerate((3, 2, 1))]

@@ -11,7 +11,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import BiCache, CachePolicy, Dense, parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.policies.dkv import DkvGreedy
 from remask.policies.elastic import ElasticCache
 from remask.readers.replay import Replay
@@ -31,6 +31,7 @@ from tests.engine.support import (
     request,
     run,
 )
+from tests.sampling_fields import flat_params
 
 
 def policy_of(name: str, **settings: Any) -> CachePolicy:
@@ -54,7 +55,7 @@ def random_template(rng: random.Random, vocab: int = VOCAB) -> Template:
 def with_holes(rng: random.Random, item: Work) -> Work:
     template = random_template(rng)
     params = replace(item.request.params, max_tokens=len(template))
-    if params.remasking == "confidence_threshold" or (params.steps or 99) < len(template):
+    if params.remasking.rule == "confidence_threshold" or (params.steps or 99) < len(template):
         params = replace(params, steps=None)
     policy = item.policy
     inner = policy.inner if isinstance(policy, BiCache) else policy
@@ -109,7 +110,7 @@ def test_uniform_models_with_any_sampler(model: str) -> None:
         if model != "gidd, masks" and rng.random() < 0.4:
             sampling |= {"correction_steps": 4, "correction_tokens": 2}
         policy = policy_of(rng.choice(["none", "block-prefix", "uniform-cache"]))
-        asked = Request(str(number), kinds.tokens(rng, 5), SamplingParams(**sampling), template=template)
+        asked = Request(str(number), kinds.tokens(rng, 5), flat_params(**sampling), template=template)
         work.append(Work(asked, policy, rng.randrange(6)))
     engine = poisoned_engine(kinds.checkpoint(model).model)
     results = run(engine, work)

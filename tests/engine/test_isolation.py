@@ -10,8 +10,7 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState
 from remask.engine.engine import Engine
-from remask.engine.planned import CanvasPlans, PlannedRequest, Tally
-from remask.engine.prefix_pass import PrefixPass
+from remask.engine.member import CanvasPlans, Tally, Turn
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest
@@ -59,10 +58,6 @@ def comparing() -> list[Work]:
     return [*work, Work(guided, DllmCache(100, 4, 0.5, 2))]
 
 
-def is_bad(running: RunningRequest) -> bool:
-    return running.request.id == "bad"
-
-
 def blamed(branch: CanvasState) -> bool:
     return len(branch.canvas) > 0 and int(branch.canvas.tokens[0]) == BAD
 
@@ -92,9 +87,9 @@ def breaks_decoder(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 def breaks_pack(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     pack = engine.runner.pack
 
-    def packed(items: Items, passes: Sequence[PrefixPass], first: int = 0) -> Any:
+    def packed(items: Items, first: int = 0) -> Any:
         late = any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
-        return defect() if late else pack(items, passes, first)
+        return defect() if late else pack(items, first)
 
     patch.setattr(engine.runner, "pack", packed)
 
@@ -106,10 +101,10 @@ def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "
     layers = {id(weights): number for number, weights in enumerate(model.weights.layers)}
     among = False
 
-    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+    def ran(items: Items) -> tuple[Tensor, Items]:
         nonlocal among
         among = any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
-        return run_pass(items, passes)
+        return run_pass(items)
 
     def acted(*inputs: Any) -> Tensor:
         result: Tensor = act(*inputs)
@@ -120,12 +115,12 @@ def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "
 
 
 def breaks_read(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    read = engine.runner.read
+    read = engine.runner.launch_scores
 
-    def scores(hidden: Tensor, requests: Sequence[RunningRequest], asked: Any) -> Any:
-        return defect() if any(map(is_bad, requests)) else read(hidden, requests, asked)
+    def scores(hidden: Tensor, turns: Sequence[Turn]) -> Any:
+        return defect() if any(turn.member.id == "bad" for turn in turns) else read(hidden, turns)
 
-    patch.setattr(engine.runner, "read", scores)
+    patch.setattr(engine.runner, "launch_scores", scores)
 
 
 def breaks_group(engine: Engine, patch: pytest.MonkeyPatch) -> None:
@@ -161,12 +156,12 @@ def breaks_advance(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def breaks_cost(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    whole = Tally.of
+    whole = RunningRequest.tally
 
-    def of(running: PlannedRequest, items: CanvasPlans) -> Tally:
+    def tally(running: RunningRequest, items: CanvasPlans) -> Tally:
         return defect() if blamed(items[0][0]) else whole(running, items)
 
-    patch.setattr(Tally, "of", of)
+    patch.setattr(RunningRequest, "tally", tally)
 
 
 BREAKS = [
@@ -216,8 +211,12 @@ def test_a_prefix_pass_that_fails_ends_those_that_wait_for_it(broken: str, monke
     engine = make_engine(max_num_seqs=8)
     whole = getattr(engine.runner, broken)
 
-    def act(items: Items, passes: Sequence[PrefixPass], *rest: Any) -> Any:
-        return defect() if any(work.entry.tokens[0] == BAD for work in passes) else whole(items, passes, *rest)
+    def act(items: Items, *rest: Any) -> Any:
+        return (
+            defect()
+            if any(blamed(state) and not state.canvas.noisy.any() for state, _ in items)
+            else whole(items, *rest)
+        )
 
     bad = [Work(request(f"bad {i}", [BAD, *range(1, 8)], prefix=6), Reuse()) for i in range(2)]
     with monkeypatch.context() as patch:
@@ -252,7 +251,7 @@ def test_a_pass_that_failed_halfway_is_repeated_as_it_was(
     assert {name: outcome(results[name]) for name in expected} == expected
 
 
-POISONS = [
+FATAL = [
     RuntimeError("CUDA error: device-side assert triggered"),
     torch.OutOfMemoryError("out of memory"),
     IntegrityError("pages are off"),
@@ -278,8 +277,8 @@ def drive(engine: Engine, work: Sequence[Work]) -> tuple[dict[str, Result], list
 
 
 @pytest.mark.few(7)
-@pytest.mark.parametrize("error", POISONS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("stage", ["run", "read"])
+@pytest.mark.parametrize("error", FATAL, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("stage", ["run", "launch_scores"])
 @pytest.mark.parametrize("after", [1, 4])
 def test_an_error_of_the_device_restarts_the_engine_with_its_queue(
     error: Exception, stage: str, after: int, monkeypatch: pytest.MonkeyPatch
@@ -320,10 +319,10 @@ def test_a_request_that_always_brings_the_engine_down_ends_alone(monkeypatch: py
     engine = make_engine(max_num_seqs=8)
     run_pass = engine.runner.run
 
-    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+    def ran(items: Items) -> tuple[Tensor, Items]:
         if any(blamed(branch) for branch, _ in items):
             raise torch.OutOfMemoryError("out of memory")
-        return run_pass(items, passes)
+        return run_pass(items)
 
     monkeypatch.setattr(engine.runner, "run", ran)
     results, _ = drive(engine, [*work, Work(bad_request(), Dense())])
@@ -394,14 +393,14 @@ def test_a_pass_that_nobody_waits_for_does_not_bring_the_engine_down(monkeypatch
     """The requests that leased a prefix are gone, and its pass goes on alone."""
     engine = make_engine(max_row_layers=1)
     engine.add(request("gone", prefix=6).with_policy(Reuse()))
-    engine._admit()
+    engine._admission.admit(engine.clock())
     engine.cancel("gone")
     whole = engine.runner.run
 
-    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
-        if passes:
+    def ran(items: Items) -> tuple[Tensor, Items]:
+        if any(not state.canvas.noisy.any() for state, _ in items):
             raise torch.OutOfMemoryError("out of memory")
-        return whole(items, passes)
+        return whole(items)
 
     monkeypatch.setattr(engine.runner, "run", ran)
     results, _ = drive(engine, [])

@@ -31,6 +31,7 @@ from tests.engine.test_block_causal_against_oracles import draw_line, work_of
 from tests.oracles.decode import load
 from tests.oracles.dense import DenseModel
 from tests.oracles.sdar import SdarModel
+from tests.sampling_fields import flat_params
 
 RULES: tuple[dict[str, Any], ...] = (
     {},
@@ -85,7 +86,7 @@ def test_masked_models_in_a_mixed_batch(name: str, rule: dict[str, Any]) -> None
     work = []
     for number, top in enumerate(tops):
         tokens = [rng.randrange(200) for _ in range(rng.randint(3, 9))]
-        params = SamplingParams(max_tokens=8, block_length=4, ignore_eos=True, seed=number, **rule)
+        params = flat_params(max_tokens=8, block_length=4, ignore_eos=True, seed=number, **rule)
         asked = Request(str(number), tokens, params, readers=() if top is None else (Logprobs(top),))
         work.append(Work(asked, Dense(), joins=number))
     results = run(poisoned_engine(model), work)
@@ -167,7 +168,7 @@ def test_replays_on_other_kinds_of_models(name: str) -> None:
         rules += ({"remasking": "joint_threshold", "threshold": 0.05, "edit_threshold": 0.05, "penalty_lambda": 0.5},)
     for number, rule in enumerate(rules):
         sizes = {"block_length": 4, "canvas_length": 32} if uniform else {}
-        params = SamplingParams(**{"max_tokens": 10, "ignore_eos": True, "seed": number, **sizes, **rule})
+        params = flat_params(**{"max_tokens": 10, "ignore_eos": True, "seed": number, **sizes, **rule})
         asked = Request("r", kinds.tokens(rng, 7), params, readers=() if uniform else (Logprobs(2),))
 
         def engine() -> Engine:
@@ -221,11 +222,18 @@ def test_what_no_run_could_have_written_is_refused(replay: tuple[Transfer, ...],
 
 def test_a_correction_is_not_replayed_and_uniform_tokens_have_no_one_log_probability() -> None:
     engine = poisoned_engine(kinds.checkpoint("gidd").model)
-    params = SamplingParams(max_tokens=4, canvas_length=16, correction_steps=2)
+    params = flat_params(max_tokens=4, canvas_length=16, correction_steps=2)
     with pytest.raises(ConfigError, match="leave correction_steps out"):
         engine.check(Request("r", [1], params, readers=(Replay(()),)))
     with pytest.raises(ConfigError, match="top_logprobs: a uniform model"):
-        engine.check(Request("r", [1], replace(params, correction_steps=None), readers=(Logprobs(0),)))
+        engine.check(
+            Request(
+                "r",
+                [1],
+                replace(params, uniform=replace(params.uniform, correction_steps=None)),
+                readers=(Logprobs(0),),
+            )
+        )
     for bad in (-1, 21, True, "3"):
         with pytest.raises(ConfigError, match="top_logprobs must be a whole number from 0 to 20"):
             make_engine().check(request().with_readers(Logprobs(bad)))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remask.checkpoint.presets import preset
+from remask.families import preset
 from remask.model.arithmetic import Arithmetic
 from remask.model.config import Mixture, Router
 from remask.model.invariant import TiledArithmetic

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from remask.checks.kinds import KINDS, ModelKind
+from remask.checks import KINDS, ModelKind
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies.registry import names_for
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
 from remask.readers.replay import Replay
-from remask.remasking.rules import names_on
 from remask.request.result import Result
+from remask.sampling.rules import names_on
 from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of, random_policy
 from tests.engine.support import DEADLINE, let_pass, work_of
 
@@ -68,7 +68,7 @@ class Mixture:
                 if event.result is not None:
                     self.end(event.result)
             step += 1
-            assert step < 5000, f"stuck with {engine.waiting} waiting and {engine.running} running"
+            assert step < 5000, f"stuck with {engine.waiting} waiting and {engine.running_canvases} running"
         engine.check_integrity()
 
     def submit(self, asked: Request) -> None:
@@ -99,7 +99,7 @@ class Mixture:
                 again = other
             except ConfigError:
                 pass
-        if params.correction_steps or params.revision_tokens:
+        if params.uniform.correction_steps or params.uniform.revision_tokens:
             with pytest.raises(ConfigError, match="replay"):
                 self.engine.check(again)
             return
@@ -167,4 +167,4 @@ def test_every_policy_and_rule_has_its_turn(kind: ModelKind) -> None:
         assert any(Drawing(rng, engine).accepted("r", policy, None) for engine in engines), policy
     for rule in names_on(kind):
         found = [Drawing(rng, engine).accepted("r", "none", rule) for engine in engines]
-        assert any(asked is not None and asked.params.remasking == rule for asked in found), rule
+        assert any(asked is not None and asked.params.remasking.rule == rule for asked in found), rule

@@ -6,6 +6,7 @@ Python branch) raises. The one reading is answered here with numbers of our own.
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -16,29 +17,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from remask.checkpoint.presets import preset
-from remask.engine import read
+from remask.engine import runner
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
+from remask.engine.member import Turn
 from remask.engine.request import Request
-from remask.engine.running import RunningRequest
+from remask.families import preset
 from remask.model.config import ModelConfig
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from remask.policies import ACache, BiCache, CachePolicy, Dense, Reuse
-from remask.policies.block import BlockDual, BlockPrefix, UniformCache
+from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
-from remask.policies.on_device import acache as weighing
-from remask.policies.on_device import elastic as watching
+from remask.policies.uniform_cache import UniformCache
 from remask.readers.logprobs import Logprobs
-from remask.remasking.select import Ranked, top
-from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
+from remask.sampling.choice import RANKED
+from remask.sampling.decoder import Decoder
+from remask.sampling.select import Ranked, top
 from tests.engine.support import CPU, small_config
+from tests.sampling_fields import flat_params
 
 MASKED: tuple[CachePolicy, ...] = (
     Dense(),
@@ -80,33 +82,34 @@ class Reads:
 
     def __init__(self, vocab: int) -> None:
         self.vocab, self.shapes, self.order = vocab, list[tuple[int, ...]](), list[str]()
-        self.requests: Sequence[RunningRequest] = ()  # of the pass that was launched last
+        self.turns: Sequence[Turn] = ()  # of the pass that was launched last
         self._rng = np.random.default_rng(0)
 
     def __call__(self, tensor: Tensor) -> "Read":
         self.order.append("launched")
-        return Read(self, tensor, self.requests)
+        return Read(self, tensor, [copy(turn) for turn in self.turns])  # what they predict is cut when they are read
 
-    def answer(self, shape: tuple[int, ...], requests: Sequence[RunningRequest]) -> NDArray[Any]:
+    def answer(self, shape: tuple[int, ...], turns: Sequence[Turn]) -> NDArray[Any]:
         self.order.append("read")
         self.shapes.append(shape)
         scores = self._rng.random(shape, dtype=np.float32)
         scores[0] = self._rng.integers(6, self.vocab - 2, shape[1:])
         at = 0
-        for running in requests:
-            own = slice(at, at + len(running.plan.predicted))
+        for turn in turns:
+            own = slice(at, at + len(turn.predicted))
             at = own.stop
-            scores[-1, own] = chosen(running, scores[1, own])
+            if turn.decoder is not None:
+                scores[-1, own] = chosen(turn, turn.decoder, scores[1, own])
         return scores
 
 
-def chosen(running: RunningRequest, confidence: NDArray[np.float32]) -> NDArray[np.bool_]:
+def chosen(turn: Turn, decoder: Decoder, confidence: NDArray[np.float32]) -> NDArray[np.bool_]:
     """What the host would choose of the positions that are still noisy when a pass is read."""
-    candidates, noisy = read._candidates(running), running.branches[0].canvas.noisy
+    candidates, noisy = runner._candidates(turn, decoder), turn.member.canvases[0].canvas.noisy
     known, positions = candidates.chosen, candidates.positions
     if not isinstance(known, Ranked):
         return np.isin(positions, [] if known is None else known)
-    rows = np.flatnonzero(candidates.ranked & noisy[positions])
+    rows = np.flatnonzero((candidates.ways() == RANKED) & noisy[positions])
     passing = int((confidence[rows] >= known.threshold).sum())
     return np.isin(np.arange(len(positions)), rows[top(confidence[rows], max(known.least, passing))])
 
@@ -114,12 +117,12 @@ def chosen(running: RunningRequest, confidence: NDArray[np.float32]) -> NDArray[
 class Read:
     """What was launched, until it is waited for."""
 
-    def __init__(self, reads: Reads, tensor: Tensor, requests: Sequence[RunningRequest]) -> None:
-        self.reads, self.shape, self.requests = reads, tuple(tensor.shape), requests
+    def __init__(self, reads: Reads, tensor: Tensor, turns: Sequence[Turn]) -> None:
+        self.reads, self.shape, self.turns = reads, tuple(tensor.shape), turns
 
     def wait(self) -> NDArray[Any]:
         """The numbers."""
-        return self.reads.answer(self.shape, self.requests)
+        return self.reads.answer(self.shape, self.turns)
 
 
 @pytest.fixture
@@ -137,14 +140,14 @@ def fake_engine(config: ModelConfig, **limits: Any) -> Engine:
 
 def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -> tuple[Reads, int]:
     """Run to the end. Returns what was read, and the number of passes."""
-    reads, launch = Reads(engine.model.config.vocab), engine.runner.read
-    patch.setattr(read, "Arrival", reads)
+    reads, launch = Reads(engine.model.config.vocab), engine.runner.launch_scores
+    patch.setattr(runner, "Arrival", reads)
 
-    def launched(hidden: Tensor, requests: Sequence[RunningRequest], asked: Any) -> Any:
-        reads.requests = list(requests) if engine.config.overlap else ()
-        return launch(hidden, requests, asked)
+    def launched(hidden: Tensor, turns: Sequence[Turn]) -> Any:
+        reads.turns = turns if engine.config.overlap else ()
+        return launch(hidden, turns)
 
-    patch.setattr(engine.runner, "read", launched)
+    patch.setattr(engine.runner, "launch_scores", launched)
     for request in requests:
         engine.add(request)
     results = {event.id: event.result for _ in range(200) for event in engine.step() if event.result is not None}
@@ -156,7 +159,7 @@ def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -
 
 def asked(name: str, policy: CachePolicy, rng: random.Random, **sampling: Any) -> Request:
     prompt = [7] * 12 + [rng.randrange(6, 60) for _ in range(rng.randrange(1, 9))]
-    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, "seed": rng.randrange(99), **sampling})
+    params = flat_params(**{"max_tokens": 8, "ignore_eos": True, "seed": rng.randrange(99), **sampling})
     return Request(name, prompt, params, 12, policy)
 
 
@@ -235,7 +238,7 @@ def test_parts_are_copied_without_a_wait_and_anchors_read_once(
         told.append(tensor.numel())
         return np.arange(tensor.numel(), dtype=np.float32)
 
-    monkeypatch.setattr(weighing, "fetch", weighed)
+    monkeypatch.setattr("remask.policies.on_device.fetch", weighed)
     engine = fake_engine(small_config("llada"))
     reads, passes = finish(engine, [replace(each, prefix_length=0, segments=parts) for each in whole], monkeypatch)
     assert 0 < len(reads.shapes) <= passes
@@ -275,7 +278,7 @@ def test_watched_attention_is_read_once_a_layer_for_all_canvases(monkeypatch: py
         drifts.append(len(tensor))
         return np.full(len(tensor), rng.choice([0.0, 0.5]))
 
-    monkeypatch.setattr(watching, "fetch", drifted)
+    monkeypatch.setattr("remask.policies.on_device.fetch", drifted)
     policy = ElasticCache(window=4)
     requests = [asked(str(n), policy, rng, temperature=0.7 * n) for n in range(3)]
     reads, passes = finish(engine, requests, monkeypatch)

@@ -8,10 +8,16 @@ from torch import Tensor
 from remask.engine.observer import EngineObserver
 from remask.model.attention import Attention, Sink
 from remask.model.work_list import WorkList
-from remask.observe import ObservedPass, observe_cache, observe_costs, observe_passes, replace_attention
-from remask.plan.meter import CacheMeter
-from remask.plan.pass_cost import CostMeter
 from remask.policies import Dense
+from remask_lab.observe import (
+    CacheMeter,
+    CostMeter,
+    ObservedPass,
+    observe_cache,
+    observe_costs,
+    observe_passes,
+    replace_attention,
+)
 from tests.engine.support import Work, alone, make_engine, outcome, request, run
 
 

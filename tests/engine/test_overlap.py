@@ -13,23 +13,21 @@ from torch import Tensor
 
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.overlap import next_steps
-from remask.engine.prefix_pass import PrefixPass
+from remask.engine.overlap import plan_ahead
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.errors import ConfigError
-from remask.observe import observe_cache, observe_passes
-from remask.plan.meter import CacheMeter
 from remask.plan.plan import Plan, View
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
-from remask.policies.block import BlockPrefix, UniformCache
+from remask.policies.block import BlockPrefix
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
+from remask.policies.uniform_cache import UniformCache
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Event, Result
-from remask.request.sampling_params import SamplingParams
+from remask_lab.observe import CacheMeter, observe_cache, observe_passes
 from tests.engine.kinds import checkpoint, tokens
 from tests.engine.support import (
     DEADLINE,
@@ -46,6 +44,7 @@ from tests.engine.support import (
     run,
 )
 from tests.engine.test_isolation import BREAKS, bad_request, comparing, neighbours
+from tests.sampling_fields import flat_params
 
 SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 40))]
 
@@ -140,7 +139,7 @@ class Snapshots:
             for running in engine._lifecycle.unfinished():
                 # What is queued is in the ledger already.
                 flying = engine._queued is not None
-                canvas, ledger = running.branches[0].canvas, running.branches[0].ledger
+                canvas, ledger = running.canvases[0].canvas, running.canvases[0].ledger
                 state = canvas.tokens.tolist(), canvas.noisy.tolist(), canvas.settled.tolist()
                 self.taken.append((*state, None if flying else (ledger.step, ledger.written.tolist())))
 
@@ -253,10 +252,10 @@ def test_a_failure_in_what_does_not_come_to_be_is_none(monkeypatch: pytest.Monke
     engine = queueing()
     whole, last = engine.runner.run, expected.usage.steps
 
-    def run_pass(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+    def run_pass(items: Items) -> tuple[Tensor, Items]:
         if any(branch.ledger.step == last for branch, _ in items):
             raise ValueError("a pass that nobody asked for")
-        return whole(items, passes)
+        return whole(items)
 
     monkeypatch.setattr(engine.runner, "run", run_pass)
     assert outcome(run(engine, [item])["r"]) == outcome(expected)
@@ -297,10 +296,10 @@ def test_the_device_fails_in_what_is_queued(monkeypatch: pytest.MonkeyPatch) -> 
     engine = queueing()
     whole = engine.runner.run
 
-    def run_pass(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+    def run_pass(items: Items) -> tuple[Tensor, Items]:
         if any(branch.ledger.step == 3 for branch, _ in items):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return whole(items, passes)
+        return whole(items)
 
     engine.add(request().with_policy(Dense()))
     done: list[Event] = []
@@ -357,7 +356,7 @@ def test_block_causal_models(name: str) -> None:
     ]
     work = [
         Work(
-            Request(f"r{n}", shared + tokens(rng, 5), SamplingParams(max_tokens=3 * point.block, seed=n, **rule)),
+            Request(f"r{n}", shared + tokens(rng, 5), flat_params(max_tokens=3 * point.block, seed=n, **rule)),
             policy,
             joins=3 * n,
         )
@@ -402,10 +401,10 @@ def compare_boards(work: Sequence[Work]) -> tuple[Engine, int]:
     compared = 0
     while engine.busy:
         engine.step()
-        for branch in (branch for running in engine._lifecycle.unfinished() for branch in running.branches):
-            if branch._unsent is None or engine._queued is not None:
+        for branch in (branch for running in engine._lifecycle.unfinished() for branch in running.canvases):
+            if branch.unsent is None or engine._queued is not None:
                 continue
-            settled = np.setdiff1d(np.arange(len(branch.canvas)), branch.unsent())
+            settled = np.setdiff1d(np.arange(len(branch.canvas)), branch.outdated())
             values = token_buffer.values[torch.from_numpy(branch.places[settled])]
             assert (values >> 1).tolist() == branch.canvas.tokens[settled].tolist()
             assert (values & 1).bool().tolist() == branch.canvas.noisy[settled].tolist()
@@ -444,7 +443,7 @@ def test_a_request_that_is_cancelled_while_it_runs_takes_no_part() -> None:
     engine.step()
     (running,) = engine._lifecycle.unfinished()
     assert engine.cancel("first")
-    assert running.released
+    assert running.ended
     results = run(engine, [Work(request("second"), Dense())])
     assert outcome(results["second"]) == outcome(alone(Work(request("second"), Dense()), overlap=False))
 
@@ -456,14 +455,13 @@ def test_a_speculative_step_changes_nothing_of_its_request() -> None:
     (running,) = engine._lifecycle.unfinished()
     queued = engine._queued
     assert queued is not None
-    before = running.branches[0].canvas.noisy.copy(), running.decoder.step, running.branches[0].ledger.step
-    steps = next_steps(queued)
-    assert steps is not None
-    step = steps.planned[running]
-    assert step is not None
-    assert step is not running
-    assert step.decoder.step == running.decoder.step + 1
-    after = running.branches[0].canvas.noisy, running.decoder.step, running.branches[0].ledger.step
+    before = running.canvases[0].canvas.noisy.copy(), running.decoder.step, running.canvases[0].ledger.step
+    assert plan_ahead(queued.turns())
+    turn = running.plan().following
+    assert turn is not None
+    assert turn.decoder is not None
+    assert turn.decoder.step == running.decoder.step + 1
+    after = running.canvases[0].canvas.noisy, running.decoder.step, running.canvases[0].ledger.step
     assert (before[0] == after[0]).all()
     assert before[1:] == after[1:]
 
@@ -483,7 +481,7 @@ def test_uniform_models(name: str) -> None:
     work = []
     for number, rule in enumerate(rules):
         policy: CachePolicy = [Dense(), UniformCache(2), BlockPrefix()][number % 3]
-        params = SamplingParams(max_tokens=12, block_length=4, seed=number, canvas_length=24, **rule)
+        params = flat_params(max_tokens=12, block_length=4, seed=number, canvas_length=24, **rule)
         asked = Request(f"r{number}", tokens(rng, 5), params, 0, Dense() if name == "gidd, open" else policy)
         work.append(Work(asked, asked.policy, joins=2 * number))
     plain, ahead = (poisoned_engine(point.model, overlap=overlap, max_model_len=32) for overlap in (False, True))

@@ -18,9 +18,8 @@ from remask.engine.canvas_state import (
     predicting_rows,
     prefix_canvas,
 )
-from remask.engine.pack import Packer, pack
+from remask.engine.pack import Packer, Target, pack
 from remask.errors import PlanError
-from remask.model.runs import runs
 from remask.model.stage import Stage, StepBatch
 from remask.model.work_list import WorkList
 from remask.plan.canvas import Canvas
@@ -31,8 +30,10 @@ from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
 from tests.engine.support import CPU, MASK_ID
+from tests.store.test_prefix_store import match
 
 LAYERS = 5
+HERE = Target(CPU)
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Memory:
             assert extent is not None
             return CanvasState(canvas, Ledger(LAYERS, length, None), (plain_table(extent),), shift=shift)
         tokens = [7] * prefix
-        lease = self.store.match(tokens, boundary) or self.store.reserve(tokens, boundary)
+        lease = match(self.store, tokens, boundary) or self.store.reserve(tokens, boundary)
         assert lease is not None
         parts = [(length - prefix, range(boundary)), (length, range(boundary, LAYERS))]
         own = [self.allocator.allocate(size, layers) for size, layers in parts if len(layers)]
@@ -197,14 +198,14 @@ def test_random_batches(seed: int) -> None:
         canvas.settle(first, 0)
         items.append((branch, policy.plan(view(branch, step))))
     label_states(items)
-    check(pack(items, CPU), items)
+    check(pack(items, HERE), items)
 
 
 def test_neighbours_on_one_prefix_read_it_once() -> None:
     memory = Memory()
     branches = [memory.branch(6 + i, 3, 6, 3) for i in range(3)] + [memory.branch(5, 2)]
     items = [(branch, BiCache(depth=3).plan(view(branch, 1))) for branch in branches]
-    batch = pack(items, CPU)
+    batch = pack(items, HERE)
     assert [stage.layers for stage in batch.stages] == [range(3), range(3, 5)]
     shallow, deep = batch.stages
     # The prefix for the rows of three canvases, the rest of each, and a canvas of its own.
@@ -217,7 +218,7 @@ def test_boundaries_of_one_prefix_may_differ() -> None:
     memory = Memory()
     branches = [memory.branch(7, 3, 6, boundary) for boundary in (4, 2, 4, LAYERS)]
     items = [(branch, BiCache(depth=4).plan(view(branch, 1))) for branch in branches]
-    batch = pack(items, CPU)
+    batch = pack(items, HERE)
     assert [stage.layers for stage in batch.stages] == [range(2), range(2, 4), range(4, 5)]
     check(batch, items)
 
@@ -226,7 +227,7 @@ def test_rows_that_go_on_are_not_moved() -> None:
     memory = Memory()
     branches = [memory.branch(5, 3, 4, 2), memory.branch(6, 2)]
     items = [(branch, BiCache(depth=2).plan(view(branch, 1))) for branch in branches]
-    deep = pack(items, CPU).stages[1]
+    deep = pack(items, HERE).stages[1]
     assert deep.carry is None
     assert deep.restore == ()
 
@@ -236,7 +237,7 @@ def test_a_refresh_restores_the_prefix_at_the_boundary() -> None:
     branch = memory.branch(5, 3, 4, 2)
     items = [(branch, BiCache(depth=2).plan(view(branch, 0)))]
     label_states(items)
-    batch = pack(items, CPU)
+    batch = pack(items, HERE)
     restore = batch.stages[1].restore[0]
     (kept,) = branch.restored
     assert restore.rows == slice(0, 4)
@@ -251,7 +252,7 @@ def test_the_prefix_pass_keeps_what_leaves_every_layer_but_the_last() -> None:
     branch, plan = prefix_canvas(lease.entry, LAYERS)
     other = memory.branch(4, 2)
     items = [(other, Dense().plan(view(other, 0))), (branch, plan)]
-    batch = pack(items, CPU)
+    batch = pack(items, HERE)
     check(batch, items)
     saves = [stage.save for stage in batch.stages]
     assert [len(save) for save in saves] == [0] + [1] * (LAYERS - 1)
@@ -259,25 +260,6 @@ def test_the_prefix_pass_keeps_what_leaves_every_layer_but_the_last() -> None:
         assert save[0].rows == slice(6, 10)
         assert save[0].states.shape == (4, 1)
         assert save[0].states.data_ptr() == lease.entry.states[layer - 1].data_ptr()
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_predicting_rows(shift: int) -> None:
-    predict = np.array([True, False, True, True])
-    assert predicting_rows(np.flatnonzero(predict), shift).tolist() == ([0, 2, 3] if shift == 0 else [0, 1, 2])
-
-
-@pytest.mark.parametrize(
-    ("slots", "expected"),
-    [
-        ([3], [slice(3, 4)]),
-        ([3, 4, 5], [slice(3, 6)]),
-        ([3, 4, 9, 10, 2], [slice(3, 5), slice(9, 11), slice(2, 3)]),
-        ([5, 4], [slice(5, 6), slice(4, 5)]),
-    ],
-)
-def test_runs(slots: list[int], expected: list[slice]) -> None:
-    assert runs(np.array(slots, dtype=np.int64)) == expected
 
 
 def test_a_new_position_without_states_cannot_join() -> None:
@@ -288,21 +270,21 @@ def test_a_new_position_without_states_cannot_join() -> None:
     rows[0] = False
     plan = plan.over((replace(plan.spans[0], rows=rows), plan.spans[1]))
     with pytest.raises(PlanError, match="rows that join at layer 2"):
-        pack([(branch, plan)], CPU)
+        pack([(branch, plan)], HERE)
 
 
 def test_states_need_room_and_all_live_rows() -> None:
     memory = Memory()
     branch = memory.branch(3, 2)
     plan = Dense().plan(view(branch, 0)).cut(1)
-    saving = plan.map(lambda span: replace(span, save=span.rows) if span.layers.start else span)
+    saving = plan.over(plan.spans.map(lambda span: replace(span, save=span.rows) if span.layers.start else span))
     with pytest.raises(PlanError, match="layer 1: states are kept of all live rows"):
-        pack([(branch, saving)], CPU)
+        pack([(branch, saving)], HERE)
     branch.states = new_states(LAYERS, 1, torch.float64, CPU, 5)
-    assert len(pack([(branch, saving)], CPU).stages[1].save) == 1
-    partial = plan.map(lambda span: replace(span, save=~span.rows) if span.layers.start else span)
+    assert len(pack([(branch, saving)], HERE).stages[1].save) == 1
+    partial = plan.over(plan.spans.map(lambda span: replace(span, save=~span.rows) if span.layers.start else span))
     with pytest.raises(PlanError, match="states are kept of all live rows"):
-        pack([(branch, partial)], CPU)
+        pack([(branch, partial)], HERE)
 
 
 def test_nothing_is_changed() -> None:
@@ -311,7 +293,7 @@ def test_nothing_is_changed() -> None:
     plan = BiCache(depth=2, boundary_state="recomputed").plan(view(branch, 0))
     before = [(span.rows.copy(), None if span.frozen is None else span.frozen.copy()) for span in plan.spans]
     tokens, written = branch.canvas.tokens.copy(), branch.ledger.written.copy()
-    batch = pack([(branch, plan)], CPU)
+    batch = pack([(branch, plan)], HERE)
     batch.tokens.fill_(0)
     assert np.array_equal(branch.canvas.tokens, tokens)
     assert np.array_equal(branch.ledger.written, written)
@@ -330,14 +312,14 @@ def test_layers_without_rows_are_passed_through() -> None:
     rows = view(idle, 0).everything
     resting = Plan((Span(range(2), rows), Span(range(2, LAYERS), none)), predict=none)
     items = [(idle, resting), (busy, Dense().plan(view(busy, 0)))]
-    check(pack(items, CPU), items)
+    check(pack(items, HERE), items)
 
 
 def test_held_rows_leave_the_others_what_they_see() -> None:
     branch, sees = Memory().branch(3, 3), np.array([3, 3, 3, 6, 6, 6])
     rows, held = np.ones(6, dtype=np.bool_), np.array([False, True, False, False, True, True])
     plan = Plan((Span(range(LAYERS), rows, held=held),), predict=~rows, sees=sees)
-    (stage,) = pack([(branch, plan)], CPU).stages
+    (stage,) = pack([(branch, plan)], HERE).stages
     assert stage.partial is not None
     assert stage.partial.computed.tolist() == [0, 2, 3]
     seen: list[int] = []
@@ -352,7 +334,7 @@ def test_picks_where_not_all_is_seen_are_refused() -> None:
     branch, rows = Memory().branch(3, 3), np.ones(6, dtype=np.bool_)
     spans = (Span(range(1), rows), Span(range(1, LAYERS), rows, pick=TopRho(rows, 2)))
     with pytest.raises(PlanError, match="not every row attends to the same positions"):
-        pack([(branch, Plan(spans, predict=~rows, sees=np.array([3, 3, 3, 6, 6, 6])))], CPU)
+        pack([(branch, Plan(spans, predict=~rows, sees=np.array([3, 3, 3, 6, 6, 6])))], HERE)
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
@@ -365,7 +347,7 @@ def test_packing_may_begin_at_a_later_layer(first: int) -> None:
     lone.restored = (Kept(0, new_states(LAYERS, 1, torch.float64, CPU, 8)),)
     items = [(lone, Plan(whole, predict=np.arange(8) == 7)), (lease, Reuse().plan(view(lease, 1)))]
     label_states(items)
-    everything, rest = pack(items, CPU), pack(items, CPU, first=first)
+    everything, rest = pack(items, HERE), pack(items, HERE, first=first)
     assert [stage.layers for stage in rest.stages] == [s.layers for s in everything.stages if s.layers.start >= first]
     assert rest.predict.tolist() == everything.predict.tolist()
     for stage, other in zip(rest.stages, everything.stages[-len(rest.stages) :], strict=True):
@@ -388,13 +370,13 @@ def test_layouts_of_the_last_two_passes_serve_again() -> None:
         [(branch, policy.plan(seen)) for branch, policy, seen in zip(branches, policies, each, strict=True)]
         for each in views
     )
-    packer = Packer(CPU, separately=False)
+    packer = Packer(HERE)
     first = packer.pack(refresh)
     packer.pack(between)
     branches[0].canvas.write(np.array([7]), np.array([5]))
     branches[0].canvas.settle(np.array([7]), 0)
     later = [(branch, plan.predicting(plan.predict & branch.canvas.noisy)) for branch, plan in refresh]
-    again, anew = packer.pack(later), pack(later, CPU)
+    again, anew = packer.pack(later), pack(later, HERE)
     assert packer.reused == 1
     assert again.stages is first.stages
     assert again.tokens.tolist() == anew.tokens.tolist() != first.tokens.tolist()

@@ -2,20 +2,21 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from remask.engine.engine import Engine
-from remask.engine.sharing.publishing import PageSharing
+from remask.engine.placement import PageSharing
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan, View
 from remask.plan.spans import Span
 from remask.policies import CachePolicy
 from remask.policies.base import Traits
 from remask.policies.exact import Exact
-from remask.request.result import Result
+from remask.request.result import Result, Usage
 from tests.engine import kinds
 from tests.engine.support import Work, poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import Line, oracle, work_of
@@ -94,7 +95,7 @@ def stub(tokens: Sequence[int], root: bytes) -> int:
 @pytest.mark.few(29)
 @pytest.mark.parametrize("colliding", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
+@pytest.mark.parametrize("model", kinds.BLOCKS)
 def test_sharing_changes_no_token(model: str, seed: int, colliding: bool) -> None:
     """Random mixes of overlapping prompts, cancelled requests and evictions, three waves in one store."""
     rng = random.Random(f"{model} {seed} {colliding}")
@@ -179,7 +180,7 @@ def test_a_common_prompt_is_computed_and_held_once() -> None:
     engine = engine_of()
     held = []
     work = [work_of(line, name) for name, line in lines.items()]
-    results = run(engine, work, each_step=lambda _: held.append((engine.running, engine.allocator.used)))
+    results = run(engine, work, each_step=lambda _: held.append((engine.running_canvases, engine.allocator.used)))
     cached = sorted(result.usage.cached_tokens for result in results.values())
     assert cached == [0] + [48] * (count - 1)
     decodes = {name: oracle(MODEL, line) for name, line in lines.items()}
@@ -215,6 +216,46 @@ def test_requests_with_other_blocks_share_nothing() -> None:
     odd = ask(engine, "3", line_of(prompt, block_length=3))
     assert odd.usage.cached_tokens == 0
     assert odd.usage.prefix_note == "pages of 8 tokens hold no whole number of blocks of 3: none is shared"
+
+
+def test_who_shares_no_page_is_told_why() -> None:
+    prompt = kinds.tokens(random.Random(4), 32)
+    cases: list[tuple[int, dict[str, Any], dict[str, Any], str | None, str]] = [
+        (5, {"page_size": 8}, {}, "short", "the prompt of 5 tokens fills no page of 8"),
+        (32, {"page_size": 8, "store_budget_tokens": 4}, {}, "budget", "budget of 4 tokens holds no page of 8"),
+        (32, {"page_size": 8}, {"cache_salt": "mine"}, "salt", "nothing of this cache_salt is stored yet"),
+        (32, {"page_size": 8}, {}, None, ""),
+    ]
+    for length, limits, terms, reason, note in cases:
+        engine = engine_of("sdar, any block", **limits)
+        item = work_of(line_of(prompt[:length], block_length=4), "r")
+        usage = run(engine, [replace(item, request=replace(item.request, **terms))])["r"].usage
+        assert engine.store.stats.unread == ({} if reason is None else {reason: 1})
+        assert note in (usage.prefix_note or "")
+        assert usage.approximation is None
+
+
+def test_blocks_from_the_end_of_the_prompt_share_the_pages_of_prompts_that_leave_as_many_tokens() -> None:
+    """A page is known by the tokens up to the end of the block in which it ends, as its K/V depend on them."""
+    model, tokens = "a2d, blocks", kinds.tokens(random.Random(11), 40)
+    engine = engine_of(model, page_size=8)
+
+    def usage(common: int, length: int) -> Usage:
+        prompt = [*tokens[:common], *kinds.tokens(random.Random(f"{common} {length}"), length - common)]
+        result, alone = (run(each, [work_of(line_of(prompt), "r")])["r"] for each in (engine, engine_of(model)))
+        assert (result.token_ids, result.trace) == (alone.token_ids, alone.trace)
+        return result.usage
+
+    assert usage(40, 42).prefix_note is None, "the first of all"
+    assert [usage(common, 26).cached_tokens for common in (18, 17, 10, 9)] == [16, 8, 8, 0]
+    other = usage(26, 27)
+    assert other.cached_tokens == 0
+    assert other.prefix_note == (
+        "blocks of 4 are counted from the end of the prompt, whose 27 tokens leave 3; the page stored of its beginning "
+        "is of prompts that leave 2"
+    )
+    assert engine.store.stats.unread["blocks"] == 1
+    assert usage(26, 31).cached_tokens == 16, "and now it is stored in these blocks, too"
 
 
 def test_what_was_told_does_not_change_with_the_pass_that_completes_a_page() -> None:
@@ -258,7 +299,7 @@ def test_pages_that_are_never_finished_are_given_up(after: int) -> None:
         engine.add(item.asked)
     for _ in range(after):
         engine.step()
-    assert (engine.running, engine.waiting) == (1, 1)
+    assert (engine.running_canvases, engine.waiting) == (1, 1)
     assert engine.cancel("1")
     results = run(engine, [])
     assert list(results["2"].token_ids) == decoded(second.request.prompt_token_ids).output_ids
@@ -271,7 +312,7 @@ def test_one_that_awaits_pages_lets_others_pass() -> None:
     for item in (first, second, other):
         engine.add(item.asked)
     engine.step()
-    assert (engine.running, engine.waiting) == (2, 1)
+    assert (engine.running_canvases, engine.waiting) == (2, 1)
     assert len(run(engine, [])) == 3
 
 
@@ -299,14 +340,14 @@ def test_stored_pages_give_way_to_running_requests() -> None:
         work = work_of(line_of([*prompt, len(name)]), name)
         engine.add(work.asked)
     engine.step()
-    assert (engine.running, engine.waiting) == (1, 1)
+    assert (engine.running_canvases, engine.waiting) == (1, 1)
     assert len(engine.memory.chain.pages) < stored
     more = engine.allocator.allocate(8 * 8, range(layers))
     assert more is None
     rest = work_of(line_of(kinds.tokens(rng, 80)), "long")
     engine.add(rest.asked)
     engine.step()
-    assert engine.running == 2, "the second one reads the first one's pages; the long one has no room"
+    assert engine.running_canvases == 2, "the second one reads the first one's pages; the long one has no room"
     assert engine.waiting == 1
     engine.allocator.release(taken)
     assert set(run(engine, [])) == {"first", "second", "long"}
@@ -351,7 +392,7 @@ def test_rows_beyond_a_gap_commit_nothing() -> None:
     own = engine.allocator.allocate(16, range(engine.model.config.layers))
     assert own is not None
     keys = engine.memory.chain.identities(range(16))
-    sharing = PageSharing(engine.memory.chain, canvas, 4, "", [], own.single(), keys)
+    sharing = PageSharing(engine.memory.chain, canvas, 4, 0, "", [], own.single(), keys)
 
     def computes(*positions: int) -> Plan:
         rows = np.isin(np.arange(16), positions)

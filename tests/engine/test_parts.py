@@ -1,6 +1,5 @@
 """Stored parts that stand anywhere in a prompt. `test_against_oracles` compares what they compute with an oracle."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,12 +9,11 @@ import pytest
 import torch
 
 from remask.answers.rollout import trace_of
-from remask.checkpoint.presets import preset
-from remask.engine.build_request import request_of
 from remask.engine.canvas_state import Move
 from remask.engine.engine import Engine
-from remask.engine.request import Request
+from remask.engine.request import Request, request_of
 from remask.errors import ConfigError, UnknownNameError
+from remask.families import preset
 from remask.model.config import ModelConfig
 from remask.model.transformer import Transformer
 from remask.plan.plan import NEVER, Plan, PrefixHit, View
@@ -30,11 +28,9 @@ from remask.request.terms import Terms
 from remask.request.trace import Trace
 from tests.engine.support import (
     LAYERS,
-    SAMPLING,
     CheckedTransformer,
     Work,
     alone,
-    inner_policies,
     lively_weights,
     make_engine,
     outcome,
@@ -130,7 +126,7 @@ def test_what_is_copied_is_what_is_stored_turned_and_nothing_writes_there() -> N
     for _ in range(3):
         engine.step()
         (running,) = engine._lifecycle.unfinished()
-        (branch,) = running.branches
+        (branch,) = running.canvases
         assert branch.prefix == PrefixHit(12, 2, 3, (range(3, 10), range(12, 17)))
         assert not running.claim.moves
         for part, lease in zip(branch.prefix.parts, running.claim.leases, strict=True):
@@ -155,51 +151,13 @@ def test_turned_keys_are_keys_at_the_other_positions(name: str, dtype: torch.dty
 
     def keys(positions: torch.Tensor) -> torch.Tensor:
         w, heads = model.weights.layers[0], range(config.heads, config.heads + config.kv_heads)
-        return model._project(model.norm(rows, w.attn_norm), w, heads, model.cos[positions], model.sin[positions])[0]
+        return model._project(model.norm(rows, w.attn_norm), w, heads, *model.turned_by(0, positions))[0]
 
     tolerance = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 0.03}[dtype]
     expected = keys(there)
     assert (expected - keys(here)).abs().max() > 0.1 * expected.abs().max(), "the angles make a difference"
     assert (model.turned(keys(here), 37) - expected).abs().max() < tolerance * expected.abs().max()
     assert model.turned(keys(here), 0).equal(keys(here))
-
-
-def random_parts(rng: random.Random, family: str, name: str) -> Work:
-    """A request made of documents out of few, in any order, under any policy that reads what is stored."""
-    documents = [prompt_of(length, seed) for length in (1, 4, 9) for seed in (1, 2)]
-    pieces: list[list[int] | int] = []
-    for _ in range(rng.randint(1, 4)):
-        pieces += [rng.randint(0, 3), rng.choice(documents)]
-    pieces.append(rng.randint(0, 4))
-    sampling = {"max_tokens": 8, **rng.choice(SAMPLING), "seed": rng.randrange(1000)}
-    inner = inner_policies(rng, family)
-    if sampling.get("remasking") != "random":
-        inner.pop("dkv-greedy", None)
-    state = rng.choice(["stored", "recomputed"])
-    over = BiCache(rng.choice([Dense(), *inner.values()]), rng.randint(1, LAYERS), rng.choice([None, 1, 2, 3]), state)  # type: ignore[arg-type]
-    plain = [policy for name, policy in inner.items() if name != "dllm-cache"]
-    anchored = ACache(rng.choice(plain), rng.choice([0.0, 0.2, 0.5, 1.0]))
-    item = asks(
-        name, pieces, rng.choice([Reuse(), over, over, anchored, anchored]), rng.choice(["", "", "tenant"]), **sampling
-    )
-    return replace(item, joins=rng.randrange(12))
-
-
-@pytest.mark.few(13)
-@pytest.mark.parametrize("seed", range(25))
-def test_a_batch_of_many_equals_many_of_one(seed: int) -> None:
-    rng = random.Random(seed)
-    family = rng.choice(["llada", "dream", "llada-moe"])
-    limits: dict[str, Any] = {
-        "max_num_seqs": rng.choice([2, 4, 8]),
-        "max_row_layers": rng.choice([None, 150]),
-        "page_size": rng.choice([1, 3, 8]),
-        "store_budget_tokens": rng.choice([10, 20, 64]),
-    }
-    work = [random_parts(rng, family, f"r{number}") for number in range(8)]
-    results = run(make_engine(family, **limits), work)
-    for item in work:
-        assert outcome(results[item.request.id]) == outcome(alone(item, family, **limits)), item
 
 
 def test_batch_invariance_holds_of_parts_to_the_last_bit() -> None:
@@ -253,7 +211,7 @@ def test_parts_that_the_store_cannot_hold_together_are_computed() -> None:
     result = run(engine, [item])["r"]
     assert result.usage.prefix_tokens == 2 * len(FIRST) + len(SECOND)
     assert result.usage.prefix_note == "1 of 4 parts are not read: the store's budget is 13 tokens"
-    assert engine.store.stats.refused == 1
+    assert engine.store.stats.unread["budget"] == 1
     nothing = run(engine, [asks("n", [3, prompt_of(20), 2])])["n"]
     assert (nothing.usage.prefix_tokens, nothing.usage.prefix_depth) == (0, 0)
     assert nothing.usage.prefix_note == "1 of 1 parts are not read: the store's budget is 13 tokens"
@@ -320,7 +278,7 @@ def test_inputs_are_kept_for_one_pass_only() -> None:
     engine.step()
     assert engine.memory.extra_bytes == 0
     (running,) = engine._lifecycle.unfinished()
-    (branch,) = running.branches
+    (branch,) = running.canvases
     assert branch.hook_output is not None
     assert branch.hook_output[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
     assert not branch.hook_output[[0, *range(8, 19)]].any()
@@ -482,11 +440,11 @@ def test_fill_passes_of_both_canvases_are_run_together() -> None:
     engine, passes = make_engine(), list[list[int]]()
     whole = engine.runner.run
 
-    def watched(items: Any, work: Any) -> Any:
+    def watched(items: Any) -> Any:
         passes.append([plan.cost // LAYERS for _, plan in items])
-        return whole(items, work)
+        return whole(items)
 
-    engine.runner.run = watched  # type: ignore[method-assign,assignment]
+    engine.runner.run = watched  # type: ignore[method-assign]
     assert run(engine, [item])["r"].finish_reason == "length"
     stored, canvas, anchored = [7, 5], 25, 13 + 3
     cached = [[4, 4], [4, 4]]

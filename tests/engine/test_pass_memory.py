@@ -10,26 +10,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine import capacity
 from remask.engine.capacity import layer_bytes, logit_bytes
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.engine.runner import Runner
+from remask.families import preset
 from remask.model.pool import Pool
 from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from remask.model.work_list import WorkListBuilder
 from remask.policies import parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.readers.logprobs import Logprobs
-from remask.request.sampling_params import SamplingParams
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
 from tests.live_bytes import LiveBytes
+from tests.sampling_fields import flat_params
 
 META, BF16 = torch.device("meta"), torch.bfloat16
 
@@ -127,9 +127,9 @@ def test_the_estimate_holds_the_passes_of_every_policy(
     most: list[int] = []
     run = Runner.run
 
-    def measured(self: Runner, items: Any, passes: Any) -> Any:
+    def measured(self: Runner, items: Any) -> Any:
         with LiveBytes() as live:
-            result = run(self, items, passes)
+            result = run(self, items)
         most.append(live.peak)
         return result
 
@@ -137,7 +137,7 @@ def test_the_estimate_holds_the_passes_of_every_policy(
     longest = 96
     settings = EngineConfig(max_num_seqs=4, max_model_len=longest, attention="torch")
     engine = Engine(Transformer(config, dummy_weights(config, dtype, CPU)), settings, "x")
-    params = SamplingParams.from_mapping({"max_tokens": 16, "ignore_eos": True})
+    params = flat_params({"max_tokens": 16, "ignore_eos": True})
     for number in range(3):
         prompt = [*range(8, 56), *(50 - number for _ in range(24))]
         prefix = 48 if cache.startswith(("bicache", "reuse")) else 0
@@ -167,17 +167,17 @@ def test_the_estimate_holds_the_reading_of_logits(kind: str, most: int, monkeypa
     config = replace(small_config("llada"), vocab=4096, mask_id=4095)
     monkeypatch.setattr(capacity, "MAX_LOGITS", most * config.vocab)
     found: list[tuple[int, int]] = []
-    whole = Runner.read
+    whole = Runner.launch_scores
 
-    def measured(self: Runner, hidden: Tensor, requests: Any, reads: Any) -> Any:
+    def measured(self: Runner, hidden: Tensor, turns: Any) -> Any:
         with LiveBytes() as live:
-            result = whole(self, hidden, requests, reads)
+            result = whole(self, hidden, turns)
         found.append((live.peak, len(hidden)))
         return result
 
-    monkeypatch.setattr(Runner, "read", measured)
+    monkeypatch.setattr(Runner, "launch_scores", measured)
     engine = Engine(Transformer(config, dummy_weights(config, BF16, CPU)), EngineConfig(max_num_seqs=8), "x")
-    params = SamplingParams.from_mapping({"max_tokens": 32, "steps": 4, "ignore_eos": True, **READINGS[kind]})
+    params = flat_params({"max_tokens": 32, "steps": 4, "ignore_eos": True, **READINGS[kind]})
     for number in range(3):
         top = 5 if kind == "log-probabilities" else None
         engine.add(Request(str(number), [*range(8, 40)], params, readers=() if top is None else (Logprobs(top),)))
@@ -197,18 +197,18 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
     for most in (None, 70):
         widths: list[tuple[int, int]] = []
 
-        def counted(self: Runner, items: Any, passes: Any, widths: list[tuple[int, int]] = widths) -> Any:
+        def counted(self: Runner, items: Any, widths: list[tuple[int, int]] = widths) -> Any:
             widths.append((max(map(len, stages_of(self, items))), len(items)))
-            return run(self, items, passes)
+            return run(self, items)
 
         monkeypatch.setattr(Runner, "run", counted)
         weights = dummy_weights(config, torch.float64, CPU)
         engine = Engine(Transformer(config, weights), EngineConfig(max_num_seqs=4, max_model_len=64), "x")
         engine.memory.pass_rows = most
-        engine._lifecycle.running.limits = replace(engine._lifecycle.running.limits, rows=most)
+        engine._lifecycle.scheduler.limits = replace(engine._lifecycle.scheduler.limits, rows=most)
         for number in range(3):
             guided = {"cfg_scale": 1.0} if number == 2 and cache != "elastic-cache" else {}
-            params = SamplingParams.from_mapping({"max_tokens": 16, "ignore_eos": True, **guided})
+            params = flat_params({"max_tokens": 16, "ignore_eos": True, **guided})
             prefix = 16 if cache.startswith("bicache") else 0
             policy = parse(cache, {"depth": 2} if prefix else {}, lambda: DepthLookup({}))
             engine.add(Request(str(number), [*range(8, 24), 30 + number], params, prefix, policy))
@@ -225,4 +225,4 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
 
 def stages_of(runner: Runner, items: Any) -> Sequence[Tensor]:
     """The positions of the rows of each stage of a pass."""
-    return [stage.positions for stage in runner.pack(items, ()).stages]
+    return [stage.positions for stage in runner.pack(items).stages]

@@ -13,6 +13,7 @@ from remask.engine.request import Request
 from remask.errors import IntegrityError
 from remask.plan.plan import Plan, PrefixHit, View
 from remask.policies import BiCache, CachePolicy, Dense, Exact, Reuse
+from remask.policies.base import Unread
 from remask.readers.drafts import Drafts
 from remask.request.result import Draft
 from remask.store.pages import PageAllocator
@@ -55,7 +56,7 @@ def test_a_plan_names_what_a_request_leases_and_owns() -> None:
     assert (first.lease.prefix, first.lease.entries) == (PrefixHit(8, 2, 3), ())
     # The conditional canvas has 20 positions, 8 of which it leases in 3 layers; the other canvas is all its own.
     assert own_tokens(first) == [[(12, range(3)), (20, range(3, LAYERS))], [(20, range(LAYERS))]]
-    assert (first.policy, first.note, first.refused) == (asked.policy, None, False)
+    assert (first.policy, first.unread) == (asked.policy, None)
     run(engine, [Asked(asked, asked.policy)])
     again = planned(engine, replace(asked, id="again"))
     assert again.lease is not None
@@ -66,11 +67,10 @@ def test_a_request_without_a_lease_runs_without_its_prefix_policy() -> None:
     engine = make_engine(store_budget_tokens=4)
     placement = planned(engine, request("r", 12, 8).with_policy(BiCache(Dense(), depth=2)))
     assert (placement.lease, placement.policy) == (None, Dense())
-    assert placement.refused
-    assert placement.note == "prefix of 8 tokens exceeds the store's budget of 4"
+    assert placement.unread == Unread("budget", "prefix of 8 tokens exceeds the store's budget of 4")
     assert own_tokens(placement) == [[(20, range(LAYERS))]]
     nothing = planned(engine, request("r", 12).with_policy(Reuse()))
-    assert (nothing.lease, nothing.note, nothing.refused) == (None, None, False)
+    assert (nothing.lease, nothing.unread) == (None, None)
 
 
 def test_a_plan_says_whether_evicting_helps() -> None:
@@ -118,7 +118,7 @@ def test_a_request_awaits_the_page_that_another_one_computes() -> None:
     engine.add(request("first", prompt, max_tokens=8).with_policy(Exact()))
     pending = engine.check(request("second", prompt, max_tokens=8).with_policy(Exact()))
     assert isinstance(engine.memory.plan(pending), Placement)
-    engine._admit()
+    engine._admission.admit(engine.clock())
     before = state(engine)
     assert engine.memory.plan(pending) == AwaitsPage()
     assert state(engine) == before

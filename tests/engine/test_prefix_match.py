@@ -10,8 +10,8 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import UnknownNameError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.policies.bicache import DepthLookup
 from remask.policies.block import BlockDual
-from remask.policies.depth_lookup import DepthLookup
 from remask.request.result import Result
 from tests.engine.support import LAYERS, Work, alone, as_if_asked_for, make_engine, outcome, prompt_of, request, run
 
@@ -83,7 +83,7 @@ def test_a_request_that_waits_for_pages_has_asked_once() -> None:
     engine.add(turn("r", 15).request.with_policy(Reuse()))
     for _ in range(5):
         engine.step()
-    assert (engine.running, engine.waiting) == (0, 1)
+    assert (engine.running_canvases, engine.waiting) == (0, 1)
     engine.allocator.release(extent)
     assert run(engine, [])["r"].usage.cached_tokens == 10
 
@@ -93,7 +93,7 @@ def test_a_prefix_larger_than_the_budget_reads_a_level() -> None:
     results = served(engine, turn("a", 10), turn("b", 25), turn("c", 25))
     assert [result.usage.cached_tokens for result in results] == [0, 10, 10]
     assert [result.usage.prefix_note for result in results] == [None] * 3
-    assert engine.store.stats.refused == 0
+    assert engine.store.stats.unread["budget"] == 0
 
 
 def test_a_level_that_still_waits_for_its_pass_is_waited_for() -> None:

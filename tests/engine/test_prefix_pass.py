@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from remask.engine.engine import Engine
-from remask.policies import BiCache, Dense, Reuse
-from remask.policies.block import BlockDual
+from remask.policies import BiCache, Reuse
 from tests.engine.support import (
     LAYERS,
     VOCAB,
@@ -170,42 +169,3 @@ def test_refreshes_take_turns_and_no_answer_changes(limit: int) -> None:
     assert max(steps) == light + limit * refresh
     # Each request waits at most until the others have begun; from then on their clocks stay apart.
     assert len(steps) <= len(free) + 3
-
-
-def test_passes_that_are_all_alike_do_not_wait() -> None:
-    engine = make_engine(max_num_seqs=4, max_refreshes=1)
-    for i in range(4):
-        engine.add(request(f"r{i}", 8, 4).with_policy(Dense() if i % 2 else Reuse()))
-    engine.step()  # the prefix-only pass
-    forwards = []
-    for _ in range(3):
-        engine.step()
-        forwards.append(
-            [
-                each.record.usage.forwards
-                for each in sorted(engine._lifecycle.unfinished(), key=lambda each: each.request.id)
-            ]
-        )
-    assert forwards == [[1, 2, 1, 2], [2, 3, 2, 3], [3, 4, 3, 4]]
-    run(engine, [])
-
-
-def test_refreshes_that_cost_what_every_pass_does_wait_once() -> None:
-    """One step a block: each pass of `block-dual` is full, so nothing would be gained by putting it off."""
-    engine = make_engine(max_num_seqs=3, max_refreshes=1)
-    work = [Work(request(f"r{i}", 8, block_length=1), BlockDual()) for i in range(3)]
-    results = run(engine, work)
-    assert engine.stats.refreshes == 3 * 8
-    assert engine.stats.steps == 8 + 2
-    assert {result.usage.row_layers for result in results.values()} == {8 * 16 * LAYERS}
-
-
-def test_nothing_is_remembered_of_requests_that_ended() -> None:
-    engine, work = staggered(3, max_refreshes=1)
-    for item in work:
-        engine.add(item.asked)
-    for _ in range(4):
-        engine.step()
-    engine.cancel("r0")
-    run(engine, [])
-    assert not engine._lifecycle.refreshes._least

@@ -1,33 +1,32 @@
 """A start that proves itself, with stand-ins that fail as kernels may."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
+from remask.checks import AttentionName
 from remask.engine import proof
-from remask.engine.config import DeviceDefaults, EngineConfig
-from remask.engine.device_defaults import device_key, read_defaults, write_defaults
+from remask.engine.config import EngineConfig
 from remask.engine.proof import choose, prove
 from remask.errors import ConfigError
+from remask.families import preset, presets
 from remask.model import executors
-from remask.model.attention import Attention, Sink
-from remask.model.attention_names import AttentionName
-from remask.model.attention_numpy import NumpyAttention
+from remask.model.attention import Attention, NumpyAttention, Sink
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
-from remask.model.executors import Executor
+from remask.model.executors import Executor, check_graphs, resolve_executor
 from remask.model.graphs import Graphs
+from remask.model.quantised import empty_matrix
 from remask.model.stage import Stage
 from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
+from remask.sampling.choice import Choice
+from tests.device import device
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
 from tests.recording import Recording
@@ -92,6 +91,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchAttention]]
         monkeypatch.setattr(executors, "capture_on", lambda _: Recording())
         monkeypatch.setattr(proof, "resolve_executor", resolved)
         monkeypatch.setattr(proof, "LENGTH", LENGTH)
+        monkeypatch.setattr(proof, "LEAST_LAYER_BYTES", 0)
 
     return put
 
@@ -104,11 +104,64 @@ class RightlyTriton(TorchAttention):
     """What Triton would be, if it were right."""
 
 
-def test_what_is_right_runs(stand_in: Callable[[type[TorchAttention]], None]) -> None:
+@pytest.mark.parametrize(
+    ("family", "asked", "runs", "why"),
+    [
+        ("llada", {}, ("triton", True, True), "auto: device cuda"),
+        (
+            "llada",
+            {"graphs": False},
+            ("triton", False, False),
+            "auto: device cuda; no overlap: without graphs the host",
+        ),
+        ("llada", {"graphs": False, "overlap": True}, ("triton", False, True), "as asked"),
+        ("llada", {"overlap": False}, ("triton", True, False), "auto: device cuda"),
+        ("llada", {"overlap": False, "graphs": False}, ("triton", False, False), "as asked"),
+        ("llada", {"attention": "torch"}, ("torch", True, True), "auto: device cuda"),
+        ("llada", {"batch_invariant": True}, ("triton", False, False), "auto: batch_invariant=True"),
+        ("llada-moe", {}, ("triton", False, False), "auto: device cuda; no graphs: graphs=True needs a dense model"),
+    ],
+)
+def test_what_is_right_runs_without_any_setting(
+    family: str,
+    asked: dict[str, Any],
+    runs: tuple[str, bool, bool],
+    why: str,
+    stand_in: Callable[[type[TorchAttention]], None],
+) -> None:
     stand_in(RightlyTriton)
-    choice = choose(on_gpu(), EngineConfig())
-    assert (choice.executor.name, choice.graphs, choice.overlap) == ("triton", False, False)
-    assert choice.executor.why == "auto: device cuda; agrees with torch"
+    choice = choose(on_gpu(family), EngineConfig(**asked))
+    assert (choice.executor.name, choice.graphs, choice.overlap) == runs
+    assert choice.why.startswith(why)
+    assert choice.executor.why == ("as asked" if "attention" in asked else "auto: device cuda; agrees with torch")
+
+
+def test_passes_over_small_layers_are_not_queued_ahead(
+    stand_in: Callable[[type[TorchAttention]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their graphs are used, and whoever asks for overlap gets it."""
+    stand_in(RightlyTriton)
+    model = on_gpu()
+    size = model.weights.nbytes // len(model.weights.layers)
+    for least, ahead in ((size, True), (size + 1, False)):
+        monkeypatch.setattr(proof, "LEAST_LAYER_BYTES", least)
+        choice = choose(model, EngineConfig())
+        assert (choice.graphs, choice.overlap) == (True, ahead)
+        assert ("no overlap: layers of 0.0" in choice.why) is not ahead
+        assert choose(model, EngineConfig(overlap=True)).overlap
+
+
+@pytest.mark.parametrize(("name", "ahead"), [("llada-8b", True), ("dream-7b", True), ("llada-100m", False)])
+def test_of_which_models_passes_are_queued_ahead(name: str, ahead: bool) -> None:
+    """As measured of the first and the last; `docs/lab/log.md` has the figures."""
+    config = preset(name)
+    assert (2 * config.parameters // config.layers >= proof.LEAST_LAYER_BYTES) is ahead
+
+
+def test_a_cpu_leaves_out_what_gains_nothing_there() -> None:
+    choice = choose(model_of(), EngineConfig())
+    assert (choice.executor.name, choice.graphs, choice.overlap) == ("torch", False, False)
+    assert choice.why == "auto: device cpu"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +180,7 @@ def test_what_fails_is_named_and_pytorch_takes_its_place(
 ) -> None:
     stand_in(kind)
     choice = choose(on_gpu(), EngineConfig())
-    assert choice.executor.name == "torch"
+    assert (choice.executor.name, choice.graphs, choice.overlap) == ("torch", True, True)
     assert said in choice.executor.why
     assert "auto: triton failed at the start" in choice.executor.why
     (warning,) = [record.getMessage() for record in caplog.records]
@@ -145,6 +198,23 @@ def test_only_the_merged_pass_is_told_of_what_only_merging_gets_wrong(
     (fault,) = prove(model_of(), Executor("triton", ""), graphs=False, length=LENGTH)
     assert fault.startswith("merged pass: ")
     assert "rows differ" in fault
+
+
+def test_a_choice_that_the_device_makes_is_proven_too(
+    stand_in: Callable[[type[TorchAttention]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(RightlyTriton)
+    choose_rows, computed = Choice.choose, list[bool]()
+
+    def wrong(self: Choice, *numbers: Tensor) -> Tensor:
+        computed.append(True)
+        found = choose_rows(self, *numbers)
+        found[5] ^= len(computed) > 1  # the first one is PyTorch's own
+        return found
+
+    monkeypatch.setattr(Choice, "choose", wrong)
+    (fault,) = prove(model_of(), Executor("triton", ""), graphs=False, length=LENGTH)
+    assert fault.startswith("choosing: ")
 
 
 def broken_graphs(patch: pytest.MonkeyPatch) -> None:
@@ -169,32 +239,34 @@ def test_what_fails_under_graphs_alone(
 ) -> None:
     """Where the engine chose graphs they are left out, and the executor stays. Where they were asked for it says so."""
     stand_in(RightlyTriton)
-    usual = DeviceDefaults("triton", overlap=True, graphs=True, source="proven on this device")
-    choice = choose(on_gpu(), EngineConfig(), usual)
-    assert (choice.executor.name, choice.graphs, choice.overlap) == ("triton", True, True)
-    assert choice.why == "overlap and graphs: proven on this device"
     broken_graphs(monkeypatch)
     faults = prove(model_of(), Executor("triton", ""), graphs=True, length=LENGTH)
     assert [fault.partition(":")[0] for fault in faults] == [
         f"{name} pass, repeated" for name in ("full", "cached", "merged")
     ]
-    choice = choose(on_gpu(), EngineConfig(), usual)
-    assert (choice.executor.name, choice.graphs, choice.overlap) == ("triton", False, True)
+    choice = choose(on_gpu(), EngineConfig())
+    assert (choice.executor.name, choice.graphs, choice.overlap) == ("triton", False, False)
+    assert choice.why.startswith("auto: device cuda; graphs failed at the start: full pass, repeated: ")
     assert "graphs are off" in caplog.text
     with pytest.raises(ConfigError, match="graphs=True was asked for"):
         choose(on_gpu(), EngineConfig(graphs=True))
 
 
-def test_an_explicit_setting_wins_over_the_device_defaults(
+def test_where_both_fail_pytorch_runs_alone(
     stand_in: Callable[[type[TorchAttention]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stand_in(RightlyTriton)
-    usual = DeviceDefaults("torch", overlap=True, graphs=True, source="proven on this device")
-    choice = choose(on_gpu(), EngineConfig(attention="triton", overlap=False, graphs=False), usual)
-    assert (choice.executor.name, choice.graphs, choice.overlap) == ("triton", False, False)
-    choice = choose(on_gpu(), EngineConfig(), usual)
-    assert (choice.executor.name, choice.executor.why) == ("torch", "auto: proven on this device")
-    assert choose(on_gpu("llada-moe"), EngineConfig(), usual).graphs is False, "graphs need a dense model"
+    stand_in(Forgetful)
+    broken_graphs(monkeypatch)
+    choice = choose(on_gpu(), EngineConfig())
+    assert (choice.executor.name, choice.graphs, choice.overlap) == ("torch", False, False)
+    assert "graphs failed at the start: " in choice.why
+    assert choice.executor.why.startswith("auto: triton failed at the start: ")
+    assert [record.getMessage().partition(" failed")[0] for record in caplog.records] == [
+        "attention='triton'",
+        "attention='torch', graphs=True",
+    ]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream", "gidd", "sdar", "llada2", "llada-moe", "fast-dllm-v2"])
@@ -211,8 +283,20 @@ def test_right_executors_pass_on_every_family(family: str, dtype: torch.dtype) -
 def test_the_kernels_pass_in_the_interpreter(family: str) -> None:
     config = model_of(family).config
     small = replace(config, max_length=16)
-    model = Transformer(small, dummy_weights(small, torch.float32, CPU))
+    model = Transformer(small, dummy_weights(small, torch.float32, torch.device(device())))
     assert prove(model, Executor("triton", ""), graphs=False, length=16) == []
+
+
+@pytest.mark.skipif(torch.device(device()).type != "cuda", reason="needs a GPU: pytest --device cuda")
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", sorted(name for name in presets() if name.endswith("-tiny")))
+def test_the_kernels_pass_on_every_family(name: str, dtype: torch.dtype, graphs: bool) -> None:
+    config, place = preset(name), torch.device(device())
+    model = Transformer(config, dummy_weights(config, dtype, place))
+    if graphs and (hindrance := check_graphs(model)) is not None:
+        pytest.skip(f"a GPU repeats no such layers: {hindrance}")
+    assert prove(model, resolve_executor("triton", config, place), graphs=graphs) == []
 
 
 def test_a_proof_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,24 +311,37 @@ def test_a_proof_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_defaults_are_kept_by_device_and_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def in_fp8(model: Transformer) -> Transformer:
+    """The same model with matrices of eight bits, of branches that count for more than what they are added to."""
+
+    def quantised(matrix: Tensor) -> Tensor:
+        found = empty_matrix("fp8", matrix.shape, matrix.dtype, matrix.device, (len(matrix),))
+        found.write(slice(0, len(matrix)), 8 * matrix)
+        return found
+
+    layers = [
+        replace(
+            each,
+            qkv=quantised(each.qkv),
+            out=quantised(each.out),
+            gate_up=quantised(each.gate_up),
+            down=quantised(each.down),
+        )
+        for each in model.weights.layers
+    ]
+    return Transformer(model.config, replace(model.weights, layers=tuple(layers)))
+
+
+def test_products_of_eight_bits_may_differ_by_their_rounding(
+    stand_in: Callable[[type[TorchAttention]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert read_defaults(CPU) is None
-    file = write_defaults(CPU, {"attention": "torch", "overlap": True, "graphs": False, "why": "a rehearsal"})
-    assert file == tmp_path / "remask" / "devices.json"
-    found = read_defaults(CPU)
-    assert found is not None
-    assert (found.attention, found.overlap, found.graphs) == ("torch", True, False)
-    assert str(file) in found.source
-    assert device_key(CPU).startswith("cpu | remask ")
-    with monkeypatch.context() as patch:
-        patch.setattr("remask.engine.device_defaults.code_digest", lambda: "of other code")
-        assert read_defaults(CPU) is None
-        write_defaults(CPU, {"attention": "triton", "overlap": False, "graphs": False})
-    assert read_defaults(CPU) == found, "entries stand side by side"
-    assert not caplog.records
-    file.write_text(json.dumps({device_key(CPU): {"attention": "fast"}}), encoding="utf-8")
-    assert read_defaults(CPU) is None
-    assert "is not used: overlap must be" in caplog.text
+    """Further than a dense model's, as NumPy's attention does, and what is wrong is found all the same."""
+    config = replace(small_config("llada"), hidden=256, intermediate=512, heads=4, kv_heads=4, head_dim=64)
+    model = in_fp8(Transformer(config, dummy_weights(config, torch.bfloat16, CPU)))
+    assert prove(model, Executor("numpy", ""), graphs=False, length=LENGTH) == []
+    stand_in(Forgetful)
+    (fault,) = prove(model, Executor("triton", ""), graphs=False, length=LENGTH)
+    assert fault.startswith("merged pass: ")
+    assert fault.endswith("0.2 is allowed")
+    monkeypatch.setattr(proof, "FEW_BITS", proof.TOLERANCE[torch.bfloat16])
+    assert prove(model, Executor("numpy", ""), graphs=False, length=LENGTH) != []

@@ -14,7 +14,7 @@ from remask.policies import BiCache, Dense
 from remask.policies.block import BlockDual
 from remask.readers.base import Reader, ReadPass
 from remask.readers.drafts import Drafts
-from remask.readers.entropy import Entropies
+from remask.readers.implied import Entropies
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
@@ -24,13 +24,14 @@ from tests.engine.test_against_oracles import folder_of, model_of
 from tests.oracles import reading as oracle
 from tests.oracles.decode import load
 from tests.oracles.dense import DenseModel
+from tests.sampling_fields import flat_params
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "lab" / "hooks-and-readers.md"
 TOKEN = 17
 
 
 def example() -> Callable[[int], Reader]:
-    """The reader that docs/extending.md shows."""
+    """The reader that docs/lab/hooks-and-readers.md shows."""
     section = PAGE.read_text(encoding="utf-8").split("\n## A reader\n")[1]
     names: dict[str, Any] = {"__name__": "mass"}
     exec(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0], names)
@@ -39,7 +40,7 @@ def example() -> Callable[[int], Reader]:
 
 
 def asked(name: str, prompt: list[int], reader: Reader, **sampling: Any) -> Request:
-    params = SamplingParams(**{"max_tokens": 6, "ignore_eos": True, "seed": 3, **sampling})
+    params = flat_params(**{"max_tokens": 6, "ignore_eos": True, "seed": 3, **sampling})
     return Request(name, prompt, params, readers=(reader,))
 
 

@@ -1,146 +1,151 @@
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remask.engine.member import Member, Tally, Turn
+from remask.engine.request import Owner
 from remask.engine.scheduler import Scheduler, StepLimits
 
 
-def costs(items: dict[str, int], budget: int | None) -> Scheduler[str]:
-    scheduler: Scheduler[str] = Scheduler(StepLimits(budget))
-    for item in items:
-        scheduler.add(item)
+@dataclass(eq=False)
+class Stub:
+    """A member whose turn has a price and rows, and may be a heavy refresh."""
+
+    id: str
+    price: int = 1
+    heavy: bool = False
+    rows: int = 0
+    owner: Owner = field(default_factory=Owner)
+    canvases: tuple[None, ...] = (None,)
+    cheapest: int | None = None
+    offered: list[int] = field(default_factory=list)
+
+    def plan(self) -> Turn:
+        tally = Tally(self.price, self.rows, refreshes=self.heavy)
+        return Turn(cast("Member", self), (), tally, None, np.empty(0, dtype=np.int64))
+
+    def fit(self, turn: Turn, row_layers: int) -> None:  # noqa: ARG002
+        self.offered.append(row_layers)
+
+
+def line(limits: StepLimits, *members: Stub) -> Scheduler:
+    scheduler = Scheduler(limits)
+    for member in members:
+        scheduler.add(cast("Member", member))
     return scheduler
 
 
-def price(items: dict[str, int]) -> Callable[[str, int | None], int]:
-    return lambda item, _: items[item]
+def priced(limits: StepLimits, prices: Any, heavy: str = "") -> Scheduler:
+    """`prices` by the ids of members, of which those in `heavy` refresh."""
+    return line(limits, *(Stub(name, price, name in heavy) for name, price in prices.items()))
 
 
-def never(item: object) -> bool:
-    return False
-
-
-def always(item: object) -> bool:
-    return True
+def taken(scheduler: Scheduler, ready: str | None = None) -> list[str]:
+    """The ids of the members that the next step takes, of those that are `ready`; None: of all."""
+    turns = [member.plan() for member in scheduler.line if ready is None or member.id in ready]
+    return [turn.member.id for turn in scheduler.next(turns)]
 
 
 def test_without_a_budget_all_take_part_in_order() -> None:
-    items = {"a": 10**9, "b": 1, "c": 5}
-    assert costs(items, None).next(lambda _: True, price(items), never) == ["a", "b", "c"]
+    assert taken(priced(StepLimits(), {"a": 10**9, "b": 1, "c": 5})) == ["a", "b", "c"]
 
 
 def test_the_budget_may_be_met_exactly() -> None:
-    items = {"a": 3, "b": 4, "c": 1}
-    assert costs(items, 7).next(lambda _: True, price(items), never) == ["a", "b"]
+    assert taken(priced(StepLimits(7), {"a": 3, "b": 4, "c": 1})) == ["a", "b"]
 
 
 def test_what_did_not_fit_comes_first_in_the_next_round() -> None:
-    items = {"a": 4, "b": 4, "c": 4}
-    scheduler = costs(items, 8)
-    rounds = [scheduler.next(lambda _: True, price(items), never) for _ in range(3)]
-    assert rounds == [["a", "b"], ["c", "a"], ["b", "c"]]
+    scheduler = priced(StepLimits(8), {"a": 4, "b": 4, "c": 4})
+    assert [taken(scheduler) for _ in range(3)] == [["a", "b"], ["c", "a"], ["b", "c"]]
 
 
 def test_the_first_always_runs_however_large() -> None:
-    items = {"big": 100, "small": 1}
-    scheduler = costs(items, 10)
-    assert scheduler.next(lambda _: True, price(items), never) == ["big"]
-    assert scheduler.next(lambda _: True, price(items), never) == ["small"]
+    scheduler = priced(StepLimits(10), {"big": 100, "small": 1})
+    assert [taken(scheduler) for _ in range(2)] == [["big"], ["small"]]
 
 
-def test_what_is_not_ready_keeps_its_place_and_costs_nothing() -> None:
-    items = {"a": 5, "b": 5}
-    scheduler = costs(items, 5)
-    priced = []
-    taken = scheduler.next(lambda item: item == "b", lambda item, _: priced.append(item) or items[item], never)  # type: ignore[func-returns-value]
-    assert taken == ["b"]
-    assert priced == ["b"]
-    assert list(scheduler) == ["a", "b"]
+def test_what_is_not_ready_keeps_its_place() -> None:
+    scheduler = priced(StepLimits(5), {"a": 5, "b": 5})
+    assert taken(scheduler, "b") == ["b"]
+    assert [member.id for member in scheduler.line] == ["a", "b"]
 
 
 @pytest.mark.parametrize("budget", [None, 1])
 def test_nobody_is_nothing(budget: int | None) -> None:
-    scheduler: Scheduler[str] = Scheduler(StepLimits(budget))
-    assert scheduler.next(lambda _: True, lambda *_: 1, never) == []
-    assert len(scheduler) == 0
+    assert taken(Scheduler(StepLimits(budget))) == []
 
 
-def test_removed_items_are_gone() -> None:
-    scheduler = costs({"a": 1, "b": 1}, None)
-    scheduler.remove("a")
-    assert scheduler.next(lambda _: True, lambda *_: 1, never) == ["b"]
+def test_removed_members_are_gone() -> None:
+    scheduler = priced(StepLimits(), {"a": 1, "b": 1})
+    member = scheduler.line[0]
+    scheduler.remove(member)
+    assert taken(scheduler) == ["b"]
     with pytest.raises(ValueError):
-        scheduler.remove("a")
+        scheduler.remove(member)
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.integers(1, 12), st.data())
 def test_nothing_starves_and_the_budget_holds(prices: list[int], budget: int, data: st.DataObject) -> None:
-    scheduler: Scheduler[int] = Scheduler(StepLimits(budget))
-    for item in range(len(prices)):
-        scheduler.add(item)
-    waited = [0] * len(prices)
+    price = {str(number): each for number, each in enumerate(prices)}
+    scheduler, waited = priced(StepLimits(budget), price), dict.fromkeys(price, 0)
     for _ in range(20):
-        taken = scheduler.next(lambda _: True, lambda item, _: prices[item], never)
-        assert taken
-        assert len(set(taken)) == len(taken)
-        assert len(taken) == 1 or sum(prices[item] for item in taken) <= budget
-        spent = sum(prices[item] for item in taken)
-        for item in range(len(prices)):
-            waited[item] = 0 if item in taken else waited[item] + 1
+        step = taken(scheduler)
+        assert step
+        assert len(set(step)) == len(step)
+        spent = sum(price[name] for name in step)
+        assert len(step) == 1 or spent <= budget
+        for name in waited:
+            waited[name] = 0 if name in step else waited[name] + 1
             # Work-conserving: what would still have fitted was taken.
-            assert item in taken or spent + prices[item] > budget
-            assert waited[item] < len(prices)
-        assert sorted(scheduler) == list(range(len(prices)))
+            assert name in step or spent + price[name] > budget
+            assert waited[name] < len(prices)
+        assert sorted(member.id for member in scheduler.line) == sorted(price)
         # The line may change between rounds.
         if data.draw(st.booleans()):
-            scheduler.remove(taken[0])
-            scheduler.add(taken[0])
+            member = scheduler.line[-1]
+            scheduler.remove(member)
+            scheduler.add(member)
 
 
 def test_what_is_left_of_the_budget_is_told() -> None:
-    items = {"a": 3, "b": 9, "c": 6}
-    told = []
-    costs(items, 10).next(always, lambda item, left: told.append(left) or items[item], never)  # type: ignore[func-returns-value]
-    assert told == [10, 7, 7]
-    told.clear()
-    costs(items, None).next(always, lambda item, left: told.append(left) or items[item], never)  # type: ignore[func-returns-value]
-    assert told == [None] * 3
-
-
-def refreshing(limit: int | None, budget: int | None = None) -> Scheduler[str]:
-    scheduler: Scheduler[str] = Scheduler(StepLimits(budget, limit))
-    for item in "abcde":
-        scheduler.add(item)
-    return scheduler
+    members = [Stub("a", 3), Stub("b", 9), Stub("c", 6)]
+    taken(line(StepLimits(10), *members))
+    taken(line(StepLimits(), *members))
+    assert [member.offered for member in members] == [[10], [7], [7]]
 
 
 def test_only_so_many_refresh_in_a_step() -> None:
-    scheduler = refreshing(1)
-    rounds = [scheduler.next(always, lambda *_: 1, lambda item: item in "abc") for _ in range(3)]
-    assert rounds == [["a", "d", "e"], ["b", "d", "e"], ["c", "d", "e"]]
-    assert refreshing(2).next(always, lambda *_: 1, lambda item: item in "abc") == ["a", "b", "d", "e"]
-    assert refreshing(None).next(always, lambda *_: 1, always) == list("abcde")
+    prices = dict.fromkeys("abcde", 1)
+    scheduler = priced(StepLimits(None, 1), prices, "abc")
+    assert [taken(scheduler) for _ in range(3)] == [["a", "d", "e"], ["b", "d", "e"], ["c", "d", "e"]]
+    assert taken(priced(StepLimits(None, 2), prices, "abc")) == ["a", "b", "d", "e"]
+    assert taken(priced(StepLimits(), prices, "abcde")) == list("abcde")
 
 
 def test_what_does_not_fit_takes_no_refresh_from_others() -> None:
-    prices = {"a": 4, "b": 9, "c": 3, "d": 1, "e": 1}
-    assert refreshing(2, 8).next(always, lambda item, _: prices[item], always) == ["a", "c"]
+    assert taken(priced(StepLimits(8, 2), {"a": 4, "b": 9, "c": 3, "d": 1, "e": 1}, "abcde")) == ["a", "c"]
+
+
+def test_a_refresh_that_costs_what_every_pass_costs_is_not_heavy() -> None:
+    members = [Stub(name, 4, heavy=True, cheapest=cheapest) for name, cheapest in (("a", 4), ("b", 3), ("c", None))]
+    assert taken(line(StepLimits(None, 1), *members)) == ["a", "b"]
 
 
 @given(st.integers(1, 4), st.lists(st.booleans(), min_size=5, max_size=5), st.integers(1, 6))
 def test_nothing_starves_for_others_refreshes(limit: int, heavy: list[bool], budget: int) -> None:
-    scheduler = refreshing(limit, budget)
-    waited = dict.fromkeys("abcde", 0)
+    refreshing = {name for name, is_heavy in zip("abcde", heavy, strict=True) if is_heavy}
+    prices = {name: 3 if name in refreshing else 1 for name in "abcde"}
+    scheduler, waited = priced(StepLimits(budget, limit), prices, "".join(refreshing)), dict.fromkeys("abcde", 0)
     for _ in range(20):
-        taken = scheduler.next(
-            always, lambda item, _: 3 if heavy["abcde".index(item)] else 1, lambda item: heavy["abcde".index(item)]
-        )
-        assert sum(heavy["abcde".index(item)] for item in taken) <= limit
-        for item in waited:
-            waited[item] = 0 if item in taken else waited[item] + 1
-            assert waited[item] < 5
+        step = taken(scheduler)
+        assert len(refreshing & set(step)) <= limit
+        for name in waited:
+            waited[name] = 0 if name in step else waited[name] + 1
+            assert waited[name] < 5
 
 
 @given(
@@ -149,12 +154,10 @@ def test_nothing_starves_for_others_refreshes(limit: int, heavy: list[bool], bud
     budget=st.none() | st.integers(1, 40),
 )
 def test_rows_of_a_step_have_room_and_nothing_starves(rows: list[int], most: int, budget: int | None) -> None:
-    scheduler: Scheduler[int] = Scheduler(StepLimits(budget, rows=most))
-    for item in range(len(rows)):
-        scheduler.add(item)
-    ran = set[int]()
+    members = [Stub(str(number), width, rows=width) for number, width in enumerate(rows)]
+    scheduler, ran = line(StepLimits(budget, rows=most), *members), set[str]()
     for _ in rows:
-        taken = scheduler.next(always, lambda item, _: rows[item], never, lambda item: rows[item])
-        assert sum(rows[item] for item in taken) <= most or len(taken) == 1
-        ran.update(taken)
-    assert ran == set(range(len(rows)))
+        step = taken(scheduler)
+        assert sum(rows[int(name)] for name in step) <= most or len(step) == 1
+        ran.update(step)
+    assert len(ran) == len(rows)

@@ -9,8 +9,8 @@ from remask.model.pool import Pool
 from remask.model.stage import Pick
 from remask.model.transformer import Transformer
 from remask.policies import parse
-from remask.policies.depth_lookup import DepthLookup
-from tests.engine.support import MODELS, Work, outcome, poisoned_engine, request, run
+from remask.policies.bicache import DepthLookup
+from tests.engine.support import MODELS, Work, poisoned_engine, request, run
 
 
 def policy(name: str, **settings: Any) -> Any:
@@ -19,23 +19,6 @@ def policy(name: str, **settings: Any) -> Any:
 
 def dllm(layers: int, name: str = "dllm-cache", **settings: Any) -> Any:
     return policy(name, response_interval=5, ratio=0.4, select_layers=layers, **settings)
-
-
-@pytest.mark.parametrize("family", ["llada", "dream", "llada-moe"])
-@pytest.mark.parametrize("layers", [2, 3])
-def test_company_does_not_move_where_rows_are_chosen(family: str, layers: int) -> None:
-    """A prefix's boundary cuts the stages of all, in the middle of what shares a choice."""
-    asked = [request(f"d{n}", 10 + n, 0, seed=n) for n in range(3)]
-    work = [Work(each, dllm(layers), number) for number, each in enumerate(asked)]
-    work += [Work(request("own", 9), dllm(1))]
-    for depth in (1, 2, 3):
-        work.append(Work(request(f"b{depth}", 12, 6), policy("bicache", depth=depth, refresh_interval=2), depth))
-    work.append(Work(request("both", 12, 6), dllm(layers, "bicache+dllm-cache", depth=2), 1))
-    engine = poisoned_engine(MODELS[family], max_num_seqs=8, batch_invariant=True)
-    together = run(engine, work)
-    for item in work:
-        alone = run(poisoned_engine(MODELS[family], batch_invariant=True), [item])
-        assert outcome(together[item.request.id]) == outcome(alone[item.request.id])
 
 
 @pytest.mark.parametrize(("layers", "choosing"), [(1, [1, 2, 3]), (2, [1, 3]), (3, [1])])

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask import LLM, EngineConfig, SamplingParams
+from tests.sampling_fields import flat_params
 
 BLOCK, PART = 8, 4
 
@@ -43,6 +44,7 @@ def logits(llm: LLM, tokens: list[int]) -> Tensor:
     x = w.embed.double()[tokens]
     for layer in w.layers:
         assert layer.qkv_bias is not None
+        assert layer.attn_norm is not None
         qkv = norm(x, layer.attn_norm) @ layer.qkv.double().T + layer.qkv_bias.double()
         heads = qkv.view(len(tokens), -1, c.head_dim)
         q, k, v = heads[:, : c.heads], heads[:, c.heads : c.heads + c.kv_heads], heads[:, c.heads + c.kv_heads :]
@@ -104,7 +106,7 @@ def cases(seed: int) -> list[dict[str, Any]]:
 def test_random_requests_equal_the_dense_loop(llm: LLM, cache: str, seed: int) -> None:
     made = cases(seed)
     params = [
-        SamplingParams(
+        flat_params(
             max_tokens=case["length"],
             threshold=case["threshold"],
             sub_block_length=case["part"],

@@ -6,26 +6,13 @@ from typing import Any
 
 import pytest
 
-from remask.request.result import Result
 from tests import goldens
 from tests.cli.goldens import generate
 from tests.cli.test_goldens import LAYERS, SUPPORTED, check
-from tests.engine.support import (
-    DEADLINE,
-    Work,
-    alone,
-    as_if_asked_for,
-    let_pass,
-    make_engine,
-    nested_work,
-    outcome,
-    random_work,
-)
 
 pytestmark = pytest.mark.soak
 
 STEPS = 4000
-COMPARED = 0.1  # share of the requests that are run again, alone
 
 
 def limits(rng: random.Random) -> dict[str, Any]:
@@ -40,54 +27,6 @@ def limits(rng: random.Random) -> dict[str, Any]:
         "max_refreshes": rng.choice([None, 1, 2]),
         "prefix_match": rng.choice(["exact", "longest"]),
     }
-
-
-@pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.parametrize("seed", range(6))
-def test_requests_come_and_go_for_thousands_of_steps(family: str, seed: int) -> None:
-    """All policies, some cancelled or out of time in any phase; every page has its owners, company changes nothing."""
-    rng = random.Random(f"soak {family} {seed}")
-    chosen = limits(rng)
-    engine = make_engine(family, overlap=seed % 2 > 0, **chosen)
-    work: dict[str, Work] = {}
-    results: dict[str, Result] = {}
-    alive: list[str] = []
-    step = 0
-    while step < STEPS or engine.busy:
-        if step < STEPS and engine.waiting < 4 and rng.random() < 0.5:
-            item = rng.choice([random_work, nested_work])(rng, family, f"r{len(work)}")
-            work[item.request.id] = item
-            engine.add(item.asked)
-            alive.append(item.request.id)
-        if alive and rng.random() < 0.03:
-            engine.cancel(rng.choice(alive))
-        late = [name for name in alive if work[name].request.deadline_s and name not in results]
-        if late and rng.random() < 0.02:
-            still = {each.request.id for each in engine._lifecycle.waiting} | {
-                each.request.id for each in engine._lifecycle.unfinished()
-            }
-            for name in still.intersection(rng.sample(late, 1)):
-                let_pass(engine, name, DEADLINE)
-        for event in engine.step():
-            if event.result is not None:
-                assert event.id not in results
-                results[event.id] = event.result
-                alive.remove(event.id)
-        engine.check_integrity()
-        if rng.random() < 0.005:
-            engine.store.drop(rng.choice([None, *(entry.key for entry in engine.store.entries)]))
-        step += 1
-        assert step < 20 * STEPS, f"stuck with {engine.waiting} waiting and {engine.running} running"
-    assert not alive
-    assert {result.finish_reason for result in results.values()} == {"stop", "length", "cancelled", "timeout"}
-    engine.store.drop()
-    assert engine.allocator.used == 0
-    store = {name: chosen[name] for name in ("store_budget_tokens", "max_model_len")}
-    ended = [name for name, result in results.items() if result.finish_reason in ("stop", "length")]
-    assert len(ended) > 100
-    for name in rng.sample(ended, int(COMPARED * len(ended))):
-        same = as_if_asked_for(work[name], results[name])
-        assert outcome(results[name]) == outcome(alone(same, family, overlap=False, **store)), same
 
 
 @pytest.mark.parametrize("model", goldens.MODELS)

@@ -14,19 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from remask.checkpoint.presets import preset
+from remask.engine.drafting import ROWS, Pace, PassSeconds, pass_seconds
 from remask.engine.engine import Engine
-from remask.engine.pace import ROWS, Pace, PassSeconds, pass_seconds
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.families import preset
 from remask.model.stage import StepBatch
 from remask.model.transformer import Transformer
 from remask.policies import parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
-from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
 from tests.engine import test_against_oracles as static
 from tests.engine.support import (
@@ -45,6 +44,7 @@ from tests.goldens import moe
 from tests.oracles import speculate as oracle
 from tests.oracles.decode import load
 from tests.oracles.dense import DenseModel
+from tests.sampling_fields import flat_params
 
 Line = dict[str, Any]
 MODELS = ("llada", "llada_gqa", "dream", moe.MASKED)
@@ -153,7 +153,7 @@ def asked(rng: random.Random, family: str, name: str, number: int) -> Work:
     sampling: Line = {"max_tokens": 12, "block_length": block, "ignore_eos": True, "seed": rng.randrange(99)}
     if block < 12 and rng.random() < 0.4:
         sampling["growing_canvas"] = True
-    params = SamplingParams(**sampling, **rng.choice(SAMPLING), speculate=rng.randint(2, 6))
+    params = flat_params(**sampling, **rng.choice(SAMPLING), speculate=rng.randint(2, 6))
     asked = Request(name, prompt, params, rng.choice([0, 8, 8]))
     if rng.random() < 0.3:
         asked = replace(asked, prefix_length=0, segments=[Segment(1, 4)])
@@ -186,14 +186,14 @@ def poison_what_is_renewed(engine: Engine) -> Callable[[int], None]:
 
     def poison(_: int) -> None:
         for running in engine._lifecycle.requests():
-            drafting, standing = running.claim.drafting, running._standing
+            drafting, standing = running.claim.drafting, running.planner.standing
             if drafting is None or standing is None or running.decoder.finished:
                 continue
-            if running.repeated(running.decoder, running.branches[0].canvas.noisy) is None:
+            if running.planner.repeated(running.decoder, running.canvases[0].canvas.noisy) is None:
                 continue
             for span in standing.plan.spans:
                 for layer in span.layers:
-                    slots = torch.from_numpy(running.branches[0].slots(layer)[span.written_index])
+                    slots = torch.from_numpy(running.canvases[0].slots(layer)[span.written_index])
                     engine.pool.k[layer][slots] = engine.pool.v[layer][slots] = torch.nan
 
     return poison
@@ -253,19 +253,19 @@ def test_passes_that_are_run_and_read_in_parts() -> None:
     work = [asked(rng, "llada", str(number), number) for number in range(len(CACHES))]
     plain = run(make_engine(), [without(item) for item in work])
     engine = make_engine(max_num_seqs=8, overlap=False)
-    ran, read = engine.runner.run, engine.runner.read
+    ran, read = engine.runner.run, engine.runner.launch_scores
 
-    def run_few(items: Any, passes: Any) -> Any:
+    def run_few(items: Any) -> Any:
         if len(items) > 12:
             raise ValueError("too many at once")
-        return ran(items, passes)
+        return ran(items)
 
-    def read_one(hidden: Any, requests: Any, reads: Any) -> Any:
-        if len(requests) > 1:
+    def read_one(hidden: Any, turns: Any) -> Any:
+        if len(turns) > 1:
             raise ValueError("one by one")
-        return read(hidden, requests, reads)
+        return read(hidden, turns)
 
-    vars(engine.runner)["run"], vars(engine.runner)["read"] = run_few, read_one
+    vars(engine.runner)["run"], vars(engine.runner)["launch_scores"] = run_few, read_one
     results = run(engine, work)
     for name, result in results.items():
         same(result, plain[name])
@@ -317,7 +317,7 @@ def test_drafts_read_the_context_in_place() -> None:
     while engine.busy:
         engine.step()
         for running in engine._lifecycle.requests():
-            first, *drafts = running.items()
+            first, *drafts = running.plan().items
             wide = max(wide, len(drafts))
             block = set(range(16, 24))
             for branch, plan in drafts:
@@ -339,7 +339,7 @@ def test_few_pages_mean_fewer_drafts() -> None:
     for item in work:
         engine.add(item.asked)
     engine.step()
-    assert engine.running == 2
+    assert engine.running_canvases == 2
     assert None in [running.claim.drafting for running in engine._lifecycle.requests()]
     results: dict[str, Result] = {}
     while engine.busy:
@@ -359,7 +359,7 @@ def test_what_takes_pages_later_takes_those_of_drafts() -> None:
         engine.step()
     (running,) = engine._lifecycle.requests()
     assert running.claim.drafting is not None
-    assert len(running.items()) > 1
+    assert running.plan().drafts
     engine.add(late)
     results: dict[str, Result] = {}
     while engine.busy:
@@ -368,6 +368,24 @@ def test_what_takes_pages_later_takes_those_of_drafts() -> None:
             assert running.claim.drafting is None
     alone = run(make_engine(), [Work(replace(first, params=replace(first.params, speculate=None)), policy)])["0"]
     assert written(results["0"]) == written(alone) == written(results["1"])
+
+
+def test_passes_count_after_drafts_were_taken_from_a_step_that_one_of_them_had_run() -> None:
+    rng = random.Random(1)
+    line, _ = drawn(rng, "llada", "block-dual", accepts=True)
+    engine = poisoned_engine(static.model_of("llada"), max_num_seqs=1, max_model_len=128, overlap=False)
+    engine.add(static.work_of(line, "r", 0).asked)
+    usage = None
+    while engine.busy:
+        for event in engine.step():
+            usage = usage if event.result is None else event.result.usage
+        for running in engine._lifecycle.requests():
+            if running.claim.drafting is not None and running.record.usage.accepted:
+                engine.memory._drafting.remove(running)
+                engine.memory._without_drafts(running)
+    assert usage is not None
+    assert usage.accepted
+    assert usage.forwards == engine.stats.steps
 
 
 @pytest.mark.parametrize(
@@ -482,7 +500,7 @@ def test_passes_that_compute_are_not_run_longer(monkeypatch: pytest.MonkeyPatch)
         clock[0] += max(20, len(batch.tokens)) + canvases / 2
 
     monkeypatch.setattr(Transformer, "forward", forward)
-    monkeypatch.setattr("remask.engine.pace.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("remask.engine.drafting.time.perf_counter", lambda: clock[0])
     found = pass_seconds(model)
     assert found.rows.tolist() == [20, 20, 32, 64.5, 129, 258, 516, 1032]
     assert found.canvas == 0.5

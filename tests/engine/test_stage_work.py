@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, SlotTable
-from remask.engine.stage_rows import StageRows
-from remask.engine.stage_work import TILE, make_work
+from remask.engine.stage_work import NEAR_TILE, TILE, StageRows, make_near, make_work, neighbour_places
 from remask.model.attention import Sink
+from remask.model.attention_near import attend_near
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
-from remask.model.runs import runs
+from remask.model.stage import Index, runs
 from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
 from remask.plan.spans import Span
@@ -48,12 +48,12 @@ class Layout:
         canvas = Canvas((), [0] * length, length)
         common = tuple(runs(np.array(shared))) if shared else ()
         table = SlotTable(range(1), np.array(shared + own), common, np.array(own))
-        branch = CanvasState(canvas, Ledger(1, length, None), (table,), chain=chain)
+        state = CanvasState(canvas, Ledger(1, length, None), (table,), chain=chain)
         at = len(self.keys)
         self.keys += [(shared + own)[: length if sees is None else sees[row]] for row in range(len(positions))]
         span = Span(range(1), np.ones(length, dtype=np.bool_))
         limits = None if sees is None else np.array(sees)
-        self.parts.append(StageRows(branch, span, table, np.array(positions), slice(at, at + len(positions)), limits))
+        self.parts.append(StageRows(state, span, table, np.array(positions), slice(at, at + len(positions)), limits))
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, keys: list[list[int]], cap: float | None, sink: Sink | None) -> Tensor:
@@ -86,6 +86,40 @@ def check(layout: Layout, heads: int, kv_heads: int, cap: float | None = None, s
     for apart in (False, True):
         out = TorchAttention(cap)(q, k, v, make_work(layout.parts, apart), extra)
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    parts = [part for part in layout.parts if len(part.positions)]
+    limits = [np.full(len(part.positions), len(part.table.slots)) if part.sees is None else part.sees for part in parts]
+    # Elsewhere rows stand behind what they see, or behind all slots.
+    if all(
+        (part.positions < np.minimum(own, len(part.table.slots))).all() for part, own in zip(parts, limits, strict=True)
+    ):
+        check_near(parts, limits, q, (k, v), cap, extra)
+
+
+def check_near(
+    parts: list[StageRows],
+    limits: list[Index],
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    cap: float | None,
+    extra: tuple[Tensor, Tensor] | None,
+) -> None:
+    """The same where rows see their neighbours alone: each row stands in one unit, and unseen slots are NaN."""
+    for reach in (0, 1, 5, 200):
+        keys = [
+            part.table.slots[max(0, position - reach) : min(position + reach + 1, end)].tolist()
+            for part, ends in zip(parts, limits, strict=True)
+            for position, end in zip(part.positions, ends, strict=True)
+        ]
+        seen = torch.zeros(len(kv[0]), 1, 1, dtype=torch.bool)
+        seen[[slot for row in keys for slot in row]] = True
+        k, v = (each.where(seen, torch.nan) for each in kv)
+        expected = naive(q, k, v, keys, cap, extra)
+        work = make_near(parts, reach)
+        assert work.owners.tolist() == list(range(len(keys)))
+        assert work.pairs < len(keys) * (2 * reach + 1 + NEAR_TILE)
+        torch.testing.assert_close(TorchAttention(cap)(q, k, v, work, extra), expected, rtol=0, atol=1e-12)
+        places = neighbour_places(parts, torch.device("cpu"))
+        torch.testing.assert_close(attend_near(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)
 
 
 def block_limits(length: int, block: int) -> list[int]:

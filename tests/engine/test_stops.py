@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.text.incremental import MAX_PENDING, IncrementalDecoder
-from remask.text.stops import StopRule
+from remask.text.incremental import MAX_PENDING, IncrementalDecoder, StopRule
 
 
 def decode(tokens: Sequence[int]) -> str:

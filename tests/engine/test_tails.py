@@ -11,7 +11,7 @@ from remask.plan.canvas import OPEN, Hole, Template
 from remask.plan.plan import Plan
 from remask.plan.spans import Mask, Span, SpanMemo, Spans, TopRho
 from remask.policies import parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.policies.elastic import Watch
 from tests.engine.support import Work, alone, make_engine, outcome, request, run
 
@@ -44,20 +44,20 @@ def works(min_confidence: float) -> list[Work]:
 def test_every_policy_leaves_out_the_tail(family: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that it would compute there, predictions and what is watched; a batch of many equals many of one."""
     seen: dict[str, list[tuple[int, int]]] = {name: [] for name in SETTINGS}
-    plans = RunningRequest.items
+    plans = RunningRequest.plan
 
     def noting(running: RunningRequest) -> Any:
-        items = plans(running)
+        turn = plans(running)
         tail = None if running.decoder.cut is None else int(running.decoder.cut[0])
-        for _, planned in items:
+        for _, planned in turn.items:
             if tail is not None:
                 last = max(span.last for span in planned.spans)
                 seen[running.request.id].append((last, tail))
                 assert max(planned.predicted) < tail
                 assert planned.sees is running.decoder.cut
-        return items
+        return turn
 
-    monkeypatch.setattr(RunningRequest, "items", noting)
+    monkeypatch.setattr(RunningRequest, "plan", noting)
     work = works(least)
     together = run(make_engine(family), work)
     for name, steps in seen.items():
@@ -69,14 +69,14 @@ def test_every_policy_leaves_out_the_tail(family: str, least: float, monkeypatch
 
 def test_what_is_fixed_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixed tokens behind a hole stay in sight: the steps that would leave out the tail compute it."""
-    left_out, plans = list[bool](), RunningRequest.items
+    left_out, plans = list[bool](), RunningRequest.plan
 
     def noting(running: RunningRequest) -> Any:
         items = plans(running)
         left_out.append(running.decoder.cut is not None)
         return items
 
-    monkeypatch.setattr(RunningRequest, "items", noting)
+    monkeypatch.setattr(RunningRequest, "plan", noting)
     item = works(0.17)[0]
     for fixed in (0, 4):
         left_out.clear()
@@ -115,8 +115,8 @@ def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:
     ]
     assert (second.pick.among.tolist(), second.pick.count) == (mask(2, 3).tolist(), 2)
     assert (cut.predict.tolist(), cut.sees is sees) == (mask(3).tolist(), True)
-    assert cut.commit is not None
-    assert not cut.commit.any()
+    assert cut.transfer is not None
+    assert not cut.transfer.any()
     assert isinstance(cut.hook, Watch)
     assert [each.tolist() for each in cut.hook.masks] == [
         mask(3).tolist(),

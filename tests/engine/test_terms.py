@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from remask.checkpoint.presets import preset
-from remask.engine.build_request import request_of
 from remask.engine.engine import Engine
+from remask.engine.request import request_of
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
+from remask.families import preset
 from remask.policies import Dense, Reuse
 from remask.policies.exact import Exact
-from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.request.trace import MAX_EVENTS
 from tests.engine.support import (
@@ -28,6 +27,7 @@ from tests.engine.support import (
     request,
     run,
 )
+from tests.sampling_fields import flat_params
 
 
 def started(engine: Engine) -> list[str]:
@@ -81,7 +81,7 @@ def test_a_deadline_while_the_prefix_pass_is_due_leaves_the_entry_usable() -> No
     engine.add(request("busy"))
     engine.step()
     engine.add(replace(request("late", prefix=6), deadline_s=60.0).with_policy(Reuse()))
-    engine._admit()
+    engine._admission.admit(engine.clock())
     let_pass(engine, "late", 61.0)
     results = run(engine, [Work(request("next", prefix=6), Reuse(), joins=2)])
     assert results["late"].finish_reason == "timeout"
@@ -165,7 +165,7 @@ def test_what_only_completes_pages_for_others_is_not_ended_twice() -> None:
     results, closing = [], 0
     while engine.busy:
         results += [event.result.finish_reason for event in engine.step() if event.result]
-        for running in engine._lifecycle.running:
+        for running in engine._lifecycle.scheduler.line:
             assert isinstance(running, RunningRequest)
             assert running.closing == bool(results)
             if running.closing:
@@ -187,10 +187,9 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
             if event.result is not None:
                 ended += 1
                 if ended == 1:
-                    assert engine.running == 1
+                    assert engine.running_canvases == 1
                     engine.add(again)
     assert ended == 2
-    assert not engine._lifecycle.refreshes._least
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
     ],
 )
 def test_a_trace_that_could_not_be_replayed_is_refused_before_the_run(sampling: dict[str, Any], most: int) -> None:
-    params, terms = SamplingParams(**sampling), Terms(return_trace=True)
+    params, terms = flat_params(**sampling), Terms(return_trace=True)
     with pytest.raises(ConfigError, match=rf"return_trace: a trace holds at most {MAX_EVENTS} steps.* may take {most}"):
         request_of("r", [1], params, Dense(), terms, "masked", shared=0)
     request_of("r", [1], params, Dense(), Terms(), "masked", shared=0)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.model.row_attention import attention_rows
-from remask.policies.on_device.elastic import Tracker, drift
+from remask.policies.on_device import Tracker, drift
 
 
 def logs(*heads: list[float]) -> Tensor:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from remask.engine.engine import Engine
-from remask.engine.pending import PendingRequest
-from remask.engine.request import Owner, Request
-from remask.engine.scheduler import Scheduler, StepLimits
-from remask.engine.turns import Turns
+from remask.engine.request import Owner, PendingRequest, Request
+from remask.engine.scheduler import StepLimits
+from remask.engine.waiting import WaitingQueue
 from remask.errors import QueueFullError
 from remask.request.terms import PRIORITY_STEP_S
 from tests.engine.support import Work, alone, make_engine, outcome, request
 from tests.engine.test_async_engine import checked, drive, ends
+from tests.engine.test_scheduler import Stub, line, taken
 
 HOSTILE, CANARY = Owner("hostile", "many"), Owner("canary", "one")
 
@@ -81,9 +81,9 @@ def test_a_step_has_no_more_canvases_than_may_run_and_nobody_starves(seed: int) 
     engine = make_engine(max_num_seqs=3, max_row_layers=rng.choice([None, 120]))
     whole, sizes, seen = engine.runner.run, list[int](), Counter[str]()
 
-    def run(items: Any, passes: Any) -> Any:
+    def run(items: Any) -> Any:
         sizes.append(len(items))
-        return whole(items, passes)
+        return whole(items)
 
     engine.runner.run = run  # type: ignore[method-assign]
     for client in range(6):
@@ -126,7 +126,7 @@ class Line:
     """Requests that wait, and that begin when they are told to."""
 
     def __init__(self) -> None:
-        self.turns, self.now = Turns(), 1000.0
+        self.turns, self.now = WaitingQueue(), 1000.0
         self.engine = make_engine()
 
     def come(self, name: str, owner: Owner, priority: int = 0) -> PendingRequest:
@@ -198,23 +198,54 @@ def test_parts_beyond_the_usual_number() -> None:
     assert not line.turns.beyond(more, 4, 4), "it is alone"
     other = line.come("b", CANARY)
     assert line.turns.beyond(other, 4, 4)
-    assert not line.turns.beyond(other, 8, 4), "never more than twice as many"
     assert not line.turns.beyond(more, 4, 4), "it has more than its part"
-    line.turns.remove(other)
-    same = line.come("a5", Owner("hostile", "other"))
-    assert line.turns.beyond(same, 4, 4)
-    assert not line.turns.beyond(same, 6, 4)
+    for number in range(7):
+        line.come(f"c{number}", Owner(f"c{number}", "one"))
+        line.begin()
+    assert not line.turns.beyond(other, 11, 4), "twice as many clients hold one"
+    line = Line()
+    for number in range(16):
+        same = line.come(f"a{number}", Owner("hostile", f"body {number}"))
+        assert line.turns.beyond(same, number, 4) == (number > 0)
+        line.begin()
+    assert not line.turns.beyond(line.come("a16", Owner("hostile", "body 16")), 16, 4)
+    assert line.turns.beyond(line.come("b", CANARY), 16, 4), "another client waits for none of them"
+
+
+@pytest.mark.parametrize("count", [9, 30])
+def test_streams_of_one_client_hold_none_of_its_others_up(count: int) -> None:
+    """As behind a proxy, or a page that opens many: each has a connection and a body of its own."""
+    engine = make_engine(max_num_seqs=8, store_budget_tokens=1024)  # idle, so its pages have room for canvases
+    for number in range(count):
+        engine.add(flood(1, Owner("one address", f"stream {number}"), tokens=36)[0])
+    for _ in range(3):
+        engine.step()
+    engine.add(asked("canary", Owner("one address", "canary")))
+    assert steps_until(engine, "canary") <= 8 * 5, "eight steps alone, each of which is every fifth at the latest"
+    assert len(finish(engine)) == count
+
+
+def test_streams_of_one_client_leave_room_for_another_client() -> None:
+    engine = make_engine(max_num_seqs=4, store_budget_tokens=128)
+    longest = engine.max_model_len - len(flood(1)[0].prompt_token_ids)
+    for number in range(20):
+        engine.add(flood(1, Owner("one address", f"stream {number}"), tokens=longest // 2)[0])
+    engine.step()
+    assert 4 < len(engine._lifecycle.requests()) < 16, "some begin beyond the usual number, until memory is full"
+    engine.add(asked("canary", CANARY, max_tokens=longest, block_length=1, steps=longest))
+    engine.step()
+    assert "canary" in [each.request.id for each in engine._lifecycle.requests()]
+    assert len(finish(engine)) == 21
 
 
 def test_items_of_a_step_take_turns_by_client_and_body() -> None:
     """Each costs 4, and three fit."""
-    scheduler: Scheduler[str] = Scheduler(StepLimits(budget=12))
-    for name in ("a1x", "a1y", "a1z", "a2x", "b1x"):
-        scheduler.add(name, Owner(name[0], name[:2]))
-    rounds = [scheduler.next(lambda _: True, lambda *_: 4, lambda _: False) for _ in range(4)]
+    names = ("a1x", "a1y", "a1z", "a2x", "b1x")
+    scheduler = line(StepLimits(budget=12), *(Stub(name, 4, owner=Owner(name[0], name[:2])) for name in names))
+    rounds = [taken(scheduler) for _ in range(4)]
     assert rounds[0] == ["a1x", "b1x", "a2x"]
-    assert all(any(name[0] == "b" for name in taken) for taken in rounds)
-    assert Counter(name for taken in rounds for name in taken)["a2x"] >= 2
+    assert all(any(name[0] == "b" for name in step) for step in rounds)
+    assert Counter(name for step in rounds for name in step)["a2x"] >= 2
 
 
 def test_no_client_may_hold_all_of_the_queue() -> None:

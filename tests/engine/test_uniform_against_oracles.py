@@ -141,41 +141,6 @@ def test_mixed_batches(model: str, seed: int) -> None:
         compare(model, line, expected, results[name])
 
 
-def free_line(rng: random.Random, model: str) -> Line:
-    """A line whose tokens are drawn, and perhaps its canvas."""
-    line = draw_line(rng, model)
-    sampling = line["sampling"]
-    if rng.random() < 0.5:
-        del sampling["initial_canvas"]
-        sampling["canvas_length"] = rng.randint(len(line["prompt_token_ids"]) + sampling["max_tokens"], 40)
-    if rng.random() < 0.6:
-        del sampling["tokens_per_step"]
-        sampling.pop("revision_tokens", None)  # the adaptive sampler's
-        sampling["sampler"] = "ancestral"
-    sampling |= {"temperature": rng.choice([0.0, 0.7, 1.0]), "seed": rng.randrange(100)}
-    sampling |= rng.choice([{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.9}])
-    return line
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("model", kinds.UNIFORM)
-def test_company_changes_nothing(model: str) -> None:
-    """Drawn tokens have no oracle: a request alone is the measure, and another seed gives something else."""
-    rng = random.Random(model)
-    lines = {str(number): free_line(rng, model) for number in range(14)}
-    work = [work_of(line, name, rng.randrange(8)) for name, line in lines.items()]
-    together = run(poisoned_engine(kinds.checkpoint(model).model, **limits(rng)), work)
-    changed = 0
-    for name, line in lines.items():
-        alone = run(poisoned_engine(kinds.checkpoint(model).model, **limits(rng)), [work_of(line, name)])[name]
-        company = together[name]
-        assert (company.token_ids, company.trace, company.usage) == (alone.token_ids, alone.trace, alone.usage)
-        line["sampling"]["seed"] += 1
-        other = run(poisoned_engine(kinds.checkpoint(model).model, **limits(rng)), [work_of(line, name)])[name]
-        changed += other.trace != alone.trace
-    assert changed > len(lines) / 3
-
-
 @pytest.mark.parametrize("cache", [("none", {}), ("uniform-cache", {"refresh_next": 2})], ids=str)
 def test_uniform_noise_never_answers_with_a_mask(cache: tuple[str, Line]) -> None:
     """Neither what is drawn for the canvas nor what the samplers write."""

@@ -42,7 +42,7 @@ def test_nothing_is_told_as_settled_before_the_correction_is_over(cache: str) ->
 
 
 def test_a_correction_that_finds_nothing_is_over() -> None:
-    _, result = answer(correction_steps=200, correction_temperature=0.0)
+    _, result = answer(correction_steps=200, correction_temperature=0.0, seed=6)
     corrections = result.usage.correction_steps
     assert corrections is not None
     assert 1 < corrections < 200

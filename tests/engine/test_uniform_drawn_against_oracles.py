@@ -9,7 +9,7 @@ import random
 import pytest
 
 from remask.request.result import Result
-from remask.request.uniform_presets import ANCESTRAL
+from remask.request.sampling_groups import ANCESTRAL
 from tests.engine import kinds
 from tests.engine.support import poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import trace, work_of

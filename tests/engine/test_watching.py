@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.checkpoint.presets import preset
-from remask.engine.running import RunningRequest, Scores
+from remask.engine.member import Turn
+from remask.engine.running import RunningRequest
+from remask.families import preset
 from remask.machine.transfers import fetch
 from remask.model.pool import Pool
-from remask.model.rows import Rows
-from remask.model.stage import StepBatch
+from remask.model.stage import Rows, StepBatch
 from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
 from remask.plan.plan import Plan, View
@@ -56,15 +56,15 @@ Log = dict[str, list[list[int]]]  # rows of each pass, layer by layer, of all ca
 def passes_of() -> Iterator[Log]:
     """The rows that every pass of every request computes."""
     log: Log = {}
-    apply = RunningRequest.apply
+    write = RunningRequest.write
 
-    def noting(running: RunningRequest, scores: Scores) -> object:
-        plans = [plan for _, plan in running.items()]
+    def noting(running: RunningRequest, turn: Turn, *rest: Any) -> object:
+        plans = [plan for _, plan in turn.items]
         rows = [[int(span.rows.sum()) for span in plan.spans for _ in span.layers] for plan in plans]
         log.setdefault(running.request.id, []).append([sum(layer) for layer in zip(*rows, strict=True)])
-        return apply(running, scores)
+        return write(running, turn, *rest)
 
-    with patch.object(RunningRequest, "apply", noting):
+    with patch.object(RunningRequest, "write", noting):
         yield log
 
 
@@ -111,7 +111,7 @@ def test_where_every_row_is_live_it_is_no_cache(family: str, threshold: float) -
     with passes_of() as log:
         elastic = alone(Work(asked, ElasticCache(window=8, threshold=threshold)), family)
     none = alone(Work(asked, Dense()), family)
-    assert (elastic.token_ids, elastic.trace, elastic.usage) == (none.token_ids, none.trace, none.usage)
+    assert outcome(elastic) == outcome(none)
     assert log["r"] == [[9] * LAYERS] * 2
 
 
@@ -173,7 +173,7 @@ def test_one_host_read_a_layer_however_many_are_watched() -> None:
         return fetch(tensor)
 
     work = [Work(request(f"r{i}", 6 + i), ElasticCache(window=4, threshold=0.0)) for i in range(3)]
-    with patch("remask.policies.on_device.elastic.fetch", fetched):
+    with patch("remask.policies.on_device.fetch", fetched):
         run(make_engine(), work)
     # In the first pass nothing is compared; after the last layer of each, what all layers track is read.
     tracked, compared = (3 * LAYERS,), (3,)
@@ -211,7 +211,7 @@ def test_memory_beside_the_pages_is_counted_and_given_back() -> None:
     (running,) = [item for item in engine._lifecycle.unfinished() if item.request.id == "r"]
     assert engine.cancel("r")
     assert engine.memory.extra_bytes == 0
-    assert all(branch.states is None and branch.hook_state is None for branch in running.branches)
+    assert all(branch.states is None and branch.hook_state is None for branch in running.canvases)
     engine.memory.free(running)
     assert engine.memory.extra_bytes == 0
     run(engine, [])
@@ -274,7 +274,7 @@ class Watching(CachePolicy):
         nothing = np.zeros(view.length, dtype=np.bool_)
         match self.defect:
             case "no room":
-                return plan.map(lambda span: replace(span, save=None))
+                return plan.over(plan.spans.map(lambda span: replace(span, save=None)))
             case "no window":
                 return replace(plan, hook=replace(plan.hook, window=nothing))
             case "nothing to track":
@@ -325,6 +325,6 @@ def test_queries_are_those_that_attention_is_given(family: str) -> None:
         model.attention = attention  # type: ignore[assignment]
         pool = Pool(config, 1, 8, torch.float64, CPU)
         with torch.inference_mode():
-            rows = Rows(model.cos[:5], model.sin[:5], torch.arange(5), None, outputs=False)
+            rows = Rows(*model.turned_by(0, torch.arange(5)), torch.arange(5), None, outputs=False)
             model.attend(model.project(h, 0, rows, pool), 0, WorkList.of(5, 5), pool)
             torch.testing.assert_close(model.queries(h[places], 0, places), given[0][places])

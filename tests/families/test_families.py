@@ -4,47 +4,33 @@ from typing import Any
 import pytest
 import torch
 
-from remask.checkpoint.presets import preset
 from remask.errors import CheckpointError, UnknownNameError
-from remask.families import DREAM as DREAM_FAMILY
-from remask.families import FAMILIES, Family, family_of
-from remask.families import GIDD as GIDD_FAMILY
-from remask.families import ILLADA as ILLADA_FAMILY
-from remask.families import LLADA as LLADA_FAMILY
-from remask.families import SDAR as SDAR_FAMILY
+from remask.families import FAMILIES, Family, family_of, preset
+from remask.families.dream import DREAM as DREAM_FAMILY
 from remask.families.family import Factors
+from remask.families.gidd import GIDD as GIDD_FAMILY
+from remask.families.illada import ILLADA as ILLADA_FAMILY
+from remask.families.llada import LLADA as LLADA_FAMILY
+from remask.families.sdar import SDAR as SDAR_FAMILY
 from remask.model.config import ModelConfig
 from remask.model.weights import empty_weights
 from remask.request.sampling_params import SamplingDefaults
 from remask.sampling.noise import Noise
-from tests.checkpoint.checkpoints import DREAM, FAST_DLLM_V2, GIDD, ILLADA, LLADA, LLADA2, LLADA_MOE, SDAR, SDAR_MOE
-
-LLADA_8B = LLADA | {
-    "d_model": 4096,
-    "n_heads": 32,
-    "n_kv_heads": 32,
-    "n_layers": 32,
-    "mlp_hidden_size": 12288,
-    "vocab_size": 126464,
-    "embedding_size": 126464,
-    "max_sequence_length": 4096,
-    "mask_token_id": 126336,
-    "eos_token_id": 126081,
-}
-
-DREAM_7B = DREAM | {
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 28,
-    "intermediate_size": 18944,
-    "vocab_size": 152064,
-    "max_position_embeddings": 131072,
-    "sliding_window": 131072,
-    "mask_token_id": 151666,
-    "eos_token_id": 151643,
-}
-
+from tests.checkpoint.checkpoints import (
+    A2D,
+    DREAM,
+    FAST_DLLM_V2,
+    GIDD,
+    ILLADA,
+    LLADA,
+    LLADA2,
+    LLADA_MOE,
+    MODERNBERT,
+    NEMOTRON,
+    SDAR,
+    SDAR_MOE,
+    STABLE_DIFFCODER,
+)
 
 RAW = {
     "llada": LLADA,
@@ -56,48 +42,154 @@ RAW = {
     "llada2": LLADA2,
     "sdar-moe": SDAR_MOE,
     "illada": ILLADA,
+    "a2d": A2D,
+    "stable-diffcoder": STABLE_DIFFCODER,
+    "modernbert": MODERNBERT,
+    "nemotron-labs-diffusion": NEMOTRON,
 }
 
-GIDD_3B = GIDD | {
-    "hidden_size": 3072,
-    "num_attention_heads": 24,
-    "head_dim": 128,
-    "num_hidden_layers": 19,
-    "intermediate_size": 12288,
-    "vocab_size": 131072,
-    "max_position_embeddings": 2048,
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llada-8b": LLADA
+    | {
+        "d_model": 4096,
+        "n_heads": 32,
+        "n_kv_heads": 32,
+        "n_layers": 32,
+        "mlp_hidden_size": 12288,
+        "vocab_size": 126464,
+        "embedding_size": 126464,
+        "max_sequence_length": 4096,
+        "mask_token_id": 126336,
+        "eos_token_id": 126081,
+    },
+    "dream-7b": DREAM
+    | {
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 28,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "max_position_embeddings": 131072,
+        "sliding_window": 131072,
+        "mask_token_id": 151666,
+        "eos_token_id": 151643,
+    },
+    "gidd-unif-3b": GIDD
+    | {
+        "hidden_size": 3072,
+        "num_attention_heads": 24,
+        "head_dim": 128,
+        "num_hidden_layers": 19,
+        "intermediate_size": 12288,
+        "vocab_size": 131072,
+        "max_position_embeddings": 2048,
+    },
+    "sdar-4b": SDAR
+    | {
+        "hidden_size": 2560,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 36,
+        "intermediate_size": 9728,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "mask_token_id": 151669,
+        "eos_token_id": 151643,
+    },
+    "illada-8b": ILLADA
+    | {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "intermediate_size": 14336,
+        "vocab_size": 155136,
+        "max_position_embeddings": 8192,
+    },
+    "stable-diffcoder-8b-instruct": STABLE_DIFFCODER
+    | {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "intermediate_size": 14336,
+        "vocab_size": 155136,
+        "max_position_embeddings": 8192,
+    },
+    "llada-moe-7b-a1b": LLADA_MOE
+    | {
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": None,
+        "num_hidden_layers": 16,
+        "dense_intermediate_size": None,
+        "expert_intermediate_size": 1024,
+        "shared_expert_intermediate_size": None,
+        "moe_layer_freq": [1] * 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "partial_rotary_factor": 1,
+        "vocab_size": 157184,
+        "max_position_embeddings": 8192,
+        "mask_token_id": None,
+        "eos_token_id": 156892,
+    },
+    "llada2-mini": LLADA2
+    | {
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_hidden_layers": 20,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "vocab_size": 157184,
+        "max_position_embeddings": 16384,
+        "mask_token_id": None,
+        "pad_token_id": 156892,
+    },
+    "sdar-30b-a3b": SDAR_MOE
+    | {
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_hidden_layers": 48,
+        "moe_intermediate_size": 768,
+        "mlp_only_layers": [],
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "mask_token_id": 151669,
+        "eos_token_id": 151643,
+    },
+    "modernbert-large-chat": MODERNBERT
+    | {
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "intermediate_size": 2624,
+        "vocab_size": 50368,
+        "max_position_embeddings": 8192,
+        "local_attention": 128,
+        "mask_token_id": None,
+        "eos_token_id": 50282,
+    },
 }
-
-SDAR_4B = SDAR | {
-    "hidden_size": 2560,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "num_hidden_layers": 36,
-    "intermediate_size": 9728,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "mask_token_id": 151669,
-    "eos_token_id": 151643,
-}
-
-ILLADA_8B = ILLADA | {
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 32,
-    "intermediate_size": 14336,
-    "vocab_size": 155136,
-    "max_position_embeddings": 8192,
-}
+"""What published configurations say, by the preset that they map to."""
 
 
-def test_published_configurations_map_to_their_presets() -> None:
-    assert LLADA_FAMILY.config(LLADA_8B) == preset("llada-8b") == preset("llada-1.5")
-    assert DREAM_FAMILY.config(DREAM_7B) == preset("dream-7b") == preset("diffucoder-7b")
-    assert GIDD_FAMILY.config(GIDD_3B) == preset("gidd-unif-3b")
-    assert SDAR_FAMILY.config(SDAR_4B) == preset("sdar-4b")
-    assert ILLADA_FAMILY.config(ILLADA_8B) == preset("illada-8b")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_map_to_their_presets(name: str) -> None:
+    assert family_of(PUBLISHED[name]).config(PUBLISHED[name]) == preset(name)
 
 
 def test_every_key_of_a_small_configuration_arrives() -> None:
@@ -113,7 +205,7 @@ def test_every_key_of_a_small_configuration_arrives() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("raw", [LLADA, DREAM])
+@pytest.mark.parametrize("raw", [LLADA, DREAM, SDAR])
 def test_the_turn_end_stops_only_in_the_published_vocabulary(raw: dict[str, Any]) -> None:
     assert family_of(raw).config(raw).stop_ids == (38,)
     assert family_of(raw).config(raw | {"eos_token_id": [7, 38, 7]}).stop_ids == (7, 38)
@@ -153,7 +245,6 @@ def test_absent_key_heads_are_as_many_as_heads() -> None:
         (LLADA, "layer_norm_with_affine", False),
         (LLADA, "block_group_size", 2),
         (LLADA, "clip_qkv", 8.0),
-        (LLADA, "rope_scaling", {"type": "linear", "factor": 2}),
         (LLADA, "n_heads", 3),
         (LLADA, "n_kv_heads", 3),
         (LLADA, "n_layers", 0),
@@ -166,9 +257,6 @@ def test_absent_key_heads_are_as_many_as_heads() -> None:
         (LLADA, "eos_token_id", "</s>"),
         (LLADA, "weight_tying", "no"),
         (DREAM, "hidden_act", "gelu"),
-        (DREAM, "use_sliding_window", True),
-        (DREAM, "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
-        (DREAM, "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e6}),
         (DREAM, "num_attention_heads", 16),
         (DREAM, "mask_token_id", -1),
         (GIDD, "head_dim", 8),
@@ -182,20 +270,62 @@ def test_absent_key_heads_are_as_many_as_heads() -> None:
         (GIDD, "eos_token_id", [1, -1]),
         (SDAR, "hidden_act", "gelu"),
         (SDAR, "attention_bias", True),
-        (SDAR, "use_sliding_window", True),
-        (SDAR, "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
         (SDAR, "num_key_value_heads", 3),
         (SDAR, "head_dim", 1),
         (SDAR, "block_size", 0),
         (SDAR, "mask_token_id", 40),
+        (NEMOTRON, "attention_bias", True),
+        (NEMOTRON, "sliding_window", 64),
+        (NEMOTRON, "dlm_paradigm", "uniform"),
+        (NEMOTRON, "block_size", 0),
+        (A2D, "block_size", 0),
+        (A2D, "right_shift_logits", 1),
         (ILLADA, "hidden_act", "gelu"),
         (ILLADA, "attention_bias", True),
         (ILLADA, "mlp_bias", True),
-        (ILLADA, "rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
         (ILLADA, "num_key_value_heads", 3),
         (ILLADA, "head_dim", 8),
         (ILLADA, "mask_token_id", 40),
         (ILLADA, "eos_token_id", 40),
+        (LLADA_MOE, "num_experts", 0),
+        (LLADA_MOE, "num_experts", 2**20),
+        (LLADA_MOE, "num_experts_per_tok", 7),
+        (LLADA_MOE, "moe_layer_freq", [1]),
+        (LLADA_MOE, "moe_layer_freq", [1, 2]),
+        (LLADA_MOE, "clip_qkv", 8.0),
+        (LLADA_MOE, "attention_bias", True),
+        (LLADA_MOE, "moe_router_enable_expert_bias", True),
+        (LLADA_MOE, "partial_rotary_factor", 0.3),
+        (LLADA_MOE, "partial_rotary_factor", 1.5),
+        (LLADA_MOE, "mask_token_id", 40),
+        (LLADA2, "score_function", "softmax"),
+        (LLADA2, "router_dtype", "bf16"),
+        (LLADA2, "norm_topk_prob", False),
+        (LLADA2, "n_group", 4),
+        (LLADA2, "n_group", 6),
+        (LLADA2, "topk_group", 4),
+        (LLADA2, "num_experts_per_tok", 5),
+        (LLADA2, "norm_head", True),
+        (LLADA2, "use_qkv_bias", True),
+        (LLADA2, "routed_scaling_factor", 0),
+        (MODERNBERT, "attention_bias", True),
+        (MODERNBERT, "classifier_bias", True),
+        (MODERNBERT, "norm_bias", True),
+        (MODERNBERT, "hidden_activation", "silu"),
+        (MODERNBERT, "decoder_bias", 1),
+        (MODERNBERT, "num_key_value_heads", 2),
+        (MODERNBERT, "local_attention", 1),
+        (MODERNBERT, "sliding_window", 0),
+        (MODERNBERT, "local_rope_theta", 0),
+        (MODERNBERT, "global_attn_every_n_layers", 0),
+        (MODERNBERT, "layer_types", ["full_attention"] * 4),
+        (MODERNBERT, "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+        (MODERNBERT, "rope_parameters", {"rope_type": "default", "rope_theta": 3.0}),
+        (SDAR_MOE, "norm_topk_prob", "yes"),
+        (SDAR_MOE, "mlp_only_layers", [2]),
+        (SDAR_MOE, "mlp_only_layers", 0),
+        (SDAR_MOE, "decoder_sparse_step", 0),
+        (SDAR_MOE, "num_experts_per_tok", 0),
     ],
 )
 def test_what_the_transformer_cannot_do_is_refused_by_key_and_value(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -231,14 +361,6 @@ def test_a_missing_key_is_named_or_has_a_documented_meaning(raw: dict[str, Any],
             family.config(without)
 
 
-def test_newer_files_keep_the_rotary_base_elsewhere() -> None:
-    moved = {key: value for key, value in DREAM.items() if key != "rope_theta"}
-    nested = {"rope_type": "default", "rope_theta": 1e6}
-    assert DREAM_FAMILY.config(moved | {"rope_parameters": nested}).rope_theta == 1e6
-    with pytest.raises(CheckpointError, match=r"rope_parameters.*'rope_theta' is missing"):
-        DREAM_FAMILY.config(moved | {"rope_parameters": {"rope_type": "default"}})
-
-
 def test_fast_dllm_v2_is_block_causal_and_shifted() -> None:
     config = family_of(FAST_DLLM_V2).config(FAST_DLLM_V2)
     assert (config.kind, config.shift, config.qkv_bias, config.block_length) == ("block_causal", 1, True, 8)
@@ -252,14 +374,14 @@ def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
     assert family_of({"architectures": ["LLaDAModelLM"]}) is LLADA_FAMILY
     with pytest.raises(
         UnknownNameError,
-        match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, Fast_dLLM_Qwen, gidd",
+        match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, Fast_dLLM_Qwen, a2d-llama",
     ):
         family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
     with pytest.raises(
         UnknownNameError,
-        match=r"'BertModel'.*Available: DreamModel, Fast_dLLM",
+        match=r"'GPTModel'.*Available: A2DLlamaLMHeadModel",
     ):
-        family_of({"architectures": ["BertModel"]})
+        family_of({"architectures": ["GPTModel"]})
     neither: list[dict[str, Any]] = [{}, {"model_type": 3}, {"architectures": []}]
     for raw in neither:
         with pytest.raises(CheckpointError, match="Supported model types: llada, Dream"):
@@ -282,6 +404,45 @@ def test_slots_fill_every_weight_exactly_once(family: Family, tied: bool) -> Non
     assert all(bool((tensor == 1).all()) for tensor in weights.tensors())
     assert len({slot.name for slot in slots}) == len(slots)
     assert sum(slot.target(weights).numel() for slot in slots) == config.parameters
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        (
+            {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+            "'llama': an autoregressive model.*'a2d-llama'",
+        ),
+        ({"model_type": "Qwen2"}, "'Qwen2': an autoregressive model, .*'a2d-qwen2'"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "'architectures' is 'Qwen3ForCausalLM': an auto.*'a2d-qwen3'"),
+        ({"model_type": "bert"}, "'bert': an encoder, .* by training it to denoise"),
+        ({"architectures": ["BertForMaskedLM"]}, "'BertForMaskedLM': an encoder"),
+    ],
+)
+def test_bases_are_told_from_diffusion_models_made_of_them(said: dict[str, Any], what: str) -> None:
+    with pytest.raises(CheckpointError, match=what):
+        family_of(said)
+
+
+def test_stable_diffcoder_is_told_from_llama_by_either_key() -> None:
+    for key in ("architectures", "auto_map"):
+        raw = {other: value for other, value in STABLE_DIFFCODER.items() if other != key}
+        found = family_of(raw)
+        assert (found.name, found.config(raw).mask_id, found.config(raw).block_length) == ("stable-diffcoder", 5, 4)
+
+
+def test_a2d_sees_all_or_blocks() -> None:
+    family = family_of(A2D)
+    plain = family.config(A2D | {"right_shift_logits": None})
+    windows = {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}
+    blocks = family.config(A2D | {"block_size": 8, **windows})
+    assert (plain.kind, plain.shift, plain.block_length) == ("masked", 0, None)
+    assert (blocks.kind, blocks.shift, blocks.block_length) == ("block_causal", 1, 8)
+    assert family.remark("Qwen3-0.6B-diffusion-mdlm-v0.1", plain) is None
+    assert family.remark("Qwen3-0.6B-diffusion-bd3lm-v0.1", blocks) is None
+    said = family.remark("Qwen3-0.6B-diffusion-bd3lm-v0.1", plain)
+    assert said is not None
+    assert "--hf-overrides '{\"block_size\": 32}'" in said
 
 
 def test_every_key_of_the_newer_families_arrives() -> None:
@@ -312,11 +473,6 @@ def test_what_null_means() -> None:
     assert (illada.mask_id, illada.stop_ids) == (5, (2,))
     other = ILLADA_FAMILY.config(ILLADA | {"mask_token_id": 7, "eos_token_id": [2, 9]})
     assert (other.mask_id, other.stop_ids) == (7, (2, 9))
-
-
-def test_an_assistant_turn_ends_an_answer_of_the_published_vocabulary_alone() -> None:
-    assert SDAR_FAMILY.config(SDAR_4B).stop_ids == (151643, 151645)
-    assert SDAR_FAMILY.config(SDAR | {"eos_token_id": [7, 38, 7]}).stop_ids == (7, 38)
 
 
 @pytest.mark.parametrize(

@@ -23,3 +23,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """A `.safetensors.gz` file; the same object for the same path, to be treated as read-only."""
     with gzip.open(path) as file:
         return dict(load(file.read()))
+
+
+@cache
+def unpacked(path: Path) -> bytes:
+    """A file, or what the `.gz` beside its name holds."""
+    if path.is_file():
+        return path.read_bytes()
+    with gzip.open(path.with_name(f"{path.name}.gz")) as file:
+        return file.read()

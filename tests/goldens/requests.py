@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.sampling_fields import grouped
+
 Run = dict[str, Any]
 Figure = Literal["tokens", "passes", "forwards", "row_layers"]
 
@@ -50,7 +52,7 @@ def request_line(run: Run, id: str) -> dict[str, Any]:
     line: dict[str, Any] = {"id": id, "prompt_token_ids": prompt_ids(run)}
     if "prefix_len" in run:
         line["prefix_length"] = run["prefix_len"]
-    return line | {"cache": policy, "cache_config": _cache_config(run, policy), "sampling": _sampling(run)}
+    return line | {"cache": policy, "cache_config": _cache_config(run, policy), "sampling": grouped(_sampling(run))}
 
 
 def exempt(run: Run) -> frozenset[Figure]:

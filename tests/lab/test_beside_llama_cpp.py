@@ -1,8 +1,7 @@
-"""The commands that measure a laptop's model: the file they write, and the report, with a stand-in for llama.cpp."""
+"""The measurement beside llama.cpp: the file that it writes, and the report, with a stand-in for llama.cpp."""
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +11,14 @@ import pytest
 import torch
 
 from remask import LLM
-from remask.checkpoint.dummy import dummy_weights
 from remask.checkpoint.load import load_weights, read_config
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
 from remask.errors import ConfigError
+from remask.families import preset
 from remask.plan.canvas import Canvas
-from remask_lab.speed import large, llama_cpp
-from remask_lab.speed.gguf_file import TYPES, write_gguf
+from remask_lab.speed import llama_cpp
+from remask_lab.speed.__main__ import measure
+from remask_lab.speed.llama_cpp import TYPES, write_gguf
 
 CPU, TINY = torch.device("cpu"), preset("llada-tiny")
 
@@ -38,12 +38,6 @@ def test_only_files_of_llada_are_written(tmp_path: Path) -> None:
     dream = preset("dream-tiny")
     with pytest.raises(ConfigError, match="files are written of llada models"):
         write_gguf(tmp_path / "x.gguf", dream, dummy_weights(dream, torch.float32, CPU), "f32")
-
-
-def ran(monkeypatch: pytest.MonkeyPatch, main: object, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["command", *words])
-    assert callable(main)
-    main()
 
 
 def test_the_report_has_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +60,7 @@ def test_the_report_has_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(llama_cpp, "version", lambda _: "0")
     monkeypatch.setattr(llama_cpp, "their_pass", stand_in)
     monkeypatch.setattr(llama_cpp, "answer", watched)
-    ran(monkeypatch, llama_cpp.main, "--model", "llada-tiny", "--prompt", "8", "--response", "8", "--block", "4")
+    measure("llama_cpp", ["--model", "llada-tiny", "--prompt", "8", "--response", "8", "--block", "4"])
     told = json.loads(capsys.readouterr().out)
     assert asked == [*llama_cpp.CACHES] * len(TYPES)
     exact, eight, four = told["results"]
@@ -81,19 +75,11 @@ def test_the_report_has_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_without_the_package_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="pip install llama-cpp-python"):
-        ran(monkeypatch, llama_cpp.main)
+        measure("llama_cpp", [])
     with pytest.raises(ConfigError, match="q9"):
-        ran(monkeypatch, llama_cpp.main, "--kinds", "q9")
+        measure("llama_cpp", ["--kinds", "q9"])
 
 
 def test_distance_of_logits() -> None:
     assert llama_cpp.apart(np.array([[1.0, 2.0]]), np.array([[1.0, 2.0]])) == 0
     assert llama_cpp.apart(np.array([[3.0, 0.0]]), np.array([[0.0, 4.0]])) == pytest.approx(1.25)
-
-
-def test_a_start_and_a_step_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    ran(monkeypatch, large.main, "--model", "llada-tiny", "--block", "8", "--turns", "2")
-    told = json.loads(capsys.readouterr().out)
-    assert told["kv_tokens"] >= 2 * told["max_model_len"]
-    assert 0 < told["weight_bytes"] < told["peak_bytes"] <= told["peak_bytes_after"]
-    assert 0 < told["ratio_range"][0] <= told["ratio"] <= told["ratio_range"][1]

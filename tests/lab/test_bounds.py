@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from remask.checkpoint.presets import preset
+from remask.families import preset
 from remask.plan.pass_cost import ExecutedPlan, pass_cost
 from remask.plan.plan import Plan
 from remask.plan.spans import Span
 from remask_lab.gpu.bounds import GPUS, Launch, launches
 from remask_lab.gpu.kernels import Variant, variants
-from remask_lab.gpu.shapes import find_shape
+from remask_lab.gpu.steady import find_shape
 from tests.engine.executors import NEEDS_TRITON
 
 pytestmark = NEEDS_TRITON

@@ -11,9 +11,8 @@ from remask.errors import ConfigError, UnknownNameError
 from remask_lab.bench import decodings
 from remask_lab.bench.decodings import BASELINE, GRIDS, SUBJECT, measure
 from remask_lab.pages import caches
+from remask_lab.pages.page import PAGES
 from remask_lab.records.record import Record, read_record, write_record
-
-ASKED = {"requests": 1, "prefixes": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1}
 
 
 @pytest.fixture
@@ -51,12 +50,12 @@ def test_the_command_measures_and_writes_the_page(tmp_path: Path, capsys: pytest
     text = page.read_text(encoding="utf-8")
     assert text.count("## `bundled-tariff`\n") == text.count("## `bundled-uniform`\n") == 1
     assert "### 2 steps (`bundled-tariff`)" in text
-    assert "| `block-dual` | 4.00 | 100.0 % (34.2 to 100.0) | 100.0 % | " in text
+    assert "| `block-dual` | 4.00 | 100.0 % (33.3 to 100.0) | 100.0 % | " in text
     assert "| `uniform-cache drift=0.3` | 1.00 | " in text
     assert "- Left out: `dkv-greedy`: dkv-greedy plans by an order drawn beforehand" in text
     assert "\n| `dkv-greedy` | 1.00 | " in text, "in random order it runs"
-    record = read_record(folder / "bundled-tariff.2.json", SUBJECT)
-    rows = {row["cache"]: row for row in record.data["results"]}
+    kept = read_record(folder / "bundled-tariff.2.json", SUBJECT)
+    rows = {row["cache"]: row for row in kept.data["results"]}
     assert set(rows) == {BASELINE, "none", "block-dual"}
     assert rows["none"]["work_ratio_to_none"] == 4, "two steps in place of eight"
     assert caches.main(given) == 0
@@ -86,54 +85,37 @@ def row(cache: str, right: float, work: float, time: float) -> dict[str, Any]:
     return {"cache": cache, **shares, "forwards": 4, "work_ratio_to_none": work, "ratio_to_none": time}
 
 
-def test_what_loses_is_named(tmp_path: Path) -> None:
-    settings = {
-        "requests": 1,
-        "prefixes": 1,
-        "max_tokens": 8,
-        "block_length": 8,
-        "concurrency": 1,
-        "decoding": "factor 1",
-    }
+def record(model: str, decoding: str, *rows: dict[str, Any]) -> Record:
+    asked = {"requests": 1, "prefixes": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1, "decoding": decoding}
     machine = {"cpu": "a CPU", "threads": 1, "dtype": "float32"}
-    about = {"model": "bundled-tariff", "settings": settings, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
-    rows = [row(BASELINE, 1.0, 1, 1), row("none", 0.5, 4, 4), row("a", 0.2, 9, 9), row("b", 0.5, 5, 3)]
-    text = caches.page([Record(SUBJECT, about, {"results": rows, "left_out": {}})])
+    about = {"model": model, "settings": asked, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
+    return Record(SUBJECT, about, {"results": [row(BASELINE, 1, 1, 1), *rows], "left_out": {}})
+
+
+def test_what_loses_is_named(tmp_path: Path) -> None:
+    rows = [row("none", 0.5, 4, 4), row("a", 0.2, 9, 9), row("b", 0.5, 5, 3)]
+    text = caches.page([record("bundled-tariff", "factor 1", *rows)])
     assert "loses answers without a cache too. Fewer right answers than `none`, beyond both intervals: `a`." in text
     assert "lies below that of `none` under the same decoding:\n\n- `bundled-tariff`, factor 1: `a`.\n" in text
     assert "Less work than `none`, and slower: `b`." in text
-    rows[1:] = [row("none", 1.0, 4, 4), row("a", 0.9, 5, 3.9) | {"accuracy_interval": [0.5, 1.0]}]
-    text = caches.page([Record(SUBJECT, about, {"results": rows, "left_out": {}})])
+    within = row("a", 0.9, 5, 3.9) | {"accuracy_interval": [0.5, 1.0]}
+    text = caches.page([record("bundled-tariff", "factor 1", row("none", 1.0, 4, 4), within)])
     assert text.endswith("\n\nFewer, within the intervals: `a`.\n")
     assert "None of those measured." in text
-    rows[1:] = [row("none", 1.0, 4, 4), row("a", 1.0, 5, 3.9)]
-    write_record(tmp_path / "x.json", Record(SUBJECT, about, {"results": rows, "left_out": {}}))
+    found = record("bundled-tariff", "factor 1", row("none", 1.0, 4, 4), row("a", 1.0, 5, 3.9))
+    write_record(tmp_path / "x.json", found)
     text = caches.page([read_record(tmp_path / "x.json", SUBJECT)])
     assert text.endswith("\n\nNo cache loses answers.\n")
 
 
 def test_one_table_of_all_caches() -> None:
-    def record(model: str, decoding: str, *rows: dict[str, Any]) -> Record:
-        settings = {
-            "requests": 1,
-            "prefixes": 1,
-            "max_tokens": 8,
-            "block_length": 8,
-            "concurrency": 1,
-            "decoding": decoding,
-        }
-        machine = {"cpu": "a CPU", "threads": 1, "dtype": "float32"}
-        about = {"model": model, "settings": settings, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
-        return Record(
-            SUBJECT, about, {"results": [row(BASELINE, 1, 1, 1), row("none", 1, 1, 1), *rows], "left_out": {}}
-        )
-
+    none = row("none", 1, 1, 1)
     text = caches.page(
         [
-            record("bundled-tariff", "8 steps", row("a", 0.5, 5.25, 1)),
-            record("bundled-tariff", "factor 1", row("a", 0.25, 9, 1)),
-            record("bundled-tariff", "random order", row("dkv-greedy", 1.0, 7, 1)),
-            record("bundled-uniform", "1 token a step", row("b", 1.0, 3, 1)),
+            record("bundled-tariff", "8 steps", none, row("a", 0.5, 5.25, 1)),
+            record("bundled-tariff", "factor 1", none, row("a", 0.25, 9, 1)),
+            record("bundled-tariff", "random order", none, row("dkv-greedy", 1.0, 7, 1)),
+            record("bundled-uniform", "1 token a step", none, row("b", 1.0, 3, 1)),
         ]
     )
     table = text[text.index("| cache | `bundled-tariff`") :].split("\n\n")[0].splitlines()
@@ -155,4 +137,4 @@ def test_only_bundled_models_and_their_decodings_are_measured() -> None:
 
 def test_the_page_is_that_of_the_files() -> None:
     records = [read_record(path, SUBJECT) for path in sorted(caches.FOLDER.glob("*.json"))]
-    assert caches.PAGE.read_text(encoding="utf-8") == caches.page(records), "run python -m remask_lab.pages.caches"
+    assert PAGES["caches"].read_text(encoding="utf-8") == caches.page(records), "run python -m remask_lab pages caches"

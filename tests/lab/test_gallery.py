@@ -10,8 +10,9 @@ from remask.cli.main import parse
 from remask.errors import ConfigError
 from remask_lab.pages import gallery
 from remask_lab.pages.gallery import Picture, page, read_entries
+from remask_lab.pages.page import ROOT
 
-FOLDER = gallery.ROOT / "docs" / "gallery"
+FOLDER = ROOT / "docs" / "lab" / "gallery"
 ENTRIES = read_entries(FOLDER / "entries.toml")
 ENTRY = '''
 [[entries]]
@@ -20,14 +21,14 @@ group = "BiCache"
 title = "Depth"
 source = "figure 5"
 command = """remask profile --model llada-tiny --load-format dummy --dtype float32 --canvas 64 --samples 1 \\
---plot docs/gallery/one/depth.png"""
+--plot docs/lab/gallery/one/depth.png"""
 reading = "It rises."
 '''
 
 
 def test_the_committed_page_is_made_from_the_entries() -> None:
-    assert page(ENTRIES) == (gallery.ROOT / "docs" / "gallery.md").read_text(encoding="utf-8"), (
-        "run python -m remask_lab.pages.gallery"
+    assert page(ENTRIES) == (ROOT / "docs" / "lab" / "gallery.md").read_text(encoding="utf-8"), (
+        "run python -m remask_lab pages gallery"
     )
 
 
@@ -41,7 +42,7 @@ def test_a_picture_and_its_command(entry: Picture) -> None:
     words = shlex.split(entry.command)
     assert words[0] == "remask"
     assert parse(words[1:]).run
-    target = Path("docs/gallery", entry.picture)
+    target = Path("docs/lab/gallery", entry.picture)
     assert {target, target.parent} & set(map(Path, words)), "the command puts it where the page looks for it"
 
 
@@ -51,22 +52,22 @@ def test_every_picture_has_an_entry() -> None:
 
 def checkout(folder: Path, entries: str = ENTRY) -> Path:
     """The root of a checkout with a gallery of its own."""
-    (folder / "docs" / "gallery" / "one").mkdir(parents=True, exist_ok=True)
-    (folder / "docs" / "gallery" / "entries.toml").write_text(entries, encoding="utf-8")
+    (folder / "docs" / "lab" / "gallery" / "one").mkdir(parents=True, exist_ok=True)
+    (folder / "docs" / "lab" / "gallery" / "entries.toml").write_text(entries, encoding="utf-8")
     return folder
 
 
 @pytest.mark.thorough
 def test_pictures_are_drawn_by_their_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = checkout(tmp_path)
-    stray = root / "docs" / "gallery" / "one" / "stray.png"
+    stray = root / "docs" / "lab" / "gallery" / "one" / "stray.png"
     stray.write_bytes(b"of no entry")
     assert gallery.main(["--root", str(root), "--draw"]) == 0
     assert "$ remask profile " in capsys.readouterr().out
-    with Image.open(root / "docs" / "gallery" / "one" / "depth.png") as image:
+    with Image.open(root / "docs" / "lab" / "gallery" / "one" / "depth.png") as image:
         assert image.mode == "P", "reduced to a palette"
     assert not stray.exists()
-    text = (root / "docs" / "gallery.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "lab" / "gallery.md").read_text(encoding="utf-8")
     assert "## BiCache\n\n### Depth\n\n![Depth](gallery/one/depth.png)\n\nIt rises. (figure 5)\n\n```\nremask " in text
     assert "## dKV-Cache" not in text
 
@@ -75,7 +76,7 @@ def test_pictures_are_drawn_by_their_commands(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("--plot docs/gallery/one/depth.png", "--plot docs/gallery/one/other.png", "did not make"),
+        ("--plot docs/lab/gallery/one/depth.png", "--plot docs/lab/gallery/one/other.png", "did not make"),
         ("--samples 1", "--samples 0", "the command failed with status 2: remask profile"),
     ],
 )
@@ -109,7 +110,7 @@ def test_a_picture_that_is_too_large(
 )
 def test_what_an_entry_cannot_say(tmp_path: Path, entries: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_entries(checkout(tmp_path, entries) / "docs" / "gallery" / "entries.toml")
+        read_entries(checkout(tmp_path, entries) / "docs" / "lab" / "gallery" / "entries.toml")
     assert message in str(caught.value)
 
 

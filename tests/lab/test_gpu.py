@@ -5,23 +5,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from remask.checkpoint.presets import preset
-from remask.engine.device_defaults import device_key, read_defaults
-from remask_lab.gpu import __main__ as command
+from remask.families import preset
+from remask_lab.gpu import __main__ as entry
 from remask_lab.gpu import parts
-from remask_lab.gpu.children import run_child
-from remask_lab.gpu.decide import decide
-from remask_lab.gpu.parts import PARTS, Part, Setting
-from remask_lab.gpu.results import Result
-from remask_lab.gpu.shapes import find_shape
-from remask_lab.gpu.steady import roof_seconds
-from remask_lab.ops.peaks import Peaks
+from remask_lab.gpu import run as command
+from remask_lab.gpu.parts import PARTS, Part, Setting, run_child
+from remask_lab.gpu.plain import PASSES, ROWS, plain_row
+from remask_lab.gpu.profile import _covered
+from remask_lab.gpu.results import Result, kept, speed_table
+from remask_lab.gpu.steady import find_shape, roof_seconds
+from remask_lab.ops.roofline import Peaks
 from tests.waiting import ended, eventually
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu"
@@ -52,27 +54,13 @@ def test_a_run_leaves_a_result_of_each_part_and_a_page(rehearsal: tuple[Path, st
         assert result["error"] is None
         assert f"## {part.about}" in printed
     assert (folder / "report.md").read_text(encoding="utf-8") in printed
-    assert list(PARTS)[:2] == ["compile", "proof"], "what takes seconds and decides most comes first"
+    assert list(PARTS)[:3] == ["proof", "machine", "speed"], "what tells most comes first"
 
 
 @pytest.mark.thorough
-def test_a_rehearsal_decides_for_its_own_folder_alone(rehearsal: tuple[Path, str]) -> None:
-    folder, printed = rehearsal
-    file = folder / "devices.json"
-    found = read_defaults(torch.device("cpu"), file)
-    assert found is not None
-    assert found.attention == "torch", "nothing but a GPU shows that Triton's kernels are right"
-    assert f"attention torch, overlap {'on' if found.overlap else 'off'}" in printed
-    assert str(file) in printed
-    (entry,) = json.loads(file.read_text(encoding="utf-8")).values()
-    assert any("rehearsal" in why for why in entry["why"])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("part", ["kernels", "goldens", "overlap", "graphs"])
-def test_the_tests_that_were_asked_for_passed(rehearsal: tuple[Path, str], part: str) -> None:
-    found = json.loads((rehearsal[0] / f"{part}.json").read_text(encoding="utf-8"))["found"]
-    assert found["passed"] + found["skipped"] >= 1
+def test_the_tests_that_were_asked_for_passed(rehearsal: tuple[Path, str]) -> None:
+    found = json.loads((rehearsal[0] / "tests.json").read_text(encoding="utf-8"))["found"]
+    assert found["passed"] >= 2
     assert not found["failed"]
 
 
@@ -86,20 +74,35 @@ def only_graphs_are_refused(found: Mapping[str, Any]) -> None:
 
 @pytest.mark.thorough
 def test_every_policy_is_measured_at_every_number_of_requests(rehearsal: tuple[Path, str]) -> None:
-    found = json.loads((rehearsal[0] / "policies.json").read_text(encoding="utf-8"))["found"]
+    found = json.loads((rehearsal[0] / "speed.json").read_text(encoding="utf-8"))["found"]
     only_graphs_are_refused(found)
     rows: list[dict[str, Any]] = found["rows"]
-    assert {row["cache"] for row in rows} == {"none", "block-dual", "bicache", "bicache+block-dual"}
-    assert {row["requests"] for row in rows} == {1, 2}
+    caches = {"plain PyTorch", "none", "block-dual", "bicache", "bicache+block-dual"}
+    assert {(row["cache"], row["requests"]) for row in rows} == {(cache, count) for cache in caches for count in (1, 2)}
     for row in rows:
         assert row["tok_s"] == pytest.approx(
             1e3 * row["requests"] * row["tokens_per_step"] / row["ms_per_step"], rel=1e-6
         )
+    counted = [row for row in rows if row["cache"] != "plain PyTorch"]
+    for row in counted:
         assert row["share_of_roof"] == pytest.approx(row["roof_ms_per_step"] / row["ms_per_step"], rel=1e-6)
         assert row["host_ms_per_step"] > 0
-    by_cell = {row["cell"]: row["roof_ms_per_step"] for row in rows}
+    by_cell = {row["cell"]: row["roof_ms_per_step"] for row in counted}
     dense = by_cell["b=2 none 2 tokens a step"]
     assert by_cell["b=2 block-dual 2 tokens a step"] < dense
+
+
+@pytest.mark.thorough
+def test_profiles_tell_where_time_goes(rehearsal: tuple[Path, str]) -> None:
+    for part, requests in (("profile", {1, 2}), ("small", {16})):
+        found = json.loads((rehearsal[0] / f"{part}.json").read_text(encoding="utf-8"))["found"]
+        only_graphs_are_refused(found)
+        assert {int(each["cell"].partition(" ")[0].removeprefix("b=")) for each in found["profiles"]} == requests
+        for each in found["profiles"]:
+            assert 0 < each["busy_ms_per_step"] < each["ms_per_step"]
+            assert any("mm" in kernel["name"] and kernel["per_step"] >= 1 for kernel in each["kernels"])
+            taken = [kernel["ms_per_step"] for kernel in each["kernels"]]
+            assert taken == sorted(taken, reverse=True)
 
 
 @pytest.mark.thorough
@@ -108,6 +111,8 @@ def test_matrices_of_few_bits_are_measured_too(rehearsal: tuple[Path, str]) -> N
     found = json.loads((folder / "quantised.json").read_text(encoding="utf-8"))["found"]
     assert found["quantization"] == "int8"
     only_graphs_are_refused(found)
+    assert all(0 < each["error"] < 0.02 and each["ms"] > 0 for each in found["products"])
+    assert [each["rows"] for each in found["products"]] == list(ROWS)
     assert {(row["cache"], row["requests"]) for row in found["rows"]} == {
         (cache, count) for cache in ("none", "bicache+block-dual") for count in (1, 2)
     }
@@ -119,18 +124,18 @@ def test_what_is_done_is_not_run_again(rehearsal: tuple[Path, str], monkeypatch:
     folder, _ = rehearsal
     started: list[str] = []
     monkeypatch.setattr(command, "_start", lambda name, _: started.append(name))
-    (folder / "policies.json").rename(folder / "kept")
+    (folder / "speed.json").rename(folder / "kept")
     arguments = ["gpu", str(folder), "--device", "cpu", "--shape", "tiny"]
     try:
         monkeypatch.setattr(sys, "argv", arguments)
-        with pytest.raises(SystemExit, match="policies"):
-            command.main()
-        assert started == ["policies"]
+        with pytest.raises(SystemExit, match="speed"):
+            command.main(time.monotonic())
+        assert started == ["speed"]
     finally:
-        (folder / "kept").rename(folder / "policies.json")
+        (folder / "kept").rename(folder / "speed.json")
     monkeypatch.setattr(sys, "argv", [*arguments, "--again", "--parts", "machine"])
-    command.main()
-    assert started == ["policies", "machine"]
+    command.main(time.monotonic())
+    assert started == ["speed", "machine"]
 
 
 def test_a_part_that_fails_is_told_and_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,10 +143,10 @@ def test_a_part_that_fails_is_told_and_keeps_what_it_had(tmp_path: Path, monkeyp
         yield {"rows": 1}
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setitem(PARTS, "policies", Part("Speed", work, 1.0))
+    monkeypatch.setitem(PARTS, "speed", Part("Speed", work, 1.0))
     with pytest.raises(RuntimeError):
-        command.run_part("policies", setting(tmp_path))
-    result = Result.read(tmp_path, "policies")
+        command.run_part("speed", setting(tmp_path))
+    result = Result.read(tmp_path, "speed")
     assert result is not None
     assert (result.found, result.done, result.error) == ({"rows": 1}, False, "RuntimeError: no kernel image")
 
@@ -173,9 +178,31 @@ def test_a_process_without_an_end_is_ended_with_its_children(tmp_path: Path, mon
     eventually(lambda: ended(child))
 
 
-def test_speed_without_peaks_names_the_part_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="run the part 'machine' first"):
-        command.run_part("policies", setting(tmp_path))
+def test_peaks_are_measured_where_no_part_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "measure_peaks", lambda *_: Peaks(3.0, 2.0))
+    assert parts._Bench(setting(tmp_path)).peaks == Peaks(3.0, 2.0)
+    Result("machine", {"peaks": {"float32": {"flops_s": 5.0, "bytes_s": 4.0}}}).save(tmp_path)
+    assert parts._Bench(setting(tmp_path)).peaks == Peaks(5.0, 4.0)
+
+
+def test_one_cell_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises; each is written down as soon as it is there."""
+
+    def measure(_llm: object, _shape: object, cell: Any, *_: object) -> dict[str, Any]:
+        if cell.cache == "none":
+            raise RuntimeError("no kernel image\nin line 7")
+        return {"cell": cell.name}
+
+    monkeypatch.setattr(parts, "measure_cell", measure)
+    monkeypatch.setattr(parts, "measure_peaks", lambda *_: Peaks(3.0, 2.0))
+    seen = [len(found["rows"]) + len(found["refused"]) for found in PARTS["speed"].work(setting(tmp_path))]
+    assert seen == list(range(1, len(seen) + 1))
+    command.run_part("speed", setting(tmp_path))
+    result = Result.read(tmp_path, "speed")
+    assert result is not None
+    assert result.done
+    assert {each["reason"] for each in result.found["refused"]} == {"RuntimeError: no kernel image"}
+    assert len(result.found["rows"]) > len(result.found["refused"]) > 2
 
 
 def test_the_roof_is_the_slower_of_products_and_copies() -> None:
@@ -189,120 +216,107 @@ def test_the_roof_is_the_slower_of_products_and_copies() -> None:
     assert roof_seconds(Cost, Peaks(flops_s=1000, bytes_s=10)) == 1  # type: ignore[arg-type]
 
 
-def a_row(tok_s: float, attention: str = "triton", requests: int = 1, **settings: Any) -> dict[str, Any]:
-    return {
-        "tok_s": tok_s,
-        "attention": attention,
-        "cache": "none",
-        "requests": requests,
-        "tokens_per_step": 2,
-        "settings": {"depth": 1, **settings},
-    }
-
-
-def a_run(**changed: Any) -> dict[str, Result | None]:
-    """The results of a run in which all is right, overlap gains a fifth, and graphs double the speed."""
-    engines: list[tuple[int, dict[str, Any]]] = [
-        (100, {}),
-        (120, {"overlap": True}),
-        (200, {"graphs": True}),
-        (190, {"overlap": True, "graphs": True}),
-    ]
-    rows = [a_row(speed * number, requests=number, **engine) for number in (1, 8) for speed, engine in engines]
-    found: dict[str, Any] = {
-        "compile": {"status": 0, "last": "all"},
-        "proof": {"executor": "triton", "proven": ["a"], "faults": [], "graph_faults": []},
-        "policies": {"rows": rows},
-    }
-    results: dict[str, Result | None] = {name: Result(name, found.get(name, {}), done=True) for name in PARTS}
-    return results | changed
-
-
-def failed(name: str, **found: Any) -> Result:
-    return Result(name, found, error="it failed")
-
-
-PRESET = preset("llada-tiny")
-PROVEN: dict[str, Any] = {"executor": "triton", "proven": ["a"], "faults": [], "graph_faults": []}
-
-
 @pytest.mark.parametrize(
-    ("changed", "expected", "said"),
+    ("printed", "found", "error"),
     [
-        ({}, ("triton", False, True), "graphs: 2.00 times"),
-        ({"graphs": failed("graphs")}, ("triton", True, False), "graphs is off: the part 'graphs': it failed"),
-        ({"graphs": None, "overlap": None}, ("triton", False, False), "overlap is off: the part 'overlap' was not run"),
         (
-            {"proof": failed("proof", **PROVEN | {"graph_faults": ["b: full pass differs"]})},
-            ("triton", True, False),
-            "b:",
+            "[gw0] [ 33%] PASSED tests/a.py::test_a[x y] \n[gw1] [ 66%] SKIPPED tests/a.py::test_b \n"
+            "[gw0] [100%] PASSED tests/b.py::test_c \n=== 2 passed, 1 skipped in 3.14s ===\n",
+            {"passed": 2, "skipped": 1, "failed": []},
+            None,
         ),
         (
-            {"proof": failed("proof", **PROVEN | {"faults": ["a: merged pass"]})},
-            ("torch", False, False),
-            "a: merged pass",
+            "[gw0] [ 50%] FAILED tests/a.py::test_a[x] \n[gw0] [100%] PASSED tests/b.py::test_c \n"
+            "=== 1 failed, 1 passed in 3.14s ===\n",
+            {"passed": 1, "skipped": 0, "failed": ["tests/a.py::test_a[x]"]},
+            "1 of 2 tests failed",
         ),
-        ({"kernels": failed("kernels")}, ("torch", False, False), "the part 'kernels': it failed"),
-        ({"compile": failed("compile")}, ("torch", False, False), "the part 'compile': it failed"),
-        ({"goldens": None}, ("torch", False, False), "the part 'goldens' was not run"),
         (
-            {"policies": Result("policies", {"rows": [a_row(100), a_row(101, overlap=True)]}, done=True)},
-            ("triton", False, False),
-            "overlap: 1.01 times",
+            "[gw0] [ 50%] PASSED tests/a.py::test_a \n",
+            {"passed": 1, "skipped": 0, "failed": []},
+            "the tests did not come to their end",
         ),
+        ("ImportError: no module\n", {"passed": 0, "skipped": 0, "failed": []}, "0 of 0 tests failed"),
     ],
+    ids=["all", "a failure", "no end", "no tests"],
 )
-def test_defaults_follow_from_what_is_proven_and_faster(
-    changed: dict[str, Result | None], expected: tuple[str, bool, bool], said: str
+def test_tests_that_ended_count_though_their_session_did_not(
+    printed: str, found: dict[str, Any], error: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decision = decide(a_run(**changed))
-    assert decision is not None
-    assert (decision.attention, decision.overlap, decision.graphs) == expected
-    assert said in " ".join(decision.why)
-
-
-@pytest.mark.parametrize("missing", ["proof", "policies"])
-def test_nothing_is_decided_without_a_proof_and_times(missing: str) -> None:
-    assert decide(a_run(**{missing: None})) is None
-
-
-def test_a_run_writes_the_defaults_that_a_start_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for result in a_run().values():
-        assert result is not None
-        result.save(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gpu", str(tmp_path), "--device", "cpu", "--shape", "tiny", "--parts", "proof"])
-    monkeypatch.setattr(command, "page", lambda _, decision, file: f"{decision.attention} {file}")
-    command.main()
-    assert list(json.loads((tmp_path / "devices.json").read_text(encoding="utf-8"))) == [
-        device_key(torch.device("cpu"))
-    ]
-    found = read_defaults(torch.device("cpu"), tmp_path / "devices.json")
-    assert found is not None
-    assert (found.attention, found.overlap, found.graphs) == ("triton", False, True)
-
-
-@pytest.mark.parametrize("status", [0, 3])
-def test_kernels_are_compiled_by_their_script(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "kernels"
-    script.write_text(f"#!/bin/sh\necho 40 kernels\nexit {status}\n", encoding="utf-8")
-    script.chmod(0o755)
-    monkeypatch.setattr(parts, "COMPILER", script)
-    if status:
-        with pytest.raises(Exception, match=r"kernels failed; compile\.txt says how"):
-            command.run_part("compile", setting(tmp_path))
-    else:
-        command.run_part("compile", setting(tmp_path))
-    result = Result.read(tmp_path, "compile")
+    monkeypatch.setattr(parts, "run_child", lambda _words, _folder, output, _seconds: output.write_text(printed))
+    with pytest.raises(parts.PartError, match=error) if error else nullcontext():
+        command.run_part("tests", setting(tmp_path))
+    result = Result.read(tmp_path, "tests")
     assert result is not None
-    assert (result.found, result.done) == ({"status": status, "last": "40 kernels"}, status == 0)
+    assert (result.found, result.done) == (found, error is None)
+
+
+def test_a_part_whose_packages_or_time_are_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "run_child", lambda *_: pytest.fail("nothing is started"))
+    monkeypatch.setitem(PARTS, "speed", Part("Speed", PARTS["speed"].work, 1.0, {"no_such_module": "no-such"}))
+    command._start("speed", setting(tmp_path))
+    command._start("tests", setting(tmp_path, seconds=5))
+    told = [Result.read(tmp_path, name) for name in ("speed", "tests")]
+    assert [result and result.error for result in told] == ["not run: it needs no-such", "not run: 3 s were left"]
+
+
+def test_what_every_part_needs_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(entry, "find_spec", lambda name: None if name in ("torch", "yaml") else name)
+    assert entry.main() == 2
+    assert capsys.readouterr().err == "error: scripts/gpu needs torch, pyyaml: pip install torch pyyaml\n"
+
+
+def test_what_runs_at_the_same_time_is_counted_once() -> None:
+    assert _covered([(0, 4), (5, 6), (1, 2), (3, 5.5)]) == 6
+    assert _covered([(10, 11), (0, 1)]) == 2
+    assert _covered([]) == 0
+
+
+def test_the_plain_loop_is_the_models_own_arithmetic() -> None:
+    """A product more or a head less, and the engine would be compared with something else."""
+    shape, config = find_shape("tiny", torch.device("cpu")), preset("llada-tiny")
+    with FlopCounterMode(display=False) as counter:
+        row = plain_row(config, shape, 2, torch.device("cpu"))
+    assert row["ms_per_step"] > 0  # type: ignore[operator]
+    rows, dim = 2 * shape.canvas, config.heads * config.head_dim
+    layer = config.hidden * (2 * dim + 2 * config.kv_heads * config.head_dim + 3 * config.intermediate)
+    flops = config.layers * 2 * rows * layer  # PyTorch counts no fused attention on CPUs
+    flops += 2 * 2 * shape.response * config.hidden * config.vocab
+    assert counter.get_total_flops() == (PASSES + 1) * flops
 
 
 def test_a_fault_of_the_proof_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "presets", lambda: {"llada-tiny": PRESET})
+    monkeypatch.setattr(parts, "presets", lambda: {"llada-tiny": preset("llada-tiny")})
     command.run_part("proof", setting(tmp_path))
     monkeypatch.setattr(parts, "prove", lambda *_, graphs: [] if graphs else ["full pass: wrong"])
-    with pytest.raises(Exception, match="llada-tiny float32: full pass: wrong"):
+    with pytest.raises(Exception, match="full pass: wrong"):
         command.run_part("proof", setting(tmp_path))
     result = Result.read(tmp_path, "proof")
     assert result is not None
-    assert (result.found["faults"], result.found["graph_faults"]) == (["llada-tiny float32: full pass: wrong"], [])
+    assert (result.found["faults"], result.found["graph_faults"]) == (["full pass: wrong"], [])
+
+
+def test_what_is_kept_of_a_gpu_and_the_table_of_it() -> None:
+    """Of each cache the fastest settings, at two tokens a step. A rehearsal on a CPU leaves nothing to keep."""
+    row = {"cache": "none", "requests": 1, "settings": {}, "attention": "triton", "tokens_per_step": 2, "took_s": 1.0}
+    rows = [
+        row | {"tok_s": 50.4, "ms_per_step": 40.0},
+        row | {"tok_s": 57.6, "ms_per_step": 35.0, "settings": {"graphs": True}},
+        row | {"tok_s": 99.0, "ms_per_step": 40.0, "tokens_per_step": 4},
+        row | {"tok_s": 800.4, "ms_per_step": 20.0, "requests": 8, "cache": "block-dual", "share_of_roof": 0.694},
+    ]
+    shape = asdict(find_shape("llada-8b", torch.device("cpu")))
+    about = {"versions": {"torch": "2", "triton": "3"}, "peaks": {}, "gpu": {"name": "NVIDIA X9 80GB"}}
+    speed = Result("speed", {"shape": shape, "rows": rows}, commit="0123456789ab")
+    found = kept({"machine": Result("machine", about), "speed": speed})
+    assert found is not None
+    assert "took_s" not in found["rows"][0]
+    lines = speed_table([found]).splitlines()
+    assert lines[0] == "| cache | X9, 1 at a time | 8 | 32 | roof, 8 |"
+    assert lines[3] == "| none | 58 | - | - | - |"
+    assert lines[5:7] == ["| block-dual | - | 800 | - | 69 % |", "| bicache+block-dual | - | - | - | - |"]
+    assert "NVIDIA X9 80GB, commit 01234567" in lines[-1]
+    assert kept({"machine": Result("machine", about), "speed": None}) is None
+    assert kept({"machine": Result("machine", {"versions": {}}), "speed": speed}) is None

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from remask.checkpoint.presets import presets
 from remask.errors import ConfigError
+from remask.families import presets
 from remask_lab.gpu import kernels
 from remask_lab.gpu.kernels import Compiled, Variant
 from tests.engine.executors import NEEDS_TRITON

@@ -1,11 +1,14 @@
-"""The commands of `remask_lab.speed` run, at sizes that say nothing about speed."""
+"""The measurements of `remask_lab.speed` run, at sizes that say nothing about speed."""
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,57 +19,83 @@ from remask.model.work_list import WorkList
 from remask_lab.papers import uniform_shapes
 from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record
-from remask_lab.speed import (
-    attention,
-    bicache_paper,
-    boundary,
-    concurrency,
-    decisions,
-    depth_rule,
-    first_layer,
-    host,
-    host_decode,
-    invariance,
-    mixture,
-    neighbours,
-    overhead,
-    parts,
-    policies,
-    quantised,
-    routing,
-    selection,
-    servers,
-    serving,
-    sharing,
-    speculation,
-    startup,
-    structure,
-    uniform,
-    within_request,
-)
-from remask_lab.speed.command import run_command
+from remask_lab.speed import host, host_decode, layers, processes, routing, runs, serving
+from remask_lab.speed.__main__ import MEASUREMENTS, measure
+from remask_lab.speed.__main__ import main as speed
 from tests.engine.executors import NEEDS_TRITON
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+MIXTURE = "--hidden 32 --experts 6 --active 2 --intermediate 8 --turns 2"
+INVARIANCE = "--model llada-tiny --caches none,reuse --rounds 2 --requests 2 --prompt 12 --response 8 --block-length 4"
+SELECTION = "--model llada-tiny --batch 2 --prompt 8 --response 8 --turns 3"
 
-def test_startup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+def run(name: str, *words: str) -> None:
+    """Run a measurement; words may stand together in one string."""
+    measure(name, [each for word in words for each in word.split(" ")])
+
+
+def measured(capsys: Capture, name: str, *words: str) -> Any:
+    """The JSON that a measurement prints."""
+    run(name, *words)
+    return json.loads(capsys.readouterr().out)
+
+
+def lines_of(capsys: Capture, name: str, *words: str) -> list[dict[str, Any]]:
+    """The lines of JSON that a measurement prints behind what it says of the machine."""
+    run(name, *words)
+    return [json.loads(line) for line in capsys.readouterr().out.rpartition("\n}\n")[2].splitlines()]
+
+
+def test_every_measurement_is_a_function_of_its_module() -> None:
+    for name, (module, _) in MEASUREMENTS.items():
+        assert callable(getattr(importlib.import_module(f"remask_lab.speed.{module}"), name))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("startup", "--rounds 0", "--rounds"),
+        ("neighbours", "--command demi", "--command"),
+        ("neighbours", "--neighbours 0", "--neighbours"),
+        ("invariance", f"{INVARIANCE} --rounds 0", "--rounds"),
+        ("attention", "--canvas 31 --block-length 8", "--canvas must be at least four blocks of 8, got 31"),
+        ("selection", f"{SELECTION} --turns 6", "at least --turns \\+ 3"),
+        ("mixture", f"{MIXTURE} --active 7", "--active 7 is more than --experts 6"),
+        ("mixture", f"{MIXTURE} --hidden 0", "--hidden"),
+        ("mixture", f"{MIXTURE} --rows 1 0", "--rows"),
+        ("speculation", "--roofline tpu", "Unknown GPU 'tpu'"),
+        ("routing", "--fronts nginx", "nginx.*client, ray, vllm-router|nginx.*client, vllm-router, ray"),
+        ("host", "--policies no-such --no-lists", "no-such"),
+    ],
+)
+def test_what_cannot_be_measured(name: str, words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(name, words)
+
+
+def test_a_users_error_is_one_line(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(sys, "argv", ["speed", "overhead", "--model", "llada-1t"])
+    assert speed() == 2
+    assert capsys.readouterr().err.startswith("error: Unknown preset 'llada-1t'.")
+
+
+def test_startup(monkeypatch: Patch, tmp_path: Path, capsys: Capture) -> None:
     target = tmp_path / "startup.json"
-    monkeypatch.setattr(startup, "COMMANDS", {**startup.COMMANDS, startup.TORCH: (sys.executable, "-c", "import json")})
-    monkeypatch.setattr(sys, "argv", ["startup", "--rounds", "2", "--json", str(target)])
-    startup.main()
-    report = json.loads(target.read_text(encoding="utf-8"))
-    assert report == json.loads(capsys.readouterr().out)
+    starts = {**processes.STARTS, processes.TORCH: (sys.executable, "-c", "import json")}
+    monkeypatch.setattr(processes, "STARTS", starts)
+    report = measured(capsys, "startup", "--rounds", "2", "--json", str(target))
+    assert report == json.loads(target.read_text(encoding="utf-8"))
     assert report["rounds"] == 2
     assert {"cpu", "cores", "system", "python"} == set(report["machine"])
-    assert set(report["results"]) == set(startup.COMMANDS) >= {"remask --version", "remask --help"}
+    assert set(report["results"]) == set(starts) >= {"remask --version", "remask --help"}
     for figures in report["results"].values():
         for name in ("cpu_s", "above_python_s", "ratio_to_torch"):
             low, high = figures[f"{name}_range"]
             assert low <= figures[name] <= high
-    assert report["results"][startup.PYTHON]["above_python_s"] == 0
-    assert report["results"][startup.TORCH]["ratio_to_torch"] == 1
-    monkeypatch.setattr(sys, "argv", ["startup", "--rounds", "0"])
-    with pytest.raises(ConfigError, match="--rounds"):
-        startup.main()
+    assert report["results"][processes.PYTHON]["above_python_s"] == 0
+    assert report["results"][processes.TORCH]["ratio_to_torch"] == 1
 
 
 @pytest.mark.parametrize(
@@ -75,7 +104,7 @@ def test_startup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest
         "import remask",
         "from remask.cli import main; main(['--version'])",
         "from remask.cli import main; main(['--help'])",
-        "import remask_lab.speed.startup",
+        "import remask_lab.speed.__main__, remask_lab.speed.processes",
     ],
 )
 def test_starting_imports_no_torch(code: str) -> None:
@@ -88,57 +117,38 @@ def test_starting_imports_no_torch(code: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_users_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["overhead", "--model", "llada-1t"])
-    assert run_command(overhead.main) == 2
-    assert capsys.readouterr().err.startswith("error: Unknown preset 'llada-1t'.")
-
-
-def test_attention(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [
-        "--model",
-        "llada-tiny",
-        "--capped",
-        "gidd-tiny",
-        "--canvas",
-        "64",
-        "--block-length",
-        "8",
-        "--turns",
-        "2",
-    ]
-    monkeypatch.setattr(sys, "argv", ["attention", *options])
-    attention.main()
-    ratios = json.loads(capsys.readouterr().out)["ratios"]
+def test_attention(capsys: Capture) -> None:
+    words = "--model llada-tiny --capped gidd-tiny --canvas 64 --block-length 8 --turns 2"
+    ratios = measured(capsys, "attention", words)["ratios"]
     assert list(ratios) == ["one_run", "behind_a_prefix", "capped", "leased_step"]
     for figures in ratios.values():
         low, high = figures["range"]
         assert 0 < low <= figures["ratio"] <= high
-    monkeypatch.setattr(sys, "argv", ["attention", "--canvas", "31", "--block-length", "8"])
-    with pytest.raises(ConfigError, match="--canvas must be at least four blocks of 8, got 31"):
-        attention.main()
-    work = attention.work_of(3, [4, 2])
+    work = layers.work_of(3, [4, 2])
     assert work.units.tolist() == [[0, 3, 0, 6, 0]]
     assert work.slots.tolist() == [0, 1, 2, 3, 5, 6]
 
 
-def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", "dream-tiny", "--length", "48", "--response", "12", "--turns", "2"]
-    monkeypatch.setattr(sys, "argv", ["overhead", *options])
-    overhead.main()
-    report = json.loads(capsys.readouterr().out)
-    assert report["ratio"] > 0
-    assert report["ratio_range"][0] <= report["ratio"] <= report["ratio_range"][1]
+def test_steps_beside_their_parts(capsys: Capture) -> None:
+    shape = "--length 48 --response 12 --turns 2"
+    report = measured(capsys, "overhead", "--model", "dream-tiny", shape)
+    assert 0 < report["ratio_range"][0] <= report["ratio"] <= report["ratio_range"][1]
+    assert 0 < measured(capsys, "first_layer", "--model", "llada-tiny", shape)["share_of_step"] < 1
+    told = measured(capsys, "large", "--model", "llada-tiny", "--block", "8", "--turns", "2")
+    assert told["kv_tokens"] >= 2 * told["max_model_len"]
+    assert 0 < told["weight_bytes"] < told["peak_bytes"] <= told["peak_bytes_after"]
+    assert 0 < told["ratio_range"][0] <= told["ratio"] <= told["ratio_range"][1]
 
 
-SIZES = ["--hidden", "32", "--experts", "6", "--active", "2", "--intermediate", "8", "--turns", "2"]
+def test_selection(capsys: Capture) -> None:
+    report = measured(capsys, "selection", SELECTION)
+    assert set(report["step_ms"]) == {"held", "value", "key", "random"}
+    assert all(ms > 0 for ms in (*report["step_ms"].values(), report["bare_projections_ms"]))
+    assert set(report["over_held_ms"]) == {"value", "key", "random"}
 
 
-def test_mixture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["mixture", *SIZES, "--rows", "1,40"])
-    mixture.main()
-    report = json.loads(capsys.readouterr().out)
-    one, many = report["results"]
+def test_mixture(capsys: Capture) -> None:
+    one, many = measured(capsys, "mixture", MIXTURE, "--rows", "1", "40")["results"]
     assert (one["rows"], one["experts_used"]) == (1, 2)
     assert (many["rows"], many["experts_used"]) == (40, 6)
     for each in (one, many):
@@ -147,7 +157,7 @@ def test_mixture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 
 
 def test_a_mixture_of_equal_experts_is_the_dense_mlp_that_it_is_compared_with() -> None:
-    layer = mixture.random_layer(16, Mixture(4, 2, 8), torch.float32, torch.device("cpu"))
+    layer = layers.random_layer(16, Mixture(4, 2, 8), torch.float32, torch.device("cpu"))
     x = torch.randn(5, 16)
     # Four equal experts have weights of 1/4 each: two of them give a quarter of an MLP whose halves are such experts.
     layer.weights.router.zero_()
@@ -156,29 +166,11 @@ def test_a_mixture_of_equal_experts_is_the_dense_mlp_that_it_is_compared_with() 
     layer.gate_up.view(2, 2, 8, 16)[:, 1] = layer.gate_up.view(2, 2, 8, 16)[:, 0]
     layer.down[:, 8:] = layer.down[:, :8]
     torch.testing.assert_close(4 * layer.routed(x), layer.dense(x))
-    assert layer.chosen(x).shape == (5, 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--active", "7"], "--active 7 is more than --experts 6"),
-        (["--rows", "1,none"], "--rows are whole numbers of 1 or more"),
-        (["--hidden", "0"], "--hidden must be 1 or more, got 0"),
-    ],
-)
-def test_a_mixture_that_cannot_be(options: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["mixture", *SIZES, *options])
-    with pytest.raises(ConfigError, match=message):
-        mixture.main()
-
-
-def test_speculation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--models", "bundled-tariff", "--batches", "2", "--requests", "2", "--rounds", "1", "--states", "2,auto"]
-    monkeypatch.setattr(sys, "argv", ["speculation", *options])
-    speculation.main()
-    _, found = capsys.readouterr().out.split("\n}\n")
-    two, auto = map(json.loads, found.splitlines())
+def test_speculation(capsys: Capture) -> None:
+    words = "--models bundled-tariff --batches 2 --requests 2 --rounds 1 --states 2,auto"
+    two, auto = lines_of(capsys, "speculation", words)
     assert (two["speculate"], auto["speculate"]) == (2, "auto")
     for each in (two, auto):
         assert each["passes"] == 1 - each["accepted"] / each["steps"]
@@ -187,60 +179,84 @@ def test_speculation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert two["accepted"] > 0
 
 
-def test_the_roofline_of_drafts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["speculation", "--roofline", "h100", "--states", "1,2,8", "--batches", "1,32"])
-    speculation.main()
-    one, many = map(json.loads, capsys.readouterr().out.splitlines())
+def test_the_roofline_of_drafts(capsys: Capture) -> None:
+    words = "--roofline h100 --states 1,2,8 --batches 1 32"
+    one, many = lines_of(capsys, "speculation", words)
     assert one["times_as_long"]["1"] == many["times_as_long"]["1"] == 1
     assert 1 < one["times_as_long"]["2"] < 1.2
     assert 1.9 < many["times_as_long"]["2"] <= 2
     # All weights of LLaDA-8B but its embedding are read once in 2 bytes a number.
     assert one["ms"] > 1e3 * 2 * 7e9 / 3.35e12
-    monkeypatch.setattr(sys, "argv", ["speculation", "--roofline", "tpu"])
-    with pytest.raises(ConfigError, match="Unknown GPU 'tpu'"):
-        speculation.main()
 
 
 @pytest.mark.thorough
-def test_concurrency(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["concurrency", "--requests", "4", "--rounds", "1"])
-    concurrency.main()
-    report = json.loads(capsys.readouterr().out)
+def test_concurrency(capsys: Capture) -> None:
+    report = measured(capsys, "concurrency", "--requests", "4", "--rounds", "1")
     assert report["eight_at_a_time_gain"] > 0
     assert report["first_settled_hit_ms"] > 0
 
 
-def test_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    target = tmp_path / "neighbours.json"
+def test_sharing(capsys: Capture) -> None:
+    shape = "--requests 5 --prompt 70 --own 6 --response 8 --concurrency 3"
+    report = measured(capsys, "sharing", "--model", "sdar-tiny", shape)
+    assert report["requests_that_skip_the_context"] == 4
+    assert report["row_layers_gain"] > 1.5
+
+
+def test_invariance(monkeypatch: Patch, capsys: Capture) -> None:
+    report = measured(capsys, "invariance", INVARIANCE)
+    assert [row["cache"] for row in report["results"]] == ["none", "reuse"]
+    for row in report["results"]:
+        low, high = row["range"]
+        assert 0 < low <= row["times_as_long"] <= high
+        assert 0 <= row["answers_that_differ"] <= 2
+    answers, calls = runs.answers, list[int]()
+
+    def other_answers(*args: Any, **settings: Any) -> Any:
+        calls.append(1)
+        seconds, found = answers(*args, **settings)
+        return seconds, [replace(each, token_ids=each.token_ids[: len(calls)]) for each in found]
+
+    monkeypatch.setattr("remask_lab.speed.engines.answers", other_answers)
+    with pytest.raises(IntegrityError, match="none: with batch_invariant an answer depends on what else runs"):
+        run("invariance", INVARIANCE)
+
+
+@pytest.mark.thorough
+def test_quantised(capsys: Capture) -> None:
+    words = "--model llada-tiny --kinds int8,int4 --rows 1 5 --rounds 1 --questions 3"
+    report = measured(capsys, "quantised", words)
+    plain, *others = report["results"]
+    assert (plain["quantization"], plain["share_of_bytes"]) == (None, 1)
+    assert plain["times_as_fast"] == {"1": 1, "5": 1}
+    assert [row["quantization"] for row in others] == ["int8", "int4"]
+    for row in others:
+        assert 0.2 < row["share_of_bytes"] < 0.6
+        assert row["times_as_fast"].keys() == {"1", "5"}
+    assert len(report["bundled"]) == 6
+    assert [row["same_tokens"] for row in report["bundled"][:2]] == [1, 1]
+    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled"])
+
+
+def test_neighbours(monkeypatch: Patch, capsys: Capture) -> None:
     report = "import sys, pathlib; pathlib.Path('words').write_text(' '.join(sys.argv))"
-    monkeypatch.setattr(neighbours, "REMASK", (sys.executable, "-c", report))
-    options = ["--threads", "auto,1", "--rounds", "2", "--requests", "3", "--json", str(target)]
-    monkeypatch.setattr(sys, "argv", ["neighbours", *options])
-    neighbours.main()
-    result = json.loads(target.read_text(encoding="utf-8"))
+    monkeypatch.setattr(processes, "REMASK", (sys.executable, "-c", report))
+    result = measured(capsys, "neighbours", "--threads", "auto,1", "--rounds", "2", "--requests", "3")
     assert set(result["threads"]) == {"auto", "1"}
     for figures in result["threads"].values():
         assert figures["ratio_range"][0] <= figures["ratio"] <= figures["ratio_range"][1]
         assert figures["alone_s"] > 0
     assert len(result["alone"]) == 4
-    for options in (["--command", "demi"], ["--neighbours", "0"]):
-        monkeypatch.setattr(sys, "argv", ["neighbours", *options])
-        with pytest.raises(ConfigError, match=options[0]):
-            neighbours.main()
-
-
-def test_neighbours_compute_until_the_block_ends() -> None:
-    with neighbours.neighbours(2) as started:
+    with processes.busy(2) as started:
         assert [process.poll() for process in started] == [None, None]
     assert all(process.returncode == -signal.SIGKILL for process in started)
 
 
 @pytest.mark.thorough
-def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_serving(tmp_path: Path) -> None:
     target = tmp_path / "serving.json"
-    size = ["--clients", "2", "--requests", "4", "--prefixes", "2", "--rounds", "1"]
-    monkeypatch.setattr(sys, "argv", ["serving", *size, "--json", str(target)])
-    serving.main()
+    size = "--clients 2 --requests 4 --prefixes 2 --rounds 1"
+    run("serving", size, "--json", str(target))
     report = read_record(target, "benchmarks serving").data
     assert report["served_gain_over_none"] > 0
     for shares in report["server_overhead"].values():
@@ -259,29 +275,22 @@ def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_routing(monkeypatch: Patch, tmp_path: Path) -> None:
     target = tmp_path / "routing.json"
-    size = ["--requests", "24"]
     monkeypatch.setattr(routing, "ROUTER", None)
-    monkeypatch.setattr(sys, "argv", ["routing", *size, "--fronts", "client,vllm-router", "--json", str(target)])
-    routing.main()
+    run("routing", "--requests", "24", "--fronts", "client,vllm-router", "--json", str(target))
     ratios = read_record(target, "benchmarks routing").data
     assert ratios["vllm-router"] == "not installed"
     assert ratios["client"]["by_prefix"] > ratios["client"]["round_robin"]
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["routing", "--fronts", "nginx"])
-    with pytest.raises(SystemExit):
-        routing.main()
-    assert "choose of client, vllm-router, ray" in capsys.readouterr().err
 
 
-def test_a_process_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "STOP_S", 0.2)
+def test_a_process_that_does_not_stop_is_killed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(serving, "STOP_S", 0.2)
     deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print('pid', os.getpid()); time.sleep(60)"
     number = 0
     with (
         pytest.raises(RuntimeError, match="ended with status -9"),
-        servers.process([sys.executable, "-uc", deaf], r"pid (\d+)") as pid,
+        serving.process([sys.executable, "-uc", deaf], r"pid (\d+)") as pid,
     ):
         number = int(pid)
     with pytest.raises(ProcessLookupError):
@@ -292,16 +301,14 @@ def test_a_process_that_ends_early_is_reported_at_once() -> None:
     words = [sys.executable, "-c", "print('no port'); raise SystemExit(3)"]
     with (
         pytest.raises(RuntimeError, match=r"and the process ended with status 3"),
-        servers.process(words, "running on (.*)"),
+        serving.process(words, "running on (.*)"),
     ):
         pass
 
 
 @pytest.mark.thorough
-def test_depth_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["depth_rule", "--requests", "4", "--samples", "2"])
-    depth_rule.main()
-    none, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_depth_rule(capsys: Capture) -> None:
+    none, *rows = lines_of(capsys, "depth_rule", "--requests", "4", "--samples", "2")
     accuracy = {(row["boundary"], row["depth"]): row["accuracy"] for row in rows if "depth" in row}
     assert none["accuracy"] == accuracy["stored", 4] == accuracy["recomputed", 5] == 1
     assert accuracy["stored", 5] == accuracy["stored", 8] == accuracy["recomputed", 8] == 0
@@ -310,11 +317,8 @@ def test_depth_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.thorough
-def test_within_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["within_request", "--requests", "3", "--seeds", "1"])
-    within_request.main()
-    _, _, rest = capsys.readouterr().out.partition("\n}\n")
-    lines = [json.loads(line) for line in rest.splitlines()]
+def test_within_request(capsys: Capture) -> None:
+    lines = lines_of(capsys, "within_request", "--requests", "3", "--seeds", "1")
     tasks = [line["task"] for line in lines if "task" in line]
     assert len(tasks) == len(set(tasks)) == 6
     *_, none, fewer, reuse, often, seldom, once = lines
@@ -324,44 +328,49 @@ def test_within_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.thorough
-def test_boundary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["boundary", "--depth", "2"])
-    with pytest.raises(SystemExit):
-        boundary.main()
-    assert "unrecognized arguments: --depth 2" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["boundary"])
-    boundary.main()
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_boundary(capsys: Capture) -> None:
+    rows = lines_of(capsys, "boundary")
     assert len(rows) == 18
-    exact = next(
-        row for row in rows if (row["depth"], row["refresh_interval"], row["boundary"]) == (1, 1, "recomputed")
-    )
-    assert (exact["equal"], exact["work"]) == (1.0, 1.0), (
-        "depth 1, refreshed every step, from states that saw everything"
-    )
+    (exact,) = [row for row in rows if (row["depth"], row["refresh_interval"], row["boundary"]) == (1, 1, "recomputed")]
+    assert (exact["equal"], exact["work"]) == (1.0, 1.0), "refreshed every step, from states that saw everything"
 
 
-def test_the_paper_setting_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(bicache_paper, "STAND_IN", ("llada-tiny", "float32"))
-    monkeypatch.setattr(bicache_paper, "CELLS", bicache_paper.CELLS[:1])
-    monkeypatch.setattr(sys, "argv", ["bicache_paper", "--rounds", "1", "--requests", "1"])
-    bicache_paper.main()
-    cells = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [cell["batch"] for cell in cells] == [1, 8]
-    assert all(cell["canvas"] == 200 for cell in cells)
-    assert [row["cache"] for row in cells[0]["results"]][:2] == ["none", "reuse"]
+@pytest.mark.thorough
+def test_parts(capsys: Capture) -> None:
+    words = "--requests 4 --prompts 1 --documents 4 --depths 2 8 --ratios 0"
+    none, shallow, deep, anchors, prefix, _ = lines_of(capsys, "parts", words)
+    assert none["plan"]["accuracy"] == shallow["plan"]["accuracy"] == deep["lookup"]["accuracy"] == 1
+    assert deep["plan"] == anchors["plan"]
+    assert deep["row_layers"] == anchors["row_layers"] < shallow["row_layers"] < none["row_layers"]
+    assert (deep["passes_over_parts"], none["passes_over_parts"]) == (8, 0)
+    assert prefix["passes_over_parts"] > 2, "each order of the documents is a prefix of its own"
+
+
+@pytest.mark.thorough
+def test_decisions(capsys: Capture) -> None:
+    rows = measured(capsys, "decisions", "--requests", "3", "--prefixes", "1")["tasks"]
+    assert {name: row["questions"] for name, row in rows.items()} == {
+        "tariff, plan": 12,
+        "tariff, lookup": 12,
+        **{f"transit, {hops} hops": 1 for hops in (1, 2, 3)},
+    }
+    for row in rows.values():
+        assert all(0 <= row[way]["accuracy"] <= 1 for way in ("text", "decisions"))
+        assert row["decisions"]["engine_steps"] < row["text"]["engine_steps"]
+        gain = row["text"]["row_layers"] / row["decisions"]["row_layers"]
+        assert row["text_over_decisions_row_layers"] == gain
 
 
 @pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
-def test_every_policy_beside_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
-) -> None:
+def test_every_policy_beside_none(capsys: Capture, tmp_path: Path, model: str) -> None:
     target = tmp_path / "policies.json"
-    shape = ["--batch", "2", "--prompt", "24", "--prefix", "16", "--response", "16", "--block-length", "8"]
-    monkeypatch.setattr(sys, "argv", ["policies", "--model", model, *shape, "--steps", "4", "--json", str(target)])
-    policies.main()
-    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    shape = "--batch 2 --prompt 24 --prefix 16 --response 16 --block-length 8"
+
+    def rows_of(*words: str) -> dict[str, dict[str, Any]]:
+        run("policies", "--model", model, shape, *words, "--json", str(target))
+        return {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+
+    rows = rows_of("--steps", "4")
     none = rows.pop("none")
     assert (none["gain"], none["work_gain"], none["quotient"]) == (1, 1, 1)
     assert none["rows_a_layer"] == [80, 80]
@@ -375,115 +384,23 @@ def test_every_policy_beside_none(
     assert rows["reuse"]["rows_a_layer"] == [48, 48], "without the prefix-only pass"
     out = capsys.readouterr().out
     assert all(f"| {name} |" in out for name in rows)
-    unshared = [*shape, "--prefix", "0", "--steps", "1", "--json", str(target)]
-    monkeypatch.setattr(sys, "argv", ["policies", "--model", model, *unshared])
-    policies.main()
-    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    rows = rows_of("--prefix", "0", "--steps", "1")
     assert {row["work_gain"] for row in rows.values()} == {1}, "without a prefix every policy begins with a full pass"
 
 
-@pytest.mark.thorough
-def test_decisions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["decisions", "--requests", "3", "--prefixes", "1"])
-    decisions.main()
-    rows = json.loads(capsys.readouterr().out)["tasks"]
-    assert {name: row["questions"] for name, row in rows.items()} == {
-        "tariff, plan": 12,
-        "tariff, lookup": 12,
-        **{f"transit, {hops} hops": 1 for hops in (1, 2, 3)},
-    }
-    for row in rows.values():
-        assert all(0 <= row[way]["accuracy"] <= 1 for way in ("text", "decisions"))
-        assert row["decisions"]["engine_steps"] < row["text"]["engine_steps"]
-        gain = row["text"]["row_layers"] / row["decisions"]["row_layers"]
-        assert row["text_over_decisions_row_layers"] == gain
-
-
-def test_structure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
-    monkeypatch.setattr(sys, "argv", ["structure", "--vocab", "3000", "--block", "4", "--turns", "1"])
-    structure.main()
-    report = json.loads(capsys.readouterr().out)
+def test_structure(capsys: Capture) -> None:
+    pytest.importorskip("outlines_core", reason="needs outlines-core: pip install outlines-core")
+    report = measured(capsys, "structure", "--vocab", "3000", "--block", "4", "--turns", "1")
     assert 20 < report["states"] < 80
     assert report["host_cpu_ms"] > 0
     whole = report["host_cpu_ms"] + report["device_ms_by_bytes"]
     assert report["share_of_step"] == pytest.approx(whole / report["step_ms_by_bytes"])
 
 
-def test_selection(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = ["--model", "llada-tiny", "--batch", "2", "--prompt", "8", "--response", "8", "--turns", "3"]
-    monkeypatch.setattr(sys, "argv", ["selection", *shape])
-    selection.main()
-    report = json.loads(capsys.readouterr().out)
-    assert set(report["step_ms"]) == {"held", "value", "key", "random"}
-    assert all(ms > 0 for ms in report["step_ms"].values())
-    assert report["bare_projections_ms"] > 0
-    assert set(report["over_held_ms"]) == {"value", "key", "random"}
-    monkeypatch.setattr(sys, "argv", ["selection", *shape, "--turns", "6"])
-    with pytest.raises(SystemExit):
-        selection.main()
-    assert "at least --turns + 3" in capsys.readouterr().err
-
-
-def test_sharing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = ["--requests", "5", "--prompt", "70", "--own", "6", "--response", "8", "--concurrency", "3"]
-    monkeypatch.setattr(sys, "argv", ["sharing", "--model", "sdar-tiny", *shape])
-    sharing.main()
-    report = json.loads(capsys.readouterr().out)
-    assert report["requests_that_skip_the_context"] == 4
-    assert report["row_layers_gain"] > 1.5
-
-
-def test_invariance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = ["--requests", "2", "--prompt", "12", "--response", "8", "--block-length", "4", "--steps", "4"]
-    options = ["--model", "llada-tiny", "--caches", "none,reuse", "--rounds", "2", *shape]
-    monkeypatch.setattr(sys, "argv", ["invariance", *options])
-    invariance.main()
-    report = json.loads(capsys.readouterr().out)
-    assert [row["cache"] for row in report["results"]] == ["none", "reuse"]
-    for row in report["results"]:
-        low, high = row["range"]
-        assert 0 < low <= row["times_as_long"] <= high
-        assert 0 <= row["answers_that_differ"] <= 2
-    answers = iter([(1.0, [(1,)]), (1.0, [(1,)]), (1.0, [(1,), (2,)]), (1.0, [(3,), (2,)])])
-    monkeypatch.setattr(invariance, "run", lambda *_: next(answers))
-    with pytest.raises(IntegrityError, match="none: with batch_invariant an answer depends on what else runs"):
-        invariance.main()
-    monkeypatch.setattr(sys, "argv", ["invariance", *options, "--rounds", "0"])
-    with pytest.raises(ConfigError, match="--rounds"):
-        invariance.main()
-
-
-@pytest.mark.thorough
-def test_quantised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", "llada-tiny", "--kinds", "int8,int4", "--rows", "1,5", "--rounds", "1", "--questions", "3"]
-    monkeypatch.setattr(sys, "argv", ["quantised", *options])
-    quantised.main()
-    report = json.loads(capsys.readouterr().out)
-    plain, *others = report["results"]
-    assert (plain["quantization"], plain["share_of_bytes"]) == (None, 1)
-    assert plain["times_as_fast"] == {"1": 1, "5": 1}
-    assert [row["quantization"] for row in others] == ["int8", "int4"]
-    for row in others:
-        assert 0.2 < row["share_of_bytes"] < 0.6
-        assert row["times_as_fast"].keys() == {"1", "5"}
-    assert len(report["bundled"]) == 6
-    assert [row["same_tokens"] for row in report["bundled"][:2]] == [1, 1]
-    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled"])
-
-
-def test_first_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", "llada-tiny", "--length", "48", "--response", "12", "--turns", "2"]
-    monkeypatch.setattr(sys, "argv", ["first_layer", *options])
-    first_layer.main()
-    assert 0 < json.loads(capsys.readouterr().out)["share_of_step"] < 1
-
-
-def test_uniform(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_uniform(capsys: Capture, tmp_path: Path) -> None:
     target = tmp_path / "uniform.json"
-    shape = ["--canvas", "64", "--prompt", "8", "--block-length", "8", "--steps", "4", "--full-steps", "2"]
-    monkeypatch.setattr(sys, "argv", ["uniform", "--model", "gidd-tiny", *shape, "--json", str(target)])
-    uniform.main()
+    shape = "--canvas 64 --prompt 8 --block-length 8 --steps 4 --full-steps 2"
+    run("uniform", "--model", "gidd-tiny", shape, "--json", str(target))
     report = read_record(target, "uniform block").data
     rows = {row["cache"]: row for row in report["results"]}
     assert rows["none"]["gain"] == rows["none"]["bound_by_rows"] == 1
@@ -494,15 +411,13 @@ def test_uniform(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert "| cached |" in capsys.readouterr().out
 
 
-def uniform_shape(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+def uniform_shape(monkeypatch: Patch, *options: str) -> None:
     monkeypatch.setattr(sys, "argv", ["uniform_shapes", *options])
     uniform_shapes.main()
 
 
 @pytest.mark.parametrize("table", uniform_shapes.TABLES)
-def test_blocks_of_the_thesis_shapes(
-    table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_blocks_of_the_thesis_shapes(table: str, monkeypatch: Patch, capsys: Capture) -> None:
     uniform_shape(monkeypatch, table, "--model", "gidd-tiny", "--divide", "32")
     shown = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     rows = load_table(table).rows
@@ -512,9 +427,7 @@ def test_blocks_of_the_thesis_shapes(
         assert gain == 1 if "Base" in line[0] else gain >= 1, "rows that are computed"
 
 
-def test_blocks_stand_for_whole_responses(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_blocks_stand_for_whole_responses(monkeypatch: Patch, capsys: Capture, tmp_path: Path) -> None:
     target = tmp_path / "rows.json"
     options = ("thesis-6-1", "--model", "gidd-tiny", "--divide", "16", "--json", str(target))
     uniform_shape(monkeypatch, *options)
@@ -535,7 +448,7 @@ def test_blocks_stand_for_whole_responses(
     assert capsys.readouterr().out == first, "nothing is measured twice"
 
 
-def test_shapes_that_a_model_cannot_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_that_a_model_cannot_have(monkeypatch: Patch) -> None:
     with pytest.raises(ConfigError, match="divide all lengths with --divide 16"):
         uniform_shape(monkeypatch, "thesis-6-9", "--model", "gidd-tiny")
     with pytest.raises(ConfigError, match="of uniform models, and 'llada-tiny' is none"):
@@ -551,7 +464,7 @@ def test_a_decode_of_the_host_takes_every_step(policy: str) -> None:
 
 
 @NEEDS_TRITON
-def test_the_host_cuts_the_lists_of_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_cuts_the_lists_of_every_pass(monkeypatch: Patch) -> None:
     cut, whole = list[int](), host_decode.cut
 
     def noted(work: WorkList) -> None:
@@ -564,19 +477,17 @@ def test_the_host_cuts_the_lists_of_every_pass(monkeypatch: pytest.MonkeyPatch) 
     assert set(cut) == {2 * host_decode.BLOCK, 2 * 320}
 
 
-def test_the_host_says_what_lists_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_says_what_lists_need(monkeypatch: Patch) -> None:
     monkeypatch.setattr(host, "find_spec", lambda _: None)
-    monkeypatch.setattr(sys, "argv", ["host"])
     with pytest.raises(ConfigError, match=r"needs triton: .* or --no-lists"):
-        host.main()
+        run("host")
 
 
 @pytest.mark.thorough
-def test_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host(tmp_path: Path, capsys: Capture) -> None:
     target = tmp_path / "host.json"
-    sizes = ["--rounds", "1", "--no-lists", "--policies", "none", "--canvases", "320", "--requests", "1", "2"]
-    monkeypatch.setattr(sys, "argv", ["host", *sizes, "--json", str(target)])
-    host.main()
+    sizes = "--rounds 1 --no-lists --policies none --canvases 320 --requests 1 2"
+    run("host", sizes, "--json", str(target))
     rows = json.loads(target.read_text(encoding="utf-8"))["rows"]
     assert [(row["policy"], row["canvas"], row["requests"]) for row in rows] == [("none", 320, 1), ("none", 320, 2)]
     assert all(row["ms_per_step"] > 0 for row in rows)
@@ -585,18 +496,3 @@ def test_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
         host.measure(1, "no-such-commit", [])
     with pytest.raises(ConfigError, match="the decode failed"):
         host.measure(1, None, [{"policy": "no such policy", "canvas": 320, "requests": 1}])
-
-
-@pytest.mark.thorough
-def test_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--requests", "4", "--prompts", "1", "--documents", "4", "--depths", "2", "8", "--ratios", "0"]
-    monkeypatch.setattr(sys, "argv", ["parts", *options])
-    parts.main()
-    head, _, rest = capsys.readouterr().out.partition("\n}\n")
-    assert json.loads(head + "}")["part_tokens"] == [29]
-    none, shallow, deep, anchors, prefix, _ = map(json.loads, rest.splitlines())
-    assert none["plan"]["accuracy"] == shallow["plan"]["accuracy"] == deep["lookup"]["accuracy"] == 1
-    assert deep["plan"] == anchors["plan"]
-    assert deep["row_layers"] == anchors["row_layers"] < shallow["row_layers"] < none["row_layers"]
-    assert (deep["passes_over_parts"], none["passes_over_parts"]) == (8, 0)
-    assert prefix["passes_over_parts"] > 2, "each order of the documents is a prefix of its own"

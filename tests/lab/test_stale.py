@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remask_lab.pages import stale
-from remask_lab.pages.results import ROOT
+from remask_lab.pages.page import ROOT
 from remask_lab.records.record import FORMAT
 
 ABOUT = {"model": "bundled-tariff", "family": "llada", "kind": "masked", "settings": {"table": "dkv-1"}}
@@ -46,7 +46,7 @@ def record(folder: Path, name: str, commit: str | None, caches: list[str], **abo
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     git(tmp_path, "init", "-q")
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "lab").mkdir(parents=True)
     (tmp_path / "README.md").write_text("Nothing.\n", encoding="utf-8")
     return tmp_path
 
@@ -76,37 +76,37 @@ def test_a_result_is_stale_where_its_policy_changed(checkout: Path, capsys: pyte
     assert told(checkout, capsys)["b.json"][1].endswith("Changes src/remask/depth/rule.py")
     touch(checkout, "src/remask_lab/papers/tables/dkv-1.toml")
     assert "dkv-1.toml" in told(checkout, capsys)["b.json"][1]
-    last = touch(checkout, "src/remask/remasking/slowfast.py")
+    last = touch(checkout, "src/remask/sampling/slowfast.py")
     record(checkout, "e.json", last, ["none"])
     record(checkout, "f.json", last, ["none", "slowfast"])
-    touch(checkout, "src/remask/remasking/slowfast.py")
+    touch(checkout, "src/remask/sampling/slowfast.py")
     rows = told(checkout, capsys)
     assert (rows["e.json"][1], rows["f.json"][1] == "fresh") == ("fresh", False)
 
 
 def test_a_quoted_figure_names_its_commit_and_its_command(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(checkout, "a.json", None, ["none"])
-    first = touch(checkout, "src/remask_lab/speed/sharing.py")
+    first = touch(checkout, "src/remask_lab/speed/engines.py")
     text = (
-        f"Head.\n\nIt is 2x (`python -m remask_lab.speed.sharing`,\ncommit {first}).\n\n"
+        f"Head.\n\nIt is 2x (`python -m remask_lab speed sharing`,\ncommit {first}).\n\n"
         f"`remask analyze drift`, commit {first}.\n\n`remask bench` with `exact`, commit {first}.\n\n"
         f"## 2026-01-02\n\n`remask bench` on that day, commit {first}.\n"
     )
-    (checkout / "docs" / "log.md").write_text(text, encoding="utf-8")
+    (checkout / "docs" / "lab" / "log.md").write_text(text, encoding="utf-8")
     assert {place: row[1] for place, row in told(checkout, capsys).items() if "log" in place} == dict.fromkeys(
-        ("docs/log.md:4", "docs/log.md:6", "docs/log.md:8"), "fresh"
+        ("docs/lab/log.md:4", "docs/lab/log.md:6", "docs/lab/log.md:8"), "fresh"
     )
     for changed, place in {
-        "src/remask_lab/speed/sharing.py": "docs/log.md:4",
-        "src/remask_lab/subjects/drift.py": "docs/log.md:6",
-        "src/remask/policies/exact.py": "docs/log.md:8",
+        "src/remask_lab/speed/engines.py": "docs/lab/log.md:4",
+        "src/remask_lab/subjects/drift.py": "docs/lab/log.md:6",
+        "src/remask/policies/exact.py": "docs/lab/log.md:8",
     }.items():
         touch(checkout, changed)
         assert told(checkout, capsys)[place][1].endswith(changed)
 
 
 def test_outside_a_checkout_nothing_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "lab").mkdir(parents=True)
     (tmp_path / "README.md").write_text("commit 0123456\n", encoding="utf-8")
     record(tmp_path, "a.json", None, ["none"])
     assert stale.main(["--root", str(tmp_path), "--results", str(tmp_path / "benchmarks" / "results")]) == 2
@@ -119,6 +119,6 @@ def test_every_path_that_is_looked_at_is_there() -> None:
     named += [f"{stale.CORE}/policies/{name}.py" for name in stale.POLICY_FILES.values()]
     named += [f"{stale.CORE}/{name}" for name in stale.MODELS.values()]
     named += [f"{stale.LAB}/{name}" for names in stale._OF_COMMAND.values() for name in names]
-    named += [f"{stale.LAB}/papers/measure.py", f"{stale.CORE}/remasking/slowfast.py"]
+    named += [f"{stale.LAB}/papers/measure.py", f"{stale.CORE}/sampling/slowfast.py"]
     named += [f"{stale.CORE}/sampling/{name}.py" for name in stale.DECODERS.values()]
     assert [path for path in named if not (ROOT / path).exists()] == []

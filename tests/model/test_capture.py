@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from remask.errors import ConfigError
-from remask.model.capture import capture_on
+from remask.model.graphs import capture_on
 from tests.device import device
 from tests.engine.executors import NEEDS_TRITON
 from tests.recording import recorded_on

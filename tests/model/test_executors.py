@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from remask.checkpoint.presets import preset
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
+from remask.families import preset
 from remask.model import executors
-from remask.model.attention_names import ATTENTIONS
-from remask.model.attention_numpy import NumpyAttention
+from remask.model.attention import NumpyAttention
 from remask.model.attention_torch import TorchAttention
 from remask.model.executors import resolve_executor
 from remask.model.invariant import ApartAttention
-from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import MODELS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -30,7 +28,7 @@ def _triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton is there, outside of its interpreter."""
     monkeypatch.setattr(executors, "find_spec", lambda _: True)
     kernels = SimpleNamespace(INTERPRETED=False)
-    monkeypatch.setitem(sys.modules, "remask.model.triton_support", kernels)
+    monkeypatch.setitem(sys.modules, "remask.model.layer_triton", kernels)
 
 
 @pytest.fixture
@@ -89,17 +87,3 @@ def test_an_engine_computes_by_what_was_chosen() -> None:
     ).model.attention
     assert isinstance(tiled, ApartAttention)
     assert isinstance(tiled.inner, NumpyAttention)
-
-
-def test_names() -> None:
-    assert ATTENTIONS == ("auto", "torch", "triton", "numpy")
-    with pytest.raises(ConfigError, match="attention"):
-        EngineConfig(attention="cuda")  # type: ignore[arg-type]
-
-
-@NEEDS_TRITON
-def test_triton_runs_in_its_interpreter() -> None:
-    model = MODELS["llada"]
-    engine = Engine(model, EngineConfig(max_model_len=32, attention="triton"), "test")
-    assert (engine.choice.executor.name, engine.choice.executor.why) == ("triton", "as asked")
-    assert type(engine.model.attention).__name__ == "TritonAttention"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.model import kernel_speed
-from remask.model.kernel_speed import ROWS, SIDE, Kernel, average, dtype_speeds, speeds
+from remask.model import cpu_kernels
+from remask.model.cpu_kernels import ROWS, SIDE, Kernel, average, dtype_speeds, speeds
 
 
 class Clock:
@@ -21,13 +21,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(kernel_speed, "time", made)
-    monkeypatch.setattr(kernel_speed, "_OTHERS", 16)
+    monkeypatch.setattr(cpu_kernels, "time", made)
+    monkeypatch.setattr(cpu_kernels, "_OTHERS", 16)
     return made
 
 
 def test_the_least_time_counts_but_for_the_first_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_speed, "_float32", lambda: (6.0, 6.0, 12.0))
+    monkeypatch.setattr(cpu_kernels, "_float32", lambda: (6.0, 6.0, 12.0))
     taken: dict[int, list[float]] = {1: [0.1, 9, 3, 9, 9, 9], 32: [0.1, 2, 2, 2, 2, 2], 128: [9, 9, 9, 9, 9, 8]}
     shapes = []
 
@@ -43,7 +43,7 @@ def test_the_least_time_counts_but_for_the_first_call(clock: Clock, monkeypatch:
 
 def test_speeds_of_a_dtype_are_beside_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dtype_speeds(torch.float32) == (1, 1, 1)
-    monkeypatch.setattr(kernel_speed, "speeds", lambda act: (float(act(torch.ones(2, SIDE))[0, 0]),))
+    monkeypatch.setattr(cpu_kernels, "speeds", lambda act: (float(act(torch.ones(2, SIDE))[0, 0]),))
     assert dtype_speeds.__wrapped__(torch.bfloat16) == (SIDE,)
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from remask.checks import AttentionName
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.model.attention_names import AttentionName
 from remask.model.transformer import Transformer
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.block import BlockDual
@@ -27,7 +27,7 @@ LARGEST = 12  # launches of a layer
 # What computes nothing: another shape for the same numbers, room for numbers, and what a stage sends once.
 FREE = {"view", "_unsafe_view", "slice", "select", "t", "transpose", "expand", "unsqueeze", "squeeze", "split", "alias"}
 FREE |= {"detach", "flatten", "permute", "reshape", "unbind", "as_strided", "lift_fresh"}
-FREE |= {"empty", "empty_like", "new_empty"}
+FREE |= {"empty", "empty_like", "new_empty", "split_with_sizes", "device"}
 
 
 class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.checkpoint.presets import preset
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
+from remask.families import preset
 from remask.model.config import ModelConfig
 from remask.model.transformer import Transformer
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.vocabulary import WHOLE
 from tests.device import device
 from tests.engine.executors import NEEDS_TRITON
-from tests.engine.support import lively_weights, small_config
+from tests.engine.support import lively_adapters, lively_weights, small_config
 
 pytestmark = [NEEDS_TRITON, pytest.mark.usefixtures("on_device")]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -65,10 +65,10 @@ def test_heads(heads: int, groups: int, dim: int, turned: int | None, norm: Any,
         preset("llada-tiny"), layers=1, hidden=heads * dim, heads=heads, kv_heads=groups, head_dim=dim,
         rotary_dim=turned, qk_norm=norm,
     )  # fmt: skip
-    model = Transformer(config, lively_weights(config, dtype))
+    model = Transformer(config, lively_weights(config, dtype, device=torch.device(device())))
     w, rows = model.weights.layers[0], 5
     x = torch.randn(rows, config.hidden).to(dtype)
-    cos, sin = model.cos[2 : 2 + rows], model.sin[2 : 2 + rows]
+    cos, sin = model.turned_by(0, torch.arange(2, 2 + rows))
     with torch.inference_mode():
         turned_heads, values = model._project(x, w, range(heads + 2 * groups), cos, sin)
         k, v = (torch.full((9, groups, dim), torch.nan).to(dtype) for _ in range(2))
@@ -92,7 +92,7 @@ def test_gate(dtype: torch.dtype) -> None:
 
 @DTYPES
 def test_greedy(dtype: torch.dtype) -> None:
-    from remask.sampling.vocabulary_triton import TritonVocabulary
+    from remask.sampling.kernels_triton import TritonVocabulary
 
     logits = (torch.randn(6, 9001) * 4).to(dtype)
     logits[0, 8999], logits[1, 3] = 50.0, 50.0  # the mask token is the largest of row 1
@@ -106,11 +106,13 @@ def test_greedy(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("family", ["llada", "dream", "gidd", "sdar"])
+@pytest.mark.parametrize("family", ["llada", "dream", "gidd", "sdar", "modernbert"])
 def test_the_same_tokens_as_by_pytorch(family: str) -> None:
-    """With biases, norms of heads, capped scores, sinks and other MLPs."""
+    """With biases, norms of heads, capped scores, sinks and other MLPs, and an adapter for one of two requests."""
     config = replace(small_config(family) if family != "gidd" else preset("gidd-tiny"), layers=1, max_length=64)
-    weights = lively_weights(config, torch.float32, device=torch.device(device()))
+    if config.sliding is not None:  # a layer of each kind, with windows that are shorter than the canvas
+        config = replace(config, layers=2, sliding=replace(config.sliding, reach=1))
+    weights = lively_adapters(lively_weights(config, torch.float32, device=torch.device(device())), ["one"])
     found = []
     for attention in ("torch", "triton"):
         settings: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 12, "page_size": 4, "attention": attention}
@@ -118,7 +120,7 @@ def test_the_same_tokens_as_by_pytorch(family: str) -> None:
         assert (engine.model.kernels is not None) == (attention == "triton")
         params = SamplingParams(max_tokens=2, block_length=2, ignore_eos=True, seed=5)
         for number in range(2):
-            engine.add(Request(str(number), [7] * 3 + [9 + number], params))
+            engine.add(Request(str(number), [7] * 3 + [9 + number], params, adapter="one" if number else None))
         events = [event for _ in range(20) for event in engine.step()]
         found.append({event.id: event.result.token_ids for event in events if event.result is not None})
     assert found[0] == found[1]

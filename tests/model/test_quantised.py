@@ -15,19 +15,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from remask import LLM
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.loaded import find_model
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights, find_model
+from remask.checkpoint.settings import ModelSettings
+from remask.checks import Quantization
 from remask.cli import main
 from remask.engine.capacity import DeviceMemory, check_weights_fit, weight_bytes
 from remask.engine.config import EngineConfig
 from remask.errors import CheckpointError, ConfigError, TableError, UnknownNameError
-from remask.model import int4_kernels, int8_kernels, quantised
+from remask.families import preset
+from remask.model import cpu_kernels, quantised
 from remask.model.config import ModelConfig
-from remask.model.int4_kernels import GROUP, int4_kernel
-from remask.model.int8_kernels import int8_kernel, int_mm_limit, reduced_rows
+from remask.model.cpu_kernels import GROUP, Kernel, int4_kernel, int8_kernel, int_mm_limit, reduced_rows
 from remask.model.invariant import TiledArithmetic
-from remask.model.kernel_speed import Kernel
 from remask.model.quantised import (
     Codes,
     Int4Matrix,
@@ -38,7 +37,6 @@ from remask.model.quantised import (
     empty_matrix,
     encode,
 )
-from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.model.weights import empty_weights
 from tests.checkpoint import checkpoints
@@ -123,7 +121,7 @@ def test_int4_keeps_numbers_whatever_codes_stand_for() -> None:
     made = Int4Matrix(codes.shape, torch.float32, CPU)
     made.store(slice(None), Codes(codes, scales, zeros))
     for by in ("int_mm", "float32"):
-        found = int4_kernels.product(torch.eye(4 * GROUP), made.numbers, made.scales, by).t().double()
+        found = cpu_kernels.int4_product(torch.eye(4 * GROUP), made.numbers, made.scales, by).t().double()
         allowed = expected.flatten(1).abs().amax(1, keepdim=True) / 126 * (0.7 if by == "int_mm" else 0.2)
         assert ((found - expected.flatten(1)).abs() <= allowed).all(), by
 
@@ -133,17 +131,17 @@ def test_int4_multiplies_rows_apart_and_sums_exactly(monkeypatch: pytest.MonkeyP
     values, x = numbers(45, 96), numbers(67, 96, seed=1)
     x[6] = 0
     groups, units = matrix("int4", values, (45,)).parts().values()
-    whole = int4_kernels.product(x, groups, units, "int_mm")
-    weights = (int4_kernels.product(torch.eye(96), groups, units, "int_mm").t().double() / units[:, None]).round()
+    whole = cpu_kernels.int4_product(x, groups, units, "int_mm")
+    weights = (cpu_kernels.int4_product(torch.eye(96), groups, units, "int_mm").t().double() / units[:, None]).round()
     scales = (x.abs().amax(1, keepdim=True) / int_mm_limit()).clamp_min(1e-12)
     rows = (x / scales).round().double()
     torch.testing.assert_close(whole.double(), rows @ weights.t() * scales * units, rtol=1e-6, atol=0)
     for row in (0, 5, 66):
-        assert torch.equal(int4_kernels.product(x[row : row + 1], groups, units, "int_mm")[0], whole[row])
-    monkeypatch.setattr(int4_kernels, "TILE", 7 * 96)
+        assert torch.equal(cpu_kernels.int4_product(x[row : row + 1], groups, units, "int_mm")[0], whole[row])
+    monkeypatch.setattr(cpu_kernels, "TILE", 7 * 96)
     x[5] *= 1000
     x[7, 3], x[8, 4] = torch.nan, torch.inf
-    found = int4_kernels.product(x, groups, units, "int_mm")
+    found = cpu_kernels.int4_product(x, groups, units, "int_mm")
     others = [row for row in range(67) if row not in (5, 7, 8)]
     assert torch.equal(found[others], whole[others])
     assert not found[7:9].isfinite().any()
@@ -172,40 +170,33 @@ def test_either_kernel_for_int8_multiplies_rows_apart(kernel: str, monkeypatch: 
     assert torch.equal(F.linear(numbers(0, 96), made), numbers(0, 128))
 
 
-def test_rows_have_seven_bits_where_eight_overflow() -> None:
-    """Neighbours that are all large, as in no random matrix."""
-    if reduced_rows() is None:
-        pytest.skip("PyTorch has no FBGEMM on this processor")
-    asked = """
-import torch
-from remask.model import int8_kernels as kernels
+FBGEMM = """
 reduced = kernels.reduced_rows()
-packed = kernels.pack(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
-print(reduced, float(kernels.product(torch.ones((1, 64)), [packed], reduced)[0, 0]) / (127 * 64))
+packed = kernels.int8_pack(largest.abs(), torch.ones(16))
+found = kernels.int8_product(x.abs(), [packed], reduced) / (127 * 64)
+print(reduced, found.sub(1).abs().max().item())
 """
-    environment = os.environ | {"FBGEMM_ENABLE_INSTRUCTIONS": "AVX2"}
-    done = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
-    reduced, ratio = done.stdout.split()
-    assert reduced == "True"
-    assert float(ratio) == pytest.approx(1, abs=0.01)
+INT_MM = """
+found = kernels.int_mm_product(x, largest, torch.ones(16)) / (127 * 64)
+print(kernels.int_mm_limit() in (63, 127), found.abs().sub(1).abs().max().item())
+"""
 
 
-def test_whole_rows_have_seven_bits_where_eight_overflow() -> None:
-    """`torch._int_mm` too adds in sixteen bits without VNNI."""
-    asked = """
-import torch
-from remask.model.int8_kernels import int_mm_limit, whole_product
-largest = torch.full((16, 64), 127, dtype=torch.int8)
-largest[1] = -127
-x = torch.ones((3, 64))
-x[1] = -1
-print(int_mm_limit(), (whole_product(x, largest, torch.ones(16)) / (127 * 64)).abs().sub(1).abs().max().item())
-"""
-    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-    done = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
-    limit, error = done.stdout.split()
-    assert int(limit) in (63, 127)
-    assert float(error) < 1e-6
+@pytest.mark.parametrize(
+    ("kernel", "variable", "allowed"),
+    [(FBGEMM, "FBGEMM_ENABLE_INSTRUCTIONS", 0.01), (INT_MM, "ONEDNN_MAX_CPU_ISA", 1e-6)],
+)
+def test_rows_have_seven_bits_where_eight_overflow(kernel: str, variable: str, allowed: float) -> None:
+    """Neighbours that are all large, as in no random matrix, without VNNI's sums in 32 bits."""
+    if kernel == FBGEMM and reduced_rows() is None:
+        pytest.skip("PyTorch has no FBGEMM on this processor")
+    common = "import torch\nfrom remask.model import cpu_kernels as kernels\nx = torch.ones((3, 64))\nx[1] = -1\n"
+    common += "largest = torch.full((16, 64), 127, dtype=torch.int8)\nlargest[1] = -127"
+    command = [sys.executable, "-c", common + kernel]
+    done = subprocess.run(command, env=os.environ | {variable: "AVX2"}, capture_output=True, text=True, check=True)
+    limited, error = done.stdout.split()
+    assert limited == "True"
+    assert float(error) < allowed
 
 
 @pytest.mark.parametrize(
@@ -215,8 +206,8 @@ def test_the_faster_kernel_is_taken_where_it_is_much_faster(
     monkeypatch: pytest.MonkeyPatch, speed: tuple[float, ...], name: str
 ) -> None:
     found = iter([speed, (2.0, 2.0, 2.0)])
-    monkeypatch.setattr(int8_kernels, "speeds", lambda _: next(found))
-    monkeypatch.setattr(int8_kernels, "reduced_rows", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "speeds", lambda _: next(found))
+    monkeypatch.setattr(cpu_kernels, "reduced_rows", lambda: False)
     kernel = int8_kernel.__wrapped__()
     assert kernel.name == name
     assert kernel.speed == ((2.0, 2.0, 2.0) if name == "fbgemm" else speed)
@@ -228,21 +219,21 @@ def test_rows_stay_float32_where_whole_ones_are_slow(
     monkeypatch: pytest.MonkeyPatch, speed: tuple[float, ...], name: str
 ) -> None:
     found = iter([(1.0, 1.0, 1.0), speed])
-    monkeypatch.setattr(int4_kernels, "speeds", lambda _: next(found))
+    monkeypatch.setattr(cpu_kernels, "speeds", lambda _: next(found))
     kernel = int4_kernel.__wrapped__()
     assert (kernel.name, kernel.reduced) == (name, name == "int_mm" and int_mm_limit() < 127)
 
 
 def test_whole_rows_that_are_multiplied_wrongly_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a processor makes 127 of whatever is beyond it."""
-    usual = int4_kernels.product
+    usual = cpu_kernels.int4_product
 
     def wrong(x: Tensor, groups: Tensor, units: Tensor, by: str) -> Tensor:
         found = usual(x, groups, units, by)
         return found.clamp(max=0) if by == "int_mm" else found
 
-    monkeypatch.setattr(int4_kernels, "product", wrong)
-    monkeypatch.setattr(int4_kernels, "speeds", lambda _: (1.0, 1.0, 1.0))
+    monkeypatch.setattr(cpu_kernels, "int4_product", wrong)
+    monkeypatch.setattr(cpu_kernels, "speeds", lambda _: (1.0, 1.0, 1.0))
     assert int4_kernel.__wrapped__().name == "float32"
 
 
@@ -257,17 +248,6 @@ def test_cuts_by_rows_are_those_of_the_product(kind: Quantization) -> None:
     if isinstance(made, PackedInt8Matrix):
         with pytest.raises(NotImplementedError, match=f"rows 5 to 64 of an {kind} matrix cut at"):
             made[5:64]
-
-
-@EACH
-def test_rows_are_written_apart(kind: Quantization) -> None:
-    values = numbers(128, 64)
-    made = empty_matrix(kind, values.shape, torch.float32, CPU, PIECES)
-    for part in (slice(64, 96), slice(0, 64), slice(96, 128)):
-        made.write(part, values[part])
-    whole = matrix(kind, values)
-    x = numbers(4, 64, seed=1)
-    assert torch.equal(F.linear(x, made), F.linear(x, whole))
 
 
 @EACH
@@ -335,7 +315,14 @@ def folder_of(tmp_path: Path, raw: dict[str, Any]) -> str:
     return str(checkpoints.write(tmp_path / "model", raw, checkpoints.random_tensors(raw)))
 
 
-RAWS = {"llada2": checkpoints.LLADA2, "sdar": checkpoints.SDAR, "sdar-moe": checkpoints.SDAR_MOE}
+RAWS = {
+    "llada2": checkpoints.LLADA2,
+    "sdar": checkpoints.SDAR,
+    "sdar-moe": checkpoints.SDAR_MOE,
+    "a2d": checkpoints.A2D,
+    "modernbert": checkpoints.MODERNBERT,
+    "nemotron": checkpoints.NEMOTRON,
+}
 
 
 @pytest.mark.parametrize("raw", RAWS.values(), ids=RAWS)
@@ -345,11 +332,11 @@ def test_a_checkpoint_is_quantised_as_it_is_read(
     tmp_path: Path, raw: dict[str, Any], size: int, kind: Quantization
 ) -> None:
     """Each rank's matrices are those of its part of the numbers, whatever tensors they come from."""
-    found = find_model(folder_of(tmp_path, small(raw)), dummy=False)
+    found = find_model(ModelSettings(folder_of(tmp_path, small(raw))))
     for rank in range(size):
         shard = Shard(rank, size)
-        plain = found.load(torch.float32, CPU, progress=False, shard=shard).weights.named()
-        made = found.load(torch.float32, CPU, progress=False, shard=shard, quantization=kind)
+        plain = found.load(torch.float32, CPU, shard=shard).weights.named()
+        made = found.load(torch.float32, CPU, shard=shard, quantization=kind)
         for (field, layer, whole), (_, _, own) in zip(plain, made.weights.named(), strict=True):
             if not isinstance(own, QuantisedMatrix):
                 assert torch.equal(own, whole), (field, layer)
@@ -371,11 +358,11 @@ def test_dummy_weights_are_the_same_numbers() -> None:
 
 
 def test_damaged_numbers_are_still_found(tmp_path: Path) -> None:
-    tensors = checkpoints.llada_tensors()
+    tensors = checkpoints.random_tensors(checkpoints.LLADA)
     tensors["model.transformer.blocks.1.q_proj.weight"][0, 0] = torch.nan
     folder = checkpoints.write(tmp_path / "model", checkpoints.LLADA, tensors)
     with pytest.raises(CheckpointError, match=r"q_proj.* holds 1 values"):
-        find_model(str(folder), dummy=False).load(torch.float32, CPU, progress=False, quantization="int8")
+        find_model(ModelSettings(str(folder))).load(torch.float32, CPU, quantization="int8")
 
 
 @pytest.mark.few(3)
@@ -450,11 +437,11 @@ def test_a_quantised_checkpoint_loads_as_the_same_codes(
 ) -> None:
     """As if it were quantised when it is read; a rank that reads some columns takes the scales of the whole row."""
     folder = folder_of(tmp_path, small(raw))
-    kept = find_model(written(tmp_path, folder, kind), dummy=False)
+    kept = find_model(ModelSettings(written(tmp_path, folder, kind)))
     assert kept.quantization == kind
     shard = Shard(size - 1, size)
-    made = find_model(folder, dummy=False).load(torch.float32, CPU, progress=False, shard=shard, quantization=kind)
-    read = kept.load(torch.float32, CPU, progress=False, shard=shard)
+    made = find_model(ModelSettings(folder)).load(torch.float32, CPU, shard=shard, quantization=kind)
+    read = kept.load(torch.float32, CPU, shard=shard)
     assert read.fingerprint != made.fingerprint
     for (field, layer, a), (_, _, b) in zip(made.weights.named(), read.weights.named(), strict=True):
         if not isinstance(a, QuantisedMatrix):
@@ -473,9 +460,9 @@ def test_a_quantised_model_answers_as_one_that_is_quantised_when_read(tmp_path: 
     folder = written(tmp_path, "bundled-tariff", kind)
     kept, made = LLM(folder, **common), LLM("bundled-tariff", quantization=kind, **common)
     assert kept.tokenizer is not None
-    assert kept.sampling == made.sampling
+    assert kept.session.sampling == made.session.sampling
     assert kept.generate(prompt, asked)[0].token_ids == made.generate(prompt, asked)[0].token_ids
-    plain = find_model("bundled-tariff", dummy=False).folder
+    plain = find_model(ModelSettings("bundled-tariff")).folder
     assert plain is not None
     sizes = [sum(file.stat().st_size for file in place.glob("*.safetensors")) for place in (Path(folder), plain)]
     assert sizes[0] < 0.6 * sizes[1]
@@ -498,7 +485,7 @@ def test_what_cannot_be_written_or_read(tmp_path: Path, capsys: pytest.CaptureFi
     config = Path(done) / "config.json"
     config.write_text(config.read_text().replace('"remask"', '"gptq"'))
     with pytest.raises(CheckpointError, match=r"quantised in a way that is not known here .*gptq"):
-        find_model(done, dummy=False)
+        find_model(ModelSettings(done))
 
 
 def test_missing_scales_are_named(tmp_path: Path) -> None:
@@ -509,4 +496,4 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
     tensors[f"{name}_scale"] = tensors[f"{name}_scale"][:5].clone()
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=r"The int8 model in .* lacks .*up_proj.weight_scale \[24\]"):
-        find_model(str(done), dummy=False).load(torch.float32, CPU, progress=False)
+        find_model(ModelSettings(str(done))).load(torch.float32, CPU)

@@ -26,10 +26,9 @@ def anchors(model: DenseModel, canvas: Canvas, leased: Lease, ratio: float) -> T
     masks = canvas.noisy.nonzero()[:, 0]
     total = torch.zeros(len(stored), dtype=model.dtype)
     for layer in range(model.layers):
-        x = model.norm(out.states[layer, masks], model.weights[layer]["attn_norm"])
-        q = model.rotate(model.project(layer, "q", x), masks)
-        k = model.rotate(leased.kv.k[layer, stored], stored).repeat_interleave(model.heads // model.kv_heads, 1)
-        scores = torch.einsum("nhd,thd->nht", q, k) / model.head_size**0.5
+        reaching = masks[model.seen(layer, masks, stored).any(1)]
+        x = model.entering(layer, out.states[layer, reaching])
+        scores = model.scores(layer, x, reaching, leased.kv.k[layer, stored], stored)
         total += scores.softmax(-1).sum((0, 1))
     ordered = total.sort(descending=True, stable=True)
     canvas.decided(float(ordered.values[count - 1] - ordered.values[count]))

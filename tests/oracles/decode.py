@@ -18,6 +18,7 @@ from tests.oracles import (
     entropy,
     experts,
     gidd,
+    modernbert,
     sdar,
     uniform,
 )
@@ -54,6 +55,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float64) -> Model:
             return gidd.load(folder, dtype)
         case "sdar":
             return sdar.load(folder, dtype)
+        case "modernbert":
+            return modernbert.load(folder, dtype)
     return load_masked(folder, dtype)
 
 

@@ -108,7 +108,7 @@ class DenseModel:
             {short: weights[f"{stem}.{layer}.{name}"] for short, name in names.items()} for layer in range(self.layers)
         ]
         pairs = torch.arange(0, self.head_size, 2, dtype=torch.float32)
-        self.frequencies = (1.0 / config["rope_theta"] ** (pairs / self.head_size)).to(dtype)
+        self.frequencies: Tensor = (1.0 / config["rope_theta"] ** (pairs / self.head_size)).to(dtype)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm, the weight applied after normalising."""
@@ -120,9 +120,25 @@ class DenseModel:
         heads = self.heads if name == "q" else self.kv_heads
         return F.linear(x, weights[name], weights.get(f"{name}_bias")).view(len(x), heads, self.head_size)
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What enters the first layer."""
+        return self.embedding[tokens]
+
+    def entering(self, layer: int, h: Tensor) -> Tensor:
+        """The normed rows of which a layer projects q, k and v."""
+        return self.norm(h, self.weights[layer]["attn_norm"])
+
+    def turns(self, layer: int) -> Tensor:  # noqa: ARG002
+        """The frequencies of RoPE in a layer."""
+        return self.frequencies
+
+    def seen(self, layer: int, positions: Tensor, places: Tensor) -> Tensor:  # noqa: ARG002
+        """Which of the keys at `places` rows at `positions` see, [n, m]."""
+        return torch.ones(len(positions), len(places), dtype=torch.bool)
+
+    def rotate(self, x: Tensor, positions: Tensor, layer: int = 0) -> Tensor:
         """RoPE in the half-split layout for [n, heads, head size] at the absolute `positions` [n]."""
-        angles = positions.to(self.dtype)[:, None, None] * self.frequencies
+        angles = positions.to(self.dtype)[:, None, None] * self.turns(layer)
         cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat([-second, first], -1) * sin
@@ -131,12 +147,16 @@ class DenseModel:
         """Attention, projected, of normed rows `x` at `positions` over the canvas' `k` (unrotated) and `v`."""
         if k.isnan().any() or v.isnan().any():
             raise ValueError(f"layer {layer} attends to K/V that nobody computed")
-        group = self.heads // self.kv_heads
-        q = self.rotate(self.project(layer, "q", x), positions)
-        k = self.rotate(k, torch.arange(len(k))).repeat_interleave(group, 1)
-        scores = torch.einsum("nhd,thd->hnt", q, k) / self.head_size**0.5
-        mixed = torch.einsum("hnt,thd->nhd", scores.softmax(-1), v.repeat_interleave(group, 1))
+        shares = self.scores(layer, x, positions, k, torch.arange(len(k))).softmax(-1)
+        mixed = torch.einsum("nht,thd->nhd", shares, v.repeat_interleave(self.heads // self.kv_heads, 1))
         return F.linear(mixed.flatten(1), self.weights[layer]["o"])
+
+    def scores(self, layer: int, x: Tensor, positions: Tensor, k: Tensor, places: Tensor) -> Tensor:
+        """Scores [n, heads, m] of normed rows `x` at `positions` over `k` [m] (unrotated) at `places`; unseen: -inf."""
+        q = self.rotate(self.project(layer, "q", x), positions, layer)
+        k = self.rotate(k, places, layer).repeat_interleave(self.heads // self.kv_heads, 1)
+        scores: Tensor = torch.einsum("nhd,thd->nht", q, k) / self.head_size**0.5
+        return scores.masked_fill(~self.seen(layer, positions, places)[:, None], -torch.inf)
 
     def feed_forward(self, layer: int, h: Tensor) -> Tensor:
         """The gated MLP on its own norm of the residual stream."""
@@ -172,13 +192,13 @@ class DenseModel:
         kv = given or self.empty_kv(length)
         keys, values = kv.k.clone(), kv.v.clone()
         states = torch.full((self.layers + 1, length, self.width), torch.nan, dtype=self.dtype)
-        states[0, per_layer[0]] = self.embedding[tokens[per_layer[0]]]
+        states[0, per_layer[0]] = self.embed(tokens[per_layer[0]])
         for layer, live in enumerate(per_layer):
             h = states[layer]
             if restored and layer in restored:
                 joining = live & h.isnan().any(-1)
                 h[joining] = restored[layer][joining]
-            x = self.norm(h, self.weights[layer]["attn_norm"])
+            x = self.entering(layer, h)
             written = live & ~frozen[layer] if frozen and layer in frozen else live
             keys[layer, written] = self.project(layer, "k", x[written])
             values[layer, written] = self.project(layer, "v", x[written])
@@ -188,7 +208,7 @@ class DenseModel:
 
     def rotated_keys(self, kv: KV) -> Tensor:
         """The keys of `kv` after RoPE, [layers, positions, kv heads, head size]."""
-        return torch.stack([self.rotate(k, torch.arange(len(k))) for k in kv.k])
+        return torch.stack([self.rotate(k, torch.arange(len(k)), layer) for layer, k in enumerate(kv.k)])
 
     def empty_kv(self, length: int) -> KV:
         """K/V of a canvas of `length` positions about which nothing is known."""

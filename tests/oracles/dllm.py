@@ -51,10 +51,10 @@ class CanvasState:
     def forward(self, tokens: Tensor) -> Tensor:
         """The raw logits of one pass; every layer yields values for all rows, from fresh or cached outputs."""
         model = self.model
-        h = model.embedding[tokens]
+        h = model.embed(tokens)
         rows = []
         for layer, due in enumerate(self._due_rows()):
-            x = model.norm(h, model.weights[layer]["attn_norm"])
+            x = model.entering(layer, h)
             live = due | self._moved(layer, x, due)
             rows.append(int(live.sum()))
             self.k[layer, live] = model.project(layer, "k", x[live])

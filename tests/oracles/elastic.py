@@ -1,4 +1,4 @@
-"""Elastic-Cache, as docs/policies.md describes it."""
+"""Elastic-Cache, as docs/lab/methods.md describes it."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.oracles.sampling import Sampler
 
 @dataclass(frozen=True)
 class Elastic:
-    """The settings, as docs/policies.md describes them."""
+    """The settings, as docs/lab/methods.md describes them."""
 
     window: int
     threshold: float
@@ -50,7 +50,7 @@ class CanvasState:
     def forward(self, tokens: Tensor) -> tuple[Tensor, list[int]]:
         """Raw logits of one pass, NaN for rows that the last layer did not compute, and the rows of each layer."""
         model = self.model
-        self.inputs[0] = model.embedding[tokens]
+        self.inputs[0] = model.embed(tokens)
         live = self._live()
         h = self.inputs[0]
         rows: list[int] = []
@@ -60,7 +60,7 @@ class CanvasState:
             compares = bool(self.tracked) and not refreshed and layer < model.layers - 1
             before = self._attention(layer, self.tracked) if compares else None
             self.inputs[layer, live] = h[live]
-            x = model.norm(h[live], model.weights[layer]["attn_norm"])
+            x = model.entering(layer, h[live])
             self.k[layer, live] = model.project(layer, "k", x)
             self.v[layer, live] = model.project(layer, "v", x)
             out = h[live] + model.attention(layer, x, live.nonzero()[:, 0], self.k[layer], self.v[layer])
@@ -91,7 +91,8 @@ class CanvasState:
     def _drifted(self, before: Tensor, now: Tensor) -> bool:
         """Whether the tracked tokens attend to other things than in the last pass; both are [n, heads, positions]."""
         if self.knobs.similarity == "heads":
-            similarity = float(F.cosine_similarity(before, now, dim=1, eps=0.0).mean())
+            seen = before.sum(1) > 0  # what no head attends to has no direction
+            similarity = float(F.cosine_similarity(before, now, dim=1, eps=0.0)[seen].mean())
         else:
             similarity = float(F.cosine_similarity(before.mean(1), now.mean(1), dim=-1, eps=0.0).mean())
         self.canvas.decided(abs(similarity - self.knobs.threshold))
@@ -110,14 +111,9 @@ class CanvasState:
 
     def _attention(self, layer: int, positions: list[int]) -> Tensor:
         """Attention probabilities [n, heads, positions], by the inputs that the layer last had."""
-        model = self.model
         places = torch.tensor(positions)
-        x = model.norm(self.inputs[layer, places], model.weights[layer]["attn_norm"])
-        q = model.rotate(model.project(layer, "q", x), places)
-        k = model.rotate(self.k[layer], torch.arange(self.canvas.length))
-        k = k.repeat_interleave(model.heads // model.kv_heads, 1)
-        scores: Tensor = torch.einsum("nhd,thd->nht", q, k) / model.head_size**0.5
-        return scores.softmax(-1)
+        x, every = self.model.entering(layer, self.inputs[layer, places]), torch.arange(self.canvas.length)
+        return self.model.scores(layer, x, places, self.k[layer], every).softmax(-1)
 
 
 def elastic_cache(

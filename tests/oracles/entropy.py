@@ -1,4 +1,4 @@
-"""EntropyCache on a dense model (methods' description; arXiv 2603.18489), with the choices of `docs/policies.md`."""
+"""EntropyCache on a dense model (methods' description; arXiv 2603.18489), with the choices of `docs/lab/methods.md`."""
 
 import torch
 

@@ -105,9 +105,9 @@ class LladaMoeModel(DenseModel):
         heads = super().project(layer, name, x)
         return heads if name == "v" else self.norm(heads, self.weights[layer][f"{name}_norm"])
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, positions: Tensor, layer: int = 0) -> Tensor:
         """RoPE of the leading channels."""
-        return torch.cat([super().rotate(x[..., : self.turned], positions), x[..., self.turned :]], -1)
+        return torch.cat([super().rotate(x[..., : self.turned], positions, layer), x[..., self.turned :]], -1)
 
     def routing(self, layer: int, x: Tensor) -> Tensor:
         """The weights [rows, experts] of normed rows in a layer with experts."""

@@ -54,7 +54,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class SlowFast:
-    """SlowFast sampling, as docs/policies.md describes it."""
+    """SlowFast sampling, as docs/lab/methods.md describes it."""
 
     slow_tokens: int = 1
     slow_steps: int = 8

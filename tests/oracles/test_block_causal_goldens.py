@@ -14,6 +14,7 @@ from tests.oracles import sdar
 from tests.oracles.block_causal import decode
 from tests.oracles.page_chain import Pool
 from tests.oracles.sdar import SdarModel, block_causal
+from tests.sampling_fields import ungrouped
 
 LOGITS, CONFIDENCES = 5e-4, 1e-4
 SHARES = 4  # of the runs of a model, so that several processes can take them
@@ -74,7 +75,7 @@ def test_every_run(name: str, share: int) -> None:
     model, runs = golden_model(name), goldens.runs(name)
     assert len(runs) == 203
     for run in runs[share::SHARES]:
-        done, recorded = decode(model, run.request_line()), run.recorded
+        done, recorded = decode(model, ungrouped(run.request_line())), run.recorded
         assert done.output_ids == run.expected_ids(), run.id
         assert done.committed == [*run.prompt, *recorded["output_ids"]], run.id
         assert [transfer[1:] for transfer in done.transfers] == run.expected_transfers(), run.id

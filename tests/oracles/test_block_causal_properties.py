@@ -1,64 +1,22 @@
 """What must hold for the block-causal oracle's rules beyond the recorded runs."""
 
 import pytest
-import torch
 
 from tests.goldens import block_causal as goldens
 from tests.oracles.block_causal import (
-    above,
-    by_confidence,
     decode,
-    entropy_bounded,
-    leftmost,
     rule_of,
-    transfer_counts,
-    trimmed,
-    uncertainty,
 )
 from tests.oracles.decode import decode as decode_any
 from tests.oracles.decode import load
 from tests.oracles.page_chain import Pool
 from tests.oracles.sdar import SdarModel
 
-CONFIDENCE = torch.tensor([0.9, 0.2, 0.8, 0.5])
-ENTROPY = torch.tensor([0.3, 0.1, 0.2, 0.6])
-
 
 def golden_model(name: str) -> SdarModel:
     model = load(goldens.model_dir(name))
     assert isinstance(model, SdarModel)
     return model
-
-
-def test_transfer_counts() -> None:
-    assert transfer_counts(8, 3) == [3, 3, 2]
-    assert transfer_counts(4, 6) == [1, 1, 1, 1, 0, 0]
-
-
-def test_a_dynamic_step_takes_all_above_the_threshold_or_falls_back() -> None:
-    masked = [1, 2, 3]
-    assert above(0.4, leftmost)(2, masked, CONFIDENCE, ENTROPY) == [2, 3]
-    assert above(0.6, by_confidence)(2, masked, CONFIDENCE, ENTROPY) == [2, 3]
-    assert above(0.6, leftmost)(2, masked, CONFIDENCE, ENTROPY) == [1, 2]
-    assert above(0.8, by_confidence)(1, [2], torch.full((4,), 0.8), ENTROPY) == [2], "the threshold itself is not above"
-
-
-def test_the_leftmost_window_counts_known_positions() -> None:
-    assert leftmost(3, [0, 3], CONFIDENCE, ENTROPY) == [0]
-    assert leftmost(2, [1, 2, 3], CONFIDENCE, ENTROPY) == [1, 2]
-
-
-def test_the_entropy_bound_includes_the_position_itself_and_one_always_goes() -> None:
-    masked = [0, 1, 2, 3]
-    assert entropy_bounded(0.35)(1, masked, CONFIDENCE, ENTROPY) == [1, 2]
-    assert entropy_bounded(0.01)(1, masked, CONFIDENCE, ENTROPY) == [1]
-    assert entropy_bounded(9.0)(1, masked, CONFIDENCE, ENTROPY) == [1, 2, 0, 3]
-
-
-def test_uncertainty() -> None:
-    confidence, entropy = uncertainty(torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]]))
-    torch.testing.assert_close(confidence, torch.tensor([0.25, 1.0]))
-    torch.testing.assert_close(entropy, torch.tensor([4.0, 1.0]).log())
 
 
 def test_rules_without_an_oracle_are_refused() -> None:
@@ -69,12 +27,6 @@ def test_rules_without_an_oracle_are_refused() -> None:
         decode(golden_model("sdar_b4"), line | {"cache": "reuse"})
     with pytest.raises(ValueError, match="temperature 0"):
         decode(golden_model("sdar_b4"), line | {"sampling": {"max_tokens": 4, "temperature": 1.0}})
-
-
-def test_trimming() -> None:
-    assert trimmed([5, 6, 7, 8], 3, []) == [5, 6, 7]
-    assert trimmed([5, 6, 7, 6], 4, [6]) == [5, 6]
-    assert trimmed([5, 6, 7, 8], 2, [8]) == [5, 6]
 
 
 def test_a_prompts_own_stop_id_does_not_stop_but_a_generated_one_ends_its_block() -> None:

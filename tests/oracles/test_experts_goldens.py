@@ -9,6 +9,7 @@ from tests.goldens import moe
 from tests.oracles import block_causal
 from tests.oracles.decode import decode
 from tests.oracles.experts import LladaMoeModel, SdarMoeModel, load, routed
+from tests.sampling_fields import ungrouped
 
 BLOCK = 8  # of the recorded passes
 EACH_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -65,7 +66,7 @@ def test_dense_states_and_kv(name: str) -> None:
 def test_runs_of_llada_moe() -> None:
     model = load(moe.model_dir(moe.MASKED))
     for run in moe.masked_runs()[::5]:
-        done = decode(model, goldens.request_line(run, "r"))
+        done = decode(model, ungrouped(goldens.request_line(run, "r")))
         assert done.output_ids == run["output_ids"]
         assert [transfer[1:] for transfer in done.transfers] == [event[1:] for event in goldens.transfers(run)]
 
@@ -76,7 +77,7 @@ def test_runs_of_block_causal_models(name: str) -> None:
     model = load(moe.model_dir(name))
     assert isinstance(model, SdarMoeModel)
     for run in moe.runs(name)[::5]:
-        done = block_causal.decode(model, run.request_line())
+        done = block_causal.decode(model, ungrouped(run.request_line()))
         assert done.output_ids == run.expected_ids(), run.id
         assert [transfer[1:] for transfer in done.transfers] == run.expected_transfers(), run.id
         if done.edits:

@@ -9,7 +9,6 @@ from tests.goldens import uniform as goldens
 from tests.oracles.canvas import Decode
 from tests.oracles.decode import decode, load
 from tests.oracles.gidd import GiddModel, structured
-from tests.oracles.uniform_sampling import Noise, adaptive_scores, adaptive_selection, mixture, posterior
 
 EACH_MODEL = pytest.mark.parametrize("name", goldens.MODELS)
 
@@ -68,15 +67,6 @@ def test_a_last_block_has_no_next_one_to_refresh(name: str) -> None:
     assert second == [full, 12, 6, 12] * 2 + [full, 6, 6, 6]
 
 
-def test_a_transfer_lists_changed_tokens_of_its_block_alone() -> None:
-    done = ask(golden_model("gentle"), "none", tokens_per_step=3)
-    assert done.transfers
-    for step, positions, tokens in done.transfers:
-        start = 5 + 6 * (step // 4)
-        assert 0 < len(positions) == len(tokens) <= 3
-        assert all(start <= position < start + 6 for position in positions)
-
-
 def test_the_response_is_cut_inside_a_block_and_the_noise_beyond_is_kept() -> None:
     model = golden_model("unif")
     short, long = ask(model, "none", max_tokens=13), ask(model, "none", max_tokens=18)
@@ -109,55 +99,3 @@ def test_clean_rows_do_not_see_noise() -> None:
     assert torch.equal(before.logits[:8], after.logits[:8])
     assert not torch.equal(before.logits[8:], after.logits[8:])
     torch.testing.assert_close(model.forward(tokens[:8]).logits, before.logits[:8])
-
-
-def test_reading_what_nobody_computed_fails() -> None:
-    model = golden_model("unif")
-    tokens = torch.arange(12)
-    with pytest.raises(ValueError, match="nobody computed"):
-        model.forward(tokens, tokens >= 4)
-    with pytest.raises(ValueError, match="nobody computed"):
-        model.forward(tokens, tokens >= 4, model.forward(tokens[:3]).kv.padded(12))
-
-
-def test_partial_passes_with_exact_kv_equal_the_full_pass() -> None:
-    model = golden_model("gentle")
-    tokens = torch.arange(16) + 7
-    full, rows = model.forward(tokens), torch.arange(16) % 3 == 1
-    part = model.forward(tokens, rows, full.kv.only(~rows))
-    torch.testing.assert_close(part.logits[rows], full.logits[rows])
-    assert part.logits[~rows].isnan().all()
-
-
-def test_drawn_tokens_are_refused() -> None:
-    model = golden_model("unif")
-    for sampling in ({"sampler": "ancestral"}, {"temperature": 0.5}):
-        with pytest.raises(ValueError, match="no oracle"):
-            ask(model, "none", **sampling)
-    with pytest.raises(ValueError, match="block-dual"):
-        ask(model, "block-dual")
-
-
-def test_scores_of_a_window_without_possible_noise_are_zero() -> None:
-    noise = Noise(-1000.0, 8, 3)
-    logits, tokens = torch.randn(5, 8), torch.tensor([0, 1, 2, 4, 5])
-    scores = adaptive_scores(logits, tokens, noise.pi(0.0))
-    assert torch.equal(scores, torch.zeros(5))
-    assert not adaptive_selection(scores, 3).any()
-
-
-@pytest.mark.parametrize("shift", [1000.0, -1000.0, 9.0, 0.0])
-def test_a_posterior_is_a_distribution_and_ends_in_the_prediction(shift: float) -> None:
-    noise = Noise(shift, 8, 3)
-    clean, tokens = torch.randn(4, 8).softmax(-1), torch.tensor([0, 7, 5, 1 if shift > 500 else 3])
-    now, then = mixture(noise, -2.0), mixture(noise, 1.5)
-    torch.testing.assert_close(posterior(clean, tokens, now, then).sum(-1), torch.ones(4))
-    same = torch.nn.functional.one_hot(tokens, 8).float()
-    torch.testing.assert_close(posterior(clean, tokens, now, now), same, rtol=0, atol=1e-6)
-
-
-def test_uniform_noise_cannot_explain_mask() -> None:
-    noise = Noise(1000.0, 8, 3)
-    clean = torch.zeros(1, 8)
-    clean[0, 2] = 1
-    assert posterior(clean, torch.tensor([3]), mixture(noise, -2.0), mixture(noise, 0.0)).isnan().any()

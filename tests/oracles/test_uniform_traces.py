@@ -12,6 +12,7 @@ from tests.oracles import gidd, uniform
 from tests.oracles.gidd import GiddModel
 from tests.oracles.uniform import Blocks, Pick, Step
 from tests.oracles.uniform_sampling import filtered, mixture, posterior, schedule
+from tests.sampling_fields import ungrouped
 
 LOGITS, SCORES, PROBABILITIES = 1e-4, 5e-6, 1e-5
 EACH_STRATEGY = pytest.mark.parametrize("strategy", goldens.STRATEGIES)
@@ -118,7 +119,7 @@ def test_requests_for_traces(name: str) -> None:
     runs = goldens.runs(name)
     assert runs
     for run in runs:
-        done = uniform.decode(gidd.load(goldens.model_dir(name)), run.request_line())
+        done = uniform.decode(gidd.load(goldens.model_dir(name)), ungrouped(run.request_line()))
         expected, moves = run.expected_ids(), run.expected_moves()
         assert done.output_ids[: len(expected)] == expected
         ran = run.blocks_run * run.trace.parameters["steps"]

@@ -1,4 +1,4 @@
-"""Uniform-Cache that computes, in each layer, only rows whose V has moved; as docs/policies.md describes it."""
+"""Uniform-Cache that computes, in each layer, only rows whose V has moved; as docs/lab/methods.md describes it."""
 
 import torch
 import torch.nn.functional as F

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
+from remask.families import preset
 from remask.model.pool import Pool
 from remask.model.stage import Save, Stage
 from remask.model.transformer import Transformer

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from remask import LLM
 from remask.engine.async_engine import AsyncEngine
@@ -22,11 +24,12 @@ from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
 from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLostError
 from remask.model.transformer import Transformer
-from remask.observe import observe_passes, replace_attention, run_in_sections
 from remask.parallel import lead
 from remask.parallel.group import GroupRanks, open_store
+from remask_lab.observe import observe_passes, replace_attention, run_in_sections
 from tests import goldens
 from tests.checkpoint import checkpoints
+from tests.checkpoint.adapters import adapted
 from tests.goldens import uniform
 from tests.parallel.ranks import Lender, lent
 from tests.waiting import LONGEST_S, ended, eventually
@@ -82,7 +85,7 @@ def test_passes_are_queued_ahead_on_all_ranks(two: LLM) -> None:
     """Rank 0 has the tokens and chooses positions; the others are told what they compute with."""
     prompts, found = [list(range(3, 20 + n)) for n in range(3)], []
     for llm, overlap in ((two, True), (LLM(GOLDEN, engine=EngineConfig(max_model_len=64), **COMMON), False)):
-        llm.engine = llm.new_engine(EngineConfig(max_model_len=64, overlap=overlap))
+        llm.session.engine = llm.session.new_engine(EngineConfig(max_model_len=64, overlap=overlap))
         found.append(llm.generate(prompts, SAMPLING, cache="block-dual"))
         assert (llm.engine.stats.queued_passes > 10) == overlap
     assert [each.token_ids for each in found[0]] == [each.token_ids for each in found[1]]
@@ -100,6 +103,33 @@ def test_stored_parts_are_those_of_one_process(two: LLM, cache: str, settings: d
     assert outputs[0][0].usage.prefix_tokens == 20
     two.engine.store.drop()
     assert (len(lead_of(two)._names._storages), len(lead_of(two)._names._objects)) == (0, 1)
+
+
+@pytest.mark.usefixtures("ranks")
+def test_adapters_are_cut_as_matrices_are(tmp_path: Path) -> None:
+    """Merged and beside the weights, of matrices that are cut by rows and by columns."""
+    tensors = load_file(Path(GOLDEN) / "model.safetensors")
+    targets = ["q_proj", "v_proj", "attn_out", "up_proj", "model.transformer.blocks.1.ff_out"]
+    adapted(tmp_path / "one", tensors, 1, target_modules=targets)
+    adapted(tmp_path / "two", tensors, 2, target_modules=targets)
+    paths = {name: str(tmp_path / name) for name in ("one", "two")}
+    found = []
+    for size in (2, 1):
+        limits = EngineConfig(max_model_len=64)
+        with LLM(GOLDEN, tensor_parallel=size, engine=limits, adapters=paths, **COMMON) as llm:
+            asked = [
+                replace(each, id=str(number), adapter=name)
+                for number, name in enumerate(["one", None, "two", "one"])
+                for each in llm.session.requests(
+                    [[5, 6, 7, number, 8]], SAMPLING, policy=llm.session.policy("block-dual")
+                )
+            ]
+            found.append({out.id: out.token_ids for out in llm.session.run(asked)})
+        with LLM(GOLDEN, tensor_parallel=size, engine=limits, adapter=paths["two"], **COMMON) as llm:
+            (merged,) = llm.generate([[5, 6, 7, 2, 8]], SAMPLING, cache="block-dual")
+            assert merged.token_ids == found[-1]["2"]
+    assert found[0] == found[1]
+    assert len(set(map(tuple, found[0].values()))) == 4
 
 
 @pytest.mark.usefixtures("ranks")
@@ -140,8 +170,8 @@ def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) 
         lambda: observe_passes(two.engine, lambda _: None),
         lambda: replace_attention(two.engine, two.model.attention),
         lambda: run_in_sections(two.engine, lambda _: threading.Lock()),
-        lambda: two.new_engine(EngineConfig(batch_invariant=True)),
-        lambda: two.new_engine(EngineConfig(graphs=True)),
+        lambda: two.session.new_engine(EngineConfig(batch_invariant=True)),
+        lambda: two.session.new_engine(EngineConfig(graphs=True)),
         lambda: two.depth_table,
         lambda: two.generate([[1, 2]], SAMPLING, cache="bicache", prefix_length=1),
     ]
@@ -152,7 +182,7 @@ def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) 
 
 
 def _batch_of(llm: LLM) -> tuple[Any, Any]:
-    from remask.engine.uncached import pack_uncached
+    from remask.engine.pack import pack_uncached
     from remask.plan.canvas import Canvas
 
     return pack_uncached(llm.model, [Canvas([1, 2, 3], (), 0)]), llm.engine.pool
@@ -192,7 +222,7 @@ def test_two_models_at_once(lenders: list[Lender], monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("ranks")
 def test_a_rank_that_cannot_load_its_part_is_named(tmp_path: Path) -> None:
-    tensors = checkpoints.llada_tensors()
+    tensors = checkpoints.random_tensors(checkpoints.LLADA)
     tensors["model.transformer.ff_out.weight"][-1, -1] = torch.nan  # the last rank's
     folder = checkpoints.write(tmp_path / "model", checkpoints.LLADA, tensors)
     with pytest.raises(CheckpointError, match=r"rank 1 of 2 .*failed: CheckpointError: .*holds 1 values of"):
@@ -261,7 +291,7 @@ async def _killed_while(llm: LLM, runs: bool) -> str:
     """Kill the other process of a served model, and return what its engine died of."""
     outer, (worker,) = AsyncEngine(llm.engine, 4), lead_of(llm)._workers
     outer.start()
-    long = llm.requests([[1, 2, 3]], {"max_tokens": 500, "steps": 500, "block_length": 500})
+    long = llm.session.requests([[1, 2, 3]], {"max_tokens": 500, "steps": 500, "block_length": 500})
     ticket = outer.submit([llm.engine.check(each) for each in long]) if runs else None
     if ticket is not None:  # it computes
         await anext(aiter(ticket))

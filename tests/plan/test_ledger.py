@@ -22,28 +22,28 @@ def one(layers: int, live: Mask, frozen: Mask | None = None) -> Plan:
 
 def test_it_knows_when_each_row_was_written() -> None:
     ledger = Ledger(2, 3, None)
-    ledger.apply(one(2, rows(3, 0, 1, 2)))
-    ledger.apply(one(2, rows(3, 2)))
-    ledger.apply(Plan((Span(range(1), rows(3, 1, 2)), Span(range(1, 2), rows(3, 1))), predict=rows(3)))
+    ledger.enter(one(2, rows(3, 0, 1, 2)))
+    ledger.enter(one(2, rows(3, 2)))
+    ledger.enter(Plan((Span(range(1), rows(3, 1, 2)), Span(range(1, 2), rows(3, 1))), predict=rows(3)))
     assert ledger.step == 2
     assert ledger.written.tolist() == [[0, 2, 2], [0, 2, 1]]
 
 
 def test_the_first_pass_must_write_all_that_it_attends_to() -> None:
     with pytest.raises(PlanError, match="layer 0 attends to position 1, whose K/V were never written"):
-        Ledger(2, 3, None).apply(one(2, rows(3, 0, 2)))
+        Ledger(2, 3, None).enter(one(2, rows(3, 0, 2)))
 
 
 def test_leased_rows_may_be_read_and_left_out() -> None:
     ledger = Ledger(2, 3, PrefixHit(2, 2))
-    ledger.apply(one(2, rows(3, 2)))
+    ledger.enter(one(2, rows(3, 2)))
     assert ledger.written.tolist() == [[LEASED, LEASED, 0]] * 2
 
 
 def test_leased_rows_are_read_only() -> None:
     ledger = Ledger(2, 3, PrefixHit(2, 1))
     with pytest.raises(PlanError, match="leased rows are read-only"):
-        ledger.apply(one(2, rows(3, 0, 1, 2)))
+        ledger.enter(one(2, rows(3, 0, 1, 2)))
     assert ledger.step == -1
     assert (ledger.written[1] == UNWRITTEN).all()
 
@@ -53,13 +53,13 @@ def test_frozen_leased_rows_may_be_computed() -> None:
     plan = Plan(
         (Span(range(1), rows(3, 0, 1, 2), frozen=rows(3, 0, 1)), Span(range(1, 2), rows(3, 0, 1, 2))), predict=rows(3)
     )
-    ledger.apply(plan)
+    ledger.enter(plan)
     assert ledger.written.tolist() == [[LEASED, LEASED, 0], [0, 0, 0]]
 
 
 def test_frozen_rows_that_were_never_written_are_not_there_to_be_read() -> None:
     with pytest.raises(PlanError, match="never written"):
-        Ledger(1, 2, None).apply(one(1, rows(2, 0, 1), frozen=rows(2, 0)))
+        Ledger(1, 2, None).enter(one(1, rows(2, 0, 1), frozen=rows(2, 0)))
 
 
 def test_rows_join_at_the_boundary_only() -> None:
@@ -70,12 +70,12 @@ def test_rows_join_at_the_boundary_only() -> None:
     ledger = Ledger(4, 4, PrefixHit(2, 2))
     ledger.written[2:, :2] = 0  # as after a refresh
     with pytest.raises(PlanError, match="position 1 joins at layer 1, where no boundary state is stored"):
-        ledger.apply(join(1, 1))
-    ledger.apply(join(2, 1))
+        ledger.enter(join(1, 1))
+    ledger.enter(join(2, 1))
     plain = Ledger(4, 4, None)
-    plain.apply(one(4, rows(4, 0, 1, 2, 3)))
+    plain.enter(one(4, rows(4, 0, 1, 2, 3)))
     with pytest.raises(PlanError, match="position 0 joins at layer 2"):
-        plain.apply(join(2, 0))
+        plain.enter(join(2, 0))
 
 
 def test_rows_behind_the_prefix_have_no_boundary_state() -> None:
@@ -83,13 +83,14 @@ def test_rows_behind_the_prefix_have_no_boundary_state() -> None:
     ledger.written[:, 2:] = 0
     plan = Plan((Span(range(1), rows(4, 3)), Span(range(1, 2), rows(4, 0, 1, 2, 3))), predict=rows(4))
     with pytest.raises(PlanError, match="position 2 joins"):
-        ledger.apply(plan)
+        ledger.enter(plan)
 
 
 @pytest.mark.parametrize(("layers", "length"), [(3, 4), (1, 4), (2, 5), (2, 3)])
 def test_plans_of_another_shape_are_refused(layers: int, length: int) -> None:
+    plan = one(layers, np.ones(length, dtype=np.bool_))
     with pytest.raises(PlanError):
-        Ledger(2, 4, None).apply(one(layers, np.ones(length, dtype=np.bool_)))
+        (Ledger(2, 4, None).enter if length == 4 else lambda plan: plan.check(4))(plan)
 
 
 def refused(written: list[list[int]], prefix: PrefixHit | None, plan: Plan) -> bool:
@@ -149,11 +150,11 @@ def test_it_refuses_what_the_rules_refuse_and_then_records_nothing(
         before, step = ledger.written.copy(), ledger.step
         if refused(before.tolist(), prefix, plan):
             with pytest.raises(PlanError):
-                ledger.apply(plan)
+                ledger.enter(plan)
             assert np.array_equal(ledger.written, before)
             assert ledger.step == step
             continue
-        ledger.apply(plan)
+        ledger.enter(plan)
         assert ledger.step == step + 1
         for span in plan.spans:
             wrote = span.rows if span.frozen is None else span.rows & ~span.frozen
@@ -168,24 +169,24 @@ def limited(live: Mask, *sees: int) -> Plan:
 
 def test_what_no_live_row_attends_to_need_not_be_written() -> None:
     ledger = Ledger(1, 6, None)
-    ledger.apply(limited(rows(6, 0, 1), 2, 2, 4, 4, 6, 6))
+    ledger.enter(limited(rows(6, 0, 1), 2, 2, 4, 4, 6, 6))
     with pytest.raises(PlanError, match="layer 0 attends to position 2, whose K/V were never written"):
-        ledger.apply(limited(rows(6, 3), 2, 2, 4, 4, 6, 6))
-    ledger.apply(limited(rows(6, 2, 3), 2, 2, 4, 4, 6, 6))
+        ledger.enter(limited(rows(6, 3), 2, 2, 4, 4, 6, 6))
+    ledger.enter(limited(rows(6, 2, 3), 2, 2, 4, 4, 6, 6))
     assert ledger.written.tolist() == [[0, 0, 1, 1, UNWRITTEN, UNWRITTEN]]
     with pytest.raises(PlanError, match="position 4"):
-        ledger.apply(limited(rows(6, 5), 2, 2, 4, 4, 6, 6))
-    ledger.apply(limited(rows(6), 2, 2, 4, 4, 6, 6))
+        ledger.enter(limited(rows(6, 5), 2, 2, 4, 4, 6, 6))
+    ledger.enter(limited(rows(6), 2, 2, 4, 4, 6, 6))
 
 
 def test_limits_are_an_entry_a_position() -> None:
     with pytest.raises(PlanError, match=r"an array of shape \(5,\) for a canvas of 6 positions"):
-        Ledger(1, 6, None).apply(limited(rows(6, 0, 1), 2, 2, 4, 4, 6))
+        limited(rows(6, 0, 1), 2, 2, 4, 4, 6).check(6)
 
 
 def test_leased_pages_are_attended_to_in_front_of_own_rows() -> None:
     ledger = Ledger(1, 6, PrefixHit(2, 1))
-    ledger.apply(limited(rows(6, 2, 3), 2, 2, 4, 4, 6, 6))
+    ledger.enter(limited(rows(6, 2, 3), 2, 2, 4, 4, 6, 6))
     assert ledger.written.tolist() == [[LEASED, LEASED, 0, 0, UNWRITTEN, UNWRITTEN]]
 
 
@@ -197,24 +198,24 @@ def layered(live: Mask, watch: Watch | None = None, keep: bool = True) -> Plan:
 def test_rows_restart_where_their_states_are_kept() -> None:
     everything, few = rows(4, 0, 1, 2, 3), rows(4, 1, 3)
     ledger = Ledger(3, 4, None)
-    ledger.apply(layered(everything))
+    ledger.enter(layered(everything))
     assert ledger.kept.tolist() == [[False] * 4, [True] * 4, [True] * 4]
-    ledger.apply(layered(few).refreshed(2))
+    ledger.enter(layered(few).refreshed(2))
     assert ledger.written.tolist() == [[0, 1, 0, 1], [0, 1, 0, 1], [1, 1, 1, 1]]
     forgetful = Ledger(3, 4, None)
-    forgetful.apply(layered(everything, keep=False))
+    forgetful.enter(layered(everything, keep=False))
     with pytest.raises(PlanError, match="position 2 joins at layer 2, where no boundary state is stored or kept"):
-        forgetful.apply(layered(few).refreshed(2))
+        forgetful.enter(layered(few).refreshed(2))
 
 
 def test_what_is_watched_must_be_fit_to_be_refreshed() -> None:
     watch = Watch(rows(4, 3), rows(4, 0), 0.5, rows(4, 0))
     ledger = Ledger(3, 4, None)
     with pytest.raises(PlanError, match="may make all rows live, but of position 0 no input to layer 1 is kept"):
-        ledger.apply(layered(rows(4, 0, 1, 2, 3), watch, keep=False))
+        ledger.enter(layered(rows(4, 0, 1, 2, 3), watch, keep=False))
     assert ledger.step == -1
-    ledger.apply(layered(rows(4, 0, 1, 2, 3), watch))
-    ledger.apply(layered(rows(4, 3), watch, keep=False))  # older states will do
+    ledger.enter(layered(rows(4, 0, 1, 2, 3), watch))
+    ledger.enter(layered(rows(4, 3), watch, keep=False))  # older states will do
 
 
 WATCH = Watch(rows(4, 3), rows(4, 0), 0.5, rows(4, 0))
@@ -222,9 +223,9 @@ WATCH = Watch(rows(4, 3), rows(4, 0), 0.5, rows(4, 0))
 
 def test_a_plan_that_changed_while_it_ran_takes_the_place_of_the_first() -> None:
     ledger = Ledger(3, 4, None)
-    ledger.apply(layered(rows(4, 0, 1, 2, 3)))
+    ledger.enter(layered(rows(4, 0, 1, 2, 3)))
     begun = layered(rows(4, 1, 3), WATCH)
-    ledger.apply(begun)
+    ledger.enter(begun)
     ledger.revise(begun.refreshed(1))
     assert ledger.step == 1
     assert ledger.written.tolist() == [[0, 1, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
@@ -236,10 +237,10 @@ def test_a_plan_that_changed_while_it_ran_takes_the_place_of_the_first() -> None
 def test_a_bad_revision_records_nothing(times: int) -> None:
     """Also where the last plan repeats the spans of the one before, which is entered without being looked at."""
     ledger = Ledger(3, 4, None)
-    ledger.apply(layered(rows(4, 0, 1, 2, 3), keep=False))
+    ledger.enter(layered(rows(4, 0, 1, 2, 3), keep=False))
     begun = Plan((Span(range(1), rows(4, 1)), Span(range(1, 3), rows(4, 1), pick=TopRho(rows(4, 1), 1))), rows(4))
     for _ in range(times):
-        ledger.apply(begun)
+        ledger.enter(begun)
     written, kept = ledger.written.copy(), ledger.kept.copy()
     with pytest.raises(PlanError, match="joins at layer 2"):
         ledger.revise(layered(rows(4, 1)).refreshed(2))
@@ -255,7 +256,7 @@ def test_a_plan_that_cannot_change_is_not_revised() -> None:
     ledger = Ledger(1, 2, None)
     with pytest.raises(PlanError, match="none can take its place"):
         ledger.revise(one(1, rows(2, 0, 1)))
-    ledger.apply(one(1, rows(2, 0, 1)))
+    ledger.enter(one(1, rows(2, 0, 1)))
     with pytest.raises(PlanError, match="neither picks rows nor has a hook"):
         ledger.revise(one(1, rows(2, 0, 1)))
     assert ledger.step == 0

@@ -145,7 +145,7 @@ def test_it_is_what_a_replay_says(data: st.DataObject) -> None:
         revises = plan is not None and plan.may_change and data.draw(st.booleans())
         start = before if revises and before is not None else replay
         plan_now = Plan(spans, NOTHING, sees=sees, hook=watch)
-        act = ledger.revise if revises else ledger.apply
+        act = ledger.revise if revises else ledger.enter
         repeats = plan is not None and plan.spans is plan_now.spans and plan.sees is sees
         rolled_back = repeats and not revises and watch is None and data.draw(st.booleans())
         try:

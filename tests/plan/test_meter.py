@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.plan.ledger import Ledger
-from remask.plan.meter import CacheMeter
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Mask, Span, TopRho
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
 from remask.policies.dkv import DkvDecode
 from remask.policies.dllm import DllmCache
+from remask_lab.observe import CacheMeter
 from tests.policies.views import Walk
 
 
@@ -27,7 +27,7 @@ def rows(length: int, *positions: int) -> Mask:
 def metered(layers: int, length: int, plans: list[Plan], prefix: PrefixHit | None = None) -> CacheMeter:
     ledger, meter = Ledger(layers, length, prefix), CacheMeter()
     for plan in plans:
-        ledger.apply(plan)
+        ledger.enter(plan)
         meter.note(ledger, plan)
     return meter
 
@@ -115,7 +115,7 @@ def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, 
     ratios, ages = [], []
     for number, view in enumerate(walk.views()):
         plan = policy.plan(view)
-        ledger.apply(plan)
+        ledger.enter(plan)
         meter.note(ledger, plan)
         old, attended = 0, []
         for layer in range(layers):

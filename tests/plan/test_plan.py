@@ -28,7 +28,7 @@ def plans(draw: st.DrawFn) -> Plan:
         optional = st.none() | rows
         spans.append(Span(range(at, at + width), draw(rows), frozen=draw(optional), save=draw(optional)))
         at += width
-    return Plan(tuple(spans), predict=draw(rows), commit=draw(st.none() | rows))
+    return Plan(tuple(spans), predict=draw(rows), transfer=draw(st.none() | rows))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_cut_changes_nothing_but_the_boundary(plan: Plan, data: st.DataObject) -
     assert cut.cost == plan.cost
     assert cut.layers == plan.layers
     assert cut.predict is plan.predict
-    assert cut.commit is plan.commit
+    assert cut.transfer is plan.transfer
     assert at in (0, plan.layers) or at in [span.layers.start for span in cut.spans]
     for layer in range(plan.layers):
         old = next(span for span in plan.spans if layer in span.layers)
@@ -95,10 +95,10 @@ def test_cut_outside_the_layers_is_refused(at: int) -> None:
 
 def test_map_applies_to_every_span_and_checks_the_result() -> None:
     plan = Plan((Span(range(2), mask(0)), Span(range(2, 4), mask(1))), predict=mask())
-    widened = plan.map(lambda span: Span(span.layers, span.rows | mask(5)))
+    widened = plan.over(plan.spans.map(lambda span: Span(span.layers, span.rows | mask(5))))
     assert [span.rows.tolist() for span in widened.spans] == [mask(0, 5).tolist(), mask(1, 5).tolist()]
     with pytest.raises(PlanError):
-        plan.map(lambda span: Span(range(span.layers.start, span.layers.stop + 1), span.rows))
+        plan.over(plan.spans.map(lambda span: Span(range(span.layers.start, span.layers.stop + 1), span.rows)))
 
 
 def test_a_view_names_the_noisy_positions_of_its_block() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from remask.plan.pass_cost import LayerWork, layer_work
 from remask.plan.plan import NEVER, Plan, PrefixHit, View
-from remask.plan.prefix_work import LayerWork, layer_work
 from remask.plan.spans import Mask, Span, TopRho, rows_of
 from remask.policies import BiCache, DkvDecode, Reuse
 

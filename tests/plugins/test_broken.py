@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from remask import LLM, SamplingParams
-from remask.checkpoint.presets import preset
 from remask.cli import main
 from remask.cli.commands import all_commands
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError, PluginError, RemaskError, UnknownNameError
-from remask.families import REGISTRY, family_of
+from remask.families import REGISTRY, family_of, preset
 from remask.policies import Dense, names_for, parse, policy_names
-from remask.policies.depth_lookup import DepthLookup
-from remask.remasking.rules import names_on
+from remask.policies.bicache import DepthLookup
+from remask.sampling.rules import names_on
 from tests.engine.support import Work, make_engine, request, run
 from tests.plugins.installed import installed, write_package
 from tests.server.serving import make_llm, serving
@@ -246,7 +245,7 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_that_is_none(name: str, install: Install) -> None:
     text, problem = RULES[name]
-    install("bad", {"remask.remasking": {"x": "bad_module:X"}}, f"from remask.remasking.rules import Remasking\n{text}")
+    install("bad", {"remask.remasking": {"x": "bad_module:X"}}, f"from remask.sampling.rules import Remasking\n{text}")
     with pytest.raises(PluginError, match=re.escape(problem)):
         SamplingParams(remasking="x")
     assert "x" not in names_on("masked"), "lists leave it out"
@@ -256,7 +255,7 @@ def test_a_rule_that_is_none(name: str, install: Install) -> None:
 def test_a_rule_that_never_ends_a_block_ends_its_own_request(install: Install) -> None:
     text = "def begin(block): return lambda step: step.positions[:0]\nX = Remasking('x', 'It does not.', begin=begin)"
     install(
-        "idle", {"remask.remasking": {"x": "idle_module:X"}}, f"from remask.remasking.rules import Remasking\n{text}"
+        "idle", {"remask.remasking": {"x": "idle_module:X"}}, f"from remask.sampling.rules import Remasking\n{text}"
     )
     params = SamplingParams(max_tokens=8, steps=4, remasking="x")
     results = run(make_engine(), [Work(Request("x", [1, 2], params), Dense()), Work(request("good"), Dense())])
@@ -382,7 +381,7 @@ def test_what_is_neither_a_name_nor_a_policy(given: Any) -> None:
 
 def test_settings_beside_an_object() -> None:
     llm = LLM("llada-tiny", load_format="dummy", dtype="float32", cache=Dense())
-    assert (llm.cache, llm.cache_name) == (Dense(), "none")
+    assert (llm.session.cache, llm.session.cache_name) == (Dense(), "none")
     with pytest.raises(ConfigError, match="is for a policy that is named; give an object of type Dense its settings"):
         llm.generate([[1]], cache=Dense(), cache_config={"depth": 1})
     with pytest.raises(ConfigError, match="is for a policy that is named"):

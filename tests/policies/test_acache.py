@@ -11,7 +11,7 @@ from remask.plan.plan import NEVER, Plan, PrefixHit, View
 from remask.plan.spans import Span
 from remask.policies import ACache, BiCache, BlockDual, CachePolicy, Dense, DllmCache, ElasticCache, Reuse, parse
 from remask.policies.acache import Weigh
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 
 LAYERS, LENGTH = 3, 14
 HIT = PrefixHit(5, LAYERS, LAYERS, (range(2), range(4, 7)), copied=True)
@@ -61,7 +61,7 @@ def test_anchors_are_those_with_the_most_attention_and_the_first_of_equal_ones(
     assert ACache(ratio=ratio).anchors(told, HIT).nonzero()[0].tolist() == anchors
     plan = ACache(ratio=ratio).plan(told)
     assert rows(plan) == [sorted({*range(LENGTH)} - {*STORED} | {*anchors})] * LAYERS
-    assert plan.commit is None
+    assert plan.transfer is None
     assert plan.refreshes
 
 

@@ -1,3 +1,5 @@
+"""`bicache` beside its inner policy and `reuse`, and the table that gives its depth."""
+
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,8 +14,7 @@ from remask.plan.plan import PrefixHit, View
 from remask.plan.spans import SpanMemo
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.base import RequestFacts
-from remask.policies.bicache import WithinRequest
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup, WithinRequest, percent
 from tests.policies.views import MAX_LAYERS, layer_rows, same, views
 
 INTERVALS = st.none() | st.integers(1, 9)
@@ -66,16 +67,16 @@ def test_at_depth_0_parts_are_refreshed_within_the_request(
     assert plan.refreshes == refresh
     ledger = Ledger(view.layers, view.length, None)
     for step in range(6):
-        ledger.apply(policy.plan(replace(view, step=step)))
+        ledger.enter(policy.plan(replace(view, step=step)))
 
 
 def test_when_parts_are_refreshed_within_the_request() -> None:
     parts, table = (range(3),), DepthLookup({90: 2})
-    for policy in (BiCache(depth=table), BiCache(depth=0, within_request=True)):
+    for policy in (BiCache(depth=table, within_request=True), BiCache(depth=0, within_request=True)):
         assert policy.within(parts) == WithinRequest(Dense(), parts, 16)
         assert policy.within(()) == Dense()
         assert policy.within(parts).traits.schedule.idle_passes == "all"
-    for policy in (BiCache(depth=0), BiCache(depth=table, within_request=False)):
+    for policy in (BiCache(depth=0), BiCache(depth=table)):
         assert policy.within(parts) == Dense()
     assert Reuse().within(parts) == Reuse().without_prefix
 
@@ -83,22 +84,6 @@ def test_when_parts_are_refreshed_within_the_request() -> None:
 def test_depth_0_leases_nothing() -> None:
     assert BiCache(depth=0).boundary(10, 20, 4) == 0
     assert BiCache(depth=DepthLookup({60: 2})).boundary(10, 20, 4) == 0
-
-
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [
-        (None, [0]),
-        (1, list(range(35))),
-        (2, list(range(0, 35, 2))),
-        (16, [0, 16, 32]),
-        (34, [0, 34]),
-        (100, [0]),
-    ],
-)
-def test_refreshes(interval: int | None, expected: list[int]) -> None:
-    policy = BiCache(refresh_interval=interval)
-    assert [step for step in range(35) if policy.refreshes(step)] == expected
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -154,7 +139,7 @@ def test_plans_can_be_run_step_after_step(
     ledger = Ledger(view.layers, view.length, view.prefix)
     noisy = view.noisy.copy()
     for step in range(6):
-        ledger.apply(policy.plan(replace(view, step=step)))
+        ledger.enter(policy.plan(replace(view, step=step)))
     assert np.array_equal(view.noisy, noisy)
 
 
@@ -184,10 +169,58 @@ def test_a_table_gives_the_depth_of_the_ratio_within_the_model() -> None:
         {"inner": BiCache()},
         {"within_request": 1},
         {"depth": 2, "within_request": True},
-        {"depth": 2, "within_request": False},
     ],
     ids=repr,
 )
 def test_what_cannot_be_is_refused_when_it_is_made(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         BiCache(**settings)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "canvas", "expected"),
+    [
+        (1, 8, 12),
+        (27, 200, 14),
+        (25, 200, 12),
+        (1, 2, 50),
+        (0, 7, 0),
+        (7, 7, 100),
+        (1, 3, 33),
+        (2, 3, 67),
+        (1, 1000, 0),
+    ],
+)
+def test_halves_round_to_even(prefix: int, canvas: int, expected: int) -> None:
+    assert percent(prefix, canvas) == expected
+
+
+@pytest.mark.parametrize("entries", [{1: 3, 2: 2}, {5: 0, 90: -1}, {0: -1}])
+def test_depths_must_not_decrease(entries: dict[int, int]) -> None:
+    with pytest.raises(ConfigError, match="depths must not decrease"):
+        DepthLookup(entries)
+
+
+@pytest.mark.parametrize("entries", [{-1: 1}, {101: 1}, {0: 1, 200: 3}])
+def test_ratios_are_percents(entries: dict[int, int]) -> None:
+    with pytest.raises(ConfigError, match="percents from 0 to 100"):
+        DepthLookup(entries)
+
+
+def test_entries_are_ordered_and_cannot_be_changed() -> None:
+    source = {50: 3, 10: 1}
+    table = DepthLookup(source)
+    source[10] = 99
+    assert list(table.entries.items()) == [(10, 1), (50, 3)]
+    with pytest.raises(TypeError):
+        table.entries[0] = 1  # type: ignore[index]
+
+
+@given(st.dictionaries(st.integers(0, 100), st.integers(0, 40)), st.integers(1, 300), st.data())
+def test_lookup_is_the_definition_and_monotone(entries: dict[int, int], canvas: int, data: st.DataObject) -> None:
+    increasing = dict(zip(sorted(entries), sorted(entries.values()), strict=True))
+    table = DepthLookup(increasing)
+    first, second = sorted(data.draw(st.tuples(st.integers(0, canvas), st.integers(0, canvas))))
+    keys = [key for key in increasing if key <= round(first / canvas * 100)]
+    assert table.depth(first, canvas) == (increasing[max(keys)] if keys else 0)
+    assert table.depth(first, canvas) <= table.depth(second, canvas)

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -7,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.errors import ConfigError
-from remask.plan.ledger import Ledger
 from remask.plan.plan import Plan
-from remask.policies import BiCache, CachePolicy, parse
+from remask.policies import BiCache
 from remask.policies.base import RequestFacts
-from remask.policies.depth_lookup import DepthLookup
 from remask.policies.dllm import DllmCache
 from tests.policies.views import Walk, positions
 
@@ -20,7 +17,7 @@ KNOBS = st.builds(
     prompt_interval=st.integers(1, 6),
     response_interval=st.integers(1, 6),
     ratio=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.999, 1.0]),
-    guidance_interval=st.integers(1, 3),
+    cfg_interval=st.integers(1, 3),
     select=st.sampled_from(["value", "key"]),
     select_layers=st.integers(1, 3),
 )
@@ -33,10 +30,6 @@ WALKS = st.builds(
     shift=st.sampled_from([0, 1]),
     seed=st.integers(0, 9),
 )
-
-
-def no_table() -> DepthLookup:
-    raise AssertionError("the depth table was asked for")
 
 
 def parts(plan: Plan, layer: int) -> tuple[set[int], set[int], set[int], int]:
@@ -91,69 +84,14 @@ def test_random_rows_are_drawn_for_each_layer_from_seed_and_step(walk: Walk, pol
             assert parts(plan, layer) == (computed | chosen, held | among - chosen, set(), 0)
 
 
-def test_random_draws_differ_between_layers_steps_and_seeds() -> None:
-    walk = Walk(layers=4, block_length=30, blocks=1)
-    policy = DllmCache(response_interval=100, ratio=0.5, select="random")
-    draws = {
-        frozenset(parts(policy.plan(replace(view, seed=seed)), layer)[0])
-        for view in list(walk.views())[1:4]
-        for seed in (0, 1)
-        for layer in (1, 2, 3)
-    }
-    assert len(draws) == 3 * 2 * 3
-
-
-@given(WALKS, KNOBS)
-def test_its_cost_counts_rows_that_are_computed(walk: Walk, policy: DllmCache) -> None:
-    for view in walk.views():
-        plan = policy.plan(view)
-        expected = 0
-        for layer in range(walk.layers):
-            computed, _, _, picked = parts(plan, layer)
-            expected += len(computed) + picked
-        assert plan.cost == expected
-
-
 @given(WALKS, KNOBS)
 def test_a_residual_that_is_kept_serves_later_blocks_too(walk: Walk, policy: DllmCache) -> None:
     for view in walk.views():
         plan = policy.plan(view)
-        wanted = view.candidates if policy.guidance_interval == 1 else view.noisy
+        wanted = view.candidates if policy.cfg_interval == 1 else view.noisy
         assert plan.predict.tolist() == wanted.tolist()
         assert plan.predict is not view.noisy
-        assert plan.commit is None
-
-
-@given(WALKS, KNOBS)
-def test_plans_read_only_what_was_written_and_change_no_view(walk: Walk, policy: DllmCache) -> None:
-    for planner in (policy, replace(policy, select="random")):
-        ledger = Ledger(walk.layers, walk.length, None)
-        for view in walk.views():
-            before = view.noisy.copy()
-            ledger.apply(planner.plan(view))
-            assert np.array_equal(before, view.noisy)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "ratio", "count"), [(16, 0.25, 4), (15, 0.25, 3), (3, 0.3, 0), (10, 0.999, 9), (7, 1.0, 7), (8, 0.0, 0)]
-)
-def test_the_share_of_all_response_positions_is_rounded_down(tokens: int, ratio: float, count: int) -> None:
-    walk = Walk(block_length=tokens, blocks=1)
-    _, view, *_ = walk.views()
-    assert parts(DllmCache(ratio=ratio).plan(view), 1)[3] == count
-
-
-def test_what_it_says_of_itself() -> None:
-    policy = DllmCache()
-    assert policy == DllmCache(prompt_interval=100, response_interval=8, ratio=0.25, guidance_interval=1)
-    assert policy.traits.schedule.idle_passes == "all"
-    assert "outputs" in policy.traits.keeps
-    assert policy.traits.schedule.own_clocks
-    assert not policy.traits.schedule.blockwise
-    assert policy.without_prefix is policy
-    assert policy.boundary(3, 9, 4) == 0
-    for shift in (0, 1):
-        policy.check(RequestFacts(3, shift, ordered=False, canvas=12, response=8))
+        assert plan.transfer is None
 
 
 def test_counting_down_by_hand() -> None:
@@ -183,57 +121,7 @@ def test_counting_down_needs_a_number_of_steps() -> None:
     ("interval", "expected"), [(1, list(range(13))), (3, [0, 1, 2, 3, 4, 6, 9, 12]), (100, [0, 1, 2, 3, 4])]
 )
 def test_guidance_runs_in_the_first_five_steps_and_every_interval(interval: int, expected: list[int]) -> None:
-    for policy in (DllmCache(guidance_interval=interval), BiCache(DllmCache(guidance_interval=interval), 1)):
+    for policy in (DllmCache(cfg_interval=interval), BiCache(DllmCache(cfg_interval=interval), 1)):
         assert [step for step in range(13) if policy.guides(step)] == expected
         assert policy.traits.schedule.own_clocks
         assert "outputs" in policy.traits.keeps
-
-
-@pytest.mark.parametrize(
-    ("spec", "settings", "expected"),
-    [
-        ("dllm-cache", None, DllmCache()),
-        (
-            "dllm-cache",
-            {"prompt_interval": 50, "response_interval": 7, "ratio": 0.5, "cfg_interval": 2},
-            DllmCache(50, 7, 0.5, 2),
-        ),
-        ("dllm-cache", {"select": "key"}, DllmCache(select="key")),
-        ("dllm-cache", {"select": "random"}, DllmCache(select="random")),
-        ("dllm-cache", {"ratio": 0}, DllmCache(ratio=0.0)),
-        ("dllm-cache", {"ratio": 1}, DllmCache(ratio=1.0)),
-        ("bicache+dllm-cache", {"depth": 2, "refresh_interval": 3, "ratio": 0.1}, BiCache(DllmCache(ratio=0.1), 2, 3)),
-    ],
-)
-def test_specs(spec: str, settings: dict[str, Any] | None, expected: CachePolicy) -> None:
-    assert parse(spec, settings, no_table) == expected
-
-
-@pytest.mark.parametrize("ratio", [-0.01, 1.01, 2, -1, np.nan, np.inf, "0.5", True, None, [0.5]])
-def test_bad_ratios(ratio: Any) -> None:
-    with pytest.raises(ConfigError, match="ratio must be a number from 0 to 1, got"):
-        parse("dllm-cache", {"ratio": ratio}, no_table)
-
-
-@pytest.mark.parametrize("name", ["prompt_interval", "response_interval", "cfg_interval"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, "3", True, None, np.nan])
-def test_bad_intervals(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} must be a whole number from 1 .*got"):
-        parse("dllm-cache", {name: value}, no_table)
-
-
-@pytest.mark.parametrize(
-    ("spec", "settings", "message"),
-    [
-        ("dllm-cache", {"rho": 0.5}, "Unknown setting of cache policy 'dllm-cache' 'rho'.*Available: cfg_interval"),
-        ("dllm-cache", {"refresh_interval": 5}, "Unknown setting .* 'refresh_interval'"),
-        ("dllm-cache", {"promt_interval": 5}, r"Did you mean 'prompt_interval'\?"),
-        ("dllm-cache", {"select": "values"}, r"Unknown select 'values'. Did you mean 'value'\? Available: key, random"),
-        ("dllm", {}, "Unknown cache policy 'dllm'"),
-        ("dllm-cache+bicache", {}, "'dllm-cache' cannot wrap another policy"),
-        ("dllm-cache+dkv-decode", {}, "'dllm-cache' cannot wrap another policy"),
-    ],
-)
-def test_what_cannot_be(spec: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse(spec, settings, no_table)

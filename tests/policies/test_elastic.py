@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from remask.errors import ConfigError
 from remask.plan.plan import Plan, View
 from remask.policies import BiCache, ElasticCache, parse
 from remask.policies.base import RequestFacts
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.policies.elastic import Watch
 from tests.policies.views import Walk, positions
 
@@ -68,7 +68,7 @@ def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
             decoded = walk.moved[view.step - 1]
             assert rows_of(plan) == {*computed, *(p - walk.shift for p in computed), *decoded, *tracked}
         assert positions(plan.predict) == set(first) & set(view.block)
-        assert plan.commit is None
+        assert plan.transfer is None
         assert isinstance(plan.hook, Watch)
         assert plan.hook.threshold == 0.75
         assert positions(plan.hook.window) == set(first if queries == "window" else masked)
@@ -78,54 +78,15 @@ def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
         plan.check(walk.length)
 
 
-def test_planning_changes_nothing() -> None:
-    for view in Walk(idle=(1,)).views():
-        seen = tracking(view, [0, 1])
-        before = (seen.noisy.copy(), seen.settled.copy())
-        ElasticCache(2).plan(seen)
-        assert np.array_equal(before[0], seen.noisy)
-        assert np.array_equal(before[1], seen.settled)
-
-
 def test_defaults_are_the_papers() -> None:
     assert parse("elastic-cache", None, lambda: DepthLookup({})) == ElasticCache(
         window=16, threshold=0.9, track_num=1, block_caching=True, similarity="heads", queries="window"
     )
 
 
-def test_traits() -> None:
-    traits = ElasticCache().traits
-    assert traits.keeps == {"attention"}
-    assert traits.schedule.idle_passes == "within_block"
-    assert traits.kinds == ("masked",)
-
-
-@pytest.mark.parametrize("window", [0, -1, 1.5, "4", None, True])
-def test_bad_windows(window: Any) -> None:
-    with pytest.raises(ConfigError, match=r"window must be a whole number from 1 .*got"):
-        ElasticCache(window=window)
-
-
-@pytest.mark.parametrize("threshold", [-0.1, 1.1, "0.9", None, True, float("nan")])
-def test_bad_thresholds(threshold: Any) -> None:
-    with pytest.raises(ConfigError, match="threshold must be a number from 0 to 1, got"):
-        ElasticCache(threshold=threshold)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"track_num": 0}, "track_num must be a whole number from 1"),
-        ({"block_caching": 1}, "block_caching must be true or false"),
-        ({"queries": "masks"}, "queries='masks' .* use block_caching=false, or queries='window'"),
-        ({"queries": "all", "block_caching": False}, "queries"),
-        ({"similarity": "rows"}, "similarity 'rows'"),
-    ],
-    ids=str,
-)
-def test_bad_options(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ElasticCache(**settings)
+def test_all_masks_may_ask_only_where_they_are_computed() -> None:
+    with pytest.raises(ConfigError, match=r"queries='masks' .* use block_caching=false, or queries='window'"):
+        ElasticCache(queries="masks")
 
 
 def test_a_window_beyond_the_response_is_refused() -> None:

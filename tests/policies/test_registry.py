@@ -1,12 +1,13 @@
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from remask.errors import ConfigError, UnknownNameError
-from remask.policies import BiCache, Dense, Reuse, parse, policy_names, settings_of
-from remask.policies.depth_lookup import DepthLookup
-from remask.policies.registry import setting_names
+from remask.policies import BiCache, Dense, DkvDecode, DkvGreedy, Reuse, parse, policy_names, settings_of
+from remask.policies.bicache import DepthLookup
+from remask.policies.registry import POLICIES
 
 TABLE = DepthLookup({50: 3})
 
@@ -152,28 +153,67 @@ def test_bad_depths(depth: Any) -> None:
         parse("bicache", {"depth": depth}, lambda: TABLE)
 
 
-def test_settings_have_names_whether_they_are_shown_or_not() -> None:
-    for spec, hidden in {
-        "none": set(),
-        "dkv-greedy": {"extent"},
-        "bicache+dkv-decode": {"within_request"},
-        "acache+block-dual": {"anchor_interval"},
-    }.items():
-        policy = parse(spec, {"depth": 2} if "bicache" in spec else {}, no_table)
-        assert set(setting_names(spec)) == {*settings_of(policy), *hidden}
-        assert len(setting_names(spec)) == len(set(setting_names(spec)))
+VALUES: tuple[Any, ...] = (-1, -0.5, 0, 1, 1.5, 10**30, "nothing", "", True, False, None, [], {}, math.nan, math.inf)
 
 
-@pytest.mark.parametrize("interval", [0, -1, 1.5, "16", True, math.nan, math.inf, []])
-def test_bad_refresh_intervals(interval: Any) -> None:
-    with pytest.raises(ConfigError, match=r"refresh_interval must be a whole number from 1 .*, or null"):
-        parse("bicache", {"depth": 1, "refresh_interval": interval}, no_table)
+@pytest.mark.parametrize("name", POLICIES.built_in)
+def test_every_setting_is_declared_and_takes_its_values_alone(name: str) -> None:
+    make: Any = POLICIES.built_in[name].make
+    for each in fields(make):
+        declaration, setting = each.metadata.get("declared"), each.metadata.get("setting", each.name)
+        if declaration is None:
+            assert setting in ("inner", "depth"), "declare it, and its values are checked"
+            continue
+        declaration.check(setting, declaration.default)
+        for value in VALUES:
+            if declaration.values.fits(value) or (value is None and declaration.default is None):
+                continue
+            with pytest.raises(ConfigError, match=setting):
+                parse(name, {setting: value}, lambda: TABLE)
+        with pytest.raises(UnknownNameError, match=f"Did you mean '{setting}'"):
+            parse(name, {f"{setting}x": 1}, lambda: TABLE)
 
 
-@pytest.mark.parametrize("boundary", ["store", "", 1, True, False, 0, ["stored"]])
-def test_bad_boundaries(boundary: Any) -> None:
-    with pytest.raises(UnknownNameError, match=r"Unknown boundary .*Available: recomputed, stored"):
-        parse("bicache", {"depth": 1, "boundary": boundary}, no_table)
+@pytest.mark.parametrize(
+    ("name", "setting", "good", "bad"),
+    [
+        *(("bicache", "refresh_interval", each, 0) for each in (1, None)),
+        *((name, "refresh_interval", each, 0) for name in ("dkv-decode", "dkv-pd", "dkv-greedy") for each in (1, None)),
+        ("dkv-greedy", "window", 0, -1),
+        ("dllm-cache", "prompt_interval", 1, 0),
+        ("dllm-cache", "response_interval", 1, 0),
+        ("dllm-cache", "cfg_interval", 1, 0),
+        ("dllm-cache", "select_layers", 1, 0),
+        *((name, "ratio", good, bad) for name in ("dllm-cache", "acache") for good, bad in ((0, -0.01), (1, 1.01))),
+        ("acache", "anchor_interval", 1, 0),
+        ("elastic-cache", "window", 1, 0),
+        ("elastic-cache", "track_num", 1, 0),
+        ("elastic-cache", "threshold", 0, -0.01),
+        ("elastic-cache", "threshold", 1, 1.01),
+        ("entropy-cache", "threshold", 0, -0.01),
+        ("entropy-cache", "recent", 0, -1),
+        ("exact", "prefill_chunk", 1, 0),
+        ("uniform-cache", "refresh_next", 0, -1),
+        ("uniform-cache", "drift", 2, 2.01),
+    ],
+)
+def test_where_ranges_end(name: str, setting: str, good: object, bad: object) -> None:
+    assert settings_of(parse(name, {setting: good}, lambda: TABLE)).get(setting, good) == good
+    with pytest.raises(ConfigError, match=f"^{setting} must be a (whole )?number from"):
+        parse(name, {setting: bad}, lambda: TABLE)
+
+
+@pytest.mark.parametrize("name", [name for name, each in POLICIES.built_in.items() if each.inner is None])
+def test_what_wraps_nothing_stands_last_and_what_wraps_stands_before_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' cannot wrap another policy; only bicache, acache can"):
+        parse(f"{name}+bicache", None, lambda: TABLE)
+    with pytest.raises(UnknownNameError, match=f"Unknown cache policy '{name}x'"):
+        parse(f"{name}x", None, lambda: TABLE)
+
+
+def test_a_setting_that_both_take_goes_to_the_outer_policy() -> None:
+    assert parse("bicache+dkv-decode", {"depth": 1, "refresh_interval": 2}, no_table) == BiCache(DkvDecode(), 1, 2)
+    assert parse("bicache+dkv-greedy", {"depth": 1, "window": 2}, no_table) == BiCache(DkvGreedy(8, 2), 1)
 
 
 def test_settings_are_not_changed() -> None:

@@ -1,16 +1,21 @@
 """A plan says how many of the block's next steps repeat it: asked all the same, the policy plans the same for these."""
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from remask.plan.ledger import Ledger
 from remask.plan.plan import Plan, PrefixHit, View
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
-from remask.policies.block import BlockDual, BlockPrefix, UniformCache
+from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache, Watch
 from remask.policies.exact import Exact
+from remask.policies.registry import POLICIES as BUILT_IN
+from remask.policies.uniform_cache import UniformCache
 from tests.policies.views import Walk, same
 
 BLOCKWISE = (BlockPrefix(), BlockDual(), UniformCache(), UniformCache(refresh_next=0), UniformCache(refresh_next=1))
@@ -20,7 +25,7 @@ DLLM = (
     DllmCache(5, 3),
     DllmCache(4, 2, 0.0),
     DllmCache(7, 4, select="random"),
-    DllmCache(7, 4, guidance_interval=2),
+    DllmCache(7, 4, cfg_interval=2),
 )
 DKV = (DkvDecode(), DkvPrefill(), DkvPd(), DkvGreedy())
 INNER: tuple[CachePolicy, ...] = (Dense(), *BLOCKWISE[:2], *DLLM, *DKV, Exact())
@@ -32,6 +37,7 @@ OVER = tuple(
     if state == "stored" or isinstance(inner, BlockDual)
 )
 POLICIES: tuple[CachePolicy, ...] = (*INNER, *BLOCKWISE[2:], *DRIFTING, Reuse(), *OVER)
+REGISTERED = [each for each in BUILT_IN.built_in.values() if "masked" in each.kinds]
 NEVER_REPEAT = (DkvDecode, DkvPd, DkvGreedy, ElasticCache)
 
 
@@ -42,8 +48,11 @@ def walk(policy: CachePolicy, seed: int) -> tuple[list[View], list[Plan], list[i
     steps = Walk(prompt=5, block_length=8, blocks=2, ordered=True, idle=(3, 4, 11), seed=seed).views()
     policy = policy if prefix is not None else policy.without_prefix
     views, plans, repeats = [], [], []
+    blocks = np.repeat([5, 13, 21], [5, 8, 8])
     for view in steps:
         view.prefix = prefix
+        if isinstance(getattr(policy, "inner", policy), Exact):
+            view.sees = blocks
         views.append(view)
         plans.append(policy.plan(view))
         repeats.append(policy.repeats(view))
@@ -65,7 +74,7 @@ def test_what_is_said_to_repeat_is_planned_the_same(policy: CachePolicy) -> None
                 assert same(repeated, plans[n])
             if repeats[at]:
                 assert plan.predict.tolist() == view.candidates.tolist()
-                assert plan.commit is None
+                assert plan.transfer is None
                 assert not isinstance(plan.hook, Watch)
 
 
@@ -79,3 +88,24 @@ def test_most_steps_repeat_the_one_before() -> None:
             assert share == 0
         elif isinstance(inner, Dense | Reuse | BlockDual) and not isinstance(policy, BiCache):
             assert share > 0.8
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("policy", [*POLICIES, *(each.make() for each in REGISTERED)], ids=repr)
+def test_plans_read_only_what_was_written_and_change_no_view(policy: CachePolicy, shift: int) -> None:
+    inner = getattr(policy, "inner", policy)
+    ordered = isinstance(inner, DkvGreedy)
+    walk = Walk(shift=shift, block_length=6, blocks=3, ordered=ordered, idle=(1, 2))
+    if isinstance(inner, Exact) or (shift and ordered):
+        return  # they refuse such models
+    ledger = Ledger(walk.layers, walk.length, None)
+    for view in walk.views():
+        view = replace(view, hook_output=np.empty(0, dtype=np.int64))
+        before = view.noisy.copy(), view.settled.copy()
+        for index in range(2):
+            plan = policy.plan(replace(view, pass_index=index))
+            ledger.enter(plan)
+            if not plan.fills:
+                break
+        assert np.array_equal(before[0], view.noisy)
+        assert np.array_equal(before[1], view.settled)

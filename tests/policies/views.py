@@ -36,7 +36,7 @@ def views(draw: st.DrawFn, prefix: bool | None = None) -> View:
 
 def same(a: Plan, b: Plan) -> bool:
     """Whether two plans compute the same rows in every layer, freeze the same, and predict the same."""
-    if a.layers != b.layers or a.predict.tolist() != b.predict.tolist() or a.commit is not None or b.commit is not None:
+    if a.layers != b.layers or a.predict.tolist() != b.predict.tolist() or not a.transfer is b.transfer is None:
         return False
     return all(layer_rows(a, layer) == layer_rows(b, layer) for layer in range(a.layers))
 

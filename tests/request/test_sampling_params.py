@@ -1,12 +1,19 @@
+import copy
+import inspect
 import math
+import pickle
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from remask.checks.fields import paths
 from remask.errors import ConfigError, UnknownNameError
-from remask.remasking.rules import REMASKING
-from remask.remasking.slowfast import SlowFastKnobs
-from remask.request.sampling_params import SamplingParams
+from remask.request.sampling_groups import RemaskingParams, UniformParams
+from remask.request.sampling_params import SamplingParams, layered
+from remask.sampling.rules import REMASKING
+from remask.sampling.slowfast import SlowFastKnobs
 
 NAN, INF = math.nan, math.inf
 
@@ -15,54 +22,59 @@ BAD: dict[str, list[Any]] = {
     "steps": [0, -4, 4.0, "4", True, NAN, {}],
     "block_length": [0, -8, 8.0, "8", False, NAN],
     "top_k": [0, -1, 1.5, "3", True, NAN],
-    "seed": [-1, 1.0, "1", True, NAN],
+    "seed": [-(2**63), 1.0, "1", True, NAN],
     "temperature": [-0.1, NAN, INF, -INF, "1", True, [1.0], None],
     "cfg_scale": [-1, NAN, INF, "1", False, None],
     "threshold": [-0.1, 1.1, NAN, INF, "0.9", True],
-    "factor": [-1, NAN, INF, "1", True],
+    "remasking.factor": [-1, NAN, INF, "1", True],
     "top_p": [0, 0.0, -0.5, 1.01, NAN, INF, "0.9", True],
-    "eps": [0, -1e-3, 1.5, NAN, INF, "0.1", True],
+    "remasking.eps": [0, -1e-3, 1.5, NAN, INF, "0.1", True],
     "ignore_eos": [0, 1, "yes", None],
     "remasking": ["", "low-confidence", "LOW_CONFIDENCE", 3],
     "stop": [[""], ["a", ""], "", [1], ["a", None], 5, None],
     "stop_token_ids": [[-1], [1.0], ["1"], [True], 5],
-    "order": [[1], 5, [[1], 2], [[-1]]],
+    "remasking.order": [[1], 5, [[1], 2], [[-1]]],
     "steps_per_block": [0, -1, 2.0, True],
-    "tokens_per_step": [0, 1.5, "1"],
-    "canvas_length": [0, "64"],
-    "initial_canvas": [[-1], [1.5], 5],
+    "uniform.tokens_per_step": [0, 1.5, "1"],
+    "uniform.canvas_length": [0, "64"],
+    "uniform.initial_canvas": [[-1], [1.5], 5],
     "min_tokens": [-1, 1.5, True],
-    "correction_steps": [-1, 1.5, True],
-    "correction_temperature": [-0.1, "warm"],
-    "correction_tokens": [0, 1.5],
-    "eb_threshold": [-0.1, NAN, "1"],
-    "sampler": ["adaptiv", 1],
-    "schedule": ["cos", 0],
-    "fallback": ["left", 0],
+    "uniform.correction_steps": [-1, 1.5, True],
+    "uniform.correction_temperature": [-0.1, "warm"],
+    "uniform.correction_tokens": [0, 1.5],
+    "remasking.eb_threshold": [-0.1, NAN, "1"],
+    "uniform.sampler": ["adaptiv", 1],
+    "uniform.schedule": ["cos", 0],
+    "remasking.fallback": ["left", 0],
 }
 CASES = [pytest.param(name, value, id=f"{name}={value!r}") for name, values in BAD.items() for value in values]
 
 
+def of(path: str, value: Any) -> dict[str, Any]:
+    """Parameters in which one field has a value, in its group where it has one."""
+    group, _, name = path.rpartition(".")
+    rule = {"rule": "order"} if name == "order" else {}
+    return {group: {name: value, **rule}} if group else {name: value}
+
+
 @pytest.mark.parametrize(("name", "value"), CASES)
 def test_every_bad_value_is_named(name: str, value: Any) -> None:
-    extra: dict[str, Any] = {"remasking": "order"} if name == "order" else {}
-    with pytest.raises(ConfigError) as caught:
-        SamplingParams(**{name: value}, **extra)
-    assert name in str(caught.value)
+    with pytest.raises(ConfigError, match=re.escape(name)):
+        SamplingParams(**of(name, value))
 
 
 @pytest.mark.parametrize(("name", "value"), [case for case in CASES if case.values[1] is not None])
 def test_every_bad_value_is_named_from_a_mapping_too(name: str, value: Any) -> None:
-    extra: dict[str, Any] = {"remasking": "order"} if name == "order" else {}
-    with pytest.raises(ConfigError) as caught:
-        SamplingParams.from_mapping({name: value, **extra})
-    assert name in str(caught.value)
+    with pytest.raises(ConfigError, match=re.escape(name)):
+        SamplingParams.from_mapping(of(name, value))
 
 
-@pytest.mark.parametrize("name", ["temperature", "cfg_scale", "threshold", "factor", "top_p", "eps"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "cfg_scale", "threshold", "remasking.factor", "top_p", "remasking.eps"]
+)
 def test_whole_numbers_beyond_a_float_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        SamplingParams.from_mapping({name: 10**400})
+        SamplingParams.from_mapping(of(name, 10**400))
 
 
 @pytest.mark.parametrize(
@@ -73,12 +85,13 @@ def test_whole_numbers_beyond_a_float_are_refused(name: str) -> None:
         {"temperature": 2},
         {"threshold": 0},
         {"threshold": 1},
-        {"factor": 0},
         {"top_p": 1},
         {"top_k": 1},
-        {"eps": 1e-3},
         {"seed": 0},
         {"seed": 2**63 - 1},
+        {"seed": -(2**63) + 1},
+        {"remasking": RemaskingParams(factor=0)},
+        {"remasking": RemaskingParams(eps=1e-3)},
         {"stop": "ab"},
         {"stop": ["ab", "c"]},
         {"stop_token_ids": [0, 5]},
@@ -101,7 +114,7 @@ def test_one_stop_text_may_be_given_alone() -> None:
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(
         UnknownNameError,
-        match=r"Unknown sampling parameter 'temprature'. Did you mean 'temperature', 'correction_t\w+' or '\w+'\?$",
+        match=r"Unknown sampling parameter 'temprature'. Did you mean 'temperature', '\w+' or '\w+'\?$",
     ):
         SamplingParams.from_mapping({"temprature": 1})
     with pytest.raises(UnknownNameError, match=r"'zzz'. Did you mean '\w+', '\w+' or '\w+'\?$"):
@@ -109,7 +122,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_an_unknown_remasking_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"Unknown remasking 'entrpy'. Did you mean 'entropy'\?") as caught:
+    with pytest.raises(UnknownNameError, match=r"Unknown remasking.rule 'entrpy'. Did you mean 'entropy'\?") as caught:
         SamplingParams(remasking="entrpy")
     assert all(name in str(caught.value) for name in REMASKING)
 
@@ -126,8 +139,8 @@ def test_null_means_the_default() -> None:
 
 
 def test_threshold_and_factor_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="threshold and factor are two rules"):
-        SamplingParams(threshold=0.9, factor=1.0)
+    with pytest.raises(ConfigError, match=r"threshold and remasking.factor are two rules"):
+        SamplingParams(threshold=0.9, remasking={"factor": 1.0})
 
 
 def test_confidence_threshold_needs_its_threshold() -> None:
@@ -137,7 +150,7 @@ def test_confidence_threshold_needs_its_threshold() -> None:
 
 def test_order_and_its_rule_go_together() -> None:
     with pytest.raises(ConfigError, match="go together"):
-        SamplingParams(max_tokens=2, order=[[3, 4]])
+        SamplingParams(max_tokens=2, remasking={"order": [[3, 4]]})
     with pytest.raises(ConfigError, match="go together"):
         SamplingParams(max_tokens=2, remasking="order")
 
@@ -147,10 +160,53 @@ def test_steps_are_given_in_one_way() -> None:
         SamplingParams(steps=8, steps_per_block=2)
 
 
-@pytest.mark.parametrize("name", ["order", "stop_token_ids"])
+@pytest.mark.parametrize("name", ["remasking.order", "stop_token_ids"])
 def test_lists_from_a_mapping_are_lists(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be a list"):
-        SamplingParams.from_mapping({name: "12", "remasking": "order"})
+        SamplingParams.from_mapping(of(name, "12"))
+
+
+@pytest.mark.parametrize("path", [path for path in paths(SamplingParams) if "." in path and not path.endswith(".rule")])
+def test_a_field_of_a_group_is_refused_beside_it_and_says_where_it_stands(path: str) -> None:
+    group, _, name = path.partition(".")
+    with pytest.raises(ConfigError, match=rf"^{name} stands in {group}: {group}={{'{name}': \.\.\.}}$"):
+        SamplingParams.from_mapping({name: 1})
+    with pytest.raises(ConfigError, match=f"^{name} stands in {group}: "):
+        SamplingParams(**{name: 1})  # type: ignore[arg-type]
+
+
+def test_an_unknown_keyword_is_told_of_as_an_unknown_name_is() -> None:
+    with pytest.raises(UnknownNameError, match="Unknown sampling parameter 'temprature'"):
+        SamplingParams(max_tokens=4, temprature=1)  # type: ignore[call-arg]
+    params = SamplingParams(4, seed=1, remasking="random")
+    assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == replace(params) == params
+    assert "max_tokens" in inspect.signature(SamplingParams).parameters
+    assert not hasattr(params, "__dict__")
+
+
+def test_groups_take_objects_mappings_and_a_word() -> None:
+    whole = SamplingParams(remasking=RemaskingParams(rule="random"), uniform=UniformParams(preset="s32/b32"))
+    assert SamplingParams(remasking="random", uniform="s32/b32") == whole
+    assert SamplingParams.from_mapping({"remasking": {"rule": "random"}, "uniform": {"preset": "s32/b32"}}) == whole
+    assert whole.chosen()["remasking"] == "random"
+    with pytest.raises(UnknownNameError, match=r"Unknown remasking field 'epss'. Did you mean 'eps'"):
+        SamplingParams(remasking={"epss": 1})
+    with pytest.raises(ConfigError, match="blocks must be an object of blocks fields, got 'x'"):
+        SamplingParams(blocks="x")
+    with pytest.raises(
+        ConfigError, match=r"^uniform must be one of s32/b32, s512/b512, or an object of uniform fields"
+    ):
+        SamplingParams(uniform=3)  # type: ignore[arg-type]
+
+
+def test_parameters_laid_over_others_change_single_fields_of_groups() -> None:
+    usual = {"steps": 8, "uniform": {"sampler": "ancestral", "tokens_per_step": 2}, "remasking": {"eps": 0.1}}
+    own = {"steps": None, "uniform": {"tokens_per_step": 3}, "remasking": None, "blocks.early_stop": True}
+    assert layered(usual, own) == {
+        "uniform": {"sampler": "ancestral", "tokens_per_step": 3},
+        "blocks": {"early_stop": True},
+    }
+    assert layered(usual, {"uniform": {"sampler": None}})["uniform"] == {"tokens_per_step": 2}
 
 
 KNOBS: dict[str, list[Any]] = {

@@ -2,15 +2,17 @@
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from remask.remasking import select
-from remask.remasking.select import Ranked
-from remask.sampling.choice import Candidates, Choice
+from remask.engine.canvas_state import TokenBuffer
+from remask.sampling import select
+from remask.sampling.choice import Candidates
+from remask.sampling.select import Ranked
+from tests.device import device
+from tests.engine.executors import NEEDS_TRITON
 
-CPU = torch.device("cpu")
 LEVELS = np.linspace(0, 1, 6, dtype=np.float32)  # few, so that many are equal
 RULES = st.one_of(
     st.integers(0, 6).map(Ranked),
@@ -35,46 +37,62 @@ def by_host(rule: Ranked, confidence: NDArray[np.float32]) -> NDArray[np.int64]:
     return sure if len(sure) >= rule.least else select.top(confidence, rule.least)
 
 
-@given(st.lists(st.tuples(RULES, st.integers(0, 9)), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
+PLACES = 400  # of the token buffer
+ASKED = st.lists(st.tuples(RULES, st.integers(0, 40)), min_size=1, max_size=5)
+
+
+@NEEDS_TRITON
+@given(ASKED, st.integers(0, 2**32 - 1))
+@settings(max_examples=25)
+def test_many_requests_at_once_by_a_kernel(asked: list[tuple[Ranked | str | None, int]], seed: int) -> None:
+    check_many(asked, seed, kernels=True)
+
+
+@given(ASKED, st.integers(0, 2**32 - 1))
 def test_many_requests_at_once(asked: list[tuple[Ranked | str | None, int]], seed: int) -> None:
+    check_many(asked, seed, kernels=False)
+
+
+def check_many(asked: list[tuple[Ranked | str | None, int]], seed: int, *, kernels: bool) -> None:
+    """What is chosen, and what the buffer holds then."""
     rng = np.random.default_rng(seed)
-    requests, expected, scores, flags = list[Candidates](), list[bool](), list[float](), list[bool]()
-    changed = list[bool]()
+    buffer = TokenBuffer(PLACES, torch.device(device()))
+    values = rng.integers(0, 20, PLACES + 1)
+    requests, expected, scores, free = list[Candidates](), list[bool](), list[list[float]](), rng.permutation(PLACES)
+    after = values.copy()
     for rule, count in asked:
         start = int(rng.integers(0, 20))
-        positions = np.sort(rng.choice(np.arange(start, start + 12), count, replace=False))
-        block = range(start + int(rng.integers(0, 3)), start + int(rng.integers(6, 12)))
-        confidence, noisy = rng.choice(LEVELS, count), rng.random(count) < 0.7
+        positions = np.sort(rng.choice(np.arange(start, start + 50), count, replace=False))
+        block = range(start + int(rng.integers(0, 3)), start + int(rng.integers(30, 60)))
+        confidence, token = rng.choice(LEVELS, count), rng.integers(0, 10, count)
         known = positions[rng.random(count) < 0.4]
         chosen = known if rule == "known" else rule
         assert not isinstance(chosen, str)
-        places = [rng.permutation(40), rng.permutation(40)][: rng.integers(1, 3)]
+        places = list[NDArray[np.int64]]()
+        for _ in range(rng.integers(1, 3)):  # of one canvas or two
+            own, free = free[:count], free[count:]
+            places.append(np.zeros(start + 50, dtype=np.int64))
+            places[-1][positions] = own
         requests.append(Candidates(chosen, positions, block, places))
-        rows = np.flatnonzero(noisy & np.isin(positions, block))
-        new = rng.random(count) < 0.5
+        value = values[places[0][positions]]
+        rows = np.flatnonzero((value % 2 == 1) & np.isin(positions, block))
         if isinstance(chosen, Ranked):
             best = rows[by_host(chosen, confidence[rows])]
-            taken = positions[best[new[best] & (confidence[best] > 0)] if chosen.changes else best]
+            new = value[best] // 2 != token[best]
+            taken = positions[best[new & (confidence[best] > 0)] if chosen.changes else best]
         else:
             taken = known if chosen is not None else positions[:0]
-        expected += np.isin(positions, taken).tolist()
-        scores += confidence.tolist()
-        flags += noisy.tolist()
-        changed += new.tolist()
-    choice = Choice.of(requests, CPU)
-    numbers = torch.tensor(scores, dtype=torch.float32)
-    found = choice.choose(numbers, *(torch.tensor(each, dtype=torch.bool) for each in (flags, changed)))
-    assert found.tolist() == expected
-    places = [each.places[0][each.positions] for each in requests]
-    assert choice.place.tolist() == np.concatenate(places).tolist()
-    put = list(zip(choice.rows.tolist(), choice.targets.tolist(), strict=True))
-    first = np.cumsum([0, *[each.rows for each in requests]])
-    assert put == [
-        (start + row, table[position])
-        for start, each in zip(first.tolist(), requests, strict=False)
-        for table in each.places
-        for row, position in enumerate(each.positions.tolist())
-    ]
+        hit = np.isin(positions, taken)
+        for each in places:
+            after[each[taken]] = 2 * token[hit] + (isinstance(chosen, Ranked) and chosen.changes)
+        expected += hit.tolist()
+        scores += [[float(one), float(other)] for one, other in zip(token, confidence, strict=True)]
+    buffer.values.copy_(torch.from_numpy(values))
+    given = torch.tensor(scores, dtype=torch.float32).reshape(-1, 2).T.contiguous().to(device())
+    answer = buffer.transfer(given, requests, kernels=kernels)
+    assert torch.equal(answer[:2], given)
+    assert answer[2].bool().tolist() == expected
+    assert buffer.values[:-1].tolist() == after[:-1].tolist()
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1), st.sampled_from([None, 0.2, 0.6, 1.0]), st.integers(0, 9))

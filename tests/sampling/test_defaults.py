@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from remask.checks.fields import declared
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import fit, overlaid
 
 DEFAULTS = {"max_tokens": 32, "block_length": 8, "steps": 16, "threshold": 0.9, "temperature": 0.5}
@@ -15,9 +13,7 @@ DEFAULTS = {"max_tokens": 32, "block_length": 8, "steps": 16, "threshold": 0.9, 
 
 def fitted(own: dict[str, Any], defaults: dict[str, Any] = DEFAULTS, room: int = 1000) -> dict[str, Any]:
     """What is set, other than to its declared default."""
-    params = fit(defaults, own, room)
-    values = {name: getattr(params, name) for name in declared(SamplingParams)}
-    return {name: value for name, value in values.items() if value != declared(SamplingParams)[name].default}
+    return fit(defaults, own, room).chosen()
 
 
 @pytest.mark.parametrize(
@@ -26,8 +22,11 @@ def fitted(own: dict[str, Any], defaults: dict[str, Any] = DEFAULTS, room: int =
         ({}, DEFAULTS),
         ({"temperature": 1.0}, {**DEFAULTS, "temperature": 1.0}),
         ({"max_tokens": 12}, {**DEFAULTS, "max_tokens": 12, "block_length": 6, "steps": 6}),
-        # Fields of one group are ways to make one choice: the request's own replaces the server's.
-        ({"factor": 1.0}, {"factor": 1.0, "max_tokens": 32, "block_length": 8, "steps": 16, "temperature": 0.5}),
+        # Fields of one choice are ways to make it: the request's own replaces the server's.
+        (
+            {"remasking": {"factor": 1.0}},
+            {"remasking": {"factor": 1.0}, "max_tokens": 32, "block_length": 8, "steps": 16, "temperature": 0.5},
+        ),
         ({"remasking": "random"}, {"remasking": "random", **{k: v for k, v in DEFAULTS.items() if k != "threshold"}}),
         ({"steps_per_block": 2}, {"steps_per_block": 2, **{k: v for k, v in DEFAULTS.items() if k != "steps"}}),
     ],
@@ -43,19 +42,22 @@ def test_a_default_length_gives_way_to_the_room() -> None:
 
 @pytest.mark.parametrize("by_family", [False, True])
 def test_the_last_block_of_a_growing_canvas_may_be_shorter(by_family: bool) -> None:
-    own = {"max_tokens": 13} if by_family else {"max_tokens": 13, "growing_canvas": True}
+    own = {"max_tokens": 13} if by_family else {"max_tokens": 13, "blocks": {"growing_canvas": True}}
     params = fit(DEFAULTS, own, 1000, growing=by_family)
     assert (params.max_tokens, params.block_length, params.steps) == (13, 8, 6)
-    fixed = fit(DEFAULTS, {"max_tokens": 14, "growing_canvas": False}, 1000, growing=by_family)
+    fixed = fit(DEFAULTS, {"max_tokens": 14, "blocks": {"growing_canvas": False}}, 1000, growing=by_family)
     assert (fixed.block_length, fixed.steps) == (7, 8)
-    odd = {"max_tokens": 13, "block_length": 8, "steps": 6, "growing_canvas": True}
+    odd = {"max_tokens": 13, "block_length": 8, "steps": 6, "blocks": {"growing_canvas": True}}
     assert fit(odd, {"max_tokens": 26}, 1000).steps == 10  # 3 of the 6 steps are those of 8 tokens
 
 
 def test_a_default_growing_canvas_gives_way_to_a_template() -> None:
-    template, defaults = Template((7, OPEN), (Hole(1, 2),)), {"growing_canvas": True}
-    assert fit(defaults, {"max_tokens": 2}, 1000, template, growing=True).growing_canvas is None
-    assert fit(defaults, {"max_tokens": 2, "growing_canvas": True}, 1000, template).growing_canvas is True
+    template, defaults = Template((7, OPEN), (Hole(1, 2),)), {"blocks": {"growing_canvas": True}}
+    assert fit(defaults, {"max_tokens": 2}, 1000, template, growing=True).blocks.growing_canvas is None
+    assert (
+        fit(defaults, {"max_tokens": 2, "blocks": {"growing_canvas": True}}, 1000, template).blocks.growing_canvas
+        is True
+    )
 
 
 def test_null_leaves_a_field_out() -> None:
@@ -70,5 +72,5 @@ def test_values_of_another_kind_are_refused_by_name(bad: dict[str, Any]) -> None
 
 
 def test_a_requests_own_contradictions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="threshold and factor are two rules"):
-        fit(DEFAULTS, {"threshold": 0.5, "factor": 1.0}, 1000)
+    with pytest.raises(ConfigError, match=r"threshold and remasking\.factor are two rules"):
+        fit(DEFAULTS, {"threshold": 0.5, "remasking": {"factor": 1.0}}, 1000)

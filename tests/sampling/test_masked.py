@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.errors import ConfigError
-from remask.request.sampling_params import SamplingDefaults, SamplingParams
+from remask.request.sampling_params import SamplingDefaults
+from remask.sampling.blocks import TimeSchedule
 from remask.sampling.masked import MaskedDecoder, MaskedDecoding
-from remask.sampling.schedule import TimeSchedule
+from tests.sampling_fields import flat_params
 
 FAMILIES = {"llada": SamplingDefaults(), "dream": SamplingDefaults("entropy", time_schedule=True)}
 PROMPT = 3
@@ -28,7 +29,7 @@ class Bench:
         seed: int = 1,
         **values: Any,
     ) -> None:
-        self.params = SamplingParams(**values)
+        self.params = flat_params(**values)
         decoding = MaskedDecoding.of([1] * PROMPT, self.params, FAMILIES[family], MASK_ID, seed, blockwise=False)
         self.canvas = decoding.canvas()
         self.decoder = decoding.decoder(self.canvas, idle)
@@ -58,19 +59,6 @@ class Bench:
             steps.append(self.step(confidence))
             assert len(steps) < limit, "decoding does not end"
         return steps
-
-
-def test_blocks_go_from_left_to_right() -> None:
-    bench = Bench(max_tokens=6, block_length=2)
-    assert bench.decoder.block == range(3, 5)
-    assert bench.run(np.arange(9)) == [[4], [3], [6], [5], [8], [7]]
-    assert bench.decoder.finished
-    assert bench.decoder.step == 6
-
-
-def test_steps_are_shared_evenly_and_the_first_take_more() -> None:
-    bench = Bench(max_tokens=10, block_length=5, steps=4)
-    assert [len(chosen) for chosen in bench.run()] == [3, 2, 3, 2]
 
 
 @pytest.mark.parametrize(("idle", "passes", "steps"), [("all", 8, 8), ("within_block", 4, 4), ("skipped", 4, 8)])
@@ -126,13 +114,6 @@ def test_the_modes_change_no_transfer(family: str) -> None:
     assert runs[0] == runs[1] == runs[2]
 
 
-def test_dreams_first_step_can_be_idle() -> None:
-    idle, skipping = Bench("dream", max_tokens=12), Bench("dream", "skipped", max_tokens=12)
-    assert idle.step() == []
-    assert idle.decoder.step == 1
-    assert skipping.decoder.step >= 1
-
-
 @given(st.integers(1, 12), st.integers(1, 24), st.sampled_from(IDLE))
 def test_dreams_schedule_follows_what_is_left(tokens: int, steps: int, idle: Idle) -> None:
     schedule, left, expected = TimeSchedule(steps, 1e-3), tokens, []
@@ -149,17 +130,6 @@ def test_dreams_schedule_follows_what_is_left(tokens: int, steps: int, idle: Idl
     }
     assert counts == by_mode[idle]
     assert bench.decoder.step == (last if idle == "within_block" else steps)
-
-
-def test_an_order_is_followed() -> None:
-    order = [[4, 3], [5, 6]]
-    bench = Bench(max_tokens=4, block_length=2, remasking="order", order=order)
-    assert bench.run(np.arange(7)) == [[4], [3], [5], [6]]
-
-
-def test_an_order_takes_several_a_step() -> None:
-    bench = Bench(max_tokens=5, steps=2, remasking="order", order=[[7, 3, 5, 4, 6]])
-    assert bench.run() == [[3, 5, 7], [4, 6]]
 
 
 @pytest.mark.parametrize(
@@ -206,11 +176,6 @@ def test_ordered_rules_know_a_steps_positions_before_its_pass(remasking: str, id
     assert len(told) == {"all": 8, "within_block": 6, "skipped": 6}[idle]
 
 
-@pytest.mark.parametrize("values", [{}, {"threshold": 0.5}, {"remasking": "entropy"}, {"remasking": "origin"}])
-def test_other_rules_do_not(values: dict[str, Any]) -> None:
-    assert Bench(max_tokens=4, **values).decoder.order is None
-
-
 def test_the_random_order_is_drawn_from_the_seed_for_all_blocks_at_once() -> None:
     """Blocks are drawn one after the other, so neither confidences nor steps shift the draws."""
     rng = np.random.default_rng(5)
@@ -226,19 +191,6 @@ def test_an_ordered_rule_passes_over_what_a_plan_committed() -> None:
     assert bench.run() == [[5], [4], [6]]
 
 
-def test_random_ignores_confidence_and_depends_on_the_seed() -> None:
-    first = Bench(seed=1, max_tokens=12, remasking="random").run(np.arange(15))
-    assert first == Bench(seed=1, max_tokens=12, remasking="random").run(-np.arange(15))
-    assert first != Bench(seed=2, max_tokens=12, remasking="random").run(np.arange(15))
-    assert [len(chosen) for chosen in first] == [1] * 12
-
-
-def test_random_is_fair() -> None:
-    firsts = [Bench(seed=seed, max_tokens=4, remasking="random").step()[0] for seed in range(400)]
-    counts = np.bincount(firsts, minlength=7)[PROMPT:]
-    assert counts.min() > 60
-
-
 def test_origin_transfers_each_with_its_share_and_ends() -> None:
     totals = np.zeros(4)
     for seed in range(300):
@@ -247,56 +199,6 @@ def test_origin_transfers_each_with_its_share_and_ends() -> None:
         assert sorted(p for chosen in steps for p in chosen) == list(range(3, 11))
         totals += [len(chosen) for chosen in steps]
     assert np.allclose(totals / 300, 2.0, atol=0.35)  # times fall by a quarter a step
-
-
-def test_a_threshold_takes_all_that_reach_it_and_always_one() -> None:
-    bench = Bench(max_tokens=6, block_length=3, threshold=0.5)
-    assert bench.run([0, 0, 0, 0.6, 0.1, 0.5, 0.2, 0.4, 0.3]) == [[3, 5], [4], [7], [8], [6]]
-    assert bench.decoder.step == 5
-
-
-def test_a_block_is_over_when_it_is_done() -> None:
-    bench = Bench(max_tokens=6, block_length=3, threshold=0.0, steps=60)
-    assert bench.run() == [[3, 4, 5], [6, 7, 8]]
-
-
-def test_a_factor() -> None:
-    bench = Bench(max_tokens=4, factor=1.0)
-    assert bench.run([0, 0, 0, 0.2, 0.75, 0.9, 0.5]) == [[4, 5], [3, 6]]
-
-
-def naive_confidence_threshold(confidence: list[float], threshold: float, steps: int) -> list[list[int]]:
-    """SEMANTICS 2.6, with confidences that do not change."""
-    masked = list(range(len(confidence)))
-    budget, left_over, step, out = len(masked) // steps, 0, 0, []
-    while step < steps:
-        considered = sorted(masked, key=lambda p: -confidence[p])[: budget + left_over]
-        chosen = [p for n, p in enumerate(considered) if n == 0 or confidence[p] >= threshold]
-        left_over = len(considered) - len(chosen)
-        masked = [p for p in masked if p not in chosen]
-        out.append(sorted(chosen))
-        step += 1
-        if step == steps and left_over:
-            steps += 1
-            budget = 0
-    return out
-
-
-@given(st.data())
-def test_confidence_threshold_budgets(data: st.DataObject) -> None:
-    steps, share = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
-    tokens = steps * share
-    levels = data.draw(st.permutations([n / 32 for n in range(1, tokens + 1)]))
-    threshold = data.draw(st.floats(0, 1, width=32))
-    values: dict[str, Any] = {
-        "remasking": "confidence_threshold",
-        "threshold": threshold,
-        "steps": steps,
-        "max_tokens": tokens,
-    }
-    got = Bench("dream", **values).run([0.0] * PROMPT + list(levels))
-    expected = naive_confidence_threshold(list(levels), threshold, steps)
-    assert [[p - PROMPT for p in chosen] for chosen in got] == expected
 
 
 def test_confidence_threshold_shares_masks_evenly() -> None:
@@ -344,7 +246,7 @@ class OneByOne(MaskedDecoder):
     """Passes over idle steps one at a time."""
 
     def _skip_idle(self) -> None:
-        counted = self.rule.remasking.counts == "schedule" and not self._by_value
+        counted = self._rule.counts == "schedule" and not self._by_value
         while self.idle == "skipped" and not self.finished and counted and self._scheduled() == 0:
             self._advance()
 
@@ -358,12 +260,12 @@ def test_idle_steps_are_skipped_to_where_a_loop_over_them_ends(data: st.DataObje
     values: dict[str, Any] = {"max_tokens": length * blocks, "block_length": length}
     values["steps"] = blocks * data.draw(st.integers(1, 400))
     values |= data.draw(st.sampled_from([{}, {"remasking": "random"}, {"remasking": "entropy", "eps": 0.3}]))
-    params = SamplingParams(**values)
+    params = flat_params(**values)
     decoding = MaskedDecoding.of([1] * PROMPT, params, FAMILIES[family], MASK_ID, 1, blockwise=False)
     canvases = [decoding.canvas(), decoding.canvas()]
     decoders = [
         decoding.decoder(canvases[0], "skipped"),
-        OneByOne(params, decoding.rule, decoding.blocks, canvases[1], 1, "skipped"),
+        OneByOne(decoding, canvases[1], "skipped"),
     ]
     while not decoders[1].finished:
         assert [(each.step, each.block_step, each.block_index) for each in decoders[:1]] == [

@@ -2,17 +2,18 @@ from typing import Any
 
 import pytest
 
-from remask.checkpoint.presets import preset
 from remask.errors import ConfigError, UnknownNameError
-from remask.remasking.rules import REMASKING
+from remask.families import preset
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling.resolved_rule import Rule, resolve
+from remask.sampling.masked import Rule, resolve
+from remask.sampling.rules import REMASKING
+from tests.sampling_fields import flat_params
 
 FAMILIES = {"llada": preset("llada-tiny").sampling, "dream": preset("dream-tiny").sampling}
 
 
 def rule(family: str, **values: Any) -> Rule:
-    return resolve(SamplingParams(max_tokens=4, **values), FAMILIES[family])
+    return resolve(flat_params(max_tokens=4, **values), FAMILIES[family])
 
 
 def read(found: Rule) -> tuple[str, str, float | None, bool]:
@@ -51,10 +52,7 @@ def test_the_familys_choices_are_filled_in(
 
 
 @pytest.mark.parametrize("name", ["threshold", "factor"])
-@pytest.mark.parametrize(
-    "remasking",
-    [n for n in REMASKING if n not in ("low_confidence", "maskgit_plus", "confidence_threshold", "joint_threshold")],
-)
+@pytest.mark.parametrize("remasking", [name for name, rule in REMASKING.items() if not rule.thresholds])
 def test_thresholds_compare_probabilities(name: str, remasking: str) -> None:
     order = [[1, 2, 3, 4]] if remasking == "order" else None
     with pytest.raises(ConfigError, match=f"{name} compares probabilities.*not {remasking}"):
@@ -96,7 +94,7 @@ def test_under_block_caches_a_confidence_threshold_has_no_budget(family: str) ->
     ids=repr,
 )
 def test_block_caches_change_no_other_rule(family: str, values: dict[str, Any]) -> None:
-    params = SamplingParams(max_tokens=4, **values)
+    params = flat_params(max_tokens=4, **values)
     assert resolve(params, FAMILIES[family], blockwise=True) == resolve(params, FAMILIES[family])
 
 
@@ -114,7 +112,7 @@ def test_positions_are_known_beforehand_where_confidence_has_no_say(remasking: s
 def test_a_familys_rule_stands_where_it_can(name: str | None) -> None:
     """A threshold keeps a default that compares probabilities, and replaces one that does not."""
     values: dict[str, Any] = {} if name is None else {name: 0.5}
-    params = SamplingParams(max_tokens=4, **values)
+    params = flat_params(max_tokens=4, **values)
     plus = resolve(params, SamplingDefaults(remasking="maskgit_plus"))
     assert read(plus) == ("maskgit_plus", "probability", None, True)
     margin = resolve(params, SamplingDefaults(remasking="topk_margin"))

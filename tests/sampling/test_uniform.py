@@ -8,14 +8,13 @@ import torch
 
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
-from remask.request.sampling_params import SamplingParams
 from remask.sampling.filters import top_k, top_p
-from remask.sampling.noise import Noise
-from remask.sampling.schedule import log_snrs
+from remask.sampling.noise import Noise, log_snrs
 from remask.sampling.uniform import UniformDecoder, UniformDecoding
 from remask.sampling.uniform_score import gain, reverse_step
 from tests.goldens import uniform as goldens
 from tests.oracles.test_uniform_traces import ADAPTIVE, ANCESTRAL, model_of, replay
+from tests.sampling_fields import flat_params
 
 MASK, VOCAB, EOS = 3, 40, 1
 UNIFORM, MASKS, HYBRID = 1000.0, -1000.0, -5.0
@@ -24,7 +23,7 @@ UNIFORM, MASKS, HYBRID = 1000.0, -1000.0, -5.0
 def decoding(
     prompt: int = 5, shift: float = UNIFORM, length: int = 32, seed: int = 0, **sampling: Any
 ) -> UniformDecoding:
-    params = SamplingParams(**{"max_tokens": 8, **sampling})
+    params = flat_params(**{"max_tokens": 8, **sampling})
     noise = Noise(shift, -9.0, 9.0, VOCAB, MASK)
     return UniformDecoding.of(list(range(4, 4 + prompt)), params, noise, (EOS,), length, seed)
 
@@ -46,7 +45,7 @@ def of_trace(name: str, row: int) -> UniformDecoding:
     trace = goldens.trace(name)
     given, model, canvas = trace.parameters, model_of(trace), trace.canvas(row).tolist()
     prompt = given["prompt_length"]
-    params = SamplingParams(
+    params = flat_params(
         max_tokens=given["max_length"],
         block_length=given["block_length"],
         steps_per_block=given["steps"],
@@ -248,13 +247,13 @@ def test_only_the_adaptive_sampler_on_masks_alone_is_held_to_the_block() -> None
     ],
 )
 def test_revisions_that_cannot_be(given: dict[str, Any], shift: float, structured: bool, message: str) -> None:
-    params = SamplingParams(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2, **given)
+    params = flat_params(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2, **given)
     with pytest.raises(ConfigError, match=f"revision_tokens=2.*{message}"):
         UniformDecoding.of([5, 6], params, Noise(shift, -9.0, 9.0, VOCAB, MASK), (EOS,), 32, 0, structured)
 
 
 def test_revisions_beside_fixed_parts() -> None:
-    params = SamplingParams(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2)
+    params = flat_params(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2)
     noise, template = Noise(1000.0, -9.0, 9.0, VOCAB, MASK), Template.plain(8)
     with pytest.raises(ConfigError, match="revision_tokens=2: a canvas has fixed parts"):
         UniformDecoding.of([5, 6], params, noise, (EOS,), 32, 0, False, template)
@@ -262,7 +261,7 @@ def test_revisions_beside_fixed_parts() -> None:
 
 def test_revisions_keep_every_block_open_to_the_end() -> None:
     """At a border the view's block holds completed ones; nothing is final before the last step of all."""
-    params = SamplingParams(max_tokens=8, block_length=4, steps_per_block=2, tokens_per_step=2, revision_tokens=1)
+    params = flat_params(max_tokens=8, block_length=4, steps_per_block=2, tokens_per_step=2, revision_tokens=1)
     decoding = UniformDecoding.of(
         [5, 6], params, Noise(1000.0, -9.0, 9.0, VOCAB, MASK), (EOS,), 16, 0, structured=False
     )

@@ -35,16 +35,6 @@ def take(
     return [int(position) for position in changed]
 
 
-def test_the_most_probable_of_the_proposals_that_differ_are_taken() -> None:
-    correction = Correction(range(10, 15), 9, 2)
-    assert take(correction, [1, 2, 3, 4, 5], [1, 7, 7, 7, 5], [0.9, 0.3, 0.8, 0.5, 0.95]) == [12, 13]
-    assert not correction.finished
-
-
-def test_of_equal_ones_the_leftmost_are_taken() -> None:
-    assert take(Correction(range(10, 14), 9, 1), [1, 2, 3, 4], [7, 7, 7, 7], [0.5] * 4) == [10]
-
-
 def test_positions_that_a_pass_leaves_out_keep_their_proposals() -> None:
     correction, current = Correction(range(10, 14), 9, 1), [1, 2, 3, 4]
     assert take(correction, current, [7, 2, 3, 8], [0.6, 0.9, 0.9, 0.5]) == [10]
@@ -185,7 +175,7 @@ def test_none_are_taken_unless_asked_for() -> None:
 def test_mask_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="correction_steps=3: this model's noise is masks alone"):
         decoding(shift=MASKS, correction_steps=3)
-    assert decoding(shift=HYBRID, correction_steps=3).params.correction_steps == 3
+    assert decoding(shift=HYBRID, correction_steps=3).params.uniform.correction_steps == 3
 
 
 def test_proposals_take_their_own_temperature() -> None:

@@ -6,8 +6,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import fit
-from remask_lab.papers.definition import load_table
-from remask_lab.papers.resolve import resolve
+from remask_lab.papers.definition import load_table, resolve
 
 
 @pytest.mark.parametrize("table", ["thesis-6-1", "thesis-6-10", "thesis-figure-6-4"])
@@ -17,12 +16,16 @@ def test_presets_are_what_the_tables_run_at_the_paper_s_scale(table: str) -> Non
     for row in definition.rows:
         params = resolve(definition, row, "paper", definition.scales["paper"]).params
         preset = f"s{params.steps_per_block}/b{params.block_length}"
-        given = {"preset": preset, "max_tokens": params.max_tokens, "canvas_length": 2048, "ignore_eos": True}
+        given = {
+            "uniform": {"preset": preset, "canvas_length": 2048},
+            "max_tokens": params.max_tokens,
+            "ignore_eos": True,
+        }
         own = SamplingParams.from_mapping(given)
-        assert (own.steps_per_block, own.block_length, own.tokens_per_step) == (
+        assert (own.steps_per_block, own.block_length, own.uniform.tokens_per_step) == (
             params.steps_per_block,
             params.block_length,
-            params.tokens_per_step,
+            params.uniform.tokens_per_step,
         )
         seen.add(preset)
     assert seen <= {"s32/b32", "s512/b512"}
@@ -31,27 +34,27 @@ def test_presets_are_what_the_tables_run_at_the_paper_s_scale(table: str) -> Non
 def test_a_preset_changes_what_is_run() -> None:
     llm = LLM("bundled-uniform", dtype="float32", device="cpu")
     (usual,) = llm.generate(["figs Lima"], {"max_tokens": 36}, cache="none")
-    (named,) = llm.generate(["figs Lima"], {"max_tokens": 32, "preset": "s32/b32"}, cache="none")
+    (named,) = llm.generate(["figs Lima"], {"max_tokens": 32, "uniform": "s32/b32"}, cache="none")
     assert usual.usage.steps == 72  # six blocks of 12 steps
     assert named.usage.steps == 32
-    (long,) = llm.generate(["figs Lima"], {"max_tokens": 48, "preset": "s32/b32"}, cache="none")
+    (long,) = llm.generate(["figs Lima"], {"max_tokens": 48, "uniform": "s32/b32"}, cache="none")
     assert long.usage.steps == 64, "two blocks of 32 steps"
-    params = llm.params({"preset": "s32/b32"}, prompt_tokens=12)
+    params = llm.session.params({"uniform": "s32/b32"}, prompt_tokens=12)
     assert params.block_length == 32, "the checkpoint's block of 6 gives way"
 
 
 def test_the_ancestral_sampler_takes_its_blocks_and_steps() -> None:
-    params = SamplingParams(preset="s512/b512", sampler="ancestral")
-    assert (params.steps_per_block, params.block_length, params.tokens_per_step) == (512, 512, None)
+    params = SamplingParams(uniform={"preset": "s512/b512", "sampler": "ancestral"})
+    assert (params.steps_per_block, params.block_length, params.uniform.tokens_per_step) == (512, 512, None)
 
 
 def test_own_values_and_presets_give_way_as_defaults_and_clash_as_requests() -> None:
-    usual = {"preset": "s32/b32", "max_tokens": 64}
+    usual = {"uniform": "s32/b32", "max_tokens": 64}
     assert fit(usual, {}, 999).block_length == 32
-    assert fit(usual, {"block_length": 16}, 999).preset is None
-    assert fit({"block_length": 8, "tokens_per_step": 1}, usual, 999).tokens_per_step == 3
-    assert SamplingParams(preset="s32/b32", block_length=32).block_length == 32
+    assert fit(usual, {"block_length": 16}, 999).uniform.preset is None
+    assert fit({"block_length": 8, "uniform": {"tokens_per_step": 1}}, usual, 999).uniform.tokens_per_step == 3
+    assert SamplingParams(uniform="s32/b32", block_length=32).block_length == 32
     with pytest.raises(ConfigError, match="preset 's32/b32' sets block_length=32, got block_length=16"):
-        SamplingParams(preset="s32/b32", block_length=16)
+        SamplingParams(uniform="s32/b32", block_length=16)
     with pytest.raises(ConfigError, match="preset"):
-        SamplingParams(preset="s64/b64")
+        SamplingParams(uniform="s64/b64")

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from remask.sampling.filters import Draws, top_k, top_p
 from remask.sampling.noise import Noise
-from remask.sampling.rows import RowGroup
-from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition, gain, read_noisy, reverse_step
 from tests.goldens import uniform as goldens
 from tests.oracles import bound
@@ -122,23 +120,6 @@ def test_the_marginal_step_is_the_mean_over_all_clean_tokens(shift: float) -> No
         torch.testing.assert_close(sure, plain, rtol=0, atol=1e-6)
 
 
-def test_the_two_reverse_steps_by_hand() -> None:
-    """Three tokens and a mask, alpha 1/2 -> 3/4; the model is .9 sure of token 0, and token 1 stands there.
-
-    Noise at 1/2 puts 1/6 on token 1, at 3/4 it has 1/12, and the step between adds 1/6 - 2/3 * 1/12 = 1/9.
-    By x: from 0 to 1 by noise alone, q(1 | 0) = 1/6, q(next = 1) = 1/12 * (2/3 + 1/9) / (1/6) = 7/18; the same from 2;
-    from 1 itself q(1 | 1) = 2/3, q(next = 1) = 5/6 * 7/9 / (2/3) = 35/36.
-    """
-    noise = noise_of(1000.0, vocab=4, mask=3)
-    logits = torch.tensor([[0.9, 0.05, 0.05, 0.0]]).log()
-    before, after = 0.0, math.log(3)
-    marginal = reverse_step(logits, torch.tensor([1]), Transition(noise, before, after, True), greedy=False)[0]
-    assert float(marginal[1]) == pytest.approx(0.95 * 7 / 18 + 0.05 * 35 / 36, abs=1e-6)
-    placed = reverse_step(logits, torch.tensor([1]), Transition(noise, before, after), greedy=False)[0]
-    mixed = 0.5 * 0.05 + 1 / 6
-    assert float(placed[1]) == pytest.approx((0.75 * 0.05 + 1 / 12) * 7 / 9 / mixed, abs=1e-6)
-
-
 def test_a_mask_that_noise_never_yields_is_replaced_as_the_forward_process_would() -> None:
     noise, logits = noise_of(1000.0), torch.full((1, VOCAB), -torch.inf)
     logits[0, 5] = 0
@@ -193,34 +174,6 @@ def test_top_k_comes_before_top_p() -> None:
     noisy = rows([0] * 400)
     tokens = read_noisy(logits.expand(400, -1), noisy, MASK, 1.0, 3, 0.5, Draws(1))[0]
     assert len(set(tokens.tolist())) == 2
-
-
-def test_a_request_reads_the_same_whatever_stands_beside_it() -> None:
-    noise = noise_of(2.0)
-    logits = torch.randn(12, VOCAB)
-
-    def group(at: int, seed: int, **given: Any) -> RowGroup:
-        noisy = NoisyRows(np.arange(4), None, Transition(noise, -1.0, 1.0)) if given else rows([1, 2, 4, 5])
-        return RowGroup(slice(at, at + 4), "probability", "logits", 0.9, 8, 0.95, seed, noisy=noisy)
-
-    plain = RowGroup(slice(0, 4), "probability", "logits", 0.0, None, None, 0)
-    parts = [plain, group(4, 1), group(8, 2, ancestral=True)]
-    together = score(logits.clone(), parts, MASK)
-    for part in parts:
-        alone = score(logits.clone(), [part], MASK)
-        assert torch.equal(together[:, part.rows], alone)
-
-
-def test_draws_follow_the_posterior() -> None:
-    noise, logits = noise_of(1000.0), torch.randn(1, VOCAB)
-    logits[0, MASK] = -torch.inf
-    step = Transition(noise, -1.0, 1.0)
-    expected = reverse_step(logits, torch.tensor([4]), step, greedy=False)[0]
-    count = 20_000
-    noisy = NoisyRows(np.full(count, 4), None, step)
-    tokens = read_noisy(logits.expand(count, -1), noisy, MASK, 1.0, None, None, Draws(7))[0]
-    shares = tokens.long().bincount(minlength=VOCAB) / count
-    torch.testing.assert_close(shares, expected, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("marginal", [False, True])

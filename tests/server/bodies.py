@@ -5,12 +5,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from remask.checks import ModelKind
 from remask.checks.fields import Declared, Nested, declared
-from remask.checks.kinds import ModelKind
 from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
-from remask.remasking.rules import names_on
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
+from remask.sampling.rules import names_on
 
 Bodies = st.SearchStrategy[dict[str, Any]]
 
@@ -19,6 +19,7 @@ LENGTH = 16
 DEADLINE_S = 3.0  # of bodies that may ask for as many steps as there may be
 # What the declarations leave to the code that knows the model, the policy or other fields.
 _CHOSEN = (
+    "adapter",
     "cache",
     "cache_config",
     "order",
@@ -31,7 +32,7 @@ _CHOSEN = (
 )
 
 
-def values_of(values: Values, usual: bool = True) -> st.SearchStrategy[Any]:
+def values_of(values: Values, kind: ModelKind, usual: bool = True) -> st.SearchStrategy[Any]:
     """Values of a set: near its lower bound where they are `usual`, else all, the bounds most often."""
     match values:
         case Whole(low, high):
@@ -42,20 +43,20 @@ def values_of(values: Values, usual: bool = True) -> st.SearchStrategy[Any]:
             return st.floats(low, top, exclude_min=above, allow_nan=False).map(lambda number: number or 0.0)
         case Flag():
             return st.booleans()
-        case Choice(names):
-            return st.sampled_from(names)
+        case Choice():
+            return st.sampled_from(values.names)
         case Text():
             text = st.text(
                 st.characters(codec="utf-8", exclude_characters="\x00"), min_size=0, max_size=8 if usual else 300
             )
             return text.filter(values.fits)
         case ListOf(of):
-            several = st.lists(values_of(of, usual), max_size=3 if usual else 40)
-            return (several | values_of(of, usual)) if values.single else several
+            several = st.lists(values_of(of, kind, usual), max_size=3 if usual else 40)
+            return (several | values_of(of, kind, usual)) if values.single else several
         case Nested(cls):
-            return fields_of(declared(cls), usual)
+            return fields_of(drawn(cls, kind), kind, usual)
         case AnyOf(sets):
-            return st.one_of([values_of(each, usual) for each in sets])
+            return st.one_of([values_of(each, kind, usual) for each in sets])
         case Biases(_, size):
             number = st.floats(-size, size, allow_nan=False)
             return st.dictionaries(st.integers(1, 20).map(str), number, max_size=3 if usual else 40)
@@ -65,10 +66,20 @@ def values_of(values: Values, usual: bool = True) -> st.SearchStrategy[Any]:
             raise TypeError(f"no strategy for {values!r}")
 
 
-def fields_of(declarations: dict[str, Declared], usual: bool = True, most: int = 3) -> Bodies:
+def drawn(cls: type, kind: ModelKind) -> dict[str, Declared]:
+    """The fields of a declaring class that are drawn for a kind of model."""
+    found = {name: each for name, each in declared(cls).items() if kind in each.kinds and name not in _CHOSEN}
+    if "rule" in found:
+        rules = tuple(name for name in names_on(kind) if name != "order")
+        found["rule"] = replace(found["rule"], values=Choice(rules))
+    return found
+
+
+def fields_of(declarations: dict[str, Declared], kind: ModelKind, usual: bool = True, most: int = 3) -> Bodies:
     """A few of the declared fields, each with one of its values."""
     pairs = [
-        st.tuples(st.just(name), values_of(declaration.values, usual)) for name, declaration in declarations.items()
+        st.tuples(st.just(name), values_of(declaration.values, kind, usual))
+        for name, declaration in declarations.items()
     ]
     return st.lists(st.one_of(pairs), max_size=most, unique_by=lambda pair: pair[0]).map(dict)
 
@@ -77,10 +88,15 @@ def _fitted(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields, but for those that contradict another one that was drawn before."""
     body = dict(fields)
     given = list(body)
-    for one, other in (("threshold", "factor"), ("steps", "steps_per_block"), ("steps", "threshold")):
+    for one, other in (("steps", "steps_per_block"), ("steps", "threshold")):
         if one in body and other in body:
             del body[max(one, other, key=given.index)]
-    rule = body.get("remasking")
+    remasking = body.get("remasking", {})
+    if "threshold" in body:
+        remasking.pop("factor", None)
+    rule = remasking.get("rule")
+    if rule not in ("entropy", "topk_margin", "maskgit_plus", "origin"):
+        remasking.pop("eps", None)  # other rules know no schedule of times
     if rule != "slowfast":
         body.pop("slowfast", None)
     if rule == "slowfast":
@@ -88,9 +104,10 @@ def _fitted(fields: dict[str, Any]) -> dict[str, Any]:
             body.pop(name, None)
     if rule == "confidence_threshold":
         body.setdefault("threshold", 0.9)
-    if not body.get("correction_steps"):
-        for name in ("correction_temperature", "correction_tokens"):
-            body.pop(name, None)
+    uniform = body.get("uniform", {})
+    if not uniform.get("correction_steps"):
+        for name in ("correction_temperature", "correction_tokens", "correction_patience"):
+            uniform.pop(name, None)
     return body
 
 
@@ -112,20 +129,13 @@ def bodies(
     draw: st.DrawFn, kind: ModelKind, policies: tuple[str, ...], vocab: int, usual: bool = True
 ) -> dict[str, Any]:
     """A body of `/v1/completions` whose fields are declared for this kind of model."""
-    sampling = {
-        name: declaration
-        for name, declaration in declared(SamplingParams).items()
-        if kind in declaration.kinds and name not in _CHOSEN
-    }
     # Most lists of parts are none of a canvas, nor of a prompt.
     apart = {*_CHOSEN, "canvas", "segments"} if usual else set(_CHOSEN)
     if usual and kind == "block_causal":
         apart.add("suffix")  # refused, as a hole stands before it
     terms = {name: declaration for name, declaration in declared(Terms).items() if name not in apart}
-    if "remasking" in sampling:
-        rules = tuple(name for name in names_on(kind) if name != "order")
-        sampling["remasking"] = replace(sampling["remasking"], values=Choice(rules))
-    fields = _fitted({**draw(fields_of(sampling, usual)), **draw(fields_of(terms, usual, most=2))})
+    sampling = draw(fields_of(drawn(SamplingParams, kind), kind, usual))
+    fields = _fitted({**sampling, **draw(fields_of(terms, kind, usual, most=2))})
     block = draw(st.sampled_from([1, 2, 4, 8]))
     body: dict[str, Any] = {"max_tokens": LENGTH, "block_length": block, **fields}
     if kind == "masked" and draw(st.booleans()):
@@ -133,7 +143,7 @@ def bodies(
     if kind == "uniform":
         body.pop("return_step_maps", None)
     if kind == "uniform" and usual:
-        body["canvas_length"] = 64
+        body["uniform"] = {**body.get("uniform", {}), "canvas_length": 64}
     if kind == "block_causal":
         del body["block_length"]  # the model's own
     if usual and "deadline_s" in body:
@@ -157,6 +167,8 @@ def bodies(
         body.pop("suffix", None)
         del body["max_tokens"]  # the parts of a canvas say it
         body["canvas"] = draw(canvases(vocab))
+    if usual and "min_tokens" in body:
+        body["min_tokens"] = min(body["min_tokens"], 1 if "canvas" in body else LENGTH)
     if draw(st.booleans()):
         body["cache"] = draw(st.sampled_from(policies))
     for name, values in {

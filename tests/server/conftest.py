@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.serving import Running, serving
+from remask.llm import LLM
+from tests.server.serving import TEMPLATE, Running, serving
 
 if TYPE_CHECKING:
+    import openai
+
     from tests.server.browser import Tab
 
 CHROMIUM = shutil.which("chromium")
@@ -26,6 +29,23 @@ def server(_shared: Running) -> Iterator[Running]:
     _shared.settle()
     yield _shared
     _shared.settle()
+
+
+@pytest.fixture
+def client(server: Running) -> "Iterator[openai.OpenAI]":
+    """OpenAI's own client of that server."""
+    with server.openai() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def taught() -> Iterator[Running]:
+    """The bundled model whose bytes spell everything, under a template that tells of tools."""
+    llm = LLM("bundled-tariff", cache="none", dtype="float32", device="cpu")
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
+    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
@@ -25,11 +25,24 @@ from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.described import Described, described
 from tests.waiting import LONGEST_S, eventually
 
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
+
 QUESTIONS = make_workload(24, 3, 5)
 CHATS = [list(question.messages) for question in QUESTIONS]
 LONG = {"max_tokens": 48, "block_length": 1, "steps": 48, "ignore_eos": True}  # some tenths of a second
 SLOW = {"max_tokens": 256, "block_length": 1, "steps": 256, "ignore_eos": True}  # seconds: never run to its end
 URL = "/v1/chat/completions"
+
+TEMPLATE = (
+    "{% if tools %}Tools in <tool_call> marks: {{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""A chat template that tells of tools, and of calls that were made."""
 
 T = TypeVar("T")
 
@@ -43,6 +56,18 @@ class Running:
     client: httpx.Client
     server: Server
     document: Described
+
+    def openai(self, key: str = "any") -> "OpenAI":
+        """OpenAI's own client of it; close it."""
+        import openai
+
+        return openai.OpenAI(base_url=f"{self.base}/v1", api_key=key, max_retries=0)
+
+    def anthropic(self, key: str = "any") -> "Anthropic":
+        """Anthropic's; close it."""
+        import anthropic
+
+        return anthropic.Anthropic(base_url=self.base, api_key=key, max_retries=0)
 
     def chat(self, body: dict[str, Any]) -> httpx.Response:
         """POST to the chat endpoint."""

@@ -4,10 +4,10 @@ import pytest
 
 from remask.answers.answer import Answer
 from remask.checkpoint.source import resolve
+from remask.checkpoint.tokenizer import load_tokenizer
 from remask.engine.request import Request
 from remask.request.result import Draft, Event, Result, Transfer, Usage
 from remask.request.sampling_params import SamplingParams
-from remask.text.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve("bundled-transit"))
 assert TOKENIZER is not None

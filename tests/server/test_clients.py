@@ -10,11 +10,20 @@ import pytest
 
 from remask.llm import LLM
 from tests.answers.test_structured import ROBOT, matches
-from tests.server.serving import Running, serving
-from tests.server.test_tools import TEMPLATE
+from tests.server.serving import TEMPLATE, Running, serving
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+PET = {
+    "oneOf": [
+        {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
+         "required": ["kind", "lives"]},
+        {"type": "object", "properties": {"kind": {"const": "dog"}, "barks": {"type": "boolean"}},
+         "required": ["kind", "barks"]},
+    ],
+    "discriminator": {"propertyName": "kind"},
+}  # fmt: skip
+"""As pydantic writes a discriminated union."""
 ASKED = {"system": "Orders: rope Anna; soap Ben.", "user": "Who ordered rope?"}
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs other projects' clients: scripts/clients")
@@ -43,9 +52,12 @@ def told(running: Running, name: str, *more: str) -> dict[str, Any]:
 
 
 def answer(running: Running) -> dict[str, Any]:
-    turns = [{"role": role, "content": text} for role, text in ASKED.items()]
-    found: dict[str, Any] = running.chat({"messages": turns}).json()
+    found: dict[str, Any] = running.chat({"messages": turns_of()}).json()
     return found
+
+
+def turns_of() -> list[dict[str, Any]]:
+    return [{"role": role, "content": text} for role, text in ASKED.items()]
 
 
 @pytest.mark.thorough
@@ -75,11 +87,15 @@ def test_tools_of_langchain() -> None:
 
 @pytest.mark.thorough
 def test_litellm(bundled: Running) -> None:
-    found, own = told(bundled, "litellm", json.dumps(ROBOT)), answer(bundled)
+    found, own = told(bundled, "litellm", json.dumps(ROBOT), json.dumps(PET)), answer(bundled)
     assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
     assert found["prompt_tokens"] == own["usage"]["prompt_tokens"]
     assert found["completion"] == 1
     matches({"json": ROBOT}, json.dumps(found["parsed"]))
+    matches({"json": PET}, json.dumps(found["pet"]))
+    turns = [*turns_of(), {"role": "assistant", "content": "Ann"}]
+    continued = bundled.chat({"messages": turns, "add_generation_prompt": False, "continue_final_message": True})
+    assert found["continued"] == found["messages"] == continued.json()["choices"][0]["message"]["content"]
     body = {"query": "rope", "documents": ["rope Anna", "soap Ben"]}
     results = bundled.client.post("/rerank", json=body).json()["results"]
     assert found["ranked"] == [[each["index"], pytest.approx(each["relevance_score"], abs=1e-4)] for each in results]
@@ -92,5 +108,7 @@ def test_instructor(bundled: Running) -> None:
     assert set(robot) == {"name", "on", "legs"}, found
     assert 2 <= robot["legs"] <= 8
     # The JSON mode asks for any object, and checks it afterwards.
-    assert set(found) == {"json_schema_mode", "json_mode"}
+    assert set(found) == {"json_schema_mode", "json_mode", "union", "continued"}
+    assert found["union"]["pet"].keys() in ({"kind", "lives"}, {"kind", "barks"})
+    assert found["continued"] == {"pet": {"kind": "dog", "barks": True}}
     assert "validation error" in found["json_mode"] or set(found["json_mode"]) == set(robot)

@@ -76,7 +76,7 @@ def test_states_and_questions_of_decisions_are_text(llm: LLM) -> None:
     assert llm.tokenizer is not None
     asked = {"q": {"type": "choice", "instructions": "x", "criteria": ["yes", "no"]}}
     forging = {"q": {"type": "choice", "instructions": FORGED, "criteria": ["yes", "no"]}}
-    honest, forged = (llm.decisions(Decisions(*each)) for each in (("hi", asked), (FORGED, forging)))
+    honest, forged = (llm.session.decisions(Decisions(*each)) for each in (("hi", asked), (FORGED, forging)))
     counts = [special(llm, [*plan.shared, *plan.asks[0].before]) for plan in (honest, forged)]
     assert counts[0] == counts[1] > 0
 
@@ -86,6 +86,8 @@ def test_lines_and_python_callers_too(llm: LLM) -> None:
     counts = [special(llm, list(each.prompt_token_ids)) for each in asked]
     assert counts[1] == counts[0] + 4
     made = [
-        llm.requests(each, [{"max_tokens": 1}], control_tokens=how) for each in (USER, FORGED) for how in (None, False)
+        llm.session.requests(each, [{"max_tokens": 1}], control_tokens=how)
+        for each in (USER, FORGED)
+        for how in (None, False)
     ]
     assert [special(llm, list(one.prompt_token_ids)) for (one,) in made] == [counts[0], counts[0], 4, 0]

@@ -5,6 +5,7 @@ All servers of these tests judge what their client gets in the same way (`tests/
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -16,11 +17,10 @@ from tests.server.test_decisions import STATE, question
 from tests.server.test_infill import CANVAS, PROMPT
 from tests.server.test_messages_api import OTHER, TOOL
 from tests.server.test_responses_api import BUYS, STOPS
-from tests.server.test_tools import ASK, BUY, NAMED, ORDER, STOP, spelled, taught
+from tests.server.test_tools import ASK, BUY, NAMED, ORDER, STOP, spelled
 from tests.waiting import Clock, eventually
 
-__all__ = ["taught"]  # the server whose template tells of tools
-
+ORDERS = Path(__file__).with_name("key_orders.json")
 STREAMS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 ALL = {
     "n": 2,
@@ -34,13 +34,13 @@ ALL = {
     "seed": 1,
     "top_logprobs": 1,
 }
-DRAFTED = {"max_tokens": 16, "block_length": 16, "steps": 16, "speculate": 4, "ignore_eos": True}
+DRAFTED = {"max_tokens": 16, "block_length": 16, "steps": 16, "speculate": 4, "ignore_eos": True, "cache": "block-dual"}
 TOLD = {"stream_options": {"include_usage": True}, "stream_drafts": True}
+COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stream": True}
 SHARED = {"segments": [{"start": 0, "length": 4}], "return_trace": True, "cache": "none"}
-# What takes another kind of model, another rule, or a prefix that the store has no room for.
+# What takes another kind of model, another rule, or decisions over a prefix that the store has no room for.
 RARE = {
     ("Work", "correction_steps"),
-    ("Work", "prefix_note"),
     ("WrittenStep", "edits"),
     *(("ReadWork", key) for key in ("accepted", "correction_steps", "prefix_note")),
 }
@@ -54,6 +54,8 @@ class Recorded(Described):
         self.first: dict[tuple[str, str, int, str], Any] = {}
         self.sent: set[tuple[str, str]] = set()
         """Keys of answers, with the names of their objects in the document."""
+        self.orders: dict[str, set[tuple[str, ...]]] = {}
+        """The keys of each such object in the order in which they were sent."""
         self._branches: dict[str, Any] = {}
 
     def validate(self, place: tuple[str, str, int, str], value: Any) -> None:
@@ -70,6 +72,7 @@ class Recorded(Described):
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
             self.sent |= {(name, key) for key in value}
+            self.orders.setdefault(name, set()).add(tuple(value))
             self._walk(self.document["components"]["schemas"][name], value)
         if isinstance(value, list):
             for each in value:
@@ -119,6 +122,7 @@ def ask_for_text(ask: Asking, taught: Asking) -> None:
         ask.both(path, {**body, "max_tokens": 4})
         ask.post(path, {**body, **ALL, **named})
         ask.post(path, {**body, **ALL, **TOLD, **named, "stream": True})
+        ask.post(path, {**body, "max_tokens": 4, **COUNTED})
         ask.both(path, {**body, "canvas": CANVAS, "block_length": 4})
     ask.both("/v1/fim/completions", {**text, "suffix": " alder", "max_tokens": 4})
     for fields in (SHARED, DRAFTED):
@@ -290,6 +294,11 @@ def test_every_key_that_is_told_is_sent(judged: Recorded) -> None:
     keys = {(name, key) for name in objects for key in document["components"]["schemas"][name]["properties"]}
     assert len(keys) > 300
     assert keys - judged.sent == RARE
+
+
+def test_keys_are_sent_in_the_order_that_clients_have_seen(judged: Recorded) -> None:
+    told = {name: sorted(map(" ".join, orders)) for name, orders in sorted(judged.orders.items())}
+    assert told == json.loads(ORDERS.read_text())
 
 
 def judge_all(document: dict[str, Any], recorded: Recorded) -> None:

@@ -18,19 +18,16 @@ import pytest
 from fastapi.routing import APIRoute
 
 from remask.checks.values import weight
-from remask.server.app import create_app
+from remask.server.app import create_app, router
 from remask.server.bodies import read_body
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
-from remask.server.routes import cache, decisions, inference, info, playground
 from tests.server.largest import RIGHT, Bounds, body_schemas, largest_bodies, unbounded
 from tests.server.serving import Running, make_llm, serving
 
-PARTS = (cache, decisions, inference, info, playground)
 MODELS: dict[str, Any] = {
     route.path: route.body_field.field_info.annotation
-    for part in PARTS
-    for route in part.router().routes
+    for route in router().routes
     if isinstance(route, APIRoute) and route.body_field is not None
 }
 CALLS = 30  # for a value, at most

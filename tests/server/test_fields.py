@@ -1,93 +1,20 @@
-"""Every field of OpenAI's and vLLM's bodies has a fate, and what everyday clients send is answered."""
+"""What everyday clients send is answered, and what is not supported is ignored or refused."""
 
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
-from openai.types import completion_create_params
-from openai.types.chat import completion_create_params as chat_create_params
 
 from remask.errors import ConfigError
-from remask.server.fields import FOREIGN, HONOURED, read_fields
-from remask.server.protocol.generation import ChatBody, CompletionBody
-from tests.server.serving import CHATS, Running
-
-OPENAI: dict[str, type[Any]] = {
-    "chat": chat_create_params.CompletionCreateParamsBase,
-    "completions": completion_create_params.CompletionCreateParamsBase,
-}
-# Beside OpenAI's, the fields of vLLM's two bodies.
-VLLM = [
-    "add_generation_prompt",
-    "add_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "best_of",
-    "cache_salt",
-    "chat_template",
-    "chat_template_kwargs",
-    "continue_final_message",
-    "documents",
-    "echo",
-    "guided_choice",
-    "guided_decoding_backend",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_whitespace_pattern",
-    "ignore_eos",
-    "include_reasoning",
-    "include_stop_str_in_output",
-    "kv_transfer_params",
-    "length_penalty",
-    "logits_processors",
-    "media_io_kwargs",
-    "min_p",
-    "min_tokens",
-    "mm_processor_kwargs",
-    "priority",
-    "prompt_embeds",
-    "prompt_logprobs",
-    "reasoning",
-    "repetition_penalty",
-    "request_id",
-    "return_token_ids",
-    "return_tokens_as_token_ids",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "stop_token_ids",
-    "structural_tag",
-    "structured_outputs",
-    "thinking_token_budget",
-    "top_k",
-    "truncate_prompt_tokens",
-    "use_beam_search",
-    "vllm_xargs",
-]
-OWN = {*ChatBody.model_fields, *CompletionBody.model_fields}
-
-
-@pytest.mark.parametrize("endpoint", OPENAI)
-def test_every_field_of_the_official_client_has_a_fate(endpoint: str) -> None:
-    names = {*get_type_hints(OPENAI[endpoint]), "stream"}
-    assert len(names) > 15
-    assert names <= HONOURED.keys() | FOREIGN.keys()
-
-
-def test_every_field_of_vllm_has_a_fate() -> None:
-    assert set(VLLM) <= HONOURED.keys() | FOREIGN.keys()
-
-
-def test_the_table_says_what_is_so() -> None:
-    assert HONOURED.keys() <= OWN
-    assert OWN.isdisjoint(FOREIGN)
-    assert all(field.reason for field in FOREIGN.values())
+from remask.server.fields import FOREIGN, read_fields
+from remask.server.protocol.generation import ChatBody
+from tests.server.serving import CHATS, URL, Running
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_is_ignored_and_what_is_refused(name: str) -> None:
     field = FOREIGN[name]
     values: list[Any] = [True, 7, "x", [1], {"a": 1}]
-    if field.ignored:
+    if field.neutral is None:
         assert all(read_fields({name: value}, ()) == {} for value in values)
         return
     for value in (None, *(field.neutral or ())):
@@ -130,6 +57,56 @@ def test_what_everyday_clients_send_changes_nothing(server: Running, fields: dic
 def test_streams_take_the_options_that_clients_send(server: Running) -> None:
     body = {"messages": CHATS[0], "stream_options": {"include_usage": True, "include_obfuscation": False}}
     assert server.stream(body)[-1]["usage"]["completion_tokens"] > 0
+
+
+def test_each_chunk_tells_the_usage_so_far_if_it_is_asked_for(server: Running) -> None:
+    """As vLLM does for load generators; without `include_usage` no chunk tells any."""
+    for url, body in (
+        ("/v1/chat/completions", {"messages": CHATS[0], "n": 2}),
+        ("/v1/completions", {"prompt": ["from ivy", "to oak go"]}),
+    ):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *chunks, last = server.stream({**body, "stream_options": options}, url)
+        told = [chunk["usage"] for chunk in chunks]
+        counts = [usage["completion_tokens"] for usage in told]
+        assert counts == sorted(counts)
+        assert counts[0] < counts[-1] == last["usage"]["completion_tokens"]
+        assert {usage["prompt_tokens"] for usage in told} == {last["usage"]["prompt_tokens"]}
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in told)
+        plain = server.stream({**body, "stream_options": {"continuous_usage_stats": True}}, url)
+        assert not any("usage" in chunk for chunk in plain)
+
+
+def test_seeds_may_be_negative(server: Running) -> None:
+    def said(seed: int, **fields: Any) -> Any:
+        return server.ask(temperature=100.0, seed=seed, ignore_eos=True, **fields).json()["choices"]
+
+    assert said(-7) == said(-7)
+    assert said(-7) != said(-8)
+    assert said(-8, n=2)[1]["message"] == said(-7)[0]["message"]
+    own = {"temperature": 100.0, "seed": -7, "ignore_eos": True, "max_tokens": 16}
+    (output,) = server.service.llm.generate([CHATS[0]], own, cache="none")
+    assert output.text == said(-7, cache="none")[0]["message"]["content"]
+    assert len({said(-1)[0]["message"]["content"] for _ in range(4)}) > 1, "it draws one, as in vLLM"
+
+
+def test_an_assistants_turn_may_say_nothing_and_its_reasoning_is_ignored(server: Running) -> None:
+    user = CHATS[0][1]
+    empty = {"role": "assistant", "content": ""}
+    turns: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None},
+        {"role": "assistant"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": "", "reasoning_content": "long", "reasoning": {"a": 1}},
+        {"role": "assistant", "content": None, "reasoning_details": [1], "thinking_blocks": [{"type": "thinking"}]},
+    ]
+    prompts = []
+    for turn in (empty, *turns):
+        body = {"messages": [user, turn, user]}
+        told = server.chat({**body, "return_token_ids": True}).json()
+        assert told["prompt_token_ids"] == server.client.post("/tokenize", json=body).json()["tokens"]
+        prompts.append(told["prompt_token_ids"])
+    assert all(each == prompts[0] for each in prompts)
 
 
 def test_the_developer_speaks_as_the_system(server: Running) -> None:
@@ -215,3 +192,62 @@ def test_what_pings_is_answered(server: Running) -> None:
     assert health["status"] == "ok"
     assert health["computing"]["attention"] == "torch"
     assert health["computing"]["attention_why"] == "auto: device cpu"
+
+
+def test_sampling_parameters_stand_in_an_object_too(server: Running) -> None:
+    """As in a JSONL line, on each API that generates."""
+    own = {"max_tokens": 6, "temperature": 0.5, "seed": 7, "top_k": -1}
+    asked = {"messages": [{"role": "user", "content": "hello"}]}
+    for path, body in (
+        (URL, asked),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", asked),
+    ):
+        flat, nested = (server.client.post(path, json=body | more) for more in (own, {"sampling": own}))
+        assert flat.status_code == nested.status_code == 200, nested.text
+        assert _texts(flat.json()) == _texts(nested.json()) != []
+
+
+def _texts(answer: object) -> list[str]:
+    if isinstance(answer, list):
+        return [text for each in answer for text in _texts(each)]
+    if not isinstance(answer, dict):
+        return []
+    own = [answer[key] for key in ("text", "content") if isinstance(answer.get(key), str)]
+    return own + [text for each in answer.values() for text in _texts(each)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "param"),
+    [
+        (
+            {"sampling": {"max_tokens": 3}, "max_tokens": 4},
+            "max_tokens stands in the request and in its 's",
+            "max_tokens",
+        ),
+        (
+            {"sampling": {"cache_salt": "a"}},
+            "cache_salt is no sampling parameter: it belongs into the re",
+            "cache_salt",
+        ),
+        ({"sampling": {"n": 2}}, "n is no sampling parameter: it belongs into the request, beside 'sampling'", "n"),
+        ({"sampling": {"best_of": 2}}, "best_of is no sampling parameter: it belongs into the request", "best_of"),
+        ({"sampling": {"temprature": 1}}, "Unknown sampling parameter 'temprature'. Did you mean 'temperature'", None),
+        ({"sampling": [1]}, "sampling must be an object of sampling parameters, got [1]", None),
+        ({"refresh_interval": 3}, "refresh_interval is a setting of the cache policy 'bicache': it belongs into", None),
+        (
+            {"cache": "bicache", "cache_config": {"steps": 3}},
+            "steps is no setting of cache policy 'bicache': i",
+            "steps",
+        ),
+    ],
+)
+def test_a_known_parameter_in_the_wrong_place_is_told_the_right_one(
+    server: Running, fields: dict[str, Any], message: str, param: str | None
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    error = server.client.post(URL, json=body | fields)
+    assert error.status_code == 400
+    assert message in error.json()["error"]["message"]
+    assert error.json()["error"]["param"] == param

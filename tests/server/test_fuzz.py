@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from remask.checks.kinds import ModelKind
+from remask.checks import ModelKind
 from remask.llm import LLM
 from tests.server.bodies import LENGTH, bodies
 from tests.server.serving import Running, make_llm, serving
@@ -86,35 +86,23 @@ def send_at_random(kind: ModelKind, running: Running, examples: int, *, usual: b
     return outcomes
 
 
-@pytest.mark.few(2)
-def test_most_allowed_bodies_run(served: tuple[ModelKind, Running]) -> None:
+SIZES = [pytest.param(1, marks=pytest.mark.few(4)), pytest.param(32, marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("times", SIZES)
+def test_most_allowed_bodies_run(served: tuple[ModelKind, Running], times: int) -> None:
     kind, running = served
-    outcomes = send_at_random(kind, running, EXAMPLES, usual=True)
-    print(kind, outcomes)
-    assert outcomes.share >= SHARE, (outcomes.statuses, outcomes.refused.most_common(8))
-    assert running.client.get("/health").status_code == 200
-
-
-@pytest.mark.few(2)
-def test_nothing_that_is_allowed_does_harm(served: tuple[ModelKind, Running]) -> None:
-    """Values from all over their ranges: the largest numbers of steps, the longest texts, the widest lists."""
-    kind, running = served
-    send_at_random(kind, running, EXAMPLES // 2, usual=False)
-    assert running.client.get("/health").status_code == 200
-    assert running.client.post(COMPLETIONS, json={"prompt": "from ivy", "max_tokens": LENGTH}).status_code == 200
-
-
-@pytest.mark.soak
-def test_nothing_of_much_that_is_allowed_does_harm(served: tuple[ModelKind, Running]) -> None:
-    kind, running = served
-    outcomes = send_at_random(kind, running, 32 * EXAMPLES, usual=False)
-    print(f"fuzz: {kind}, all values: {outcomes.share:.0%} of {outcomes.statuses.total()} ran")
-    assert running.client.get("/health").status_code == 200
-
-
-@pytest.mark.soak
-def test_most_of_many_allowed_bodies_run(served: tuple[ModelKind, Running]) -> None:
-    kind, running = served
-    outcomes = send_at_random(kind, running, 32 * EXAMPLES, usual=True)
+    outcomes = send_at_random(kind, running, times * EXAMPLES, usual=True)
     print(f"fuzz: {kind}: {outcomes.share:.0%} of {outcomes.statuses.total()} ran")
     assert outcomes.share >= SHARE, (outcomes.statuses, outcomes.refused.most_common(8))
+    assert running.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("times", SIZES)
+def test_nothing_that_is_allowed_does_harm(served: tuple[ModelKind, Running], times: int) -> None:
+    """Values from all over their ranges: the largest numbers of steps, the longest texts, the widest lists."""
+    kind, running = served
+    outcomes = send_at_random(kind, running, times * EXAMPLES // 2, usual=False)
+    print(f"fuzz: {kind}, all values: {outcomes.share:.0%} of {outcomes.statuses.total()} ran")
+    assert running.client.get("/health").status_code == 200
+    assert running.client.post(COMPLETIONS, json={"prompt": "from ivy", "max_tokens": LENGTH}).status_code == 200

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from remask.cli import main
-from remask.engine.planned import PlannedRequest
+from remask.engine.request import PendingRequest
 from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.llm import LLM
@@ -59,8 +59,8 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("uniform", {"block_length": 2**62}, "block_length"),
     ("uniform", {"max_tokens": 8, "block_length": 2**24, "steps_per_block": 2**24}, "steps_per_block"),
     ("uniform", {"steps_per_block": 2**40}, "steps_per_block"),
-    ("uniform", {"correction_steps": 10**9}, "correction_steps"),
-    ("uniform", {"canvas_length": 2**62}, "canvas_length"),
+    ("uniform", {"uniform": {"correction_steps": 10**9}}, "uniform.correction_steps"),
+    ("uniform", {"uniform": {"canvas_length": 2**62}}, "uniform.canvas_length"),
     ("block_causal", {"steps_per_block": 2**40}, "steps_per_block"),
     ("block_causal", {"block_length": 2**62}, "block_length"),
 ]
@@ -116,30 +116,30 @@ def test_operators_widen_and_tighten_the_bounds() -> None:
             assert text in refused.json()["error"]["message"]
 
 
-def blamed(running: RunningRequest) -> bool:
-    return running.pending.request.params.seed == SEED
+def blamed(pending: PendingRequest) -> bool:
+    return pending.request.params.seed == SEED
 
 
 def break_scoring(patch: pytest.MonkeyPatch) -> None:
-    read = Runner.read
+    read = Runner.launch_scores
 
-    def reads(self: Runner, hidden: Any, requests: Any, asked: Any) -> Any:
-        if any(map(blamed, requests)):
+    def reads(self: Runner, hidden: Any, turns: Any) -> Any:
+        if any(blamed(turn.member.pending) for turn in turns):
             raise RuntimeError("value cannot be converted without overflow")
-        return read(self, hidden, requests, asked)
+        return read(self, hidden, turns)
 
-    patch.setattr(Runner, "read", reads)
+    patch.setattr(Runner, "launch_scores", reads)
 
 
 def break_start(patch: pytest.MonkeyPatch) -> None:
-    begin = RunningRequest.__post_init__
+    begin = RunningRequest.__init__
 
-    def begins(self: RunningRequest, vocab: int, before: PlannedRequest | None) -> None:
-        if blamed(self):
+    def begins(self: RunningRequest, pending: PendingRequest, *rest: Any) -> None:
+        if blamed(pending):
             raise MemoryError("an array of 2**62")
-        begin(self, vocab, before)
+        begin(self, pending, *rest)
 
-    patch.setattr(RunningRequest, "__post_init__", begins)
+    patch.setattr(RunningRequest, "__init__", begins)
 
 
 def break_choice(patch: pytest.MonkeyPatch) -> None:
@@ -194,11 +194,11 @@ def test_a_lost_device_pass_is_survived(hosts: dict[str, Running], monkeypatch: 
     host = hosts["masked"]
     run_pass, failed = Runner.run, threading.Event()
 
-    def runs(self: Runner, items: Any, passes: Any) -> Any:
+    def runs(self: Runner, items: Any) -> Any:
         if not failed.is_set() and any(branch.ledger.step >= 5 for branch, _ in items):
             failed.set()
             raise torch.OutOfMemoryError("out of memory")
-        return run_pass(self, items, passes)
+        return run_pass(self, items)
 
     monkeypatch.setattr(Runner, "run", runs)
     with host.client.stream(
@@ -219,10 +219,10 @@ def test_a_step_that_takes_too_long_is_reported(
 ) -> None:
     go, begun, run_pass, clock = threading.Event(), threading.Event(), Runner.run, Clock()
 
-    def runs(self: Runner, items: Any, passes: Any) -> Any:
+    def runs(self: Runner, items: Any) -> Any:
         begun.set()
         assert go.wait(LONGEST_S)
-        return run_pass(self, items, passes)
+        return run_pass(self, items)
 
     with serving(clock=clock, step_limit=4.0) as running, caplog.at_level(logging.ERROR, "remask.engine.async_engine"):
         monkeypatch.setattr(Runner, "run", runs)

@@ -47,8 +47,8 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {**SMALL, "replay": {"events": [{"positions": list(range(1000))}] * 300}}),
     (COMPLETIONS, {**SMALL, "structured_outputs": {"json": {"type": "string", "pattern": "(a|b)" * 200_000}}}),
     (COMPLETIONS, {**SMALL, "structured_outputs": {"json": {"prefixItems": [{"type": "null"}] * 100_000}}}),
-    (COMPLETIONS, {**SMALL, "initial_canvas": [5] * 500_000}),
-    (COMPLETIONS, {**SMALL, "order": [[1]] * 400_000}),
+    (COMPLETIONS, {**SMALL, "uniform": {"initial_canvas": [5] * 500_000}}),
+    (COMPLETIONS, {**SMALL, "remasking": {"order": [[1]] * 400_000}}),
     (COMPLETIONS, {"prompt": "a", "n": 128, "max_tokens": 900, "steps": 900, "cache": "none"}),
     (COMPLETIONS, {"prompt": "a", "n": 128, "max_tokens": 64, "steps": 64, "block_length": 64, "cache": "none"}),
 ]

@@ -1,6 +1,5 @@
 """Responses with fixed parts over HTTP: suffixes and canvases, whole and streamed."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -11,12 +10,6 @@ from tests.server.serving import CHATS, Running
 URL = "/v1/completions"
 PROMPT = "abbey > acorn ; acorn > abbey ; from abbey"
 CANVAS: list[dict[str, Any]] = [{"text": "go"}, {"mask": {"min": 1, "max": 4}}, {"text": " alder"}, {"mask": 2}]
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base}/v1", api_key="any", max_retries=0) as made:
-        yield made
 
 
 def complete(running: Running, **fields: Any) -> dict[str, Any]:

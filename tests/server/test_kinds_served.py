@@ -47,8 +47,8 @@ def test_a_uniform_model_streams_what_has_settled() -> None:
         texts = [chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]]
         assert "".join(texts) == whole
         assert len([text for text in texts if text]) <= 3, "a block is told when it is done, not before"
-        corrected = {**body, "cache": "uniform-cache", "sampler": "ancestral", "steps_per_block": 2, "temperature": 1.0}
-        corrected |= {"correction_steps": 40, "correction_temperature": 0.1}
+        own = {"sampler": "ancestral", "correction_steps": 40, "correction_temperature": 0.1}
+        corrected = {**body, "cache": "uniform-cache", "uniform": own, "steps_per_block": 2, "temperature": 1.0}
         answer = running.client.post(URL, json=corrected).json()
         assert 1 <= answer["remask"]["correction_steps"] <= 40
         texts = [chunk["choices"][0]["text"] for chunk in running.stream(corrected, URL) if chunk["choices"]]

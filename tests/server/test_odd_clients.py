@@ -19,7 +19,9 @@ COMPLETIONS = "/v1/completions"
 def bytes_server() -> Iterator[Running]:
     """A random model whose tokens are bytes, so that most of what it says is no whole character."""
     llm = LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu", engine=EngineConfig(max_model_len=256))
-    llm.loaded = replace(llm.loaded, tokenizer=bytewise())
+    tokenizer = bytewise()
+    tokenizer.use_chat_template("{% for message in messages %}{{ message.content }}{% endfor %}")
+    llm.session.loaded = replace(llm.loaded, tokenizer=tokenizer)
     # Ids beyond the tokenizer's have no text.
     with serving(llm, sampling={"max_tokens": 48, "steps": 24, "block_length": 16}) as running:
         yield running
@@ -50,11 +52,37 @@ def test_choices_do_not_share_their_held_back_bytes(bytes_server: Running) -> No
     assert ends == ["length"] * 3
 
 
-def test_logprobs_of_bytes_that_are_no_characters(bytes_server: Running) -> None:
-    body = {"prompt": "é", "seed": 1, "temperature": 1.5, "ignore_eos": True, "logprobs": 0}
-    told = bytes_server.client.post(COMPLETIONS, json=body).json()["choices"][0]["logprobs"]
-    assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["text_offset"]) == 48
-    assert told["text_offset"] == sorted(told["text_offset"])
+def spelt(token: str) -> bytes:
+    """The bytes of a token as OpenAI's completions tell it."""
+    return (
+        bytes.fromhex(token.removeprefix("bytes:").replace("\\x", "")) if token.startswith("bytes:") else token.encode()
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_client_can_put_characters_together(bytes_server: Running, seed: int) -> None:
+    """By the bytes of tokens that are a part of one, in answers and streams of every API."""
+    own = {"seed": seed, "temperature": 1.5, "ignore_eos": True}
+    chat = {"messages": [{"role": "user", "content": "é"}], "logprobs": True, "top_logprobs": 3, **own}
+    choice = bytes_server.chat(chat).json()["choices"][0]
+    tokens = choice["logprobs"]["content"]
+    joined = b"".join(bytes(each["bytes"]) for each in tokens)
+    assert joined.decode(errors="replace") == choice["message"]["content"]
+    assert any("\ufffd" in each["token"] and each["bytes"] for each in tokens)
+    assert all(len(top["bytes"]) <= 1 for each in tokens for top in each["top_logprobs"])
+    streamed = [c["choices"][0]["logprobs"] for c in bytes_server.stream(chat)]
+    parts = [each["bytes"] for told in streamed if told for each in told["content"]]
+    assert parts == [each["bytes"] for each in tokens]
+    body = {"prompt": "é", "logprobs": 2, **own}
+    choice = bytes_server.client.post(COMPLETIONS, json=body).json()["choices"][0]
+    assert b"".join(map(spelt, choice["logprobs"]["tokens"])).decode(errors="replace") == choice["text"]
+    offsets = choice["logprobs"]["text_offset"]
+    assert len(choice["logprobs"]["token_logprobs"]) == len(offsets) == 48
+    assert offsets == sorted(offsets)
+    assert all(len(top) in (2, 3) for top in choice["logprobs"]["top_logprobs"]), "none hides another"
+    asked = {"input": "é", "include": ["message.output_text.logprobs"], **own}
+    told = bytes_server.client.post("/v1/responses", json=asked).json()["output"][0]["content"][0]
+    assert b"".join(bytes(each["bytes"]) for each in told["logprobs"]).decode(errors="replace") == told["text"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -1,7 +1,6 @@
 """The official client against the server: what it expects of OpenAI it finds here."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -10,12 +9,6 @@ import pytest
 from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.serving import CHATS, QUESTIONS, Running, make_llm
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base}/v1", api_key="any", max_retries=0) as made:
-        yield made
 
 
 def say(client: openai.OpenAI, number: int = 0, **fields: Any) -> Any:
@@ -75,16 +68,6 @@ def test_choices(client: openai.OpenAI) -> None:
         assert "".join(own) == texts[index]
 
 
-def test_seeds(client: openai.OpenAI) -> None:
-    def draw(**fields: Any) -> str:
-        text: str = say(client, temperature=2.0, extra_body={"ignore_eos": True}, **fields).choices[0].message.content
-        return text
-
-    assert draw(seed=1) == draw(seed=1)
-    assert len({draw(seed=seed) for seed in range(4)}) > 1
-    assert len({draw() for _ in range(4)}) > 1
-
-
 def test_stop_texts(client: openai.OpenAI) -> None:
     whole = say(client).choices[0].message.content
     before, after = whole.split(" ## ")
@@ -109,22 +92,6 @@ def test_text_completions(client: openai.OpenAI) -> None:
     ids = client.completions.create(model="bundled-transit", prompt=[5, 6, 7], max_tokens=4)
     assert ids.usage is not None
     assert ids.usage.prompt_tokens == 3
-
-
-def test_logprobs_are_those_of_settled_tokens(client: openai.OpenAI) -> None:
-    whole = say(client, logprobs=True).choices[0]
-    items = whole.logprobs.content
-    assert "".join(item.token for item in items if item.token in whole.message.content)
-    assert all(-20 < item.logprob <= 0 for item in items)
-    assert bytes(items[0].bytes).decode() == items[0].token
-    streamed = [
-        item.logprob
-        for chunk in say(client, logprobs=True, stream=True)
-        for choice in chunk.choices
-        if choice.logprobs
-        for item in choice.logprobs.content
-    ]
-    assert streamed == pytest.approx([item.logprob for item in items], abs=1e-5)
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:

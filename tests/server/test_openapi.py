@@ -89,13 +89,9 @@ def ask_at_random(server: Running, path: str, mode: GenerationMode, examples: in
         ask()
 
 
-@pytest.mark.few(17)
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, marks=pytest.mark.few(17)), pytest.param(10, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize(("path", "mode"), CASES)
-def test_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode) -> None:
-    ask_at_random(server, path, mode, EXAMPLES)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("path", "mode"), CASES)
-def test_many_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode) -> None:
-    ask_at_random(server, path, mode, 10 * EXAMPLES)
+def test_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode, times: int) -> None:
+    ask_at_random(server, path, mode, times * EXAMPLES)

@@ -4,7 +4,6 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +11,9 @@ import pytest
 from remask.checkpoint.source import resolve
 from remask.llm import LLM
 from remask.server.errors import ApiError
+from remask.server.pages import FILES
 from remask.server.playground.example import example
-from remask.server.playground.files import FILES
-from remask.server.playground.sandbox import PAGE_SIZE, PAGES, PoolFullError, Sandbox
-from remask.server.playground.sessions import Sessions
+from remask.server.playground.sandbox import PAGE_SIZE, PAGES, PoolFullError, Sandbox, SandboxState, Sessions
 from remask.tasks.cards import card
 from tests.server.serving import Running, serving
 
@@ -23,7 +21,7 @@ URL = "/playground/pages"
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
 
-def conserved(sandbox: Sandbox) -> dict[str, Any]:
+def conserved(sandbox: Sandbox) -> SandboxState:
     """The state, after a check that every reference to a page has one owner and all numbers fit each other."""
     expected: Counter[int] = Counter()
     for request in sandbox.requests.values():
@@ -31,7 +29,7 @@ def conserved(sandbox: Sandbox) -> dict[str, Any]:
             expected.update(extent.pages.tolist())
     expected.update(int(page.extent.pages[0]) for page in sandbox.chain.pages)
     assert [expected[page] for page in range(PAGES)] == sandbox.allocator.references[0].tolist()
-    state = sandbox.state()
+    state = sandbox.state("a")
     readers = Counter(page for request in state["requests"] for page in request["page_table"])
     assert [len(page["requests"]) for page in state["pages"]] == [readers[page] for page in range(PAGES)]
     totals = state["totals"]
@@ -255,7 +253,7 @@ def test_other_models_get_a_plain_example_and_their_own_policies(
     assert (told["answer"], told["sampling"], told["cache"], told["cache_config"]) == (None, {}, cache, None)
     assert [message["role"] for message in told["messages"]] == ["system", "user"]
     assert some <= set(told["policies"])
-    assert told["pair"] == pair
+    assert list(told["pair"]) == pair
     assert not others & set(told["policies"])
 
 

@@ -39,7 +39,7 @@ def kept(tab: Tab) -> list[dict[str, Any]]:
 
 def test_an_answer_is_watched_and_a_stopped_one_keeps_what_was_settled(browser: Any) -> None:
     """On a model that settles names here and there, where nothing can be said from left to right yet."""
-    llm = LLM("bundled-tariff", dtype="float32", device="cpu")
+    llm = LLM("bundled-tariff", cache="none", dtype="float32", device="cpu")
     with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
         with held(server, steps=4) as hold:
             tab.page.click("#offers button >> nth=0")
@@ -147,6 +147,64 @@ def test_a_message_is_edited_and_what_follows_is_replaced(tab: Tab) -> None:
     tab.say("three")
     assert tab.page.locator(".of-user .said").all_inner_texts() == ["three"]
     assert [turn.get("content") for turn in kept(tab)[0]["messages"][::2]] == ["three"]
+
+
+def test_an_answer_that_ended_by_its_length_goes_on(tab: Tab, server: Running) -> None:
+    """As another version of it, whose beginning is what stood there."""
+    known = card("bundled-transit")
+    assert known is not None
+    begun, sent = str(known.questions[0].answer).split(), bodies(tab)
+    tab.page.fill("#chat-length", "2")
+    tab.page.click("#offers button >> nth=0")
+    tab.says("#chat-status", "Answer:")
+    assert tab.text(".of-model .said") == " ".join(begun[:2])
+    tab.page.fill("#chat-length", "8")
+    tab.page.click(".of-model [aria-label^='Go on']")
+    tab.says(".of-model .acts", "2/2")
+    tab.focused("#message")
+    assert tab.text(".of-model .said") == " ".join(begun)
+    assert sent[1]["messages"] == [*sent[0]["messages"], {"role": "assistant", "content": " ".join(begun[:2])}]
+    assert (sent[1]["add_generation_prompt"], sent[1]["continue_final_message"]) == (False, True)
+    assert tab.count(".of-model [aria-label^='Go on']") == 0, "it has come to its end"
+    tab.page.click(".of-model [aria-label^=Regenerate]")
+    tab.says(".of-model .acts", "3/3")
+    assert sent[2]["messages"] == sent[1]["messages"]
+    assert tab.text(".of-model .said") == " ".join(begun)
+    tab.page.click(".of-model [aria-label*=curl]")
+    assert '"continue_final_message": true' in tab.text("#as-curl")
+    told = server.chat({name: value for name, value in sent[2].items() if not name.startswith("stream")}).json()
+    assert tab.text(".of-model .said").endswith(told["choices"][0]["message"]["content"])
+
+
+def test_an_answer_is_edited_and_goes_on_from_there(tab: Tab) -> None:
+    """What follows it is replaced; where nothing comes, all is as it was and the text is still there."""
+    sent = bodies(tab)
+    for text in ("one", "two"):
+        tab.say(text)
+    before = kept(tab)[0]["messages"]
+    edit = tab.page.locator(".of-model [aria-label^='Edit this answer']").first
+    edit.click()
+    assert tab.page.input_value("#message") == before[1]["versions"][0]["content"]
+    assert "goes on from your text" in tab.text("#editing")
+    tab.page.click("#more-settings summary")
+    tab.page.fill("#chat-settings [name=top_p]", "3")
+    tab.say("  bluff > ")
+    tab.says("#chat-problem", "refuses the field top_p")
+    assert tab.page.input_value("#message") == "  bluff > "
+    assert kept(tab)[0]["messages"] == before
+    assert tab.count(".turn") == 4
+    tab.forgive(400)
+    tab.page.fill("#chat-settings [name=top_p]", "")
+    tab.page.press("#message", "Enter")
+    tab.idle()
+    assert sent[-1]["messages"][-1] == {"role": "assistant", "content": "  bluff > "}
+    asked, answered = kept(tab)[0]["messages"]
+    assert asked == before[0]
+    assert answered["shown"] == 1
+    assert answered["versions"][1]["content"].startswith("  bluff > ")
+    assert not tab.page.is_visible("#editing")
+    tab.say("three")
+    assert tab.count(".turn") == 4
 
 
 def test_conversations_are_searched_renamed_and_deleted(tab: Tab) -> None:
@@ -333,3 +391,26 @@ def test_an_answer_of_a_page_that_was_closed_is_marked_and_a_deleted_one_stays_a
         tab.idle()
     assert kept(tab) == []
     assert tab.count("#conversations li") == tab.count(".turn") == 0
+
+
+def test_smollm2_answers_in_english_and_goes_on(browser: Any) -> None:
+    known = card("smollm2")
+    assert known is not None
+    llm = LLM("smollm2", device="cpu")
+    with (
+        serving(llm, model_names=["smollm2"], sampling={"max_tokens": 32}) as server,
+        opened(browser, server.base) as tab,
+    ):
+        assert tab.text("#known-line") == known.answers
+        sent = bodies(tab)
+        tab.page.click(f"#offers button:has-text('{known.questions[1].question}')")
+        tab.says("#chat-status", "Answer:")
+        said = words(tab.text(".of-model .said"))
+        assert len(said) >= 5
+        assert {"the", "sky", "blue"} & {word.lower() for word in said}
+        assert "right answer" not in tab.text(".of-model")
+        tab.page.fill("#message", "Thank you!")
+        tab.page.keyboard.press("Enter")
+        tab.says(".of-model >> nth=1", "tokens/s")
+        assert [each["role"] for each in sent[-1]["messages"]] == ["user", "assistant", "user"]
+        assert tab.said == []

@@ -8,8 +8,7 @@ import pytest
 from remask.llm import LLM
 from remask.tasks.cards import card
 from tests.server.browser import Tab, api_text, opened
-from tests.server.serving import Running, held, serving
-from tests.server.test_tools import TEMPLATE
+from tests.server.serving import TEMPLATE, Running, held, serving
 
 
 @pytest.fixture

@@ -113,3 +113,48 @@ def test_bad_parts_are_refused_by_name(auto: Running, path: str, fields: dict[st
     response = auto.client.post(path, json=body)
     assert response.status_code == 400, response.text
     assert words in response.json()["error"]["message"]
+
+
+def test_who_reads_no_prefix_is_told_why_and_counted(server: Running) -> None:
+    """In every form of answer; and who brings a prefix is told what its pass took."""
+    system, user = CHATS[0]
+    server.client.delete("/v1/cache")
+    before = server.cache()["unread"]
+    layers = server.service.llm.loaded.config.layers
+    first, again, bare, none, short, salted = (
+        server.chat({"messages": messages, "max_tokens": 4, **fields}).json()["remask"]
+        for messages, fields in (
+            ([system, user], {}),
+            ([system, user], {}),
+            ([user], {}),
+            ([system, user], {"cache": "none"}),
+            ([user], {"prefix_length": 1, "max_tokens": 128}),
+            ([system, user], {"cache_salt": "mine"}),
+        )
+    )
+    assert first["prefix_row_layers"] == first["prefix_tokens"] * layers > 0 == again["prefix_row_layers"]
+    assert "prefix_note" not in first
+    assert "prefix_note" not in again
+    assert "no turn stands before the last user turn" in bare["prefix_note"]
+    assert none["prefix_note"] == "the cache policy reads no shared prefix"
+    assert "of the canvas: the depth table begins at" in short["prefix_note"]
+    assert "nothing of this cache_salt is stored yet" in salted["prefix_note"]
+    assert [each.get("approximation") for each in (first, again, bare, none, short, salted)] == [
+        "bicache",
+        "bicache",
+        None,
+        None,
+        None,
+        "bicache",
+    ]
+    now = server.cache()["unread"]
+    assert {reason: now[reason] - before.get(reason, 0) for reason in now if now[reason] != before.get(reason)} == {
+        "nothing": 1,
+        "policy": 1,
+        "short": 1,
+        "salt": 1,
+    }
+    assert f'reason="short"}} {now["short"]}.0' in server.client.get("/metrics").text
+    for path, body in (("/v1/messages", {"messages": [user]}), ("/v1/responses", {"input": user["content"]})):
+        told = server.client.post(path, json={**body, "max_tokens" if "messages" in path else "max_output_tokens": 4})
+        assert "no turn stands before" in told.json()["remask"]["prefix_note"]

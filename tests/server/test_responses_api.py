@@ -1,6 +1,5 @@
 """`/v1/responses` by the official client: the same answers as chat's, and every event that it expects."""
 
-from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import httpx2  # what the official client is made with
@@ -9,25 +8,17 @@ import pytest
 from openai.types.responses import response_create_params
 from pydantic import ValidationError
 
+from remask.server.answers.responses import ResponsesAnswer
 from remask.server.errors import FIELDS, ApiError
-from remask.server.surfaces.responses_answer import ResponsesAnswer
-from remask.server.surfaces.responses_body import FOREIGN_TO_RESPONSES, ResponsesBody
+from remask.server.protocol.responses import FOREIGN_TO_RESPONSES, ResponsesBody
 from tests.server.serving import CHATS, Running
-from tests.server.test_tools import ASK, ORDER, forms, spelled, taught, valid
-
-__all__ = ["taught"]  # the server whose template tells of tools
+from tests.server.test_tools import ASK, ORDER, forms, spelled, valid
 
 PATH = "/v1/responses"
 BUYS: Any = {"type": "function", "name": "buy", "description": "Buys.", "parameters": ORDER, "strict": True}
 STOPS: Any = {"type": "function", "name": "stop"}
 TEXT_EVENTS = ["response.output_item.added", "response.content_part.added", "response.output_text.delta"]
 TEXT_ENDS = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base}/v1", api_key="any", max_retries=0) as made:
-        yield made
 
 
 def asked(running: Running, **fields: Any) -> dict[str, Any]:
@@ -96,7 +87,7 @@ def test_a_call_that_must_be_made_is_an_item(taught: Running) -> None:
     (call,) = told["output"]
     assert (call["type"], call["name"], told["status"]) == ("function_call", "buy", "completed")
     assert valid(call["arguments"])
-    with openai.OpenAI(base_url=f"{taught.base}/v1", api_key="any", max_retries=0) as client:
+    with taught.openai() as client:
         own: Any = {name: ASK[name] for name in ("block_length", "steps")}
         events: list[Any] = list(
             client.responses.create(

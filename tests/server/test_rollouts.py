@@ -1,7 +1,6 @@
 """Log-probabilities, traces, step maps and replays over HTTP."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from tests.server.test_kinds_served import sdar
 URL = "/v1/completions"
 PROMPT = "abbey > acorn ; acorn > abbey ; from abbey"
 DRAWN: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8, "ignore_eos": True, "temperature": 1.5, "cache": "none"}
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base}/v1", api_key="any", max_retries=0) as made:
-        yield made
 
 
 def complete(running: Running, **fields: Any) -> dict[str, Any]:
@@ -160,7 +153,13 @@ def test_streams_end_with_the_rollout(server: Running) -> None:
 
 def test_a_uniform_model_tells_its_trace_alone() -> None:
     llm = LLM("bundled-uniform", cache="auto", dtype="float32", device="cpu")
-    body = {"prompt": "route from Cairo?", "max_tokens": 8, "seed": 3, "canvas_length": 64, "steps_per_block": 8}
+    body = {
+        "prompt": "route from Cairo?",
+        "max_tokens": 8,
+        "seed": 3,
+        "uniform": {"canvas_length": 64},
+        "steps_per_block": 8,
+    }
     with serving(llm, model_names=["uniform"], sampling={}) as running:
 
         def post(**fields: Any) -> httpx.Response:

@@ -13,7 +13,6 @@ from tests.server.serving import CHATS, Running
 CHAT = {"messages": CHATS[0], "logprobs": True}
 TEXT = {"prompt": "from abbey go 1", "max_tokens": 4, "logprobs": 0}
 TEXT_URL = "/v1/completions"
-LOGPROBS = {"tokens", "token_logprobs", "top_logprobs", "text_offset", "steps"}
 
 
 def keys(model: type[BaseModel]) -> set[str]:
@@ -31,51 +30,24 @@ def check(value: Any, model: type[BaseModel]) -> None:
     model.model_validate(own, strict=True)
 
 
-def test_a_chat_answer(server: Running) -> None:
-    told = server.chat(CHAT).json()
-    check(told, ChatCompletion)
-    assert told["object"] == "chat.completion"
-    assert set(told["choices"][0]) == {"index", "message", "logprobs", "finish_reason"}
-    assert set(told["choices"][0]["message"]) == {"role", "content", "refusal"}
-    assert set(told["usage"]) == {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
-    assert set(told["remask"]) == {"steps", "forwards", "row_layers", "prefix_depth", "prefix_tokens"}
-
-
 @pytest.mark.parametrize("counted", [False, True])
-def test_chat_chunks(server: Running, counted: bool) -> None:
-    chunks = server.stream({**CHAT, "stream_options": {"include_usage": counted}})
-    plain = {"id", "object", "created", "model", "system_fingerprint", "choices"}
+def test_openais_own_types_take_them(server: Running, counted: bool) -> None:
+    """Which keys there are, and in which order, `test_described.py` holds."""
+    check(server.chat(CHAT).json(), ChatCompletion)
+    check(server.client.post(TEXT_URL, json=TEXT).json(), Completion)
+    more = {"stream_options": {"include_usage": counted}}
+    chunks = server.stream({**CHAT, **more})
     for chunk in chunks:
         check(chunk, ChatCompletionChunk)
-        assert chunk["object"] == "chat.completion.chunk"
-        assert chunk.keys() - {"remask"} == (plain | {"usage"} if counted else plain)
-        assert ("remask" in chunk) == (counted and chunk is chunks[-1])
-        assert [set(choice) for choice in chunk["choices"]] in (
-            [],
-            [{"index", "delta", "logprobs", "finish_reason"}],
-        )
     assert len({chunk["id"] for chunk in chunks}) == 1
-    body = chunks[:-1] if counted else chunks
-    assert body[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert all(set(chunk["choices"][0]["delta"]) == {"content"} for chunk in body[1:-1])
-    assert body[-1]["choices"][0]["delta"] == {}
-    if counted:
-        assert chunks[-1]["choices"] == []
-        check(chunks[-1]["usage"], CompletionUsage)
-
-
-def test_a_text_answer_and_its_chunks(server: Running) -> None:
-    told = server.client.post(TEXT_URL, json=TEXT).json()
-    check(told, Completion)
-    assert told["object"] == "text_completion"
-    assert set(told["choices"][0]["logprobs"]) == LOGPROBS
-    chunks = server.stream({**TEXT, "stream_options": {"include_usage": True}}, TEXT_URL)
-    for chunk in chunks[:-1]:
-        assert set(chunk["choices"][0]) == {"index", "text", "logprobs", "finish_reason"}
-        assert chunk["usage"] is None
-    for chunk in chunks:
+    texts = server.stream({**TEXT, **more}, TEXT_URL)
+    for chunk in texts:
         assert required(Completion) <= chunk.keys() <= keys(Completion) | {"remask"}
-    assert chunks[-1]["usage"]["completion_tokens"] == told["usage"]["completion_tokens"]
+    for told in (chunks, texts):
+        assert all(("usage" in chunk) == counted for chunk in told)
+        if counted:
+            assert [chunk["usage"] for chunk in told[:-1]] == [None] * (len(told) - 1)
+            check(told[-1]["usage"], CompletionUsage)
 
 
 def test_drafts_show_the_whole_canvas_step_by_step(server: Running) -> None:
@@ -103,3 +75,31 @@ def test_drafts_come_before_anything_settles_in_a_long_block(server: Running) ->
     shown = [chunk["remask"]["canvas"] for chunk in server.stream(body) if "canvas" in chunk.get("remask", {})]
     assert all(place["token_id"] is not None for place in shown[0])
     assert sum(place["settled"] is None for place in shown[0]) == 15
+
+
+GROWING = {"blocks": {"growing_canvas": True}, "block_length": 2, "steps_per_block": 2, "ignore_eos": True}
+
+
+def test_a_stream_and_its_drafts_come_to_the_one_shot_answer(server: Running) -> None:
+    body = {"messages": CHATS[0], "max_tokens": 6, **GROWING}
+    answer = server.chat(body).json()
+    assert answer["usage"]["completion_tokens"] == 6
+    chunks = server.stream({**body, "stream_drafts": True})
+    text = "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks if each["choices"])
+    assert text == answer["choices"][0]["message"]["content"]
+    drawn = [each["remask"] for each in chunks if "canvas" in each.get("remask", {})]
+    assert [draft["step"] for draft in drawn] == list(range(6))
+    for draft in drawn:  # nothing is predicted beyond the block
+        known = [place for place, token in enumerate(draft["canvas"]) if token["token_id"] is not None]
+        assert max(known) == draft["step"] // 2 * 2 + 1
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"canvas": [{"mask": 2}, {"text": " arch"}]}, {"suffix": " arch", "max_tokens": 5}],
+    ids=["canvas", "suffix"],
+)
+def test_beside_parts_of_a_canvas_it_is_refused(server: Running, parts: dict[str, Any]) -> None:
+    found = server.client.post("/v1/completions", json={"prompt": "from abbey", **GROWING, **parts})
+    assert found.status_code == 400
+    assert "growing_canvas: a canvas that grows has nothing behind what is decoded" in found.json()["error"]["message"]

@@ -1,7 +1,9 @@
 """Tools: forced calls always parse, free ones are read from answers, and OpenAI's client sees what it expects."""
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -9,21 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.server.config import ServerConfig
 from remask.server.intake import Intake
 from remask.server.protocol.generation import ChatBody
 from remask.server.tools import HERMES, LLAMA, CallReader, Tool, ToolCalls, format_of, whole_calls
-from tests.server.serving import Running, serving
+from tests.server.serving import TEMPLATE, Running, serving
 
-TEMPLATE = (
-    "{% if tools %}Tools in <tool_call> marks: {{ tools | tojson }}\n{% endif %}"
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
 ORDER: dict[str, Any] = {
     "type": "object",
     "properties": {"who": {"enum": ["Nina", "Ruth"]}, "price": {"type": "integer"}, "gift": {"type": "boolean"}},
@@ -41,24 +37,14 @@ ASK: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def taught() -> Iterator[Running]:
-    """The bundled model, whose bytes spell everything, under a template that tells of tools."""
-    llm = LLM("bundled-tariff", cache="none", dtype="float32", device="cpu")
-    assert llm.tokenizer is not None
-    llm.tokenizer.use_chat_template(TEMPLATE)
-    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
-        yield running
-
-
 @pytest.fixture
 def client(taught: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{taught.base}/v1", api_key="any", max_retries=0) as made:
+    with taught.openai() as made:
         yield made
 
 
 def forms() -> None:
-    pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
+    pytest.importorskip("outlines_core", reason="needs outlines-core: pip install outlines-core")
 
 
 def say(client: openai.OpenAI, **fields: Any) -> Any:
@@ -114,10 +100,12 @@ def test_a_stream_carries_the_same_call(client: openai.OpenAI, choice: Any) -> N
     }
     (whole,) = say(client, **fields).choices
     pieces: list[Any] = []
+    together: list[list[Any]] = []
     finish, text = None, ""
     for chunk in say(client, **fields, stream=True):
         for part in chunk.choices:
             pieces += part.delta.tool_calls or []
+            together.append(part.delta.tool_calls or [])
             text += part.delta.content or ""
             finish = part.finish_reason or finish
     assert (text, finish) == ("", whole.finish_reason)
@@ -125,6 +113,7 @@ def test_a_stream_carries_the_same_call(client: openai.OpenAI, choice: Any) -> N
     (expected,) = whole.message.tool_calls
     assert pieces[0].id is not None
     assert pieces[0].function.name == expected.function.name
+    assert all(len(each) == len({piece.index for piece in each}) for each in together), "one entry of each index"
     assert all(piece.id is None and piece.function.name is None for piece in pieces[1:])
     assert "".join(piece.function.arguments for piece in pieces) == expected.function.arguments
     assert len(pieces) > 1 or choice == "required", "the arguments of a named call come as they settle"
@@ -300,8 +289,128 @@ def test_the_template_says_how_calls_are_written() -> None:
     assert format_of("{{ tools }} as JSON") == LLAMA
 
 
-def test_several_schemas_cannot_share_definitions() -> None:
-    defined = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "null"}}, "type": "object"}
-    with pytest.raises(ConfigError, match=r"parameters of 'f' hold \$defs"):
-        _ = calls(tools=[Tool("f", defined), Tool("g", None)], forced="required").constraint
-    assert calls(tools=[Tool("f", defined)], forced="named").constraint.json == defined
+COLOUR = {"properties": {"c": {"$ref": "#/$defs/x"}}, "required": ["c"], "$defs": {"x": {"enum": ["red", "blue"]}}}
+SHAPE = {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "properties": {"s": {"const": 1}}, "required": ["s"]}}}
+
+
+def test_each_schema_has_definitions_of_its_own() -> None:
+    several = calls(tools=[Tool("f", COLOUR), Tool("g", SHAPE)], forced="required").constraint
+    for name, arguments in (("f", '{"c": "red"}'), ("f", '{"c": "blue"}'), ("g", '{"s": 1}')):
+        assert re.fullmatch(several.source[1], f'{{"name": "{name}", "arguments": {arguments}}}')
+    for name, arguments in (("f", '{"s": 1}'), ("g", '{"c": "red"}'), ("g", "{}"), ("g", "[]")):
+        assert not re.fullmatch(several.source[1], f'{{"name": "{name}", "arguments": {arguments}}}')
+
+
+@pytest.mark.parametrize(
+    ("parameters", "right", "wrong"),
+    [
+        (None, "{}", '{"a": 1}'),
+        ({}, "{}", '{"a": 1}'),
+        ({"type": "object", "description": "none"}, "{}", '{"a": 1}'),
+        ({"type": "object", "properties": {}, "additionalProperties": False}, "{}", '{"a": 1}'),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"a": 1}', '{"a": "x"}'),
+        ({"anyOf": [ORDER, {"type": "null"}]}, '{"who": "Nina", "price": 5}', "null"),
+        (SHAPE, '{"s": 1}', "{}"),
+        (COLOUR, '{"c": "red"}', "{}"),
+        ({"type": ["object", "null"], "properties": {"a": {"const": 1}}, "required": ["a"]}, '{"a": 1}', "null"),
+    ],
+)
+def test_arguments_are_an_object_of_their_schema(parameters: Any, right: str, wrong: str) -> None:
+    form = calls(tools=[Tool("f", parameters)], forced="named").constraint.source[1]
+    assert re.fullmatch(form, right)
+    assert not re.fullmatch(form, wrong)
+
+
+@pytest.mark.parametrize("kind", ["array", "string", ["string", "null"], 3])
+def test_arguments_that_are_no_object_are_refused(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the parameters of 'f' have the type .* and arguments are an object"):
+        _ = calls(tools=[Tool("f", {"type": kind})], forced="named").constraint
+
+
+def block_causal(preset: str) -> LLM:
+    """A model of random weights that writes bytes, under a template that tells of tools."""
+    llm = LLM(preset, load_format="dummy", cache="auto", dtype="float32", device="cpu")
+    shape = llm.loaded.config
+    tokenizer = byte_tokenizer(shape.vocab, shape.mask_id, shape.stop_ids)
+    tokenizer.use_chat_template(TEMPLATE.replace("{{ tools | tojson }}", "{{ tools | length }}"))
+    llm.session.loaded = replace(llm.loaded, tokenizer=tokenizer)
+    return llm
+
+
+PRESETS = ("sdar-tiny", "llada2-tiny", "fast-dllm-v2-tiny")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(PRESETS[0]), *(pytest.param(p, marks=pytest.mark.thorough) for p in PRESETS[1:])],
+)
+def blocks(request: pytest.FixtureRequest) -> Iterator[Running]:
+    forms()
+    with serving(block_causal(request.param), model_names=["blocks"], sampling={}) as running:
+        yield running
+
+
+COUNT = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 1}}, "required": ["n"]}
+FORCED = [("named", "count"), ("required", None), ("only", None)]
+
+
+@pytest.mark.parametrize(("choice", "name"), FORCED)
+def test_block_causal_models_make_calls_on_every_surface(blocks: Running, choice: str, name: str | None) -> None:
+    tools = [("count", COUNT), ("order", ORDER)][: 1 if choice == "only" else 2]
+    own = {"temperature": 1.0, "seed": 3}
+    flat = [{"type": "function", "name": each, "parameters": schema} for each, schema in tools]
+    chosen: Any = "required" if name is None else {"type": "function", "name": name}
+
+    def right(name: str, arguments: str) -> bool:
+        read = json.loads(arguments)
+        return valid(arguments) if name == "order" else read.keys() == {"n"} and 1 <= read["n"] <= 99
+
+    chat = {
+        "messages": [{"role": "user", "content": "go"}],
+        "max_tokens": 96,
+        "tools": [{"type": "function", "function": {"name": n, "parameters": schema}} for n, schema in tools],
+        "tool_choice": chosen if name is None else {"type": "function", "function": {"name": name}},
+        **own,
+    }
+    whole = blocks.chat(chat)
+    assert whole.status_code == 200, whole.text
+    (told,) = whole.json()["choices"][0]["message"]["tool_calls"]
+    assert right(**told["function"])
+    assert name in (None, told["function"]["name"])
+    deltas = [c["delta"]["tool_calls"] for k in blocks.stream(chat) for c in k["choices"] if "tool_calls" in c["delta"]]
+    assert all(len(each) == 1 for each in deltas), "one entry of an index in a chunk"
+    joined = "".join(each[0]["function"]["arguments"] for each in deltas)
+    assert (deltas[0][0]["function"]["name"], joined) == (told["function"]["name"], told["function"]["arguments"])
+
+    asked = {"input": "go", "max_output_tokens": 96, "tools": flat, "tool_choice": chosen, **own}
+    (item,) = blocks.client.post("/v1/responses", json=asked).json()["output"]
+    assert (item["name"], item["arguments"]) == (told["function"]["name"], told["function"]["arguments"])
+    with blocks.openai() as client:
+        events: list[Any] = list(client.responses.create(model="blocks", stream=True, extra_body=asked))
+    assert events[-1].response.output[0].arguments == item["arguments"]
+
+    body: Any = {
+        "model": "blocks",
+        "messages": chat["messages"],
+        "max_tokens": 96,
+        "tools": [{"name": n, "input_schema": schema} for n, schema in tools],
+        "tool_choice": {"type": "any"} if name is None else {"type": "tool", "name": name},
+    }
+    with blocks.anthropic() as other:
+        answer: Any = other.messages.create(**body, extra_body=own)
+        with other.messages.stream(**body, extra_body=own) as stream:
+            final: Any = stream.get_final_message()
+    assert (answer.content[0].name, answer.content[0].input) == (item["name"], json.loads(item["arguments"]))
+    assert final.content[0].input == answer.content[0].input
+
+
+def test_a_call_stands_where_the_model_would_write_it(blocks: Running) -> None:
+    """What begins a call is given, so that the model reads it; what ends one stands behind all blocks."""
+    (request,) = blocks.service.intake.chat(
+        ChatBody.model_validate({**ASK, "tools": [BUY], "tool_choice": "required", "block_length": None}), "r"
+    )
+    assert request.template is not None
+    hole = request.template.holes[0]
+    given = blocks.service.intake.tokenizer.decode(request.template.tokens[: hole.start])
+    assert given == '<tool_call>\n{"name": "buy", "arguments": '
+    assert hole.stop == len(request.template)

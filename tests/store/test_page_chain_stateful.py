@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from remask.store.chain import Page, PageChain
-from remask.store.hashing import prefix_hash
+from remask.store.entries import prefix_hash
 from remask.store.pages import PageAllocator, PageRange
 
 LAYERS = 2

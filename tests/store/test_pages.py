@@ -1,13 +1,17 @@
+"""Pages beside a dict of their counts, and the identity of prefixes."""
+
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from remask.errors import IntegrityError
+from remask.store.entries import prefix_hash, prefix_hashes, salted
 from remask.store.pages import PageAllocator, PageRange
+from tests.goldens import cache_policy
 
 
 def claim(allocator: PageAllocator, tokens: int, layers: range) -> PageRange:
@@ -16,58 +20,12 @@ def claim(allocator: PageAllocator, tokens: int, layers: range) -> PageRange:
     return extent
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_pages_are_rounded_up(tokens: int, expected: int) -> None:
-    assert PageAllocator(1, 4, page_size=4).pages_for(tokens) == expected
-
-
 def test_slots_follow_the_pages() -> None:
     extent = PageRange(range(2), np.array([3, 0, 7]), page_size=4, tokens=10)
     assert extent.slots().tolist() == [12, 13, 14, 15, 0, 1, 2, 3, 28, 29]
     below = extent.below(1)
     assert below.layers == range(1)
     assert below.slots().tolist() == extent.slots().tolist()
-
-
-def test_a_consecutive_run_is_preferred_to_earlier_scattered_pages() -> None:
-    allocator = PageAllocator(1, 8, page_size=2)
-    singles = [claim(allocator, 2, range(1)) for _ in range(8)]
-    for index in (0, 2, 4, 5, 6):
-        allocator.release(singles[index])
-    assert claim(allocator, 5, range(1)).pages.tolist() == [4, 5, 6]
-
-
-def test_scattered_pages_are_taken_where_no_run_is_long_enough() -> None:
-    allocator = PageAllocator(1, 6, page_size=1)
-    singles = [claim(allocator, 1, range(1)) for _ in range(6)]
-    for index in (0, 2, 5):
-        allocator.release(singles[index])
-    assert allocator.allocate(4, range(1)) is None
-    assert claim(allocator, 3, range(1)).pages.tolist() == [0, 2, 5]
-
-
-def test_the_first_run_is_taken() -> None:
-    allocator = PageAllocator(1, 4, page_size=1)
-    assert claim(allocator, 2, range(1)).pages.tolist() == [0, 1]
-    assert claim(allocator, 2, range(1)).pages.tolist() == [2, 3]
-
-
-def test_layers_are_counted_apart() -> None:
-    allocator = PageAllocator(3, 2, page_size=1)
-    low, high = claim(allocator, 2, range(1)), claim(allocator, 2, range(1, 3))
-    assert low.pages.tolist() == high.pages.tolist() == [0, 1]
-    assert allocator.used == 6
-    allocator.release(low)
-    assert allocator.allocate(1, range(2)) is None
-    assert claim(allocator, 1, range(1)).pages.tolist() == [0]
-
-
-def test_a_refused_claim_changes_nothing() -> None:
-    allocator = PageAllocator(2, 3, page_size=4)
-    claim(allocator, 8, range(2))
-    before = allocator.references.copy()
-    assert allocator.allocate(5, range(2)) is None
-    assert np.array_equal(allocator.references, before)
 
 
 @pytest.mark.parametrize("method", ["release", "retain"])
@@ -155,3 +113,38 @@ class Pages(RuleBasedStateMachine):
 
 TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=40, stateful_step_count=40)
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=8)
+
+
+@pytest.mark.parametrize("name", sorted(cache_policy()["prefixes"]))
+def test_without_salt_it_is_the_authors_key(name: str) -> None:
+    golden = cache_policy()
+    assert prefix_hash(golden["prefixes"][name]) == int(golden["xxh64_of_uint32_le_ids"][name])
+
+
+@given(TOKENS, TOKENS)
+def test_order_and_length_count(a: list[int], b: list[int]) -> None:
+    assert (prefix_hash(a) == prefix_hash(b)) == (a == b)
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_ids_beyond_32_bits_are_refused_not_wrapped(token: int) -> None:
+    with pytest.raises(OverflowError):
+        prefix_hash([token])
+
+
+@given(st.text(), st.text(), TOKENS)
+def test_tenants_salts_tell_them_apart(one: str, other: str, tokens: list[int]) -> None:
+    assert (salted(b"model", one) == salted(b"model", other)) == (one == other)
+    assert (prefix_hash(tokens, salted(b"m", one)) == prefix_hash(tokens, salted(b"m", other))) == (one == other)
+
+
+def test_no_salt_of_a_tenant_changes_nothing() -> None:
+    assert salted(b"model", "") == b"model"
+
+
+@given(TOKENS, st.data())
+def test_hashes_of_many_lengths_are_those_of_each(tokens: list[int], data: st.DataObject) -> None:
+    lengths = sorted(data.draw(st.sets(st.integers(0, len(tokens)))))
+    assert prefix_hashes(tokens, lengths, b"s") == [prefix_hash(tokens[:length], b"s") for length in lengths]

@@ -1,8 +1,13 @@
 """GSM8K as a task with a shared system prompt."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
-from remask.tasks.gsm8k import EXAMPLES, conversations, is_solved, keeps_format, make_questions
+from remask.errors import ConfigError
+from remask.tasks.gsm8k import EXAMPLES, Gsm8kSettings, conversations, is_solved, keeps_format, make_questions
 from remask.tasks.transit import SEPARATOR, is_correct
 
 
@@ -11,6 +16,21 @@ def test_every_question_has_a_number_for_an_answer() -> None:
     for item in make_questions(160, 4, 0):
         assert item.answer.replace(",", "").replace(".", "").lstrip("-").isdigit()
         assert is_correct(f"some steps\n{SEPARATOR} {item.answer}", item.answer)
+
+
+def test_the_questions_are_those_that_models_are_not_trained_on() -> None:
+    """The first ones of the test split, whose published lines are among the tests' data."""
+    published = Path(__file__).parents[1] / "data" / "gsm8k" / "test.jsonl"
+    for line, (user, worked) in zip(published.read_text(encoding="utf-8").splitlines(), conversations(), strict=False):
+        own = json.loads(line)
+        assert user == {"role": "user", "content": own["question"]}
+        assert worked == {"role": "assistant", "content": re.sub(r"<<.*?>>", "", own["answer"])}
+
+
+def test_a_reference_is_a_right_answer_in_the_form_that_is_asked_for() -> None:
+    for item in make_questions(160, 4, 0):
+        assert is_correct(item.reference, item.answer)
+        assert keeps_format(item.reference)
 
 
 def test_questions_are_dealt_out_over_prompts_whose_examples_are_never_asked() -> None:
@@ -24,6 +44,19 @@ def test_questions_are_dealt_out_over_prompts_whose_examples_are_never_asked() -
         assert system.count("Question: ") == EXAMPLES
         assert system.count(SEPARATOR) == EXAMPLES + 1
         assert not any(question in system for question in asked)
+
+
+def test_fewer_examples_leave_the_questions_as_they_are() -> None:
+    many = make_questions(30, 3, 1)
+    for shots in (0, 3):
+        few = make_questions(30, 3, 1, Gsm8kSettings(shots=shots).shots)
+        assert [item.messages[1] for item in few] == [item.messages[1] for item in many]
+        for short, long in zip(few, many, strict=True):
+            own = short.messages[0]["content"]
+            assert own.count("Question: ") == shots
+            assert long.messages[0]["content"].startswith(own)
+    with pytest.raises(ConfigError, match="shots"):
+        Gsm8kSettings(shots=EXAMPLES + 1)
 
 
 def test_the_same_seed_gives_the_same_questions() -> None:

@@ -1,13 +1,12 @@
 """The relay task: seeds fix it, and every question has one route that follows from the texts and the shippers."""
 
-import json
 import random
 import re
 from collections import Counter
 
 import pytest
 
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.tasks import relay
 from remask.tasks.relay import HOPS, LEG, RelayPrompt, RelayQuestion, RelaySettings
 
@@ -102,17 +101,6 @@ def test_one_wrong_town_makes_a_response_wrong() -> None:
     assert relay.right_hops("", request.reference) == 0
 
 
-def test_prompts_are_dealt_out_evenly_and_a_seed_fixes_a_workload() -> None:
-    requests = relay.make_workload(41, 4, 3)
-    assert sorted(Counter(request.prompt_index for request in requests).values()) == [10, 10, 10, 11]
-    assert relay.make_workload(41, 4, 3) == requests
-    assert relay.make_workload(41, 4, 4) != requests
-
-
-def test_settings_come_from_json() -> None:
-    assert RelaySettings.from_mapping(json.loads('{"rows": 16, "seasons": 1}')) == RelaySettings(16, 1)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -124,19 +112,6 @@ def test_settings_come_from_json() -> None:
 def test_bad_settings(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         RelaySettings.from_mapping(values)
-
-
-def test_misspelled_settings_are_suggested() -> None:
-    with pytest.raises(UnknownNameError, match=r"row.*rows"):
-        RelaySettings.from_mapping({"row": 8})
-
-
-@pytest.mark.parametrize(
-    ("requests", "prompts", "message"), [(0, 1, "requests is 0"), (3, 4, "prompts is 4"), (3, 0, "prompts is 0")]
-)
-def test_bad_workloads(requests: int, prompts: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        relay.make_workload(requests, prompts, 0)
 
 
 def test_what_has_no_single_answer_is_refused() -> None:

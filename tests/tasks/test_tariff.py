@@ -7,11 +7,9 @@ from collections import Counter
 
 import pytest
 
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.tasks import tariff
 from remask.tasks.tariff import TariffSettings
-
-BOTH = TariffSettings(kinds=("plan", "lookup"))
 
 
 def orders(text: str) -> list[tuple[str, str]]:
@@ -85,18 +83,6 @@ def test_one_wrong_name_makes_a_response_wrong() -> None:
     assert tariff.right_names("", request.reference) == 0
 
 
-def test_kinds_and_prompts_are_dealt_out_evenly() -> None:
-    requests = tariff.make_workload(41, 4, 3, BOTH)
-    assert sorted(Counter(request.prompt_index for request in requests).values()) == [10, 10, 10, 11]
-    assert sorted(Counter(request.question.kind for request in requests).values()) == [20, 21]
-    assert {request.question.kind for request in tariff.make_workload(9, 2, 3)} == {"plan"}
-
-
-def test_a_seed_fixes_a_workload() -> None:
-    assert tariff.make_workload(20, 3, 5, BOTH) == tariff.make_workload(20, 3, 5, BOTH)
-    assert tariff.make_workload(20, 3, 5, BOTH) != tariff.make_workload(20, 3, 6, BOTH)
-
-
 def test_settings_come_from_json() -> None:
     text = '{"orders": 16, "asked": 2, "kinds": ["lookup", "plan"], "plans": 1}'
     settings = TariffSettings.from_mapping(json.loads(text))
@@ -119,21 +105,6 @@ def test_settings_come_from_json() -> None:
 def test_bad_settings(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         TariffSettings.from_mapping(values)
-
-
-def test_misspelled_settings_are_suggested() -> None:
-    with pytest.raises(UnknownNameError, match=r"orderz.*orders"):
-        TariffSettings.from_mapping({"orderz": 8})
-    with pytest.raises(UnknownNameError, match=r"lookups.*lookup"):
-        TariffSettings(kinds=("lookups",))
-
-
-@pytest.mark.parametrize(
-    ("requests", "prompts", "message"), [(0, 1, "requests is 0"), (3, 4, "prompts is 4"), (3, 0, "prompts is 0")]
-)
-def test_bad_workloads(requests: int, prompts: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        tariff.make_workload(requests, prompts, 0)
 
 
 def test_what_has_no_single_answer_is_refused() -> None:

@@ -2,12 +2,12 @@
 
 import itertools
 import random
-from collections import Counter
 
 import pytest
 
 from remask.errors import ConfigError
 from remask.tasks import transit
+from remask.tasks.workload import messages
 
 
 def walk(table_text: str, start: str, hops: int) -> str:
@@ -49,7 +49,7 @@ def test_answer_follows_the_text_of_the_prompt(hops: int) -> None:
     for _ in range(50):
         prompt = transit.draw_prompt(rng, rng.choice([4, 24, 56]))
         question = transit.draw_question(rng, prompt, hops)
-        system, user = transit.messages(prompt, question)
+        system, user = messages(prompt, question)
         assert (system["role"], user["role"]) == ("system", "user")
         _, start, _, asked, *_ = user["content"].split()
         answer = walk(system["content"], start, int(asked))
@@ -97,34 +97,6 @@ def test_strict_match(text: str, right: bool) -> None:
     assert transit.is_correct(text, "oak") is right
 
 
-def test_workload_is_fixed_by_its_arguments() -> None:
-    first = transit.make_workload(40, 5, seed=1)
-    assert first == transit.make_workload(40, 5, seed=1)
-    assert first != transit.make_workload(40, 5, seed=2)
-
-
-@pytest.mark.parametrize(("requests", "prompts"), [(1, 1), (7, 3), (5, 2), (200, 8), (10, 10)])
-def test_workload_deals_lines_and_hops_evenly(requests: int, prompts: int) -> None:
-    workload = transit.make_workload(requests, prompts, seed=4, rows=12)
-    assert len(workload) == requests
-    lines = Counter(request.prompt_index for request in workload)
-    hops = Counter(request.question.hops for request in workload)
-    assert set(lines) == set(range(prompts))
-    assert max(lines.values()) - min(lines.values()) <= 1
-    assert max(hops.values()) - min(hops.values()) <= 1
-    assert len({request.prompt for request in workload}) == prompts
-    for request in workload:
-        assert request.prompt == next(r.prompt for r in workload if r.prompt_index == request.prompt_index)
-        assert transit.is_correct(request.reference, request.answer)
-        assert request.messages[-1]["content"] == request.question.text
-
-
-def test_workload_is_shuffled() -> None:
-    order = [request.prompt_index for request in transit.make_workload(60, 3, seed=0)]
-    assert order != sorted(order)
-    assert order != [number % 3 for number in range(60)]
-
-
 @pytest.mark.parametrize("rows", [-1, 0, transit.MAX_HOPS, len(transit.STOPS) + 1])
 def test_impossible_number_of_rows(rows: int) -> None:
     with pytest.raises(ConfigError, match=f"rows is {rows}"):
@@ -142,12 +114,6 @@ def test_unknown_start() -> None:
     prompt = transit.draw_prompt(random.Random(0))
     with pytest.raises(ConfigError, match="nowhere"):
         transit.route(prompt, transit.TransitQuestion("nowhere", 1))
-
-
-@pytest.mark.parametrize(("requests", "prompts"), [(0, 1), (3, 0), (3, 4), (-1, 1)])
-def test_impossible_workload(requests: int, prompts: int) -> None:
-    with pytest.raises(ConfigError):
-        transit.make_workload(requests, prompts, seed=0)
 
 
 def test_parts_of_a_response_are_judged_apart() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from remask.checkpoint.presets import PRESETS, preset
-from remask.text.byte_tokenizer import byte_tokenizer
+from remask.checkpoint.tokenizer import byte_tokenizer
+from remask.families import PRESETS, preset
 
 TEXTS = ["plain", "Grüße, 世界 🙂\n\t", "<300> and <|mask|", ""]
 

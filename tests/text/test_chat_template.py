@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from remask.errors import ConfigError
 from remask.text.chat_template import MAX_CHARACTERS, ChatTemplate
+from tests.leftovers import children
 from tests.text.test_tokenizer import dream_folder, tokenizer, turn
 from tests.waiting import LONGEST_S, ended, eventually
 
@@ -25,17 +26,12 @@ BILLIONS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}
 ENDLESS = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
 
 
-def children() -> set[int]:
-    """Processes that this one has started and that still are."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
-
-
 @pytest.fixture(autouse=True)
 def _no_process_stays() -> Iterator[None]:
-    before = children()
+    before = children(os.getpid())
     yield
     gc.collect()
-    assert children() <= before
+    assert children(os.getpid()) <= before
 
 
 @pytest.mark.few(11)
@@ -95,26 +91,17 @@ def test_what_a_template_may_not_do_is_an_error_of_ours(text: str, reason: str) 
             template.render(CHAT, True)
 
 
-@pytest.mark.thorough
-def test_one_bad_conversation_leaves_the_template_to_others() -> None:
-    template = ChatTemplate(f"{{% if messages[0].content == 'loop' %}}{BILLIONS}{{% endif %}}ok", {})
-    assert template.render([turn("user", "a")], True) == "ok"
-    with pytest.raises(ConfigError, match="processor time"):
-        template.render([turn("user", "loop")], True)
-    assert template.render([turn("user", "a")], True) == "ok"
-
-
 def test_a_process_is_kept_and_replaced_once_it_is_gone() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
-    before = children()
+    before = children(os.getpid())
     assert template.render(CHAT, True) == "be brief"
-    (first,) = children() - before
+    (first,) = children(os.getpid()) - before
     assert template.render(CHAT, True) == "be brief"
-    assert children() - before == {first}
+    assert children(os.getpid()) - before == {first}
     os.kill(first, signal.SIGKILL)
     eventually(lambda: ended(first))
     assert template.render(CHAT, True) == "be brief"
-    assert first not in children()
+    assert first not in children(os.getpid())
 
 
 @pytest.mark.parametrize(
@@ -131,16 +118,16 @@ def test_a_process_that_ends_early_is_an_error_of_ours(
     (tmp_path / "program.py").write_text(program)
     monkeypatch.setattr("remask.text.chat_template._PROGRAM", tmp_path / "program.py")
     template = ChatTemplate("x" * 1_000_000, {})
-    before = children()
+    before = children(os.getpid())
     for _ in range(2):
         with pytest.raises(ConfigError, match="its process ended with status 3"):
             template.render(CHAT, True)
-    assert children() == before
+    assert children(os.getpid()) == before
 
 
 def test_threads_render_at_the_same_time_and_get_their_own() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    before = children()
+    before = children(os.getpid())
 
     def own(number: int) -> bool:
         text = f"{number} " * (number % 7) * 3000
@@ -148,7 +135,7 @@ def test_threads_render_at_the_same_time_and_get_their_own() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(own, range(200)))
-    assert len(children() - before) <= 4
+    assert len(children(os.getpid()) - before) <= 4
 
 
 def test_a_template_that_runs_long_holds_up_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +146,12 @@ def test_a_template_that_runs_long_holds_up_no_other_thread(monkeypatch: pytest.
         with pytest.raises(ConfigError, match="its process ended with status -9"):
             template.render([turn("user", "loop")], True)
 
-    before = looping = children()
+    before = looping = children(os.getpid())
     slow = threading.Thread(target=loop)
     slow.start()
     try:
-        eventually(lambda: children() - before)
-        looping = children()
+        eventually(lambda: children(os.getpid()) - before)
+        looping = children(os.getpid())
         for _ in range(20):
             assert template.render([turn("user", "a")], True) == "ok"
         assert slow.is_alive()

@@ -74,7 +74,7 @@ class Answer:
         self._rewrites, self._scored = rewrites, scored
         self._stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(stop_ids))
         self._ended = False
-        self._text = ResponseText(tokenizer, template, params)
+        self._text = ResponseText(tokenizer, template, params, request.context)
         self._template = template
         self._token_text, self._blocks = token_text, blocks
 

@@ -15,7 +15,6 @@ from remask.errors import ConfigError
 from remask.policies.base import CachePolicy
 from remask.readers.decision import Reading
 from remask.request.questions import ANSWER, MASK, MAX_LABEL_TOKENS, Decision, Decisions, Question
-from remask.request.result import Usage
 from remask.request.sampling_params import SamplingParams
 from remask.text.tokenizer import Tokenizer
 
@@ -114,21 +113,6 @@ class DecisionPlan:
             )
             for name, each in self.planned.items()
         }
-
-
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    """The work of all together; each canvas counts its whole prompt."""
-    notes = dict.fromkeys(usage.prefix_note for usage in usages if usage.prefix_note is not None)
-    return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        cached_tokens=sum(usage.cached_tokens for usage in usages),
-        steps=sum(usage.steps for usage in usages),
-        forwards=sum(usage.forwards for usage in usages),
-        row_layers=sum(usage.row_layers for usage in usages),
-        prefix_depth=max((usage.prefix_depth for usage in usages), default=0),
-        prefix_tokens=max((usage.prefix_tokens for usage in usages), default=0),
-        prefix_note="; ".join(notes) or None,
-    )
 
 
 @dataclass(frozen=True, slots=True)

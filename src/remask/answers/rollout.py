@@ -1,14 +1,10 @@
 """The trace of a finished request, as trainers read it and as `replay` takes it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from remask.checks.fields import declared
 from remask.engine.request import Request
 from remask.policies.registry import name_of, settings_of
 from remask.request.result import Transfer, Usage
-from remask.request.sampling_params import SamplingParams
 from remask.request.trace import Trace, events_of
 
 
@@ -26,25 +22,7 @@ def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fing
         prompt_tokens=len(request.prompt_token_ids),
         prefix_length=request.prefix_length if request.segments else usage.prefix_tokens or request.prefix_length,
         segments=request.segments,
-        sampling=_chosen(request.params),
+        sampling=request.params.chosen(),
         formed=request.formed,
         events=events_of(transfers, len(request.prompt_token_ids)),
     )
-
-
-def _chosen(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that are not left open, as JSON-like values."""
-    values = {name: getattr(params, name) for name, field in declared(SamplingParams).items()}
-    return {
-        name: _plain(value)
-        for name, value in values.items()
-        if value is not None and value != declared(SamplingParams)[name].default
-    }
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

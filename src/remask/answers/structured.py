@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.answers import structured_worker as structure_worker
+from remask.checks.plugins import install_line
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask.readers.constraint import Constraint
@@ -48,6 +49,7 @@ class Structures:
 
     def __init__(self, tokens: Sequence[bytes | None], padding: Sequence[int]) -> None:
         self._tokens = [(token, each) for token, each in enumerate(tokens) if each is not None]
+        self._by_bytes = {each: token for token, each in self._tokens}
         self._vocab, self._padding = len(tokens), tuple(padding)
         self._kept: OrderedDict[tuple[str, str], Constraint | str] = OrderedDict()  # or an error's message
         self._making: dict[tuple[str, str], Future[Constraint]] = {}
@@ -63,8 +65,38 @@ class Structures:
         padding = [token for token in config.stop_ids if token in tokenizer.special_ids]
         return cls([None if token in barred else each for token, each in enumerate(tokens)], padding)
 
-    def compiled(self, form: StructuredOutputs) -> Constraint:
-        """The constraint of a form. Raises `ConfigError` where it cannot be compiled, or not within the limits."""
+    def compiled(self, form: StructuredOutputs, given: str = "") -> Constraint:
+        """The constraint of a form, or of the rest of an answer that begins with `given`.
+
+        Raises `ConfigError` where it cannot be compiled, or not within the limits, and where no answer begins so.
+        """
+        made = self._whole(form)
+        return made.begun(self._after(made.automaton, given)) if given else made
+
+    def _after(self, automaton: TokenAutomaton, given: str) -> int:
+        """The state of an automaton after a text. It is the same whichever tokens spell it."""
+        content = given.encode()
+        # Single bytes, if there are tokens of them: no other token leads further than those that it is made of.
+        single = all(content[at : at + 1] in self._by_bytes for at in range(len(content)))
+        sizes = [1] if single else sorted({len(each) for each in self._by_bytes})
+        reached = {0: automaton.start}
+        for at in range(len(content)):
+            if at in reached:
+                for size in sizes:
+                    token = self._by_bytes.get(content[at : at + size])
+                    state = None if token is None else automaton.step(reached[at], token)
+                    if state is not None:
+                        reached[at + size] = state
+        if len(content) not in reached:
+            place = len(content[: max(reached)].decode(errors="ignore"))
+            raise ConfigError(
+                f"structured_outputs: the answer that is to be continued leaves the form at character {place + 1}: no "
+                f"answer has {given[place]!r} behind {given[max(0, place - 20) : place]!r}; shorten it, or ask for "
+                "another form"
+            )
+        return reached[len(content)]
+
+    def _whole(self, form: StructuredOutputs) -> Constraint:
         key = form.source
         with self._lock:
             kept, making = self._kept.get(key), self._making.get(key)
@@ -82,7 +114,7 @@ class Structures:
             except ConfigError as error:
                 raise ConfigError(str(error)) from error
         try:
-            made = Constraint(self._automaton(self._run(*key, form.parts)))
+            made = Constraint(self._automaton(self._run(*key)))
         except BaseException as error:
             failed = isinstance(error, ConfigError) and not isinstance(error, _PassingError)
             self._done(key, str(error) if failed else None)
@@ -106,11 +138,11 @@ class Structures:
         with self._lock:
             return form.source in self._kept
 
-    def _run(self, kind: str, text: str, parts: Mapping[str, str]) -> dict[str, Any]:
+    def _run(self, kind: str, text: str) -> dict[str, Any]:
         if importlib.util.find_spec("outlines_core") is None:
-            raise _PassingError("structured_outputs need the package outlines-core: pip install 'remask[server]'")
+            raise _PassingError(f"structured_outputs need the package outlines-core: {install_line('server')}")
         seconds = MAX_SECONDS + self._vocab // 50_000
-        job = {"kind": kind, "text": text, "parts": dict(parts), "tokens": self._tokens, "vocab": self._vocab}
+        job = {"text": text, "tokens": self._tokens, "vocab": self._vocab}
         job |= {"seconds": seconds, "bytes": MAX_BYTES, "most": MAX_TRANSITIONS}
         program = [sys.executable, "-P", structure_worker.__file__]
         try:

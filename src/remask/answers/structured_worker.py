@@ -6,42 +6,59 @@ it by a signal or an exception. It imports nothing of remask, so that it is smal
 
 import marshal
 import os
+import re
 import sys
 from array import array
 from contextlib import suppress
 from typing import Any
 
+END = "\U0010ffff"
+"""Stands behind a pattern, as a token of its own. outlines-core leaves out what leads from a text that is whole to one
+that is not, such as from `yes` to `yes n`; with a token behind it no text is whole."""
 NICE = 5  # whoever waits for a step goes before whoever sends a new form
 
 
 def compiled(job: dict[str, Any]) -> dict[str, Any]:
     """The transitions between tokens of a job's pattern, or {"error": ...}."""
     from outlines_core import Index, Vocabulary
-    from outlines_core.json_schema import build_regex_from_schema
 
     tokens: dict[str | bytes, list[int]] = {}
     for token, content in job["tokens"]:
         tokens.setdefault(content, []).append(token)
-    pattern = job["text"]
+    pattern, end = job["text"], job["vocab"]
+    closed = _closed(pattern)
+    if not closed:
+        pattern = f"({pattern}){END}"
+    tokens[END.encode()] = [end]
     try:
-        if job["kind"] == "json":
-            pattern = build_regex_from_schema(pattern)
-            for name, expression in job["parts"].items():
-                pattern = pattern.replace(f'"{name}"', f"({expression})")
-        index = Index(pattern, Vocabulary(job["vocab"], tokens))
+        index = Index(pattern, Vocabulary(end + 1, tokens))
     except (ValueError, TypeError) as error:
         return {"error": str(error).split("\n")[0][:300]}
     source, label, target = array("q"), array("q"), array("q")
+    last = index.get_final_states()
+    whole = set(last) if closed else set[int]()
     for state, leads in index.get_transitions().items():
+        if not closed and leads.get(end) in last:
+            whole.add(state)
         for token, other in leads.items():
-            if token < job["vocab"]:  # the one that ends an answer is no token of the model
+            if token < end:  # the others that end an answer are no tokens of the model
                 source.append(state)
                 label.append(token)
                 target.append(other)
         if len(source) > job["most"]:
             return {"error": f"its automaton has more than {job['most']} transitions"}
     arrays = {"source": source.tobytes(), "label": label.tobytes(), "target": target.tobytes()}
-    return arrays | {"start": index.get_initial_state(), "final": sorted(index.get_final_states())}
+    return arrays | {"start": index.get_initial_state(), "final": sorted(whole)}
+
+
+def _closed(pattern: str) -> bool:
+    """Whether nothing may stand behind a pattern: it names its own end, or would close a bracket around it."""
+    depth = 0
+    for piece in re.findall(r"\\.|.", pattern, re.DOTALL):
+        depth += (piece == "(") - (piece == ")")
+        if piece in ("$", r"\z") or depth < 0:
+            return True
+    return False
 
 
 def main() -> None:

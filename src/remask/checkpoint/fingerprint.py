@@ -1,19 +1,22 @@
 """The identity of a model. Stored prefixes and depth tables belong to one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import xxhash
 
-from remask.checkpoint.weight_files import weight_files
+from remask.checkpoint.files import weight_files
+from remask.checkpoint.gguf_header import is_gguf, read_header
 from remask.errors import CheckpointError
-from remask.gguf.header import is_gguf, read_header
 from remask.model.config import ModelConfig
 
 _CHUNKS, _CHUNK = 256, 4096
 
 
-def fingerprint(config: ModelConfig, source: Path | int, quantization: str | None = None) -> str:
+def fingerprint(
+    config: ModelConfig, source: Path | int, quantization: str | None = None, changes: Sequence[str] = ()
+) -> str:
     """Sixteen hexadecimal digits (xxhash64) that identify a model. They do not depend on its dtype and device.
 
     Quantized weights are another model: what was measured of one does not hold for the other. So `quantization`
@@ -24,23 +27,25 @@ def fingerprint(config: ModelConfig, source: Path | int, quantization: str | Non
     and a sample of its data: 256 chunks of 4 KiB, spread evenly from the first byte to the last. A file of up to 1 MiB
     is hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
     differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of a GGUF file covers the
-    same of it, but not its name; that of dummy weights covers the configuration and the seed.
+    same of it, but not its name; that of dummy weights covers the configuration and the seed. What `changes` a
+    checkpoint, such as an adapter that is merged into its weights, is covered as well.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
-    digest = xxhash.xxh64()
-    for part in _dummy(config, source) if isinstance(source, int) else _folder(source):
+    own = [b"dummy", repr(config).encode(), str(source).encode()] if isinstance(source, int) else _folder(source)
+    identity = digest(chain(own, (change.encode() for change in changes)))
+    return identity if quantization is None else f"{identity}-{quantization}"
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """Sixteen hexadecimal digits of `parts` in their order."""
+    found = xxhash.xxh64()
+    for part in parts:
         # The length comes first, so that different sequences of parts never give the same bytes.
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return str(digest.hexdigest()) + ("" if quantization is None else f"-{quantization}")
-
-
-def _dummy(config: ModelConfig, seed: int) -> Iterator[bytes]:
-    yield b"dummy"
-    yield repr(config).encode()
-    yield str(seed).encode()
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return str(found.hexdigest())
 
 
 def _folder(folder: Path) -> Iterator[bytes]:
@@ -52,13 +57,14 @@ def _folder(folder: Path) -> Iterator[bytes]:
         yield b"checkpoint"
         yield (folder / "config.json").read_bytes()
         for file in weight_files(folder):
-            yield from _file(file)
+            yield file.name.encode()
+            yield from file_content(file)
     except OSError as error:
         raise CheckpointError(f"The model in {folder} cannot be identified: {error}.") from error
 
 
-def _file(path: Path) -> Iterator[bytes]:
-    yield path.name.encode()
+def file_content(path: Path) -> Iterator[bytes]:
+    """What of a safetensors file identifies it. Raises `CheckpointError` where it is truncated."""
     with path.open("rb") as file:
         header = 8 + int.from_bytes(file.read(8), "little")
     yield from _content(path, 8, header)

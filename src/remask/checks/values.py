@@ -6,10 +6,11 @@ error says, what the documentation lists and what an OpenAPI document promises. 
 
 import json
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 from remask.checks.plugins import Registry
 from remask.errors import ConfigError, UnknownNameError
@@ -19,10 +20,14 @@ POSITIONS = 2**24  # no canvas is longer, and float32 holds every whole number u
 LIST = 2**17  # items of one list of positions or token ids: no model's canvas is longer
 OBJECT = 2**16  # characters of the JSON of a small object, such as settings
 SHOWN = 100  # characters of a refused value in its error
+MAX_DEPTH = 128  # lists and objects within each other in JSON: far below what recursion over a value can take
+_MARK = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)  # texts and brackets; no text is read twice
 
 
 class Values(ABC):
-    """A set of values."""
+    """A set of values. Where it `makes` objects, `made` returns others than it is given."""
+
+    makes: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -41,11 +46,6 @@ class Values(ABC):
         """Raise `ConfigError` where `value` is not in the set; `name` is the field in the error."""
         if not self.fits(value):
             raise ConfigError(f"{name} must be {self.words}, got {shown(value)}")
-
-    @property
-    def makes(self) -> bool:
-        """Whether `made` returns other objects than it is given."""
-        return False
 
     def made(self, name: str, value: Any) -> Any:
         """Check `value` and return what a declared class holds of it: itself, or an object that is made of it."""
@@ -85,7 +85,7 @@ class Real(Values):
     @property
     def words(self) -> str:
         """Such as "a number above 0 to 1"."""
-        end = f" to {self.high:g}" if self.high < math.inf else " up"
+        end = f" to {self.high:g}" if self.high < math.inf else "" if self.above else " up"
         return f"a number {'above' if self.above else 'from'} {self.low:g}{end}"
 
     def fits(self, value: object) -> bool:
@@ -98,6 +98,26 @@ class Real(Values):
         schema["exclusiveMinimum" if self.above else "minimum"] = self.low
         # Beyond this, whole numbers in JSON are refused.
         return schema | {"maximum": self.high if self.high < math.inf else LARGEST}
+
+
+@dataclass(frozen=True, slots=True)
+class OrNull(Values):
+    """None and the values of a set."""
+
+    of: Values
+
+    @property
+    def words(self) -> str:
+        """Those of the set, or null."""
+        return f"{self.of.words}, or null"
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is None or in the set."""
+        return value is None or self.of.fits(value)
+
+    def schema(self) -> dict[str, Any]:
+        """That of the set, or null."""
+        return {"anyOf": [self.of.schema(), {"type": "null"}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +140,17 @@ class Flag(Values):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Values):
-    """A few names."""
+    """A few names: given ones, or those of a registry, some of which other packages provide.
 
-    names: tuple[str, ...]
+    A package is imported when its name is first used.
+    """
+
+    of: tuple[str, ...] | Registry[Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names."""
+        return self.of.names() if isinstance(self.of, Registry) else self.of
 
     @property
     def words(self) -> str:
@@ -138,35 +166,11 @@ class Choice(Values):
         return {"type": "string", "enum": list(self.names)}
 
     def check(self, name: str, value: object) -> None:
-        """Raise `UnknownNameError`, which suggests the nearest name."""
-        if not self.fits(value):
-            raise UnknownNameError(name, str(value)[:SHOWN], self.names)
-
-
-@dataclass(frozen=True, slots=True)
-class Registered(Values):
-    """Names of a registry, also of other packages. A package is imported when its name is first used."""
-
-    registry: Registry[Any]
-
-    @property
-    def words(self) -> str:
-        """All of the names."""
-        return "one of " + ", ".join(self.registry.names())
-
-    def fits(self, value: object) -> bool:
-        """Whether `value` is one of the names."""
-        return value in self.registry.names()
-
-    def schema(self) -> dict[str, Any]:
-        """An enumeration."""
-        return {"type": "string", "enum": list(self.registry.names())}
-
-    def check(self, name: str, value: object) -> None:
         """Raise `UnknownNameError`, which suggests the nearest name, or `PluginError` where a package is at fault."""
         if not self.fits(value):
-            raise UnknownNameError(name, str(value)[:SHOWN], self.registry.names())
-        self.registry.get(str(value))
+            raise UnknownNameError(name, value[:SHOWN] if isinstance(value, str) else shown(value), self.names)
+        if isinstance(self.of, Registry):
+            self.of.get(str(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +238,7 @@ class ListOf(Values):
 
     def check(self, name: str, value: object) -> None:
         """Raise `ConfigError` that gives the length of a list that is too long, or names the first wrong item."""
-        if isinstance(value, list | tuple) and len(value) > self.most:
-            raise ConfigError(f"{name} holds {len(value)} items; it must be {self.words}")
-        if self._too_much(value):
-            raise ConfigError(f"{name} holds more than {self.together} values altogether; it must be {self.words}")
+        self._check_length(name, value)
         if self.fits(value):
             return
         for index, item in enumerate(value if isinstance(value, list | tuple) else ()):
@@ -246,15 +247,17 @@ class ListOf(Values):
 
     def made(self, name: str, value: Any) -> Any:
         """The list itself, or a tuple of what its items make."""
-        if not self.makes or not isinstance(value, list | tuple) or len(value) > self.most or self._too_much(value):
+        if not self.of.makes or not isinstance(value, list | tuple):
             self.check(name, value)
             return value
+        self._check_length(name, value)
         return tuple(self.of.made(f"{name}[{index}]", item) for index, item in enumerate(value))
 
-    @property
-    def makes(self) -> bool:
-        """Whether its items make objects."""
-        return self.of.makes
+    def _check_length(self, name: str, value: object) -> None:
+        if isinstance(value, list | tuple) and len(value) > self.most:
+            raise ConfigError(f"{name} holds {len(value)} items; it must be {self.words}")
+        if self._too_much(value):
+            raise ConfigError(f"{name} holds more than {self.together} values altogether; it must be {self.words}")
 
     def _too_much(self, value: object) -> bool:
         return self.together is not None and weight(value, self.together) > self.together
@@ -294,6 +297,8 @@ class Biases(Values):
     JSON has texts as keys, so an id may be one. What is made of it has numbers.
     """
 
+    makes = True
+
     most: int
     size: float
 
@@ -330,11 +335,6 @@ class Biases(Values):
                         f"{name}[{key}] must be a number from -{self.size:g} to {self.size:g}, got {shown(number)}"
                     )
         Values.check(self, name, value)
-
-    @property
-    def makes(self) -> bool:
-        """It makes objects whose keys are numbers."""
-        return True
 
     def made(self, name: str, value: Any) -> Any:
         """A dictionary from token ids to numbers."""
@@ -419,14 +419,16 @@ def is_real(value: object, low: float, high: float = math.inf) -> TypeGuard[floa
 
 def whole(name: str, value: object, low: int, high: int = LARGEST, *, optional: bool = False) -> None:
     """A whole number from `low` to `high`; `optional` allows None."""
-    _check(Whole(low, high), name, value, optional)
+    values = Whole(low, high)
+    (OrNull(values) if optional else values).check(name, value)
 
 
 def real(
     name: str, value: object, low: float, high: float = math.inf, *, above: bool = False, optional: bool = False
 ) -> None:
     """A finite number from `low` (or `above` it) to `high`; `optional` allows None."""
-    _check(Real(low, high, above), name, value, optional)
+    values = Real(low, high, above)
+    (OrNull(values) if optional else values).check(name, value)
 
 
 def flag(name: str, value: object) -> None:
@@ -464,24 +466,63 @@ def json_list(what: str, text: str) -> list[Any]:
 
 def _parsed(what: str, text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and too many brackets
-        raise ConfigError(f"{what} is not JSON: {error}") from error
+        return parsed_json(text)
+    except ValueError as error:  # also numbers of too many digits
+        raise ConfigError(f"{what} is not JSON that can be read: {error}") from error
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises `ValueError` where it is none, has numbers of too many digits, or nests values more than `MAX_DEPTH` deep:
+    whatever walks through a value, and is called for each level of it, has an end then.
+    """
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise ValueError(f"lists and objects are nested more than {MAX_DEPTH} deep; send flatter ones")
+    return json.loads(text)
+
+
+def _depth(text: str) -> int:
+    """How many brackets of a JSON text are open at a time; the counting ends beyond `MAX_DEPTH`."""
+    depth = deepest = 0
+    for found in _MARK.finditer(text):
+        mark = text[found.start()]
+        if mark != '"':
+            depth += 1 if mark in "[{" else -1
+            deepest = max(deepest, depth)
+            if deepest > MAX_DEPTH:
+                break
+    return deepest
 
 
 def shown(value: object) -> str:
-    """A refused value, short enough for an error."""
-    # Only the beginning is shown, so no more of a long one is looked at.
-    text = repr(value[: SHOWN + 1] if isinstance(value, str | list | tuple) else value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+    """A refused value, short enough for an error. No more of it is looked at than is shown, however deep it is."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > SHOWN:
+            return text[:SHOWN] + "..."
+    return text
 
 
-def _check(values: Values, name: str, value: object, optional: bool) -> None:
-    if value is None and optional:
-        return
-    if optional and not values.fits(value):
-        raise ConfigError(f"{name} must be {values.words}, or null, got {shown(value)}")
-    values.check(name, value)
+def _pieces(value: object) -> Iterator[str]:
+    """The `repr` of a value, piece by piece: each level begins with a piece of its own, so `SHOWN` bounds the depth."""
+    if isinstance(value, str | bytes):
+        yield repr(value[: SHOWN + 1])
+    elif isinstance(value, list | tuple | dict):
+        left, right = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+        yield left
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(item)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _pieces(value[item])
+        yield ",)" if isinstance(value, tuple) and len(value) == 1 else right
+    elif isinstance(value, int) and abs(value) > LARGEST**8:
+        yield f"{value:#x}"  # Python writes no decimal number of thousands of digits
+    else:
+        yield repr(value)
 
 
 def _bound(value: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
-from remask.checks.plugins import Plugin, Registry
+from remask.checks.plugins import Plugin, Registry, install_line
 from remask.cli.parser import examples
 from remask.errors import ConfigError, PluginError
 
@@ -19,13 +19,13 @@ class Command:
     """One command. Its modules are imported when it is used, so that a list of commands costs little time.
 
     Attributes:
-        module: has `run(args) -> int`, the exit status.
+        module: has `run(args) -> int`, the exit status, or another function as `MODULE:FUNCTION`.
         summary: its line in `remask --help`.
         examples: whole command lines, with which its own help ends.
         extra: the extra that installs the further packages that the module needs.
         opening: what is said on stderr before the module is imported, which may take seconds; without it nothing is.
-        arguments: the module that has `add_arguments(parser)`, and imports little, as help and every misspelled word
-            wait for it; without it `module` has that too.
+        arguments: the module that has `add_arguments(parser)`, or another function as `MODULE:FUNCTION`, and imports
+            little, as help and every misspelled word wait for it; without it `module` has that too.
         log_level: the level of the log where `--log-level` is not given.
         banner: what people are told under the line of the model: where, and which command comes next, in which
             `{model}` stands for the model.
@@ -48,12 +48,14 @@ class Command:
         parser.set_defaults(run=self.run)
         if self.examples:
             parser.epilog = examples(*self.examples)
-        self._load(self.arguments or self.module).add_arguments(parser)
+        module, _, function = (self.arguments or self.module.partition(":")[0]).partition(":")
+        getattr(self._load(module), function or "add_arguments")(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Run it. Returns the exit status. Raises `ConfigError` if a package of its extra is missing."""
         try:
-            status: int = self._load(self.module).run(args)
+            module, _, function = self.module.partition(":")
+            status: int = getattr(self._load(module), function or "run")(args)
         except ModuleNotFoundError as error:
             raise missing(error, self.extra) from error
         return status
@@ -82,20 +84,20 @@ OWN: Mapping[str, Command] = {
             "remask generate --model GSAI-ML/LLaDA-8B-Instruct --prompt 'What is a diffusion language model?'",
             "remask generate --model bundled --input requests.jsonl --output answers.jsonl --cache bicache",
         ),
-        arguments=f"{_ARGUMENTS}.generate",
+        arguments=f"{_ARGUMENTS}:generate",
         banner=(
             "the answers go to standard output, or into the file of --output",
             "remask chat --model {model} talks to it; remask serve {model} offers an API and a page in the browser",
         ),
     ),
     "decide": Command(
-        "remask.cli.decide",
+        "remask.cli.generate:decide",
         "answer questions by the model's distribution over labels",
         examples=(
             "remask decide --model bundled-tariff --input examples/decisions.json",
             "remask decide --model GSAI-ML/LLaDA-8B-Instruct --input questions.json --cache bicache",
         ),
-        arguments=f"{_ARGUMENTS}.decide",
+        arguments=f"{_ARGUMENTS}:decide",
         banner=(
             "the answers go to standard output, as JSON",
             "remask serve {model} answers such questions at /v1/decisions",
@@ -110,10 +112,10 @@ OWN: Mapping[str, Command] = {
             "remask serve GSAI-ML/LLaDA-8B-Instruct --port 8080 --max-num-seqs 16 --api-key KEY",
         ),
         log_level="info",
-        arguments=f"{_ARGUMENTS}.serve",
+        arguments=f"{_ARGUMENTS}:serve",
     ),
     "deploy": Command(
-        "remask.cli.deploy",
+        "remask.cli.serve:deploy",
         "serve a model on many machines, with Ray Serve",
         "ray",
         examples=(
@@ -121,7 +123,7 @@ OWN: Mapping[str, Command] = {
             "remask deploy GSAI-ML/LLaDA-8B-Instruct --num-gpus 1 --max-replicas 4 --ray-address auto",
         ),
         log_level="info",
-        arguments=f"{_ARGUMENTS}.deploy",
+        arguments=f"{_ARGUMENTS}:deploy",
     ),
     "chat": Command(
         "remask.cli.chat",
@@ -131,11 +133,23 @@ OWN: Mapping[str, Command] = {
             "remask chat --base-url http://127.0.0.1:8000/v1",
             "remask chat --model GSAI-ML/LLaDA-8B-Instruct --system 'You answer in one sentence.'",
         ),
-        arguments=f"{_ARGUMENTS}.chat",
+        arguments=f"{_ARGUMENTS}:chat",
         banner=(
             "in this process, for you alone",
             "type a line, or /help; remask serve {model} lets many ask at a time",
         ),
+    ),
+    "models": Command(
+        "remask.cli.models",
+        "list the models that one word starts, and which of them fit this machine",
+        examples=("remask models", "remask models --memory 24"),
+        arguments=f"{_ARGUMENTS}:models",
+    ),
+    "models pull": Command(
+        "remask.cli.models:pull",
+        "download one of these models, or its newest revision",
+        examples=("remask models pull sdar-1.7b", "remask models pull GSAI-ML/LLaDA-8B-Instruct --force"),
+        arguments=f"{_ARGUMENTS}:pull",
     ),
     "profile": Command(
         "remask.cli.profile",
@@ -145,29 +159,38 @@ OWN: Mapping[str, Command] = {
             "remask profile --model bundled --output depth.json --plot depth.png",
             "remask profile --model GSAI-ML/LLaDA-8B-Instruct --tau 0.97 --ratios 50 75 90 --output depth.json",
         ),
-        arguments=f"{_ARGUMENTS}.profile",
+        arguments=f"{_ARGUMENTS}:profile",
         banner=(
             "the table goes to standard output, and into the file of --output",
             "remask bench --model {model} --depth-table FILE compares caches with it",
         ),
     ),
     "quantize": Command(
-        "remask.cli.quantize",
+        "remask.cli.profile:quantize",
         "write a checkpoint of quantized weights",
         examples=(
             "remask quantize --model bundled --quantization int8 --output bundled-int8",
             "remask quantize --model GSAI-ML/LLaDA-8B-Instruct --quantization int4 --output llada-int4",
         ),
-        arguments=f"{_ARGUMENTS}.quantize",
+        arguments=f"{_ARGUMENTS}:quantize",
     ),
     "inspect": Command(
         "remask.cli.inspect",
         "look into a model, or into the engine's memory",
         examples=(MODEL_EXAMPLES[0], STORE_EXAMPLES[0]),
-        arguments=f"{_ARGUMENTS}.inspect",
+        arguments=f"{_ARGUMENTS}:inspect",
         banner=("the memory goes to standard output", "remask serve {model} shows it live in the playground"),
     ),
 }
+
+
+MOVED: Mapping[str, str] = {
+    "profile-ops": "remask profile ops",
+    "analyze compare": "remask bench with --answers or --page, and --variants",
+    "analyze sweep": "remask analyze grid, with tau and refresh_interval in --grid",
+    "eval questions": "remask bench, with --answers where every response is wanted",
+}
+"""Commands of other names, and what does now what they did."""
 
 
 def _checked(plugin: Plugin, value: object) -> Mapping[str, Command]:
@@ -204,4 +227,4 @@ def missing(error: ModuleNotFoundError, extra: str | None) -> Exception:
     package = (error.name or "").partition(".")[0]
     if extra is None or package.startswith("remask"):
         return error
-    return ConfigError(f"the package {package!r} is not installed; install it with: pip install 'remask[{extra}]'")
+    return ConfigError(f"the package {package!r} is not installed; install it with: {install_line(extra)}")

@@ -1,4 +1,6 @@
-"""`remask generate`: answer one prompt, or a file of them, each line under its own policy."""
+"""`remask generate` answers one prompt, or a file of them, each line under its own policy; `remask decide` the
+questions of a JSON file, by the model's distribution over labels.
+"""
 
 import argparse
 import json
@@ -12,18 +14,21 @@ from functools import partial
 from typing import Any, TextIO
 
 from remask.answers.rollout import trace_of
+from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
 from remask.cli.lines import Defaults, as_request, defaults_of, open_text, terms_of
 from remask.cli.logs import tell
 from remask.cli.options import (
     check_folder,
     engine_config,
+    object_option,
     open_llm,
 )
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
 from remask.machine.disk import LineFile
+from remask.request.questions import Decisions
 from remask.request.terms import Terms
 from remask.request.trace import step_map
 
@@ -38,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} goes with --prompt; the lines of --input have {own} of their own")
     check_folder("--output", args.output)
     with ExitStack() as files:
-        llm = files.enter_context(open_llm(args, defaults.cache, dict(defaults.cache_config), engine_config(args)))
+        cache, limits = (defaults.cache, dict(defaults.cache_config)), engine_config(args)
+        reads: Reads = "tokens" if args.prompt is None else "text"  # lines may hold token ids
+        llm = files.enter_context(open_llm(args, *cache, limits, reads))
         if args.prompt is not None:
             return _answer_one(llm, as_request(llm, _line(llm, args), "0", defaults), args)
         source = sys.stdin if args.input == "-" else files.enter_context(open_text(args.input, "r"))
@@ -58,12 +65,15 @@ def _prompt(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
         system = [] if args.system is None else [{"role": "system", "content": args.system}]
         return {"messages": [*system, {"role": "user", "content": args.prompt}]}
     if args.system is not None:
-        raise ConfigError(f"--system: the model {args.model!r} has no chat template; put the text into --prompt")
+        raise ConfigError(
+            f"--system: the model {args.model!r} has no chat template; give one with --chat-template FILE, or put the "
+            "text into --prompt"
+        )
     return {"prompt": args.prompt}
 
 
 def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
-    output = next(iter(llm.run([request], trace=args.trace)))
+    output = next(iter(llm.session.run([request], trace=args.trace)))
     if args.output is None and not args.trace:
         print(output.text if output.text is not None else " ".join(map(str, output.token_ids)))
     else:
@@ -104,7 +114,7 @@ def _answer_lines(llm: LLM, source: TextIO, target: LineFile | None, defaults: D
         requests.append(request)
         names[request_id] = name
         reports[request_id] = partial(_report, llm, request, terms_of(line), trace)
-    for output in llm.run(requests, trace=True):
+    for output in llm.session.run(requests, trace=True):
         name = names[output.id]
         if output.error is None:
             answers.give(output.id, _answer(output, name) | reports[output.id](output))
@@ -155,7 +165,9 @@ def _report(llm: LLM, request: Request, terms: Terms, steps: bool, output: Outpu
         shown = request.response.shown(len(written))[: len(output.token_ids)]
         found["step_maps"] = [written[place] for place in shown]
     if terms.return_trace:
-        found["trace"] = trace_of(request, output.trace, output.usage, llm.loaded.fingerprint).content
+        found["trace"] = trace_of(
+            request, output.trace, output.usage, llm.session.fingerprint_of(request.adapter)
+        ).content
     return found
 
 
@@ -179,3 +191,32 @@ def _write(target: LineFile | None, value: Mapping[str, Any]) -> None:
         print(line, flush=True)
     else:
         target.write(line)
+
+
+log = logging.getLogger(__name__)
+
+
+def decide(args: argparse.Namespace) -> int:
+    """Print the answers by the ids of their questions, and the work, as one JSON object."""
+    if args.input == "-":
+        text = sys.stdin.read()
+    else:
+        with open_text(args.input, "r") as source:
+            text = source.read()
+    asked = Decisions.from_mapping(json_object(f"--input {args.input}", text))
+    settings = object_option("--cache-config", args.cache_config)
+    with open_llm(args, args.cache, dict(settings), engine_config(args), "text") as llm:
+        if llm.tokenizer is not None and not llm.tokenizer.has_chat_template:
+            log.warning(
+                "the model %r has no chat template, so the state and each question are paragraphs of one text; "
+                "--chat-template FILE gives it one",
+                args.model,
+            )
+        found = llm.decide(
+            asked.state, asked.questions, together=asked.together, calibrate=asked.calibrate, end_turn=asked.end_turn
+        )
+    answers = {name: decision.content for name, decision in found.answers.items()}
+    usage = found.usage
+    work = {name: getattr(usage, name) for name in ("prompt_tokens", "cached_tokens", "forwards", "row_layers")}
+    print(json.dumps({"answers": answers, "work": work}, ensure_ascii=False))
+    return 0

@@ -1,25 +1,47 @@
-"""`remask inspect`: a model's shape and memory, and who holds the K/V pages while a file of requests is answered."""
+"""`remask inspect`: a model's shape and memory, and who holds the K/V pages while a file of requests is answered.
+
+What is said of a model comes from `config.json` and the headers of the weight files alone.
+"""
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import Any
 
-from remask.checks.values import real
-from remask.cli.inspect_model import inspect_model
+import torch
+
+from remask.checkpoint.adapter import AdapterFacts, read_adapter
+from remask.checkpoint.load import check_tensors, read_config
+from remask.checkpoint.source import find_source
+from remask.checks import CPU_QUANTIZATIONS, ModelKind, Quantization, in_words
+from remask.checks.values import real, whole
 from remask.cli.lines import defaults_of, read_requests
 from remask.cli.options import engine_config, open_llm
-from remask.engine.engine import Engine
+from remask.engine.capacity import token_bytes, weight_bytes, workspace_bytes
+from remask.engine.config import DEFAULT_UTILIZATION
+from remask.engine.engine import MAX_DEFAULT_LENGTH, Engine
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
+from remask.errors import CheckpointError, ConfigError
+from remask.families import presets
+from remask.machine.cpu import memory
+from remask.machine.device import DTYPES
+from remask.model.config import Mixture, ModelConfig
+from remask.model.executors import resolve_executor
+from remask.model.quantised import check_sizes
+from remask.model.ranks import Shard
+from remask.policies import names_for
 
 
 def run_model(args: argparse.Namespace) -> int:
     """Print what is known of the model."""
     real("--memory", args.memory, low=0, above=True, optional=True)
     size = None if args.memory is None else int(args.memory * 1e9)
-    report = inspect_model(args.path, size, args.tensor_parallel)
+    report = inspect_model(args.path, size, args.tensor_parallel, args.adapter)
     print(json.dumps(asdict(report)) if args.json else report.text())
     return 0
 
@@ -97,3 +119,184 @@ def _table_text(table: PageTable) -> str:
 
 def _plain(report: MemoryReport) -> dict[str, Any]:
     return {**asdict(report), "utilisation": report.utilisation}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A model, before any weight is read.
+
+    Attributes:
+        name: the path or preset.
+        family: its family.
+        kind: how it is denoised.
+        layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, max_length, block_length: as in `ModelConfig`.
+        mixture: the experts, where layers have them.
+        parameters: weights that are resident.
+        active_parameters: weights that one row is computed with.
+        stored: parameters in the files by the type that they are stored in; empty for a preset.
+        weight_bytes: memory of the weights by the dtype, or the kind of few bits, that they are loaded as.
+        kv_bytes: memory of one token's K and V in all layers, likewise: beside few bits in bfloat16.
+        ranks: devices that the model is spread over; the memory is that of each.
+        memory_bytes: memory of a device; None where this machine does not say.
+        kv_tokens: tokens whose K and V have room there beside the weights and a pass, likewise; None: not even these.
+        policies: names of the cache policies that fit the model's attention.
+        adapter: the low-rank adapter that is merged into the weights, if one was named.
+    """
+
+    name: str
+    family: str
+    kind: ModelKind
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_length: int
+    block_length: int | None
+    mixture: Mixture | None
+    parameters: int
+    active_parameters: int
+    stored: Mapping[str, int]
+    weight_bytes: Mapping[str, int]
+    kv_bytes: Mapping[str, int]
+    ranks: int
+    memory_bytes: int | None
+    kv_tokens: Mapping[str, int | None]
+    policies: tuple[str, ...]
+    adapter: AdapterFacts | None = None
+
+    def text(self) -> str:
+        """The report as lines of text."""
+        block = "" if self.block_length is None else f", blocks of {self.block_length}"
+        lines = [
+            f"{self.name}: {self.family}, {in_words((self.kind,))}{block}",
+            f"  {self.layers} layers of {self.hidden}, {self.heads} heads of {self.head_dim} "
+            f"({self.kv_heads} for K/V), vocabulary {self.vocab}, up to {self.max_length} positions",
+            f"  feed-forward: {self._feed_forward()}",
+            f"  {self.parameters:,} parameters, of which {self.active_parameters:,} compute a row",
+        ]
+        if self.stored:
+            held = ", ".join(f"{count:,} {dtype}" for dtype, count in self.stored.items())
+            lines.append(f"  in the files: {held}")
+        if self.adapter is not None:
+            lines.append(f"  adapter {self.adapter}")
+        lines += [
+            f"  as {dtype}: weights {size / 1e9:.2f} GB, K/V {self.kv_bytes[dtype] / 1e3:.1f} kB a token"
+            + (f"; {self._fit(dtype)}" if self.memory_bytes is not None else "")
+            for dtype, size in self.weight_bytes.items()
+        ]
+        if self.memory_bytes is not None:
+            each = "one device" if self.ranks == 1 else f"each of {self.ranks} devices"
+            lines.append(f"  on {each} of {self.memory_bytes / 1e9:.1f} GB, with {DEFAULT_UTILIZATION:.0%} of it taken")
+        return "\n".join([*lines, f"  cache policies: {', '.join(self.policies)}"])
+
+    def _fit(self, dtype: str) -> str:
+        tokens = self.kv_tokens[dtype]
+        return "does not fit" if tokens is None else f"room for {tokens:,} tokens"
+
+    def _feed_forward(self) -> str:
+        mixture = self.mixture
+        if mixture is None:
+            return f"{self.intermediate} wide"
+        shared = f", a shared one of {mixture.shared}" if mixture.shared else ""
+        dense = mixture.dense_layers
+        apart = f"; {len(dense)} of {self.layers} layers dense, {self.intermediate} wide" if dense else ""
+        router = f"{mixture.router.score} router"
+        if mixture.router.kept_groups < mixture.router.groups:
+            router += f" over {mixture.router.kept_groups} of {mixture.router.groups} groups"
+        experts = f"{mixture.active} of {mixture.experts} experts of {mixture.intermediate}"
+        return f"{experts}{shared}, {router}{apart}"
+
+
+def inspect_model(
+    name: str, memory_bytes: int | None = None, ranks: int = 1, adapter: str | None = None
+) -> ModelReport:
+    """What the model `name` is: a folder or hub id, or a preset. No weight of it is read or allocated.
+
+    An `adapter`, a folder or hub id, is checked against it. The report says what fits on `ranks` devices of
+    `memory_bytes` each; None: that of this machine.
+
+    Raises `ConfigError` where it cannot be cut for so many devices, `CheckpointError` where its files do not fit its
+    configuration or cannot be used, `UnknownNameError` where no family claims it, and `PluginError` where another
+    package provides it and cannot be used.
+    """
+    shapes = presets()
+    if name in shapes:
+        return replace(_report(name, shapes[name], {}, memory_bytes, ranks), adapter=_adapter(adapter, shapes[name]))
+    try:
+        source = find_source(name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}\nPresets: {', '.join(sorted(shapes))}.") from error
+    folder = source.weights
+    family, config = read_config(folder, source.overrides)
+    if source.adapter is not None and adapter is None:
+        adapter = str(source.adapter)
+    _, located = check_tensors(folder, family, config, torch.bfloat16)
+    stored = Counter[str]()
+    for place in located.values():
+        stored[place.dtype] += prod(place.shape)
+    return replace(_report(name, config, stored, memory_bytes, ranks), adapter=_adapter(adapter, config))
+
+
+def _adapter(name: str | None, config: ModelConfig) -> AdapterFacts | None:
+    return None if name is None else read_adapter(name, config).facts
+
+
+def _report(name: str, c: ModelConfig, stored: Mapping[str, int], size: int | None, ranks: int) -> ModelReport:
+    whole("--tensor-parallel", ranks, low=1)
+    Shard(0, ranks).check(c)
+    size = _machine_memory() if size is None else size
+    weights = {dtype: weight_bytes(c, kind, ranks) for dtype, kind in DTYPES.items()}
+    widths = {dtype: kind.itemsize for dtype, kind in DTYPES.items()}
+    for few in _few_bits(c, ranks):
+        weights[few], widths[few] = weight_bytes(c, torch.bfloat16, ranks, few), torch.bfloat16.itemsize
+    kv = {name: token_bytes(c, item, ranks).kv for name, item in widths.items()}
+    tokens: dict[str, int | None] = {}
+    longest = min(c.max_length, MAX_DEFAULT_LENGTH)
+    attention = resolve_executor("auto", c, torch.device("cuda")).attention(c)
+    for form, item in widths.items():
+        room = int(DEFAULT_UTILIZATION * (size or 0)) - weights[form]
+        room -= workspace_bytes(c, longest, longest, item, ranks, attention)
+        tokens[form] = room // kv[form] if room >= 0 else None
+    return ModelReport(
+        name=name,
+        family=c.family,
+        kind=c.kind,
+        layers=c.layers,
+        hidden=c.hidden,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        intermediate=c.intermediate,
+        vocab=c.vocab,
+        max_length=c.max_length,
+        block_length=c.block_length,
+        mixture=c.mixture,
+        parameters=c.parameters,
+        active_parameters=c.active_parameters,
+        stored=dict(stored),
+        weight_bytes=weights,
+        kv_bytes=kv,
+        ranks=ranks,
+        memory_bytes=size,
+        kv_tokens=tokens,
+        policies=names_for(c.kind),
+    )
+
+
+def _few_bits(config: ModelConfig, ranks: int) -> Iterator[Quantization]:
+    """The kinds for CPUs that take matrices of the sizes of `config`."""
+    for kind in CPU_QUANTIZATIONS:
+        with suppress(ConfigError):
+            check_sizes(kind, Shard(ranks - 1, ranks).part(config))
+            yield kind
+
+
+def _machine_memory() -> int | None:
+    """Memory of the first CUDA device, or of this machine; None where it does not say."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    there = memory()
+    return None if there is None else there[0]

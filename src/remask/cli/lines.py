@@ -2,30 +2,31 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from remask.checks.fields import declared
+from remask.checks.fields import declared, unknown_name
 from remask.checks.values import json_object, shown
 from remask.cli.options import object_option, sampling_option
-from remask.cli.policy_file import policy_option
-from remask.engine.build_request import request_of
-from remask.engine.request import Request
-from remask.errors import ConfigError, UnknownNameError
+from remask.engine.request import Request, request_of
+from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask.request.terms import Terms
+from remask.policies.registry import check_setting, from_file
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import SAMPLING, Terms, flat
 from remask.text.prompts import encode
 
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
-KEYS = ("id", *PROMPTS, "sampling", *declared(Terms))
+BESIDE = ("id", *PROMPTS, *declared(Terms))
+KEYS = (*BESIDE, SAMPLING, *declared(SamplingParams))
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values for what a line leaves out."""
+    """Values for what a line leaves out: its sampling parameters, and the cache of the `LLM` that reads it."""
 
     sampling: Mapping[str, Any]
     cache: str | CachePolicy
@@ -34,26 +35,26 @@ class Defaults:
 
 def defaults_of(args: argparse.Namespace) -> Defaults:
     """Return the values of these options. Raises `ConfigError` where one cannot be used."""
-    cache = policy_option(args.cache, object_option("--cache-config", args.cache_config))
+    cache = from_file(args.cache, object_option("--cache-config", args.cache_config), "--cache")
     return Defaults(sampling_option(args), *cache)
 
 
 def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Request:
     """Build the request of a line. Raises `ConfigError` where the line is invalid."""
+    line = flat(line, BESIDE)
     for key in line:
         if key not in KEYS:
-            raise UnknownNameError("key", str(key), KEYS)
+            check_setting(str(key))
+            raise unknown_name(SamplingParams, "key", str(key), KEYS)
     given = [key for key in PROMPTS if line.get(key) is not None]
     if len(given) != 1:
         raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(given) or 'none'}")
     terms = terms_of(line)
     tokens, shared = _tokens(llm, given[0], line[given[0]], terms.control_tokens)
-    own = line.get("sampling")
-    if own is not None and not isinstance(own, dict):
-        raise ConfigError(f"sampling must be an object of sampling parameters, got {shown(own)}")
-    params, template = llm.response(terms, own or {}, len(tokens), command=defaults.sampling)
-    policy = _policy(llm, terms, defaults)
-    kind, constraint = llm.loaded.config.kind, llm.constraint(terms.structured_outputs)
+    own = {name: line[name] for name in declared(SamplingParams) if line.get(name) is not None}
+    params, template = llm.session.response(terms, own, len(tokens), command=defaults.sampling)
+    policy = _policy(llm, terms)
+    kind, constraint = llm.loaded.config.kind, llm.session.constraint(terms.structured_outputs)
     more: dict[str, Any] = {"constraint": constraint, "template": template}
     return request_of(request_id, tokens, params, policy, terms, kind, shared=shared, **more)
 
@@ -76,17 +77,26 @@ def _tokens(llm: LLM, kind: str, value: Any, control_tokens: bool | None) -> tup
     return encode(value, llm.tokenizer, control_tokens)
 
 
-def _policy(llm: LLM, terms: Terms, defaults: Defaults) -> CachePolicy:
+def _policy(llm: LLM, terms: Terms) -> CachePolicy:
+    cache: str | CachePolicy | None
     cache, settings = terms.policy
     if cache is None:
-        return llm.policy(defaults.cache, defaults.cache_config if settings is None else settings)
-    return llm.policy(cache, settings)
+        cache, settings = llm.session.default_cache(terms.adapter, settings)
+    return llm.session.policy(cache, settings, adapter=terms.adapter)
 
 
 def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:
-    """Read the requests of a file. A request is named by its line's `id`, as JSON where that is no text, or its number.
+    """Read the requests of a file, as `read_lines` does."""
+    return [request for request, _ in read_lines(llm, path, defaults)]
 
-    Raises `ConfigError`, naming the first bad line, and where two have one name.
+
+def read_lines(
+    llm: LLM, path: str, defaults: Defaults, beside: Collection[str] = (), without: Collection[str] = ()
+) -> list[tuple[Request, dict[str, Any]]]:
+    """Read the requests of a file, each with those keys `beside` it that its line has.
+
+    A request is named by its line's `id`, as JSON where that is no text, or its number. Raises `ConfigError`, naming
+    the first bad line, where two have one name, and where a line has a key that it must be `without`.
     """
     requests, lines = [], dict[str, int]()
     with open_text(path, "r") as source:
@@ -99,8 +109,12 @@ def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:
                 name = own if isinstance(own, str) else json.dumps(number if own is None else own)
                 if lines.setdefault(name, number) != number:
                     raise ConfigError(f"id {shown(name)} is used by line {lines[name]} too; ids must differ")
-                requests.append(as_request(llm, line, name, defaults))
-                llm.engine.check(requests[-1])
+                for key in without:
+                    if line.get(key) is not None:
+                        raise ConfigError(f"{key} is an option of the command, for all lines; leave it out")
+                further = {key: line.pop(key) for key in beside if key in line}
+                requests.append((as_request(llm, line, name, defaults), further))
+                llm.engine.check(requests[-1][0])
             except ConfigError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
     return requests

@@ -94,7 +94,7 @@ def tell(text: str) -> None:
 
 def tell_people(args: argparse.Namespace, text: str) -> None:
     """Print `text` on stderr, unless `args` ask for quiet or for nothing but JSON there."""
-    if args.progress:
+    if args.people:
         print(text, file=sys.stderr, flush=True)
 
 

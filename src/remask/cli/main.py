@@ -9,11 +9,10 @@ import sys
 from collections.abc import Collection, Sequence
 
 from remask import __version__
-from remask.cli import config_file
-from remask.cli.commands import all_commands
+from remask.cli.commands import MOVED, all_commands
 from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell, tell_people
-from remask.cli.parser import Parser, examples
-from remask.errors import RemaskError, UnknownNameError
+from remask.cli.parser import Parser, examples, with_config
+from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.machine.cpu import wait_passively
 from remask.machine.log_format import logs_json
 
@@ -104,13 +103,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         own = commands.add_parser(name, help=command.summary)
         if name == chosen:
             command.add_arguments(own)
-            if name == "serve":
-                words = [*words[: place + 1], *config_file.expand(words[place + 1 :], _flags(own))]
+            words = [*words[: place + 1], *with_config(words[place + 1 :], own)]
     args = parser.parse_args(words)
     used = known[args.command]
     args.opening, args.banner = used.opening, used.banner
     args.log_level = args.log_level or ("warning" if args.quiet else used.log_level)
-    args.progress = not args.quiet and args.log_format == "text"
+    args.people = not args.quiet and args.log_format == "text"
+    args.progress = args.people and sys.stderr.isatty()
     return args
 
 
@@ -125,18 +124,16 @@ def _place(words: list[str]) -> int:
 def _joined(words: list[str], known: Collection[str]) -> list[str]:
     """Return `words` with a command of two words, such as `bench serve`, joined to one.
 
-    Raises `UnknownNameError` where the second of them is misspelled.
+    Raises `UnknownNameError` where the second of them is misspelled, and `ConfigError` on a command that has moved.
     """
     place = _place(words)
     name = " ".join(words[place : place + 2])
+    for each in (name, *words[place : place + 1]):
+        if each in MOVED:
+            raise ConfigError(f"there is no command {each!r} any more; use {MOVED[each]}")
     if name in known:
         return [*words[:place], name, *words[place + 2 :]]
     pairs = [each for each in known if words[place : place + 1] == each.split()[:1] and " " in each]
     if " " in name and difflib.get_close_matches(name, pairs, n=1, cutoff=0.8):
         raise UnknownNameError("command", name, known)
     return words
-
-
-def _flags(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the flags that the file of `remask serve --config` may hold."""
-    return [flag for flag in parser._option_string_actions if flag.startswith("--") and flag != "--help"]

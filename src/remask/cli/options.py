@@ -1,18 +1,25 @@
-"""What the options that several commands share come to: the engine's limits, the model, and objects of JSON."""
+"""What the options that several commands share come to: the engine's limits, the model, its banner, objects of JSON.
+
+The banner is three lines that tell people what runs, where, and what to do next. All choices are in the log.
+"""
 
 import argparse
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from remask.checkpoint.settings import Reads
 from remask.checks.values import json_object
-from remask.cli.banner import show_banner
-from remask.cli.policy_file import policy_option
-from remask.engine.config import EngineConfig
+from remask.cli.logs import tell_people
+from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
+from remask.policies.registry import from_file
 from remask.request.sampling_params import SamplingParams
+from remask.request.terms import check_sampling
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -27,11 +34,28 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "device": args.device,
         "load_format": args.load_format,
         "check_weights": not args.skip_weight_check,
+        "adapter": getattr(args, "adapter", None),
+        "adapters": adapters_option(args),
+        "max_lora_rank": getattr(args, "max_lora_rank", None),
         "depth_table": args.depth_table,
         "threads": args.threads,
         "quantization": getattr(args, "quantization", None),
         "tensor_parallel": getattr(args, "tensor_parallel", 1),
+        "hf_overrides": object_option("--hf-overrides", getattr(args, "hf_overrides", None)),
+        "force": getattr(args, "force", False),
+        "tokenizer": args.tokenizer,
+        "chat_template": read_template(args.chat_template),
     }
+
+
+def read_template(path: str | None) -> str | None:
+    """Return the Jinja text of the file `path`; None without a path. Raises `ConfigError` if it cannot be read."""
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template: cannot read {path!r}: {error}") from error
 
 
 def open_llm(
@@ -39,9 +63,13 @@ def open_llm(
     cache: str | CachePolicy = "none",
     cache_config: dict[str, Any] | None = None,
     engine: EngineConfig | None = None,
+    reads: Reads = "tokens",
 ) -> LLM:
-    """Load the model that the options name, and show the command's banner. Raises what `LLM` raises."""
-    llm = load_llm(args, cache, cache_config, engine)
+    """Load the model that the options name, and show the command's banner.
+
+    What the command `reads` is checked before the weights are read. Raises what `LLM` raises.
+    """
+    llm = load_llm(args, cache, cache_config, engine, reads)
     if args.banner is not None:
         where, then = args.banner
         show_banner(args, llm, where, then.format(model=args.model))
@@ -53,19 +81,47 @@ def load_llm(
     cache: str | CachePolicy = "none",
     cache_config: dict[str, Any] | None = None,
     engine: EngineConfig | None = None,
-    spare_cores: int = 0,
+    reads: Reads = "tokens",
+    **more: Any,
 ) -> LLM:
-    """Load the model that the options name, and a policy that is in a file. Raises what `LLM` raises."""
-    policy, settings = policy_option(cache, cache_config)
+    """Load the model that the options name, and a policy that is in a file. Raises what `LLM` raises.
+
+    `more` are further arguments of `LLM`.
+    """
+    policy, settings = from_file(cache, cache_config, "--cache")
     return LLM(
         args.model,
         cache=policy,
         cache_config=settings,
         engine=engine,
         progress=args.progress,
-        spare_cores=spare_cores,
+        reads=reads,
         **model_settings(args),
+        **more,
     )
+
+
+def adapters_option(args: argparse.Namespace) -> dict[str, str]:
+    """Return the paths of `--lora-modules` by name; none for commands without it. Raises `ConfigError`."""
+    found: dict[str, str] = {}
+    words: list[str] = getattr(args, "lora_modules", [])
+    for word in words:
+        name, _, path = word.partition("=")
+        if word.startswith("{"):
+            given = json_object("--lora-modules", word)
+            if given.keys() != {"name", "path"} or not all(isinstance(value, str) for value in given.values()):
+                raise ConfigError(
+                    f'--lora-modules: {word!r} must be an object of two texts, {{"name": ..., "path": ...}}'
+                )
+            name, path = given["name"], given["path"]
+        if not name or not path:
+            raise ConfigError(f'--lora-modules: {word!r} must be NAME=PATH or {{"name": ..., "path": ...}}')
+        if name in found:
+            raise ConfigError(f"--lora-modules: {name!r} names two adapters, {found[name]!r} and {path!r}")
+        found[name] = path
+    if getattr(args, "enable_lora", False) and not found:
+        raise ConfigError("--enable-lora: no adapter is named; give them with --lora-modules NAME=PATH")
+    return found
 
 
 def check_folder(option: str, path: str | None) -> None:
@@ -82,5 +138,39 @@ def object_option(option: str, text: str | None) -> dict[str, Any]:
 def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
     """Return `--sampling`, which comes on top of the model's own defaults. Raises `ConfigError` on bad parameters."""
     sampling = object_option("--sampling", args.sampling)
+    check_sampling(sampling)
     SamplingParams.from_mapping(sampling)
     return sampling
+
+
+def show_banner(args: argparse.Namespace, llm: LLM, where: str, then: str) -> None:
+    """Tell people what runs, `where`, and what to do `then`, once in a command that opens several models."""
+    if not vars(args).get("banner_shown"):
+        args.banner_shown = True
+        command = " ".join([args.command, *filter(None, [vars(args).get("subject")])])
+        tell_people(args, f"remask {command}: {what_runs(args, llm)}\n  {where}\n  next: {then}")
+
+
+def what_runs(args: argparse.Namespace, llm: LLM) -> str:
+    """The model, its size, where and in which numbers it computes, and the cache that the options name."""
+    config, device = llm.loaded.config, llm.model.device
+    threads = torch.get_num_threads()
+    cores = f" ({threads} thread{'s' if threads > 1 else ''})" if device.type == "cpu" else ""
+    parts = [
+        f"{args.model} ({config.family}, {size_text(config.parameters)} parameters) on {device}{cores}",
+        str(llm.model.dtype).removeprefix("torch."),
+    ]
+    if llm.loaded.quantization is not None:
+        parts.append(f"matrices {llm.loaded.quantization}")
+    named = vars(args).get("cache", "")
+    if named != "":
+        parts.append(f"cache {llm.session.cache_name if named in (None, AUTO) else named}")
+    return ", ".join(parts)
+
+
+def size_text(number: int) -> str:
+    """A number of parameters in three digits: 455 k, 8.02 B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)

@@ -1,18 +1,29 @@
-"""`remask profile`: measure how deep a shared prefix may be reused, and keep the result."""
+"""`remask profile` measures how deep a shared prefix may be reused, `remask quantize` writes a checkpoint of quantized
+weights: what is made of a model and kept.
+"""
 
 import argparse
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
+import torch
+
+from remask.checkpoint.load import check_tensors, read_config
+from remask.checkpoint.quantised_files import save_quantised
+from remask.checkpoint.source import resolve
+from remask.checks import QUANTIZATIONS
 from remask.checks.plugins import Plugin, Registry
-from remask.cli.arguments.profile import rule_of
+from remask.cli.arguments import rule_of
 from remask.cli.options import check_folder, open_llm
 from remask.depth.find import DepthTable
 from remask.depth.profile import profile
 from remask.depth.prompts import default_prompts, read_prompts, under_system_prompt
-from remask.depth.settings import ProfileSettings
+from remask.depth.rule import ProfileSettings
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
+from remask.model.quantised import check_sizes
 
 Drawing: TypeAlias = Callable[[str], Callable[[DepthTable], None]]
 
@@ -35,11 +46,12 @@ def run(args: argparse.Namespace) -> int:
     draw = None if args.plot is None else _picture(args.plot)
     check_folder("--output", args.output)
     # Profiling allocates its own K/V memory, so the engine's is made as small as possible.
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
+    limits = EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0)
+    llm = open_llm(args, engine=limits, reads="tokens" if args.system_prompt is None else "text")
     prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
     if args.system_prompt is not None:
         prompts = under_system_prompt(args.system_prompt, prompts, llm.loaded)
-    table = profile(llm, prompts, settings, progress=llm.progress)
+    table = profile(llm.session, prompts, settings, progress=llm.session.progress)
     print(report(table))
     if args.output is not None:
         table.save(args.output)
@@ -89,4 +101,31 @@ def report(table: DepthTable) -> str:
     if table.growth:
         steps = ", ".join(f"{step.distance:.2f} at {step.samples}" for step in table.growth)
         lines += ["", f"Mean change of depth as N grew: {steps}"]
+    deepest = lookup.depth(100, 100)
+    tried = ",".join(str(depth) for depth in sorted({1, deepest // 4, deepest // 2, deepest}) if depth)
+    lines += [
+        "",
+        "These depths compare keys and values, a prefix as one vector, and no answers: where a question changes few "
+        "rows of a prefix, they can be far too deep. Ask questions of your own before you rely on them:",
+        f"  remask bench --model {table.model} --input prompts.jsonl --caches reuse --depths {tried or 1}",
+    ]
     return "\n".join(lines)
+
+
+log = logging.getLogger(__name__)
+
+
+def quantize(args: argparse.Namespace) -> int:
+    """Write the checkpoint, and say how large it is."""
+    if args.quantization not in QUANTIZATIONS:
+        raise UnknownNameError("quantization", args.quantization, QUANTIZATIONS)
+    folder = resolve(args.model)
+    family, config = read_config(folder)
+    check_sizes(args.quantization, config)
+    check_tensors(folder, family, config, torch.bfloat16)
+    try:
+        size = save_quantised(folder, family, config, args.quantization, Path(args.output), args.progress)
+    except OSError as error:
+        raise ConfigError(f"--output: {args.output!r} cannot be written: {error.strerror or error}") from error
+    print(f"{args.output}: {config.parameters:,} parameters in {size / 1e9:.3f} GB ({args.quantization})")
+    return 0

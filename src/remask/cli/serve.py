@@ -1,4 +1,4 @@
-"""`remask serve`: an OpenAI-compatible server."""
+"""`remask serve`: an OpenAI-compatible server. `remask deploy`: replicas of it behind Ray Serve."""
 
 import argparse
 import gc
@@ -6,29 +6,37 @@ import importlib.util
 import json
 import logging
 import os
-from dataclasses import replace
+import signal
+import threading
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from remask.checks.fields import declared
+from remask.checks.plugins import install_line
 from remask.checks.values import whole
-from remask.cli.arguments.serve import KEY_VARIABLE, PRIORITY_KEY_VARIABLE
-from remask.cli.banner import show_banner
+from remask.cli.arguments import KEY_VARIABLE, PRIORITY_KEY_VARIABLE
+from remask.cli.logs import tell_people
 from remask.cli.options import (
     engine_config,
     load_llm,
+    model_settings,
     object_option,
     sampling_option,
+    show_banner,
 )
-from remask.engine.config import AUTO
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.log_format import FIELDS
+from remask.policies.registry import file_and_class
 from remask.sampling.defaults import overlaid
-from remask.server.limits import ServerLimits
-from remask.text.byte_tokenizer import byte_tokenizer
+from remask.server.config import ServerLimits
+
+if TYPE_CHECKING:
+    from remask.deploy.settings import FleetSettings
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +55,12 @@ def run(args: argparse.Namespace) -> int:
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
-    template = read_template(args.chat_template)
     cache_config, limits = object_option("--cache-config", args.cache_config), engine_config(args)
     # Loading a model may take minutes. If the port is taken, the error comes before that.
     with (
         bind(args.host, args.port) as listener,
-        load_llm(args, args.cache or AUTO, cache_config, limits, spare_cores=1) as llm,
+        load_llm(args, args.cache, cache_config, limits, "text", spare_cores=1, skip_bad_adapters=True) as llm,
     ):
-        if llm.tokenizer is None and args.load_format == "dummy":
-            shape = llm.loaded.config
-            stand_in = byte_tokenizer(shape.vocab, shape.mask_id, shape.stop_ids)
-            llm.loaded = replace(llm.loaded, tokenizer=stand_in)
-        if template is not None and llm.tokenizer is not None:
-            llm.tokenizer.use_chat_template(template)
         app = create_app(llm, config, trace)
         url = url_of(listener)
         _announce(args, url, llm, config, trace is not None)
@@ -81,7 +82,7 @@ def check_extra(*needed: str) -> None:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         extra = "ray" if missing == ["ray"] else "server"
-        raise ConfigError(f"this needs {', '.join(missing)}: pip install 'remask[{extra}]'")
+        raise ConfigError(f"this needs {', '.join(missing)}: {install_line(extra)}")
 
 
 def server_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -99,30 +100,24 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def read_template(path: str | None) -> str | None:
-    """Return the Jinja text of the file `path`; None without a path. Raises `ConfigError` if it cannot be read."""
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template: cannot read {path!r}: {error}") from error
-
-
 def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced: bool) -> None:
-    """Log one line with every setting, after `auto` was resolved."""
+    """Log every setting at debug, after `auto` was resolved."""
     settings = {
         "url": url,
         "model": args.model,
         "names": list(config.model_names),
+        "adapters": {name: each.name for name, each in llm.loaded.adapters.items()},
+        "refused_adapters": llm.refused_adapters,
         "device": str(llm.model.device),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
-        "cache": llm.cache_name,
-        "cache_config": llm.cache_config,
-        "sampling": overlaid(llm.sampling, config.sampling),
+        "cache": llm.session.cache_name,
+        "cache_config": llm.session.cache_config,
+        "sampling": overlaid(llm.session.sampling, config.sampling),
         "max_model_len": llm.engine.max_model_len,
-        "engine": {name: getattr(llm.engine_config, name) for name in llm.engine_config.__dataclass_fields__},
+        "engine": {
+            name: getattr(llm.session.engine_config, name) for name in llm.session.engine_config.__dataclass_fields__
+        },
         "seed": config.seed,
         **{name: getattr(config, name) for name in declared(ServerLimits)},
         "api_keys": len(config.api_keys),
@@ -134,4 +129,87 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "profile_dir": args.profile_dir if traced else None,
         "profile_steps": args.profile_steps if traced else None,
     }
-    log.info("remask serve: %s", json.dumps(settings), extra={FIELDS: settings})
+    log.debug("remask serve: %s", json.dumps(settings), extra={FIELDS: settings})
+
+
+log = logging.getLogger(__name__)
+
+APPLICATION = "remask"
+_DEPLOY_NEEDS = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
+
+
+def deploy(args: argparse.Namespace) -> int:
+    """Serve until a signal stops the fleet."""
+    check_extra(*_DEPLOY_NEEDS)
+    check_extra("ray")
+    from remask.deploy.settings import FleetSettings
+
+    args.model = args.served or args.model
+    if args.port == 0:
+        raise ConfigError("--port 0 is not possible here, because Ray Serve does not choose a free port; give a port")
+    loading = model_settings(args)
+    settings = FleetSettings(
+        model=args.model,
+        cache=_named(args.cache),
+        llm={
+            "cache_config": object_option("--cache-config", args.cache_config),
+            **{name: value for name, value in loading.items() if name != "chat_template"},
+        },
+        engine=asdict(engine_config(args)),
+        server=server_settings(args),
+        chat_template=loading["chat_template"],
+        min_replicas=args.min_replicas,
+        max_replicas=args.min_replicas if args.max_replicas is None else args.max_replicas,
+        target_ongoing_requests=args.target_ongoing_requests,
+        upscale_delay_s=args.upscale_delay,
+        downscale_delay_s=args.downscale_delay,
+        routing=args.routing,
+        balance=args.balance,
+        num_cpus=args.num_cpus,
+        num_gpus=args.num_gpus,
+    )
+    public = {name: value for name, value in asdict(settings).items() if name != "server"}
+    log.info("remask deploy: %s", json.dumps({"url": f"http://{args.host}:{args.port}", **public}))
+    _run_fleet(settings, args)
+    return 0
+
+
+def _run_fleet(settings: "FleetSettings", args: argparse.Namespace) -> None:
+    """Run the application until a SIGTERM or SIGINT."""
+    import ray
+    from ray import serve
+
+    from remask.deploy import cluster
+    from remask.deploy.app import build
+
+    stop = threading.Event()
+
+    def stop_on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handlers' signature
+        stop.set()
+
+    cluster.join(args.ray_address, args.host, args.port)
+    try:
+        cluster.start(build(settings), APPLICATION, args.host, args.port)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop_on_signal)
+        url = f"http://{args.host}:{args.port}"
+        log.info("running on %s", url)
+        tell_people(
+            args,
+            f"remask deploy: {settings.model}, {settings.min_replicas} to {settings.max_replicas} replicas\n"
+            f"  API {url}/v1 (Ctrl-C stops the replicas)\n"
+            f"  next: remask chat --base-url {url}/v1",
+        )
+        stop.wait()
+        log.info("stopping: accepted requests have %g s to end", settings.server_config.drain_timeout)
+        serve.delete(APPLICATION)
+    finally:
+        # A cluster that was started here ends with it, Ray Serve included.
+        ray.shutdown()
+
+
+def _named(cache: str) -> str:
+    """The policy. Raises `ConfigError` where it is one of a file, which other machines do not have."""
+    if file_and_class(cache) is not None:
+        raise ConfigError("--cache: replicas run in processes of their own, so a policy has to be in a package there")
+    return cache

@@ -21,9 +21,9 @@ from remask.deploy.identity import prefix_identity
 from remask.deploy.settings import FleetSettings
 from remask.errors import EngineDeadError
 from remask.llm import LLM
+from remask.server.answers.generation import failed_stream
 from remask.server.app import create_app
 from remask.server.errors import ApiError, error_response
-from remask.server.generation import failed_stream
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ class Replica:
 
     async def __init__(self, settings: FleetSettings) -> None:  # type: ignore[misc]
         config = settings.engine_config
-        self._llm = llm = LLM(settings.model, cache=settings.cache, engine=config, **settings.llm)
-        if settings.chat_template is not None and llm.tokenizer is not None:
-            llm.tokenizer.use_chat_template(settings.chat_template)
+        texts: dict[str, Any] = {"chat_template": settings.chat_template, "reads": "text"}
+        more = {"engine": config, "skip_bad_adapters": True, **texts, **settings.llm}
+        self._llm = llm = LLM(settings.model, cache=settings.cache, **more)
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
         self._app = create_app(llm, settings.server_config)
         self._lifespan = self._app.router.lifespan_context(self._app)

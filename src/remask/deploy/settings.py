@@ -5,49 +5,64 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from remask.checkpoint.bundled import BUNDLED
-from remask.checks.fields import declared
-from remask.checks.values import real, whole
+from remask.checkpoint.settings import ModelSettings
+from remask.checks import BUNDLED
+from remask.checks.fields import declare, declared
+from remask.checks.values import Choice, Real, Whole, whole
 from remask.deploy.routing import Spill
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask.server.config import ServerConfig
-from remask.server.limits import IntakeLimits, ServerLimits
+from remask.server.config import IntakeLimits, ServerConfig, ServerLimits
 
-ROUTINGS = ("prefix", "round-robin")
+# What `llm` may hold: `ModelSettings` without what has a setting of its own here, or is the replica's to say.
+_APART = {"model", "chat_template", "reads", "spare_cores", "skip_bad_adapters", "progress"}
 MODEL_FIELDS = (
+    *(each.name for each in fields(ModelSettings) if each.name not in _APART),
     "cache_config",
-    "dtype",
-    "device",
-    "load_format",
-    "check_weights",
     "depth_table",
-    "threads",
-    "tensor_parallel",
-    "quantization",
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """How many replicas there are, what each of them gets, and which one a request goes to."""
+
+    min_replicas: int = declare(1, Whole(1), "Fewest replicas.")
+    max_replicas: int = declare(1, Whole(1), "Most replicas; autoscaling moves between the two.")
+    target_ongoing_requests: float | None = declare(
+        None, Real(0.0, above=True), "Open requests per replica that autoscaling aims at; by default `max_num_seqs`."
+    )
+    upscale_delay_s: float = declare(30.0, Real(0.0), "Seconds that a high load must last before replicas are added.")
+    downscale_delay_s: float = declare(600.0, Real(0.0), "Seconds of low load before replicas are removed.")
+    routing: str = declare(
+        "prefix",
+        Choice(("prefix", "round-robin")),
+        "`prefix` sends a request to the replica that holds its prefix; `round-robin` takes replicas in turn.",
+    )
+    balance: float = declare(
+        1.25,
+        Real(1.0, above=True),
+        "Open requests that a replica may have before prefixes spill over, as a multiple of the mean.",
+    )
+    num_cpus: float = declare(1.0, Real(0.0), "CPUs that Ray reserves for a replica, on one machine.")
+    num_gpus: float = declare(
+        0.0,
+        Real(0.0),
+        "GPUs. The processes of a replica with `tensor_parallel` are children of its actor, and share it.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings(Scaling):
     """Replicas of one model. All fields are plain data, because they are sent to other machines.
 
     Attributes:
         model: `bundled`, or a folder or hub id that every machine can read.
         cache: cache policy of requests that do not name one.
-        llm: further arguments of `LLM`: `cache_config`, `dtype`, `device`, `load_format`,
-            `check_weights`, `depth_table`, `threads`, `tensor_parallel`, `quantization`.
+        llm: further arguments of `LLM`: `cache_config`, `depth_table` and the fields of `ModelSettings`.
         engine: fields of `EngineConfig`, for each replica.
         server: fields of `ServerConfig`, for each replica, without the limits of connections.
         chat_template: Jinja text that replaces the model's own template.
-        min_replicas, max_replicas: limits of the number of replicas; autoscaling moves between them.
-        target_ongoing_requests: open requests per replica that autoscaling aims at; by default `max_num_seqs`.
-        upscale_delay_s, downscale_delay_s: seconds that a high, or low, load must last before replicas are added, or
-            removed.
-        routing: `prefix` sends a request to the replica that holds its prefix; `round-robin` takes replicas in turn.
-        balance: open requests that a replica may have before prefixes spill over, as a multiple of the mean.
-        num_cpus, num_gpus: resources that Ray reserves for a replica, on one machine. The processes of a replica with
-            `tensor_parallel` are children of its actor, and share them.
 
     Raises `ConfigError` on invalid settings.
     """
@@ -58,15 +73,6 @@ class FleetSettings:
     engine: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict, repr=False)  # holds the API keys
     chat_template: str | None = None
-    min_replicas: int = 1
-    max_replicas: int = 1
-    target_ongoing_requests: float | None = None
-    upscale_delay_s: float = 30.0
-    downscale_delay_s: float = 600.0
-    routing: str = "prefix"
-    balance: float = 1.25
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
 
     def __post_init__(self) -> None:
         _check_names("llm", self.llm, MODEL_FIELDS)
@@ -74,19 +80,12 @@ class FleetSettings:
         # The limits of connections are not among them: those are Ray Serve's.
         connections = declared(ServerLimits).keys() - declared(IntakeLimits).keys()
         _check_names("server", self.server, {each.name for each in fields(ServerConfig)} - connections)
-        whole("min_replicas", self.min_replicas, low=1)
-        whole("max_replicas", self.max_replicas, low=1)
+        for name, declaration in declared(Scaling).items():
+            declaration.check(name, getattr(self, name))
         if self.max_replicas < self.min_replicas:
             raise ConfigError(
                 f"max_replicas must be at least min_replicas ({self.min_replicas}), got {self.max_replicas}"
             )
-        real("target_ongoing_requests", self.target_ongoing_requests, low=0.0, above=True, optional=True)
-        real("upscale_delay_s", self.upscale_delay_s, low=0.0)
-        real("downscale_delay_s", self.downscale_delay_s, low=0.0)
-        if self.routing not in ROUTINGS:
-            raise UnknownNameError("routing", self.routing, ROUTINGS)
-        real("num_cpus", self.num_cpus, low=0.0)
-        real("num_gpus", self.num_gpus, low=0.0)
         ranks = self.llm.get("tensor_parallel", 1)
         whole("tensor_parallel", ranks, low=1)
         if 0 < self.num_gpus < ranks:
@@ -94,7 +93,7 @@ class FleetSettings:
                 f"num_gpus={self.num_gpus:g} is too few for a replica of tensor_parallel={ranks}: every process has a "
                 f"GPU; use num_gpus={ranks}"
             )
-        self.spill  # noqa: B018 - checks engine and balance
+        self.spill  # noqa: B018 - checks engine
         self.server_config  # noqa: B018
 
     @classmethod

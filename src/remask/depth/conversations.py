@@ -1,10 +1,11 @@
 """Conversations of any length: from chat prompts, token ids, a bundled model's task, or random tokens."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
@@ -80,94 +81,98 @@ class ChatPrompts:
         return _grown_chat(self.tokenizer, compose, length)
 
 
-@dataclass(frozen=True, slots=True)
-class TariffPrompts:
-    """The task tariff: a system prompt with orders that nearly fills a canvas, then questions with their right answers.
+Asked: TypeAlias = Iterator[tuple[str, str]]
+"""Questions with their right answers."""
 
-    `kind` is the kind of every question. A canvas of the usual length has one, which is whole up to ratio 0.85.
+_Q = TypeVar("_Q", tariff.TariffQuestion, relay.RelayQuestion)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPrompts:
+    """A bundled model's task: a system prompt, then questions with their right answers.
+
+    Attributes:
+        task: its name.
+        begin: draws a system prompt, and returns with it what asks a number of questions about it.
     """
 
+    task: str
+    source: str
+    canvas: int
+    response: int
     tokenizer: Tokenizer
-    source: str = "the tariff task (remask.tasks.tariff), questions answered about the same orders"
-    canvas: int = 200  # the system prompt, one question and one response
-    response: int = 8
-    orders: int = 64  # of a system prompt
-    kind: str = "plan"
+    begin: Callable[[random.Random], tuple[str, Callable[[int], Asked]]]
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return new orders, and as many questions as give `length` tokens."""
-        settings = tariff.TariffSettings(orders=self.orders)
-        prompt, seed = tariff.draw_prompt(rng, settings), rng.getrandbits(32)
+        """Return a new system prompt, and as many questions as give `length` tokens."""
+        system, ask = self.begin(rng)
 
         def compose(turns: int) -> list[Message]:
-            questions = random.Random(seed)
-            messages: list[Message] = [{"role": "system", "content": prompt.text}]
-            for _ in range(turns):
-                question = tariff.draw_question(questions, prompt, self.kind, settings.asked)
-                messages.append({"role": "user", "content": question.text})
-                messages.append({"role": "assistant", "content": tariff.reference_response(prompt, question)})
+            messages: list[Message] = [{"role": "system", "content": system}]
+            for question, answer in ask(turns):
+                messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             return messages[:-1]
 
         return _grown_chat(self.tokenizer, compose, length)
 
 
-@dataclass(frozen=True, slots=True)
-class RelayPrompts:
-    """The task relay: a system prompt with goods that nearly fills a canvas, then questions with their right answers.
+def tariff_prompts(tokenizer: Tokenizer, kind: str = "plan") -> TaskPrompts:
+    """The task tariff, `kind` being the kind of every question.
 
-    A canvas of the usual length has one question, which is whole up to ratio 0.8: beyond it the season
-    would stand nowhere behind the prefix.
+    A canvas of the usual length is the system prompt, one question and one response; the question is whole up to ratio
+    0.85.
+    """
+    settings = tariff.TariffSettings(orders=64)
+
+    def begin(rng: random.Random) -> tuple[str, Callable[[int], Asked]]:
+        prompt = tariff.draw_prompt(rng, settings)
+        draw = partial(tariff.draw_question, prompt=prompt, kind=kind)
+        return prompt.text, _asking(rng, draw, partial(tariff.reference_response, prompt))
+
+    more = "" if kind == "plan" else f", {kind}"
+    source = f"the tariff task (remask.tasks.tariff), questions answered about the same orders{more}"
+    return TaskPrompts("tariff", source, 200, 8, tokenizer, begin)
+
+
+def relay_prompts(tokenizer: Tokenizer) -> TaskPrompts:
+    """The task relay.
+
+    A canvas of the usual length is the system prompt and one question, which is whole up to ratio 0.8: beyond it the
+    season would stand nowhere behind the prefix.
     """
 
-    tokenizer: Tokenizer
-    source: str = "the relay task (remask.tasks.relay), questions answered about the same goods"
-    canvas: int = 96  # the system prompt and one question
-    response: int = relay.HOPS
+    def begin(rng: random.Random) -> tuple[str, Callable[[int], Asked]]:
+        prompt = relay.draw_prompt(rng, relay.RelaySettings())
+        draw = partial(relay.draw_question, prompt=prompt)
+        return prompt.text, _asking(rng, draw, partial(relay.reference_response, prompt))
 
-    def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return new goods, and as many questions as give `length` tokens."""
-        prompt, seed = relay.draw_prompt(rng, relay.RelaySettings()), rng.getrandbits(32)
-
-        def compose(turns: int) -> list[Message]:
-            questions = random.Random(seed)
-            messages: list[Message] = [{"role": "system", "content": prompt.text}]
-            for _ in range(turns):
-                question = relay.draw_question(questions, prompt)
-                messages.append({"role": "user", "content": question.text})
-                messages.append({"role": "assistant", "content": relay.reference_response(prompt, question)})
-            return messages[:-1]
-
-        return _grown_chat(self.tokenizer, compose, length)
+    source = "the relay task (remask.tasks.relay), questions answered about the same goods"
+    return TaskPrompts("relay", source, 96, relay.HOPS, tokenizer, begin)
 
 
-@dataclass(frozen=True, slots=True)
-class TransitPrompts:
-    """The task transit: a system prompt with a table, then riders' questions with their right answers."""
+def transit_prompts(tokenizer: Tokenizer, hops: int | None = None) -> TaskPrompts:
+    """The task transit, `hops` being those of every question; None: any number.
 
-    tokenizer: Tokenizer
-    source: str = "the transit task (remask.tasks.transit), questions answered about one table"
-    canvas: int = 288  # the system prompt, one question and one response
-    response: int = 16
-    rows: tuple[int, int] = (16, 64)  # of a table, so that system prompts end at many ratios
-    hops: int | None = None  # of every question; None: any number
+    A canvas of the usual length is the system prompt, one question and one response. Tables have 16 to 64 rows, so that
+    system prompts end at many ratios.
+    """
 
-    def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return a new table with a number of rows within `rows`, and as many questions as give `length` tokens."""
-        seed, rows = rng.getrandbits(32), rng.randint(*self.rows)
+    def begin(rng: random.Random) -> tuple[str, Callable[[int], Asked]]:
+        seed, rows = rng.getrandbits(32), rng.randint(16, 64)
+        line = transit.make_workload(1, 1, seed, rows)[0].prompt
 
-        def compose(turns: int) -> list[Message]:
-            requests = transit.make_workload(turns, 1, seed, rows)
-            line = requests[0].prompt
-            messages: list[Message] = [requests[0].messages[0]]
-            for number, request in enumerate(requests):
+        def ask(turns: int) -> Asked:
+            for number, request in enumerate(transit.make_workload(turns, 1, seed, rows)):
                 question = request.question
-                if self.hops is not None:
-                    question = transit.draw_question(random.Random(seed + number), line, self.hops)
-                messages.append({"role": "user", "content": question.text})
-                messages.append({"role": "assistant", "content": transit.reference_response(line, question)})
-            return messages[:-1]
+                if hops is not None:
+                    question = transit.draw_question(random.Random(seed + number), line, hops)
+                yield question.text, transit.reference_response(line, question)
 
-        return _grown_chat(self.tokenizer, compose, length)
+        return line.text, ask
+
+    more = "" if hops is None else f", {hops} hops"
+    source = f"the transit task (remask.tasks.transit), questions answered about one table{more}"
+    return TaskPrompts("transit", source, 288, 16, tokenizer, begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +237,21 @@ class RandomPrompts:
         mask = self.config.mask_id
         drawn = (rng.randrange(self.config.vocab - 1) for _ in range(length))
         return Conversation([token + (token >= mask) for token in drawn])
+
+
+def _asking(
+    rng: random.Random, draw: Callable[[random.Random], _Q], answer: Callable[[_Q], str]
+) -> Callable[[int], Asked]:
+    """What asks a number of questions that `draw` draws; the first ones are always the same."""
+    seed = rng.getrandbits(32)
+
+    def ask(turns: int) -> Asked:
+        questions = random.Random(seed)
+        for _ in range(turns):
+            question = draw(questions)
+            yield question.text, answer(question)
+
+    return ask
 
 
 def _until_question(conversation: Sequence[Message]) -> list[Message]:

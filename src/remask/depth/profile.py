@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
@@ -12,15 +13,96 @@ from tqdm import tqdm
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.conversations import Conversation, PromptSet, SystemPrompt
-from remask.depth.cuts import Cut, cut_at, reachable
-from remask.depth.limits import depth_at, depth_entries, limits_of, table_limits
-from remask.depth.rule import DepthRule
-from remask.depth.settings import ProfileSettings
-from remask.depth.similarity import Measure, PrefixProbe
+from remask.depth.rule import DepthRule, ProfileSettings, depth_at, depth_entries
+from remask.depth.similarity import Measure, PrefixProbe, limits_of, table_limits
 from remask.depth.table import DepthTable, Growth
 from remask.errors import ConfigError
 from remask.model.transformer import Transformer
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup, percent
+
+RATIOS = (*range(5, 100, 5), 97, 98, 99)  # finer at the end, where depth rises fastest
+SHORTEST_REST = 8  # tokens after the prefix below which a default ratio is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A canvas: `prompt`, whose first `prefix` tokens are the shared prefix, followed by `masks` masks."""
+
+    prompt: tuple[int, ...]
+    prefix: int
+    masks: int
+
+
+def reachable(ratios: Sequence[int] | None, canvas: int, system: int | None = None) -> tuple[int, ...]:
+    """Return the ratios to measure, ascending. None takes those of `RATIOS` that fit.
+
+    `system` is the length of the system prompt of all canvases. Raises `ConfigError` if a given ratio cannot be reached
+    exactly on a canvas of this length, or with so short a system prompt, or if none fits.
+    """
+    if system is not None:
+        return _behind(system, ratios, canvas)
+    reached = {r for r in range(100) if percent(_longest(r, canvas), canvas) == r and _longest(r, canvas) < canvas}
+    if ratios is None:
+        chosen = [r for r in RATIOS if r in reached and canvas - _longest(r, canvas) >= SHORTEST_REST]
+        if not chosen:
+            raise ConfigError(f"a canvas of {canvas} tokens is too short to profile; choose a longer one")
+        return tuple(chosen)
+    for ratio in ratios:
+        if ratio not in reached:
+            raise ConfigError(
+                f"a canvas of {canvas} tokens cannot be cut at a prefix ratio of {ratio} %; choose a longer canvas"
+            )
+    return tuple(sorted(set(ratios)))
+
+
+def _behind(system: int, ratios: Sequence[int] | None, canvas: int) -> tuple[int, ...]:
+    """As `reachable`, behind a system prompt."""
+    found = {ratio: _behind_system(system, ratio, canvas) for ratio in (RATIOS if ratios is None else ratios)}
+    fitting = {ratio: lengths[1] - lengths[0] for ratio, lengths in found.items() if lengths is not None}
+    if ratios is None:
+        ratios = [ratio for ratio, rest in fitting.items() if rest >= SHORTEST_REST]
+    missing = [ratio for ratio in ratios if ratio not in fitting]
+    if missing or not ratios:
+        raise ConfigError(
+            f"behind a system prompt of {system} tokens no canvas of up to {canvas} has a prefix ratio of "
+            f"{', '.join(map(str, missing)) or 'any measured'} %; use a longer system prompt, or other ratios"
+        )
+    return tuple(sorted(set(ratios)))
+
+
+def _longest(ratio: int, canvas: int) -> int:
+    """Return the prefix length of the longest canvas at this ratio."""
+    return max(1, round(ratio * canvas / 100))
+
+
+def cut_at(first: Conversation, last: Sequence[int], ratio: int, canvas: int, response: int) -> Cut:
+    """Cut a canvas of at most `canvas` tokens at `ratio` percent: the head of `first`, the tail of `last`, and masks.
+
+    The prefix ends with a turn of `first` if that makes it long enough. Where all conversations have one system prompt,
+    the prefix is as much of it as fits, however short the canvas gets.
+    """
+    longest = _longest(ratio, canvas)
+    fitting = None if first.system is None else _behind_system(first.system, ratio, canvas)
+    if fitting is None:
+        prefix = max((end for end in first.ends if longest <= 2 * end <= 2 * longest), default=longest)
+        total = canvas if prefix == longest else round(100 * prefix / ratio)
+        if total > canvas or percent(prefix, total) != ratio:
+            prefix, total = longest, canvas
+    else:
+        prefix, total = fitting
+    rest = total - prefix
+    masks = min(response, rest // 2)
+    return Cut((*first.tokens[:prefix], *last[len(last) - rest + masks :]), prefix, masks)
+
+
+def _behind_system(system: int, ratio: int, canvas: int) -> tuple[int, int] | None:
+    """Prefix and length of a canvas whose prefix is a system prompt of `system` tokens, or as much of it as fits."""
+    for prefix in range(min(system, _longest(ratio, canvas)), 0, -1):
+        total = min(canvas, round(100 * prefix / ratio)) if ratio else canvas
+        if total > prefix and percent(prefix, total) == ratio:
+            return prefix, total
+    return None
+
 
 FIRST_SAMPLES = 8
 STILL = 2  # doublings in a row that must leave the table unchanged
@@ -28,6 +110,20 @@ STILL = 2  # doublings in a row that must leave the table unchanged
 
 class Subject(Protocol):
     """The parts of an `LLM` that profiling needs."""
+
+    @property
+    def loaded(self) -> LoadedModel: ...  # noqa: D102
+
+    @property
+    def model(self) -> Transformer: ...  # noqa: D102
+
+    @property
+    def progress(self) -> bool: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A `Subject` that is no `LLM`."""
 
     loaded: LoadedModel
     model: Transformer
@@ -44,10 +140,10 @@ class Cuts:
         ratios: in percent, ascending.
         canvas, response: tokens of the longest canvas, and masks at its end.
         definition: how similarity is computed.
+        probe: what computes it.
     """
 
-    def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings, *, behind: bool = False) -> None:
-        """As the class says; with `behind` what requests share stands behind their masks, and not in front."""
+    def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings) -> None:
         shape = llm.model.config
         if shape.kind != "masked":
             raise ConfigError(
@@ -59,10 +155,10 @@ class Cuts:
             raise ConfigError(f"canvas={self.canvas} exceeds the model's {shape.max_length} positions")
         self.response = 0 if settings.official else settings.response or prompts.response
         self.definition: Measure = "official" if settings.official else "joint" if settings.joint else "flat"
-        self._prompts, self._seed, self._behind = prompts, settings.seed, behind
+        self._prompts, self._seed = prompts, settings.seed
         system = len(prompts.tokens) if isinstance(prompts, SystemPrompt) else None
         self.ratios = reachable(settings.ratios, self.canvas, system)
-        self._probe = PrefixProbe(llm.model, self.canvas)
+        self.probe = PrefixProbe(llm.model, self.canvas)
 
     def measure(
         self,
@@ -78,19 +174,17 @@ class Cuts:
         With `head` these tokens, a canvas long, are the prefix, cut to the same length wherever turns end. The question
         stays that of request `number`.
         """
-        cuts, every = self.cut(number, head), self._probe.model.config.layers
+        cuts, every = self.cut(number, head), self.probe.model.config.layers
         found = np.full((len(cuts), every), np.nan)
         for row, cut, count in zip(found, cuts, layers or [every] * len(cuts), strict=True):
             if count:
-                row[:count] = self._similarity(cut, None if count == every else count).mean(axis=0)
+                row[:count] = self.similarity(cut, None if count == every else count).mean(axis=0)
             tick()
         return found
 
-    def _similarity(self, cut: Cut, layers: int | None) -> NDArray[np.float64]:
-        if not self._behind:
-            return self._probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition, layers)
-        shared, own = cut.prompt[: cut.prefix], cut.prompt[cut.prefix :]
-        return self._probe.behind(own, cut.masks, shared, self.definition)
+    def similarity(self, cut: Cut, layers: int | None) -> NDArray[np.float64]:
+        """Of K and V of the prefix of a canvas, [2, layers]; None: all layers."""
+        return self.probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition, layers)
 
     def cut(self, number: int, head: Sequence[int] | None = None) -> list[Cut]:
         """Return the canvases that `measure` compares, one per ratio."""
@@ -165,11 +259,6 @@ def profile(
     )
 
 
-def run_depth(similarity: Sequence[float], tau: float) -> int:
-    """Number of leading layers whose similarity is strictly above `tau`."""
-    return sum(1 for _ in takewhile(lambda value: value > tau, similarity))
-
-
 def mean_curves(ratios: Iterable[int], measured: Sequence[NDArray[np.float64]]) -> dict[int, tuple[float, ...]]:
     """Mean similarity per layer of each ratio, to six digits; `measured` holds [ratios, layers] per request."""
     return _by_ratio(ratios, np.mean(measured, axis=0))
@@ -215,6 +304,12 @@ def stands_still(growth: Sequence[Growth], tolerance: float) -> bool:
     """Whether the last growths of N all left the table within `tolerance`."""
     last = growth[-STILL:]
     return len(last) == STILL and all(step.distance <= tolerance for step in last)
+
+
+def least_and_most(settings: ProfileSettings) -> tuple[int, int]:
+    """Requests per ratio that are measured at least, and at most."""
+    sizes = list(_sizes(settings))
+    return sizes[min(STILL, len(sizes) - 1)], sizes[-1]
 
 
 def _sizes(settings: ProfileSettings) -> Iterator[int]:

@@ -1,7 +1,6 @@
 """The prompts of a profile: GSM8K by default, a bundled model's own task for such a model, or a file of prompts."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ from remask.depth.conversations import (
     Message,
     PromptSet,
     RandomPrompts,
-    RelayPrompts,
     SystemPrompt,
-    TariffPrompts,
     TokenPrompts,
-    TransitPrompts,
+    relay_prompts,
+    tariff_prompts,
+    transit_prompts,
 )
 from remask.errors import ConfigError, UnknownNameError
-from remask.tasks import gsm8k, humaneval, relay, tariff, transit
+from remask.tasks import gsm8k, relay, tariff, transit
 from remask.text.tokenizer import ROLES, Tokenizer
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
@@ -38,40 +37,15 @@ def default_prompts(model: LoadedModel) -> PromptSet:
         arithmetic = _gsm8k(model.tokenizer)
         if _spells(model.tokenizer, arithmetic.conversations[0][0]["content"]):
             if not _spells(model.tokenizer, tariff.make_workload(1, 1, 0)[0].prompt.text):
-                return TariffPrompts(model.tokenizer)
+                return tariff_prompts(model.tokenizer)
             if not _spells(model.tokenizer, relay.make_workload(1, 1, 0)[0].prompt.text):
-                return RelayPrompts(model.tokenizer)
-        if _reads(model.tokenizer, arithmetic.conversations[0][0]["content"]):
+                return relay_prompts(model.tokenizer)
+        if reads(model.tokenizer, arithmetic.conversations[0][0]["content"]):
             return arithmetic
-        if _reads(model.tokenizer, transit.make_workload(1, 1, 0)[0].messages[0]["content"]):
-            return TransitPrompts(model.tokenizer)
+        if reads(model.tokenizer, transit.make_workload(1, 1, 0)[0].messages[0]["content"]):
+            return transit_prompts(model.tokenizer)
         return RandomPrompts(model.config, "random token ids, as the model's tokenizer does not read the default texts")
     return RandomPrompts(model.config)
-
-
-def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
-    """Return the tasks on which `model` can be profiled, by name. The task of its default prompts comes first.
-
-    Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; the kinds of questions of the task tariff,
-    the task relay, or rides of one, two and three hops, for those of the bundled models; random token ids for every
-    model.
-    """
-    sets: dict[str, PromptSet] = {}
-    tokenizer = model.tokenizer
-    default = default_prompts(model)
-    if isinstance(default, TariffPrompts):
-        sets = {kind: replace(default, kind=kind, source=f"{default.source}, {kind}") for kind in tariff.KINDS}
-    elif isinstance(default, RelayPrompts):
-        sets = {"relay": default}
-    elif isinstance(default, TransitPrompts):
-        hops = range(1, transit.MAX_HOPS + 1)
-        sets = {f"{n} hop{'s' * (n > 1)}": replace(default, hops=n, source=f"{default.source}, {n} hops") for n in hops}
-    elif isinstance(default, ChatPrompts):
-        sets["arithmetic"] = default
-        code = humaneval.conversations()
-        if tokenizer is not None and _reads(tokenizer, code[0][0]["content"]):
-            sets["code"] = ChatPrompts(f"{len(code)} problems of HumanEval", code, tokenizer)
-    return {**sets, "random tokens": RandomPrompts(model.config, "random token ids")}
 
 
 def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
@@ -125,10 +99,10 @@ def under_system_prompt(path: str | Path, prompts: PromptSet, model: LoadedModel
 
 def _gsm8k(tokenizer: Tokenizer) -> ChatPrompts:
     conversations = gsm8k.conversations()
-    return ChatPrompts(f"{len(conversations)} questions of GSM8K's train split", conversations, tokenizer)
+    return ChatPrompts(f"{len(conversations)} questions of GSM8K's test split", conversations, tokenizer)
 
 
-def _reads(tokenizer: Tokenizer, text: str) -> bool:
+def reads(tokenizer: Tokenizer, text: str) -> bool:
     """Whether nearly all words of `text` survive encoding and decoding."""
     words = text.lower().split()
     left = "".join(tokenizer.decode(tokenizer.encode(text)).lower().split())

@@ -1,10 +1,11 @@
-"""`DepthRule`: how similarities become the depths of a table."""
+"""`ProfileSettings` and `DepthRule`: how a depth table is measured, and how similarities become its depths."""
 
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from remask.checks.values import one_of
+from remask.checks.values import one_of, real, whole
+from remask.errors import ConfigError
 
 OverLayers: TypeAlias = Literal["leading", "largest"]
 OverRequests: TypeAlias = Literal["least-depth", "mean-depth", "mean-curve"]
@@ -45,8 +46,75 @@ class DepthRule:
         return f"{self.layers}, {self.requests}, {self.boundary}"
 
 
-RULES = tuple(DepthRule(*parts) for parts in product(OVER_LAYERS, OVER_REQUESTS, AT_BOUNDARY))
-"""All rules, the default one first."""
+def depth_at(limits: Sequence[float], tau: float) -> int:
+    """The depth that `limits` give at `tau`."""
+    return sum(limit > tau for limit in limits)
 
-AUTHORS = DepthRule("leading", "mean-curve", "paper")
-"""The reading of the authors' code."""
+
+def depth_entries(limits: Mapping[int, Sequence[float]], tau: float) -> dict[int, int]:
+    """Entries of a table with these limits by ratio: a ratio is added where it is deeper than all before it."""
+    entries: dict[int, int] = {}
+    deepest = 0
+    for ratio in sorted(limits):
+        depth = depth_at(limits[ratio], tau)
+        if depth > deepest:
+            entries[ratio] = deepest = depth
+    return entries
+
+
+def check_tau(tau: float) -> None:
+    """Raise `ConfigError` unless `tau` is a cosine similarity that a layer can exceed or miss."""
+    if not 0 < tau < 1:
+        raise ConfigError(f"tau must lie between 0 and 1, got {tau}")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """How to profile.
+
+    Attributes:
+        tau: similarity that a layer must exceed.
+        rule: how depths follow from similarities.
+        ratios: prefix ratios in percent; None takes every 5 % from 5 to 95, and 97 to 99, as far as they fit.
+        samples: requests per ratio; None doubles their number until the table stands still.
+        max_samples: most requests per ratio.
+        tolerance: L1 distance between tables, in layers per ratio, up to which a table counts as unchanged.
+        official: follow the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token.
+            Otherwise the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
+        needed_layers: compute no layer that cannot change the depths at `tau`, those above the least depth so far. The
+            table has the same entries, and no depths at a lower tau. Only with a rule of leading layers and least
+            depths.
+        joint: one cosine over K and V as one flattened vector (equation 3 read literally), where the default is the
+            mean of two. Not together with `official`.
+        canvas: tokens of the longest canvas; None takes the prompt set's usual length, at most the model's.
+        response: masks at the end of a canvas, at most half of what follows the prefix; None: the prompt set's.
+        seed: seed of the choice of prompts.
+    """
+
+    tau: float = 0.97
+    rule: DepthRule = field(default_factory=DepthRule)
+    ratios: tuple[int, ...] | None = None
+    samples: int | None = None
+    max_samples: int = 512
+    tolerance: float = 0.1  # rare requests move a least depth by a layer at few ratios
+    official: bool = False
+    joint: bool = False
+    needed_layers: bool = False
+    canvas: int | None = None
+    response: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_tau(self.tau)
+        if self.official and self.joint:
+            raise ConfigError("official and joint are two definitions of similarity; choose one of them")
+        if self.needed_layers and (self.rule.layers, self.rule.requests) != ("leading", "least-depth"):
+            raise ConfigError(
+                f"needed_layers needs the rule 'leading, least-depth', got {str(self.rule)!r}, whose depths depend on "
+                "the similarities of all layers; leave one of the two out"
+            )
+        real("tolerance", self.tolerance, low=0)
+        for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
+            whole(name, getattr(self, name), low=least, optional=True)
+        if self.ratios is not None and (not self.ratios or any(not 0 <= r < 100 for r in self.ratios)):
+            raise ConfigError(f"ratios must be percents from 0 to 99, got {list(self.ratios)}")

@@ -1,4 +1,4 @@
-"""How much a prefix's K/V change when the rest of the canvas is there: both computed, and compared per layer."""
+"""How much a prefix's K/V change when the rest of the canvas is there, per layer, and the limits of depths in that."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,13 +10,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.uncached import pack_uncached
+from remask.depth.rule import DepthRule
+from remask.engine.pack import pack_uncached
 from remask.errors import ConfigError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
 
 Measure = Literal["flat", "joint", "official"]
+Floats: TypeAlias = NDArray[np.float64]
 KV: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # K, then V: a tensor [P, kv_heads, Dh] per layer
 
 
@@ -76,7 +78,7 @@ class PrefixProbe:
 
     def __init__(self, model: Transformer, max_tokens: int) -> None:
         self.model, self.max_tokens = model, max_tokens
-        self._pool = Pool(model.config, 2 * max_tokens, 1, model.dtype, model.device)
+        self.pool = Pool(model.config, 2 * max_tokens, 1, model.dtype, model.device)
 
     @torch.inference_mode()
     def similarity(
@@ -96,53 +98,45 @@ class PrefixProbe:
         """
         if not 1 <= prefix <= len(prompt):
             raise ConfigError(f"prefix must be from 1 to the prompt's {len(prompt)} tokens, got {prefix}")
-        self._check_length(len(prompt) + response)
+        self.check_length(len(prompt) + response)
         whole = Canvas.masked(prompt, response, self.model.config.mask_id)
         alone = Canvas(prompt[:prefix], (), 0)
         batch = pack_uncached(self.model, [whole, alone])
         if layers is not None:
             batch = replace(batch, stages=tuple(replace(stage, layers=range(layers)) for stage in batch.stages))
-        self.model.forward(batch, self._pool)
-        return layer_cosines(self._kv(0, prefix, layers), self._kv(len(whole), prefix, layers), measure)
+        self.model.forward(batch, self.pool)
+        return layer_cosines(self.kv(0, prefix, layers), self.kv(len(whole), prefix, layers), measure)
 
-    @torch.inference_mode()
-    def behind(
-        self, prompt: Sequence[int], response: int, affix: Sequence[int], measure: Measure = "flat"
-    ) -> NDArray[np.float64]:
-        """As `similarity`, of an affix that stands behind the response: [2, layers] for the tokens `affix`.
-
-        The canvas is `prompt`, `response` masks and `affix`. Computed alone the affix stands at positions from 0 on,
-        and its keys are turned to where it stands on the canvas.
-
-        Raises `ConfigError` where the affix is empty, or the canvas exceeds `max_tokens`.
-        """
-        if not affix:
-            raise ConfigError("the affix behind the masks is empty; give one token or more")
-        before = [*prompt, *[self.model.config.mask_id] * response]
-        whole = [*before, *affix]
-        self._check_length(len(whole))
-        canvases = [Canvas(tokens, (), 0) for tokens in (whole, affix)]
-        self.model.forward(pack_uncached(self.model, canvases), self._pool)
-        keys, values = self._kv(len(whole), len(affix))
-        moved = tuple(self.model.turned(k, len(before)) for k in keys)
-        return layer_cosines(self._kv(len(before), len(affix)), (moved, values), measure)
-
-    @torch.inference_mode()
-    def states(self, tokens: Sequence[int], count: int | None = None) -> KV:
-        """K and V of the first `count` positions (default: of all) of a canvas of `tokens`, computed without a cache.
-
-        They are copies. The tokens may be a prefix, or a canvas at any step. Raises `ConfigError` where they exceed
-        `max_tokens`.
-        """
-        self._check_length(len(tokens))
-        self.model.forward(pack_uncached(self.model, [Canvas(tokens, (), 0)]), self._pool)
-        keys, values = self._kv(0, len(tokens) if count is None else count)
-        return tuple(k.clone() for k in keys), tuple(v.clone() for v in values)
-
-    def _check_length(self, tokens: int) -> None:
+    def check_length(self, tokens: int) -> None:
+        """Raise `ConfigError` where a canvas of so many tokens is too long."""
         if tokens > self.max_tokens:
             raise ConfigError(f"a canvas of {tokens} tokens exceeds the probe's {self.max_tokens}")
 
-    def _kv(self, slot: int, count: int, layers: int | None = None) -> KV:
+    def kv(self, slot: int, count: int, layers: int | None = None) -> KV:
+        """What stands in `count` slots from `slot` on, of the first `layers`; None: of all."""
         rows = slice(slot, slot + count)
-        return tuple(k[rows] for k in self._pool.k[:layers]), tuple(v[rows] for v in self._pool.v[:layers])
+        return tuple(k[rows] for k in self.pool.k[:layers]), tuple(v[rows] for v in self.pool.v[:layers])
+
+
+def limits_of(rule: DepthRule, curves: Floats) -> Floats:
+    """Limits of single curves of similarities, which may be those of requests or means: [..., layers] both."""
+    if rule.layers == "leading":
+        reached = np.minimum.accumulate(curves, axis=-1)
+    else:
+        reached = np.maximum.accumulate(curves[..., ::-1], axis=-1)[..., ::-1]
+    if rule.boundary == "paper":
+        return reached
+    return np.concatenate([reached[..., 1:], reached[..., -1:]], axis=-1)
+
+
+def table_limits(rule: DepthRule, measured: Floats) -> Floats:
+    """Limits of a table, [ratios, layers], from the curves of N requests, [N, ratios, layers]."""
+    if rule.requests == "mean-curve":
+        return limits_of(rule, measured.mean(axis=0))
+    if rule.requests == "least-depth":
+        least: Floats = limits_of(rule, measured).min(axis=0)
+        return least
+    requests, ratios, _ = measured.shape
+    falling = -np.sort(-np.moveaxis(limits_of(rule, measured), 0, 1).reshape(ratios, -1), axis=1)
+    # The mean of N depths is at least b where N b of all their limits are above tau.
+    return falling[:, requests - 1 :: requests]

@@ -1,7 +1,9 @@
 """The engine in its own thread, for callers in an event loop."""
 
 import asyncio
+import ctypes
 import logging
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -12,8 +14,7 @@ from typing import Protocol, TypeVar
 
 from remask.checks.values import real, whole
 from remask.engine.engine import Engine
-from remask.engine.pending import PendingRequest
-from remask.engine.trimming import trim_memory
+from remask.engine.request import PendingRequest
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.request.result import Event, Result, Usage
 
@@ -155,7 +156,7 @@ class AsyncEngine:
         return len(self._tickets) - len(self._begun)
 
     def start(self) -> None:
-        """Start the thread. Called once, in the event loop that gets the events."""
+        """Start the thread and the watch over its steps. Called once, in the event loop that gets the events."""
         self._loop = asyncio.get_running_loop()
         self._idle.set()
         self._thread.start()
@@ -399,3 +400,14 @@ def _resolve(future: "asyncio.Future[T]", value: T) -> None:
 def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def trim_memory() -> bool:
+    """Return free memory to the system. True where there was some.
+
+    glibc keeps memory that large passes have freed. Other C libraries have no such call, and nothing is done there.
+    """
+    if sys.platform != "linux":
+        return False
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(0))

@@ -1,4 +1,4 @@
-"""One canvas on the device: its K/V slots per layer, its ledger and its step clock."""
+"""One canvas on the device: K/V slots per layer, ledger, kept hidden states. The buffer of all tokens there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.errors import PlanError
-from remask.model.runs import runs
-from remask.model.stage import Run
+from remask.model.stage import Index, Run, runs
 from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
 from remask.plan.pass_cost import ExecutedPlan
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Positions, Span, SpanMemo
-from remask.store.entry import PrefixEntry
+from remask.sampling.choice import Candidates, Choice
+from remask.store.entries import PrefixEntry
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
@@ -84,17 +84,21 @@ class CanvasState:
     restored: tuple[Kept, ...] = ()
     states: Tensor | None = None
     shift: int = 0
+    adapter: str | None = None  # that its rows are computed with
     outputs: bool = False  # attention and FFN outputs are cached too
+    leaves: int | None = None  # the pass ends after this many layers: the next one restarts from what leaves them
     prefix: PrefixHit | None = None  # positions that it reads from the store
     chain: int = 0  # hash of the last exact page that it shares
     hook_state: Any = None  # kept between passes by the policy's layer hook
     hook_output: Any = None  # what the hook reports to the policy
     memo: SpanMemo = field(default_factory=SpanMemo)  # spans of its recent plans
-    _unsent: list[Positions] | None = None  # changed since they were sent; None: never sent
-    sharing: tuple[int, int] = field(init=False)  # equal for branches that read the same shared prefix in place
+    unsent: list[Positions] | None = None  # changed by the host since they were sent; None: never sent
+    sharing: tuple[int, int] = field(init=False)  # equal for canvases that read the same shared prefix in place
+    places: NDArray[np.int64] = field(init=False)  # of its tokens in the device token buffer, [T]: slots of layer 0
 
     def __post_init__(self) -> None:
         self.sharing = (-1 if self.lease is None else self.lease.entry.key), self.chain
+        self.places = self.table(0).slots
 
     def slots(self, layer: int) -> NDArray[np.int64]:
         """Its K/V slots in `layer`, [T]."""
@@ -104,25 +108,15 @@ class CanvasState:
         """The table that holds its slots in `layer`."""
         return next(table for table in self.tables if layer in table.layers)
 
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """Places of its tokens in the device token buffer, [T]."""
-        return self.table(0).slots
-
-    def changed(self, positions: Positions) -> None:
-        """Note that the host has changed tokens or noisy flags."""
-        if self._unsent is not None and len(positions):
-            self._unsent.append(positions)
-
-    def unsent(self) -> Positions:
+    def outdated(self) -> Positions:
         """The positions that differ in the device token buffer."""
-        if self._unsent is None:
+        if self.unsent is None:
             return np.arange(len(self.canvas))
-        return np.unique(np.concatenate(self._unsent)) if self._unsent else _NOWHERE
+        return np.unique(np.concatenate(self.unsent)) if self.unsent else _NOWHERE
 
     def sent(self) -> None:
         """Note that the device token buffer is up to date."""
-        self._unsent = []
+        self.unsent = []
 
     @property
     def extra_bytes(self) -> int:
@@ -137,11 +131,8 @@ class CanvasState:
         prefix = None if separately else self.prefix
         return ExecutedPlan(plan, prefix, self.sharing, self.outputs)
 
-    def admit(self, plan: Plan) -> None:
+    def enter(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
-        if plan.again:  # it predicts a subset of what the last plan did
-            self.ledger.enter(plan)
-            return
         plan.check(len(self.canvas))
         predicted = plan.predicted
         if np.count_nonzero(self.canvas.noisy[predicted]) < len(predicted):
@@ -188,15 +179,67 @@ def plain_table(extent: PageRange) -> SlotTable:
     return SlotTable(extent.layers, slots, (), slots)
 
 
-def prefix_canvas(entry: PrefixEntry, layers: int) -> tuple[CanvasState, Plan]:
+def prefix_canvas(entry: PrefixEntry, layers: int, adapter: str | None = None) -> tuple[CanvasState, Plan]:
     """The prefix-only pass of a store entry: its canvas is the prefix alone, and every layer's output is kept."""
     canvas = Canvas(entry.tokens, (), 0)
     rows = np.ones(len(canvas), dtype=np.bool_)
     spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
-    branch = CanvasState(canvas, Ledger(layers, len(canvas), None), (plain_table(entry.extent),), states=entry.states)
-    return branch, Plan(spans=spans, predict=np.zeros(len(canvas), dtype=np.bool_))
+    tables, ledger = (plain_table(entry.extent),), Ledger(layers, len(canvas), None)
+    state = CanvasState(canvas, ledger, tables, states=entry.states, adapter=adapter)
+    return state, Plan(spans=spans, predict=np.zeros(len(canvas), dtype=np.bool_))
 
 
 def new_states(layers: int, hidden: int, dtype: torch.dtype, device: torch.device, tokens: int) -> Tensor:
     """Room for the hidden states leaving all layers but the last, [layers - 1, tokens, hidden]."""
     return torch.empty((layers - 1, tokens, hidden), dtype=dtype, device=device)
+
+
+class TokenBuffer:
+    """Tokens and noisy flags, addressed like K/V slots of the first layer, so shared prefixes are shared here too.
+
+    Changes of the host are sent with the next pass. Tokens that the device chooses are written here at once, and the
+    host reads them later.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        # Twice the token, plus 1 where it is noisy. -2 is no token. Nobody reads the last one.
+        self.values = torch.full((slots + 1,), -2, dtype=torch.int64, device=device)
+
+    def outgoing(self, states: Sequence[CanvasState]) -> tuple[Index, Index]:
+        """Unsent changes of `states`: places in the buffer and their values, int64 [n] each."""
+        changed = [(state, state.outdated()) for state in states]
+        changed = [(state, positions) for state, positions in changed if len(positions)]
+        if not changed:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        places = np.concatenate([state.places[positions] for state, positions in changed])
+        canvases = [(state.canvas, positions) for state, positions in changed]
+        return places, np.concatenate([2 * canvas.tokens[at] + canvas.noisy[at] for canvas, at in canvases])
+
+    def write(self, places: Tensor, values: Tensor) -> None:
+        """Write `values` to `places`, int64 [n] each. A place that is listed twice has the same value twice."""
+        if len(places):
+            self.values.index_copy_(0, places, values)
+
+    def tokens(self, places: Tensor) -> Tensor:
+        """The tokens at `places`, int64 [n]."""
+        return self.values[places] >> 1
+
+    @torch.inference_mode()
+    def transfer(self, scores: Tensor, requests: Sequence[Candidates], *, kernels: bool = False) -> Tensor:
+        """Choose the predicted positions that are transferred, and write their tokens to the buffer.
+
+        They are final then, unless a rule may change them again; the host then decides when they are final. With
+        `kernels` a Triton kernel does it.
+
+        `scores` [2 + n, R] are those of `runner.score_rows`. Returns them with one more row, which is 1 where a
+        position was chosen.
+        """
+        if not scores.shape[1] or all(each.chosen is None for each in requests):
+            return torch.cat((scores, torch.zeros_like(scores[:1])))
+        choice = Choice.of(requests, len(self.values) - 1, scores.device)
+        if kernels:
+            from remask.sampling import kernels_triton
+
+            if choice.longest <= kernels_triton.LARGEST:
+                return kernels_triton.transfer(choice, scores, self.values)
+        return choice.transfer(scores, self.values)

@@ -1,18 +1,26 @@
-"""What a device has room for: a model's weights, the tokens of K/V beside them, and the way out where it has not."""
+"""What a device has room for: a model's weights, the tokens of K/V beside them, and the way out where it has not.
+
+Which number format `--quantization auto` takes: the fastest that fits.
+"""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 
+from remask.checks import CPU_QUANTIZATIONS, Quantization, QuantizationChoice
+from remask.checks.values import one_of
+from remask.engine.config import AUTO
 from remask.errors import ConfigError
+from remask.machine.device import BFLOAT16_PARAMETERS
 from remask.model.attention import Attention, SizedAttention
 from remask.model.attention_torch import GPU_SCORES
 from remask.model.config import ModelConfig
-from remask.model.int4_kernels import TILE_BYTES
-from remask.model.quantised import MULTIPLIED
-from remask.model.quantization_names import Quantization
+from remask.model.cpu_kernels import TILE_BYTES, Speeds, average, dtype_speeds, int4_kernel, int8_kernel
+from remask.model.quantised import MULTIPLIED, check_sizes
 from remask.model.ranks import Shard
 from remask.model.weights import empty_weights
 from remask.model.work_list import WorkList, WorkListBuilder
@@ -100,7 +108,7 @@ def layer_bytes(part: ModelConfig, rows: int, longest: int, item: int, attention
     turned = 2 * angle * (queries + keys) if angle > item else 0
     projected = item * (hidden + 2 * queries + 3 * keys) + max(normed, turned)
     compared = item * (2 * hidden + 2 * keys) + 5 * single * keys
-    wide = (3 if part.mlp == "swiglu" else 1) * part.intermediate
+    wide = (3 if part.gated else 1) * part.intermediate
     mixture = part.mixture
     if mixture is not None:  # a row is copied for each of its experts
         wide = max(wide, mixture.active * (3 * hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
@@ -263,3 +271,67 @@ def _numbers(config: ModelConfig) -> list[int]:
 
 
 _MORE = ("--tensor-parallel with more devices", "a device with more memory")
+
+
+NONE: Final = "none"
+_GAIN = 1.1  # by how much narrower numbers must be faster to be taken
+
+
+def resolve_quantization(
+    asked: QuantizationChoice,
+    stored: Quantization | None,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    memory: DeviceMemory | None,
+    processes: int = 1,
+    usual: str | None = None,
+) -> tuple[Quantization | None, str]:
+    """How a model's matrices are kept, and the reason for it in words.
+
+    On a CPU `auto` is the fastest of the dtype, int8 and int4 that fit, by short measurements; the wider one where they
+    are as fast. Where none fits it is the narrowest. Files that are quantised stay as they are. `memory` is None where
+    it is not known, and `processes` share it. `usual` is what the model's files name for CPUs, and
+    holds where nothing is asked. Raises `ConfigError` where it is none of these, or where `none` is asked of files that
+    are quantized.
+    """
+    if asked is None and stored is None and usual is not None and device.type == "cpu":
+        one_of("'quantization' in remask.json", usual, (AUTO, NONE, *CPU_QUANTIZATIONS))
+        kind, why = resolve_quantization(usual, None, config, dtype, device, memory, processes)  # type: ignore[arg-type]
+        return kind, why if usual == AUTO else "as the model's files advise"
+    if asked == NONE:
+        if stored is not None:
+            raise ConfigError(f"quantization 'none': the model's files hold {stored}; load the model they were made of")
+        return None, "as asked"
+    if asked != AUTO:
+        return asked or stored, "as asked" if asked else "as in the files" if stored else "by default"
+    if stored is not None:
+        return stored, "auto: as in the files"
+    if device.type != "cpu":
+        return None, f"auto: device {device}"
+    if config.parameters < BFLOAT16_PARAMETERS:
+        return None, f"auto: {config.parameters / 1e6:.3g} million parameters gain nothing"
+
+    def fits(kind: Quantization | None) -> bool:
+        return memory is None or weight_bytes(config, dtype, processes, kind) * processes <= memory.room
+
+    kinds: list[Quantization | None] = [None, "int8"]
+    with suppress(ConfigError):
+        check_sizes("int4", Shard(processes - 1, processes).part(config))
+        kinds.append("int4")
+    fitting = [kind for kind in kinds if fits(kind)]
+    if len(fitting) < 2:
+        return (fitting or kinds)[-1], "auto: no other fits" if fitting else "auto: nothing fits"
+    speed = {kind: average(_speeds(kind, dtype)) for kind in fitting}
+    taken = fitting[0]
+    for kind in fitting[1:]:
+        taken = kind if speed[kind] > _GAIN * speed[taken] else taken
+    names = {None: str(dtype).removeprefix("torch.")} | {kind: kind for kind in CPU_QUANTIZATIONS}
+    found = ", ".join(f"{names[kind]} {own:.1f}" for kind, own in speed.items())
+    return taken, f"auto: of what fits, times as fast as float32: {found}"
+
+
+def _speeds(kind: Quantization | None, dtype: torch.dtype) -> Speeds:
+    if kind is None:
+        return dtype_speeds(dtype)
+    return (int4_kernel() if kind == "int4" else int8_kernel()).speed

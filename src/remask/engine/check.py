@@ -1,17 +1,19 @@
-"""Checks a request before anything is computed, and makes it a pending request."""
+"""Checks a request before anything is computed, and makes it a pending request. The limits of one request."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
+from remask.checks import in_words
 from remask.checks.fields import declared
-from remask.checks.kinds import in_words
-from remask.checks.values import is_whole
-from remask.engine.drafting import MOST_PACED, DraftRoom
-from remask.engine.limits import RequestLimits, work_of
-from remask.engine.pending import PendingRequest
-from remask.engine.request import Request
-from remask.errors import ConfigError
+from remask.checks.values import LARGEST, is_whole, shown
+from remask.engine.config import EngineConfig
+from remask.engine.drafting import MOST_PACED
+from remask.engine.request import DraftRoom, PendingRequest, Request
+from remask.errors import ConfigError, UnknownNameError
 from remask.model.config import ModelConfig
+from remask.model.transformer import Transformer
 from remask.plan.canvas import OPEN
 from remask.policies.base import CachePolicy, RequestFacts
 from remask.policies.registry import names_for
@@ -21,27 +23,91 @@ from remask.request.sampling_params import SamplingParams
 from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
+from remask.sampling.causal import SPECULATION, CausalDecoding
 from remask.sampling.decoder import Decoding
+from remask.sampling.defaults import check_fields
 from remask.sampling.growing import GrowingDecoding, canvas_grows
-from remask.sampling.kind_fields import check_fields
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
-from remask.text.stops import Decode, StopRule
+from remask.text.incremental import Decode, StopRule
+
+STEPS_PER_POSITION = 4  # of the default limit of steps
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWork:
+    """The work that a request asks for, known before it runs.
+
+    Attributes:
+        steps: denoising steps that its parameters name, those of a correction included.
+        row_layers: an upper bound: row-layers of the passes of these steps, if each computed all rows in all
+            layers. A cache policy computes fewer.
+    """
+
+    steps: int
+    row_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Limits of one request. Each error names the field, the value, the limit and the way out."""
+
+    longest: int  # positions of a canvas
+    steps: int
+    row_layers: int | None
+
+    @classmethod
+    def of(cls, config: EngineConfig, max_model_len: int) -> "RequestLimits":
+        """The limits of an engine whose longest canvas has `max_model_len` positions."""
+        steps = config.max_steps or STEPS_PER_POSITION * max_model_len
+        return cls(max_model_len, steps, config.max_request_row_layers)
+
+    def check_steps(self, params: SamplingParams) -> None:
+        """Raise `ConfigError` where one of the fields that count steps exceeds the limit by itself."""
+        for name in ("steps", "steps_per_block", "remasking.max_post_steps", "uniform.correction_steps"):
+            value = attrgetter(name)(params)
+            if value is not None and value > self.steps:
+                raise ConfigError(f"{name}={value} is more than the {self.steps} steps {_WAY_OUT}")
+
+    def check_work(self, work: RequestWork, params: SamplingParams) -> None:
+        """Raise `ConfigError` on more work than a request may ask for."""
+        if work.steps > self.steps:
+            names = [name for name in _STEP_FIELDS if attrgetter(name)(params)] or ["max_tokens"]
+            named = ", ".join(f"{name}={attrgetter(name)(params)}" for name in names)
+            raise ConfigError(f"{named} make {work.steps} steps, more than the {self.steps} {_WAY_OUT}")
+        if self.row_layers is not None and work.row_layers > self.row_layers:
+            raise ConfigError(
+                f"max_tokens={params.max_tokens} and {work.steps} steps may take {work.row_layers} row-layers, and a "
+                f"request may take {self.row_layers}; send a shorter prompt, a shorter response or fewer steps, or "
+                "raise max_request_row_layers"
+            )
+
+
+_STEP_FIELDS = ("steps_per_block", "steps", "remasking.max_post_steps", "uniform.correction_steps", "block_length")
+_WAY_OUT = "that a request may take; lower it, or raise max_steps"
+
+
+def work_of(decoding: Decoding, canvases: int, layers: int, drafts: DraftRoom, *, skips: bool) -> RequestWork:
+    """The work of a request on `canvases` canvases. `skips`: no pass is run for a step that transfers nothing."""
+    rows = (decoding.longest * canvases + drafts.drafts * drafts.rows) * layers
+    return RequestWork(decoding.total_steps, decoding.passes(skips=skips) * rows)
 
 
 def check_request(
     request: Request,
-    shape: ModelConfig,
-    max_model_len: int,
+    model: Transformer,
     limits: RequestLimits,
     decode: Decode | None,
-    page_keys: Callable[[Request, int], tuple[int, ...]],
+    page_keys: Callable[[Request, Decoding], tuple[int, ...]],
 ) -> PendingRequest:
     """`request`, ready to begin. Raises `ConfigError` on a request that cannot run.
 
-    `page_keys` returns the identities of the exact pages that a prompt fills in blocks of a given length.
+    `page_keys` returns the identities of the exact pages that a prompt fills in the blocks of a decoding.
     """
-    params, policy = request.params, request.policy
+    params, policy, shape, max_model_len = request.params, request.policy, model.config, limits.longest
+    adapters = model.weights.adapters
+    if request.adapter is not None and request.adapter not in adapters:
+        raise UnknownNameError("adapter", request.adapter, adapters)
     _check_terms(request)
     _check_prompt(request, shape)
     _check_segments(request, shape)
@@ -58,10 +124,11 @@ def check_request(
         )
     limits.check_steps(params)
     seed = secrets.randbits(62) if params.seed is None else params.seed
+    seed = seed % LARGEST if seed < 0 else seed  # generators take no negative one
     schedule, readers = policy.traits.schedule, request.readers
     asked = Asked(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
     _check_readers(readers)
-    decoding = _decoding(asked, max_model_len)
+    decoding = _decoding(asked, max_model_len, adapters)
     if decoding.length > max_model_len:
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={decoding.block}"
         raise ConfigError(
@@ -76,13 +143,18 @@ def check_request(
     pending = PendingRequest(request, decoding, stops)
     for reader in readers:
         reader.check(asked, decoding)
+    undrafted = _undrafted(asked, decoding) if params.mode == SPECULATION else None
+    if undrafted is not None:
+        raise ConfigError(
+            f"mode {SPECULATION!r}: what {undrafted.name!r} reads or writes depends on the steps before; use mode 'ar'"
+        )
     skips = schedule.idle_passes == "skipped"
     if params.speculate is not None:
         pending.draft_room = _draft_room(asked, decoding, policy, max_model_len)
     work = work_of(decoding, pending.canvases, shape.layers, pending.draft_room, skips=skips)
     limits.check_work(work, params)
     pending.row_layers = work.row_layers
-    pending.page_keys = page_keys(request, decoding.block)
+    pending.page_keys = page_keys(request, decoding)
     return pending
 
 
@@ -127,7 +199,7 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
             raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
 
 
-def _decoding(asked: Asked, max_model_len: int) -> Decoding:
+def _decoding(asked: Asked, max_model_len: int, adapters: Collection[str]) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
     for reader in asked.readers:
@@ -136,10 +208,16 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
             return brought
     check_fields(params, shape.kind)
     _check_bias(params, shape)
+    if shape.causal_prefix:
+        drafter = shape.drafter if shape.drafter in adapters else None
+        return CausalDecoding.of(prompt, params, shape.block_length, shape.mask_id, seed, template, drafter)
+    for path in ("mode", "speculation.draft_window", "speculation.max_draft_window", "speculation.lora"):
+        if attrgetter(path)(params) is not None:
+            raise ConfigError(f"{path} is for models that are decoded in several modes; leave it out on {shape.family}")
     if shape.kind == "block_causal":
         block = shape.block_length
         decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, block, shape.mask_id, seed, template)
-        if decoding.rule.edits and shape.shift:
+        if decoding.rule.edits and shape.sampling.opens_blocks:
             raise ConfigError(
                 f"remasking {decoding.rule.name!r} edits tokens, which is not defined on {shape.family} models: they "
                 "commit the first token of a block before the others; use another rule"
@@ -150,11 +228,16 @@ def _decoding(asked: Asked, max_model_len: int) -> Decoding:
         canvas = min(shape.max_length, max_model_len)
         stops, structured = shape.stop_ids, shape.structured_attention
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
-    blockwise, growing = asked.schedule.blockwise, canvas_grows(params, shape.sampling, template)
-    whole = MaskedDecoding.of(
-        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template, growing=growing
-    )
-    return GrowingDecoding(whole) if growing else whole
+    blockwise, masked = asked.schedule.blockwise, MaskedDecoding
+    if canvas_grows(params, shape.sampling, template):
+        masked = GrowingDecoding
+    return masked.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
+
+
+def _undrafted(asked: Asked, decoding: Decoding) -> Reader | None:
+    """A reader whose reading depends on more than a row and its position; None without one."""
+    readers = (*asked.readers, *biases_of(asked.params, decoding.canvas()))
+    return next((reader for reader in readers if not reader.drafted), None)
 
 
 def _draft_room(asked: Asked, decoding: Decoding, policy: CachePolicy, max_model_len: int) -> DraftRoom:
@@ -162,8 +245,7 @@ def _draft_room(asked: Asked, decoding: Decoding, policy: CachePolicy, max_model
     params, length = asked.params, decoding.longest
     wrong = None
     rows = policy.draft_rows(length, length - len(asked.prompt), decoding.block)
-    readers = (*asked.readers, *biases_of(params, decoding.canvas()))
-    reader = next((reader for reader in readers if not reader.drafted), None)
+    reader = _undrafted(asked, decoding)
     if not params.greedy:
         wrong = f"temperature={params.temperature} draws tokens anew in every step; use temperature 0"
     elif params.cfg_scale:
@@ -235,7 +317,7 @@ def _check_prompt(request: Request, shape: ModelConfig) -> None:
         bad = [t for t in prompt if not is_whole(t, 0, shape.vocab - 1)]
         if bad:
             allowed = f"token ids are whole numbers from 0 to {shape.vocab - 1}"
-            raise ConfigError(f"prompt_token_ids holds {bad[0]!r}; {allowed}")
+            raise ConfigError(f"prompt_token_ids holds {shown(bad[0])}; {allowed}")
     wanted = request.prefix_length
     if not is_whole(wanted, 0, len(prompt)):
-        raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {wanted!r}")
+        raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {shown(wanted)}")

@@ -3,32 +3,14 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from remask.checks import ATTENTIONS, AttentionName
 from remask.checks.values import flag, one_of, real, whole
 from remask.errors import ConfigError
-from remask.model.attention_names import ATTENTIONS, AttentionName
-from remask.store.eviction import EVICTIONS, Eviction
-from remask.store.prefix_names import PREFIX_MATCHES, PREFIX_SHARINGS, PrefixMatch, PrefixSharing
+from remask.store import EVICTIONS, PREFIX_MATCHES, PREFIX_SHARINGS, Eviction, PrefixMatch, PrefixSharing
 
 AUTO: Final = "auto"  # in place of a value that is then chosen for the model and the device
 DEFAULT_STORE_TOKENS: Final = 8192
 DEFAULT_UTILIZATION: Final = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceDefaults:
-    """What was found to be right and fast on a device, for what `EngineConfig` leaves open.
-
-    Attributes:
-        attention: "triton" or "torch", where "auto" is asked for.
-        overlap: whether passes are queued ahead.
-        graphs: whether layers are repeated as graphs.
-        source: where that comes from, in words.
-    """
-
-    attention: AttentionName
-    overlap: bool
-    graphs: bool
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +48,12 @@ class EngineConfig:
         attention: what computes attention: "torch", "triton" (needs a CUDA device), "numpy" (in float64, slow, to
             compare with), or "auto", which is "triton" on CUDA devices where it is installed, and else "torch".
         overlap: queue the next pass before the last one is read, if its plans repeat. Answers are the same. It gains
-            on devices that run in parallel with the host. None: on if it was proven on the device. Refused together
-            with `batch_invariant`: a queued pass may compute rows that have become final meanwhile, so the shapes of
-            products depend on other requests.
+            on devices that compute for longer than the host launches. None: on CUDA devices on with graphs, where the
+            model's layers have 100 MB of weights at least. Refused together with `batch_invariant`: a queued pass may
+            compute rows that have become final meanwhile, so the shapes of products depend on other requests.
         graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device. None:
-            on if they were proven on the device. Refused together with `batch_invariant`: rows are filled up to a few
-            sizes, so the shapes of products depend on other requests.
+            on where they can be and agree with PyTorch at the start. Refused together with `batch_invariant`: rows are
+            filled up to a few sizes, so the shapes of products depend on other requests.
     """
 
     max_num_seqs: int = 8

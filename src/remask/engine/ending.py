@@ -5,7 +5,7 @@ import numpy as np
 from remask.plan.canvas import Canvas, Hole, Template
 from remask.request.result import FinishReason, Transfer
 from remask.sampling.decoder import Decoder, Decoding
-from remask.text.stops import StopRule
+from remask.text.incremental import StopRule
 
 
 class ResponseEnd:
@@ -16,48 +16,46 @@ class ResponseEnd:
     Attributes:
         stop: canvas position of the first stop token that has settled, with or without noise before it; None without.
         reason: why the response is complete; None while it is not.
+        lead: leading response tokens that `settle` has returned.
     """
 
     def __init__(self, canvas: Canvas, template: Template, rule: StopRule, *, formed: bool) -> None:
         """`formed`: the response has a given form, so it is whole wherever it ends."""
         self.stop: int | None = None
         self.reason: FinishReason | None = None
+        self.lead = 0
         self._canvas, self._template, self._rule, self._formed = canvas, template, rule, formed
         self._scan = rule.scan()
         self._scanned = template.tail  # leading response tokens that the scan has passed
-        self._reported = 0  # leading response tokens that `newly_settled` has returned
-        self._stop_written = False  # whether the last step wrote a stop token
         # Whether the canvas may hold a stop: a stop text, or a stop token that was given or written.
         given = canvas.tokens[canvas.prompt :].tolist()
         self._stoppable = rule.decode is not None or not rule.token_ids.isdisjoint(given)
 
-    def note(self, transfer: Transfer | None) -> None:
-        """Note the transfer of a step. Its tokens are on the canvas."""
-        tokens = self._rule.token_ids
-        self._stop_written = bool(tokens) and transfer is not None and not tokens.isdisjoint(transfer.token_ids)
-        if self._stop_written:
+    def settle(self, transfer: Transfer | None, decoding: Decoding, decoder: Decoder) -> tuple[int, ...]:
+        """Response tokens that became final since the last call, up to the first gap. Sets `reason` if it is complete.
+
+        `transfer` is that of the pass; its tokens are on the canvas, and `decoder` has gone on to the next step.
+        """
+        stops = self._rule.token_ids
+        stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
+        if stop_written:
             self._stoppable = True
             self.stop = self._settled_stop()
-
-    def newly_settled(self) -> tuple[int, ...]:
-        """Response tokens that became final since the last call, up to the first gap."""
-        canvas, begin = self._canvas, self._reported
-        self._reported = lead = canvas.settled_lead
-        return tuple(canvas.response[begin:lead].tolist()) if lead > begin else ()
-
-    def check(self, decoding: Decoding, decoder: Decoder) -> None:
-        """Set `reason` if the response is complete. Looks at the tokens that `newly_settled` has returned."""
+        canvas, begin = self._canvas, self.lead
+        self.lead = lead = canvas.settled_lead
+        settled = tuple(canvas.response[begin:lead].tolist()) if lead > begin else ()
         finished = decoder.finished
         complete = finished and not decoding.grows
         if self._stoppable:
             inside = decoder.block_step > 0 and not finished
-            may_stop = not inside or decoding.ends_within(stop_written=self._stop_written)
-            if may_stop and self.length(self._reported) is not None:
+            may_stop = not inside or decoding.ends_within(stop_written=stop_written)
+            if may_stop and self.length(lead) is not None:
                 self.reason = "stop"
-                return
+                return settled
             complete = complete or (inside and may_stop and self._stop_behind())
         if complete:
             self.reason = "stop" if self._whole() else "length"
+        return settled
 
     def length(self, lead: int) -> int | None:
         """Length of the response up to its first stop; None where the settled `lead` has no stop.
@@ -80,7 +78,7 @@ class ResponseEnd:
     def _stop_behind(self) -> bool:
         """Whether a stop token follows the complete response in the rest of its block, with no noise before it."""
         canvas = self._canvas
-        if self._reported < canvas.end - canvas.prompt:
+        if self.lead < canvas.end - canvas.prompt:
             return False
         rest = canvas.noisy[canvas.end :]
         lead = int(rest.argmax()) if rest.any() else len(rest)

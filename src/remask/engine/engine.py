@@ -2,56 +2,39 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from copy import copy
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 
-from remask.engine.admission import Admission
-from remask.engine.check import check_request
-from remask.engine.config import DeviceDefaults, EngineConfig
-from remask.engine.faults import poisons
-from remask.engine.isolation import Fail, LaunchedPass, run_isolated, score_isolated
-from remask.engine.lifecycle import Lifecycle
-from remask.engine.limits import RequestLimits
-from remask.engine.member import Batch, Member
+from remask.engine.check import RequestLimits, check_request
+from remask.engine.config import EngineConfig
+from remask.engine.isolation import Batch, LaunchedPass, is_fatal, run_isolated, score_isolated
+from remask.engine.lifecycle import MOVE_FAILED, PASS_FAILED, POLICY_FAILED, WRITE_FAILED, Admission, Lifecycle
+from remask.engine.member import EngineStats, Scores, Turn
 from remask.engine.memory import Memory
 from remask.engine.observer import EngineObserver, Observers
-from remask.engine.overlap import QueuedPass, next_steps
-from remask.engine.pending import PendingRequest
-from remask.engine.proof import choose
+from remask.engine.overlap import confirm, plan_ahead
+from remask.engine.proof import prepare
 from remask.engine.report import MemoryReport, report
-from remask.engine.request import Request
+from remask.engine.request import PendingRequest, Request
 from remask.engine.runner import Runner
-from remask.engine.running import POLICY, RunningRequest
+from remask.engine.running import accepted
 from remask.engine.scheduler import StepLimits
-from remask.engine.stats import EngineStats
 from remask.errors import ConfigError
-from remask.model.executors import attend, make_graphs
-from remask.model.invariant import batch_invariant
-from remask.model.pool import Pool
+from remask.model.executors import make_graphs
 from remask.model.transformer import Transformer
 from remask.request.result import Event
-from remask.store.pages import PageAllocator
-from remask.store.prefix import PrefixStore
-from remask.text.stops import Decode
+from remask.text.incremental import Decode
 
 log = logging.getLogger(__name__)
 
 MAX_DEFAULT_LENGTH = 4096
 
-L = TypeVar("L", bound=LaunchedPass)
-
 
 class Engine:
     """One model, one pool of K/V pages, one prefix store, and any number of requests under any policies.
 
-    Not thread-safe: one thread calls `submit`, `add`, `cancel` and `step`. Any may call `check`.
-
-    `clock` returns seconds. Arrivals, deadlines and the times of results are read from it.
-
-    Attributes:
-        stats: counters since the engine was made.
+    Not thread-safe: one thread calls `submit`, `add`, `cancel` and `step`. Any may call `check`. `clock` returns
+    seconds. Arrivals, deadlines and the times of results are read from it.
     """
 
     def __init__(
@@ -60,38 +43,25 @@ class Engine:
         config: EngineConfig,
         fingerprint: str,
         decode: Decode | None = None,
-        defaults: DeviceDefaults | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`defaults` are those of the device, for settings that `config` leaves open.
-
-        Raises `ConfigError` on bad settings, and where an executor that was asked for fails its proof (`engine.proof`).
-        """
+        """Raises `ConfigError` on bad settings, and where what was asked for fails its proof (`engine.proof`)."""
+        model, config, self.choice = prepare(model, config)
+        self.model, self.config, self.decode, self.clock = model, config, decode, clock
         shape = model.config
-        self.choice = choice = choose(model, config, defaults)
-        config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
-        executor = choice.executor
-        if executor.name != "torch":  # the default of a model
-            attend(model := copy(model), executor)
-        if model.ranks.several:  # the other ranks' models may have had another engine before
-            model.ranks.everywhere(attend, model, executor)
-        self.model = model = batch_invariant(model) if config.batch_invariant else model
-        self.config, self.decode, self.clock = config, decode, clock
         longest = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
         if longest > shape.max_length:
             raise ConfigError(f"max_model_len={longest} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, longest, fingerprint)
-        self.max_model_len = self.memory.max_model_len
+        self.max_model_len, self.pool = self.memory.max_model_len, self.memory.pool
+        self.store, self.allocator = self.memory.store, self.memory.allocator
         self.limits = RequestLimits.of(config, self.max_model_len)
         self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
-        self._queued: QueuedPass | None = None  # a pass that is queued and not read yet
+        self._queued: LaunchedPass | None = None  # a pass that is queued and not read yet
         share = config.max_client_row_layers or self.max_model_len * shape.layers
-        limits = StepLimits(
-            config.max_row_layers, config.max_refreshes, config.max_num_seqs, share, self.memory.pass_rows
-        )
-        runner = Runner(model, self.memory.pool, overlap=choice.overlap, graphs=self.graphs)
-        self._observers = Observers(runner, model)
-        self.stats = EngineStats()
+        limits = StepLimits.of(config, share, self.memory.pass_rows)
+        runner = Runner(model, self.memory.pool, overlap=self.choice.overlap, graphs=self.graphs)
+        self._observers, self.stats = Observers(runner, model), EngineStats()
         self._lifecycle = Lifecycle(self.memory, self._observers, limits, self.stats)
         self._admission = Admission(self._lifecycle, self.memory, config.max_num_seqs)
 
@@ -103,7 +73,7 @@ class Engine:
     @property
     def at_work(self) -> tuple[str, ...]:
         """Ids of the requests that the current step works on. Any thread may read it."""
-        return tuple(each.request.id for each in self._lifecycle.at_work)
+        return tuple(self._lifecycle.at_work)
 
     @property
     def busy(self) -> bool:
@@ -111,30 +81,15 @@ class Engine:
         return not self._lifecycle.idle or bool(self._lifecycle.events)
 
     @property
-    def running(self) -> int:
+    def running_canvases(self) -> int:
         """Canvases of requests that have begun, those between two blocks of a growing canvas included."""
         lifecycle = self._lifecycle
-        return sum(running.canvases for running in [*lifecycle.requests(), *lifecycle.growing.values()])
+        return sum(len(running.canvases) for running in [*lifecycle.requests(), *lifecycle.outgrown.values()])
 
     @property
     def waiting(self) -> int:
         """Requests that have not begun."""
         return len(self._lifecycle.waiting)
-
-    @property
-    def pool(self) -> Pool:
-        """The K/V memory."""
-        return self.memory.pool
-
-    @property
-    def allocator(self) -> PageAllocator:
-        """The allocator of its pages."""
-        return self.memory.allocator
-
-    @property
-    def store(self) -> PrefixStore:
-        """The store of shared prefixes."""
-        return self.memory.store
 
     def check(self, request: Request) -> PendingRequest:
         """Check `request` and return what `submit` takes. Queues nothing; any thread may call it.
@@ -143,14 +98,12 @@ class Engine:
         """
         self._check_id(request.id)
         self.memory.check_kept(request.policy)
-        shape, longest = self.model.config, self.max_model_len
-        return check_request(request, shape, longest, self.limits, self.decode, self.memory.page_keys)
+        return check_request(request, self.model, self.limits, self.decode, self.memory.page_keys)
 
     def submit(self, pending: PendingRequest) -> None:
         """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
         self._check_id(pending.request.id)
-        pending.clock = self.clock
-        pending.arrived = self.clock()
+        pending.clock, pending.arrived = self.clock, self.clock()
         self.memory.remember(pending)
         self._lifecycle.submit(pending)
 
@@ -178,43 +131,157 @@ class Engine:
         raised; `recover` may help.
         """
         start, computed = time.perf_counter(), time.thread_time()
-        self._lifecycle.expire(self.clock())
-        if self._lifecycle.waits:
-            self._admit()
-        launched = self._queued or self._launch(LaunchedPass(), self._schedule({}), self._fail)
-        self._queued = None
-        queued = self._launch_next(launched) if self.config.overlap else None
-        self._read(launched)
+        lifecycle = self._lifecycle
+        if lifecycle.timed:
+            lifecycle.expire(self.clock())
+        if lifecycle.waiting.count or lifecycle.outgrown:
+            self._admission.admit(self.clock())
+        launched, self._queued = self._queued or self._run(self._plan()), None
+        queued = self._run_ahead(launched) if self.config.overlap else None
+        for turn, scores in self._read(launched):
+            self._write(turn, scores)
         if queued is not None:
-            self._queued = self._commit(queued)
-        for each in (launched, queued):
-            if each is not None and each.trouble is not None:
-                raise each.trouble
-        if self._lifecycle.idle:
+            self._queued = confirm(queued, lifecycle)
+        if not lifecycle.scheduler.line and lifecycle.idle:
             self._queued = None
-            self._observers.runner.forget()
+            self.runner.forget()
             self.check_integrity()  # before events are taken, so that an error loses none
-        events, self._lifecycle.events = self._lifecycle.events, []
-        self._lifecycle.at_work = ()
+        events, lifecycle.events = lifecycle.events, []
+        lifecycle.at_work = ()
         self.stats.step_seconds += time.perf_counter() - start
         self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
+
+    def _plan(self) -> Batch:
+        """The turns of the next pass, in the order of their rows. Members in flight get those that were planned ahead.
+
+        Requests of one adapter are neighbours, and so are those of a leased prefix.
+        """
+        lifecycle, turns, batch, working = self._lifecycle, list[Turn](), list[Turn](), list[str]()
+        self.memory.pace.running = len(lifecycle.scheduler.line)
+        for member in tuple(lifecycle.scheduler.line):
+            if not member.ready:
+                continue
+            lifecycle.at_work = (member.id,)
+            try:
+                turn = member.plan()
+            except Exception as error:
+                lifecycle.fail(member, error, POLICY_FAILED)
+                continue
+            following = turn.following if turn.in_flight else turn
+            if following is not None:
+                turns.append(following)
+        for turn in lifecycle.scheduler.next(turns):
+            member, what = turn.member, POLICY_FAILED
+            lifecycle.at_work = (member.id,)
+            try:
+                if moves := member.begin(turn):
+                    what = MOVE_FAILED
+                    self.runner.move(moves)
+                    moves.clear()
+            except Exception as error:
+                lifecycle.fail(member, error, what)
+                continue
+            batch.append(turn)
+            working.append(member.id)
+        if len(batch) > 1:
+            batch.sort(key=attrgetter("member.place"))
+        lifecycle.at_work = working
+        return batch
+
+    def _run(self, batch: Batch) -> LaunchedPass:
+        """Run a pass over `batch`, and start copying its predictions to the host."""
+        launched, runner = LaunchedPass(batch), self._observers.runner
+        try:
+            for ran in run_isolated(runner, batch, launched.failed):
+                for observer in self._observers.attached:
+                    observer.launched(ran)
+                launched.parts.append((ran, score_isolated(runner, ran, launched.failed)))
+        except Exception as error:
+            launched.batch_error = error  # raised once the parts that ran are read
+            for turn in batch:
+                if turn.speculative:
+                    turn.roll_back()
+        for turn in launched.failed:
+            if not turn.speculative and turn.error is not None:
+                self._lifecycle.fail(turn.member, turn.error, PASS_FAILED)
+        return launched
+
+    def _run_ahead(self, launched: LaunchedPass) -> LaunchedPass | None:
+        """Queue the pass after `launched`, which is not read yet. None: it must be read first, or nothing follows."""
+        if self.runner.token_buffer is None or not launched.parts or launched.batch_error is not None:
+            return None
+        if self._observers.wait or not plan_ahead(launched.turns()):
+            self.stats.waited_passes += 1
+            return None
+        if not (batch := self._plan()):
+            return None
+        queued = self._run(batch)
+        queued.queued = True
+        self.stats.queued_passes += queued.batch_error is None
+        return queued
+
+    def _read(self, launched: LaunchedPass) -> Iterator[tuple[Turn, Scores]]:
+        """Wait for a pass, count it, and yield what was read of each turn. Drafts that came true follow their turn.
+
+        Each must be written before the next one is asked for: that decides who has ended, and which drafts came true.
+        """
+        stats = self.stats
+        if not launched.queued:
+            for ran, _ in launched.parts:
+                for observer in self._observers.attached:
+                    observer.computed(ran)
+        if self._lifecycle.peak_stale:  # only members that begin claim memory
+            self._lifecycle.peak_stale = False
+            stats.peak_memory_bytes = max(stats.peak_memory_bytes, self.memory.bytes_used)
+        for ran, scored in launched.parts:
+            stats.steps += 1
+            for _, plan in ran.items:
+                stats.row_layers += plan.spans.cost
+            for each in scored:
+                for turn, scores in each.wait():
+                    if turn.dropped or turn.member.ended:
+                        continue
+                    if turn.drafts:
+                        yield from accepted(turn, scores)
+                    else:
+                        yield turn, scores if turn.still_noisy is None else scores.of(turn.still_noisy)
+        if launched.batch_error is not None:
+            raise launched.batch_error
+
+    def _write(self, turn: Turn, scores: Scores) -> None:
+        """Give a member what was read of its turn, and report what came of it."""
+        member, lifecycle, (_, plan) = turn.member, self._lifecycle, turn.items[0]
+        lifecycle.at_work = (member.id,)
+        try:
+            if turn.tally.forwards:  # it is the pass of a request, and none that was counted before as a draft
+                for observer in self._observers.attached:
+                    observer.writing(turn)
+            if plan.hook is not None and plan.hook.releases_inputs:
+                self.memory.forget_inputs(member.canvases)
+            lifecycle.events += member.write(turn, scores, self.stats)
+        except Exception as error:
+            lifecycle.fail(member, error, WRITE_FAILED)
+            return
+        if member.done:
+            lifecycle.finish(member)
 
     def recover(self, error: Exception) -> None:
         """Restart with empty memory after `step` raised `error`. Waiting requests keep their places.
 
         Running requests that have reported nothing run again, one at a time. The others, and those that began
-        `MAX_STARTS` times, end with the error. Raises `error` where a restart cannot help: nothing was running, the
-        device is lost, or a process of a parallel model is lost.
+        `MAX_STARTS` times, end with the error. Raises where a restart cannot help: `error` where nothing was running
+        and memory can be trusted, `RankLostError` where a rank is lost, and what a lost device raises.
         """
         # A prefix-only pass or a closing pass may run alone, and no request waits for either.
-        if not len(self._lifecycle.running) and not poisons(error):
+        if not self._lifecycle.scheduler.line and not is_fatal(error):
             raise error
         self.model.ranks.check()
         log.error("the engine begins again after an error: %s", error, exc_info=error)
         self._queued = None
         self._lifecycle.start_over(error)
         self.memory.reset()
+        self.store, self.allocator = self.memory.store, self.memory.allocator
 
     def memory_report(self, *, detail: bool = False) -> MemoryReport:
         """Which requests and entries hold which pages, and how full these are; with `detail` page tables too."""
@@ -231,128 +298,3 @@ class Engine:
         """Raise `ConfigError` for an id that is in use."""
         if name in self._lifecycle.ids:
             raise ConfigError(f"id {name!r} is in use by another request; ids must differ")
-
-    def _admit(self) -> None:
-        """Begin waiting requests while there are slots and pages for them."""
-        self._admission.admit(self.clock())
-
-    def _launch(self, launched: L, batch: Batch, fail: Fail) -> L:
-        """Run a pass over `batch`, start copying its predictions to the host, and note both in `launched`."""
-        try:
-            runner = self._observers.runner
-            for ran in run_isolated(runner, batch, fail):
-                for observer in self._observers.attached:
-                    observer.launched(ran)
-                launched.parts.append((ran, score_isolated(runner, ran, fail)))
-        # Parts that ran are read before the error is raised.
-        except Exception as error:
-            launched.trouble = error
-        return launched
-
-    def _launch_next(self, launched: LaunchedPass) -> QueuedPass | None:
-        """Queue the pass after `launched`, which is not read yet. None: it must be read first, or nothing follows."""
-        if self.runner.token_buffer is None or not launched.parts or launched.trouble is not None:
-            return None
-        steps = None if self._observers.wait else next_steps(launched)
-        if steps is None:
-            self.stats.waited_passes += 1
-            return None
-        batch = self._schedule(steps.planned)
-        if not batch.members:
-            return None
-        origins = steps.origins
-        queued = QueuedPass(steps={step: origins[step] for step in batch.requests if step in origins})
-
-        def fail(member: Member, error: Exception) -> None:
-            if member in queued.steps:
-                queued.failed[member] = error
-            else:
-                self._fail(member, error)
-
-        self._launch(queued, batch, fail)
-        if queued.trouble is not None:
-            for step in queued.steps:
-                queued.roll_back(step)
-            return QueuedPass(trouble=queued.trouble)
-        self.stats.queued_passes += 1
-        return queued
-
-    def _read(self, launched: LaunchedPass) -> None:
-        """Wait for a pass, and give its results to the store and the requests."""
-        if self._observers.attached and not isinstance(launched, QueuedPass):
-            for ran, _ in launched.parts:
-                for observer in self._observers.attached:
-                    observer.computed(ran)
-        stats = self.stats
-        if self._lifecycle.grown:  # only requests that begin claim memory
-            self._lifecycle.grown = False
-            stats.peak_memory_bytes = max(stats.peak_memory_bytes, self.memory.bytes_used)
-        for ran, read in launched.read():
-            stats.steps += 1
-            for _, plan in ran.items:
-                stats.row_layers += plan.spans.cost
-            for member, scores in read:
-                member.ran(self._lifecycle, scores)
-
-    def _commit(self, queued: QueuedPass) -> QueuedPass | None:
-        """Commit the steps of a queued pass, now that the pass before it is read; None where all are rolled back."""
-        for step, running in queued.steps.items():
-            committed = False
-
-            def commit(step: RunningRequest = step) -> None:
-                nonlocal committed
-                committed = queued.commit(step)
-
-            self._lifecycle.guarded(running, POLICY, commit)
-            if not committed:
-                self.stats.discarded_passes += 1
-            elif step in queued.failed:
-                self._fail(running, queued.failed[step])
-        return queued if queued.passes or queued.requests() else None
-
-    def _schedule(self, steps: Mapping[Member, RunningRequest | None]) -> Batch:
-        """The batch of the next pass. Requests that read the same leased prefix are neighbours.
-
-        A request in `steps` takes part with its speculative step; with None it takes no part.
-        """
-        lifecycle, batch = self._lifecycle, Batch()
-        members = lifecycle.running.items
-        self.memory.pace.running = len(members)
-        planned: dict[Member, Member] = {}  # members that can run, with what runs: themselves or a speculative step
-        for member in members:
-            if not member.ready:
-                continue
-            if member in steps:
-                step = steps[member]
-                if step is not None:
-                    planned[member] = step
-            elif member.prepare(lifecycle):
-                planned[member] = member
-
-        def cost(member: Member, left: int | None) -> int:
-            return planned[member].offer(left)
-
-        def refreshing(member: Member) -> bool:
-            return lifecycle.refreshes.heavy(member, planned[member])
-
-        def rows(member: Member) -> int:
-            return planned[member].tally.rows
-
-        for member in lifecycle.running.next(planned.__contains__, cost, refreshing, rows):
-            step = steps.get(member)
-            if step is not None:
-                step.admit()
-                step.join(batch)
-            else:
-                member.enter(lifecycle, batch)
-        if len(batch.requests) > 1:
-            batch.requests.sort(key=lambda running: running.branches[0].sharing)
-        lifecycle.at_work = batch.requests
-        if batch.passes:
-            waiting = [running for running in lifecycle.requests() if not running.ready]
-            lifecycle.at_work = [*batch.requests, *waiting]
-        return batch
-
-    def _fail(self, member: Member, error: Exception) -> None:
-        """End a member whose pass cannot run, and whatever depends on it."""
-        member.failed(self._lifecycle, error)

@@ -1,24 +1,28 @@
-"""Runs one pass over many requests, such that a failure ends only the requests that cause it."""
+"""Runs one pass over many members, such that a failure ends only the members that cause it.
+
+Which errors no member causes, and the message of a request that ends with one.
+"""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.faults import exhausts, poisons
-from remask.engine.member import Batch, Member
+from remask.engine.member import NO_SCORES, Reads, Scores, Share, Turn
+from remask.engine.request import Request
 from remask.engine.runner import Items, Runner
-from remask.engine.running import NO_SCORES, Reads, RunningRequest, Scores, Share
+from remask.errors import IntegrityError, RankLostError
 from remask.machine.transfers import Arrival
 
 log = logging.getLogger(__name__)
 
-Fail: TypeAlias = Callable[[Member, Exception], None]
+Batch: TypeAlias = Sequence[Turn]
+"""The turns of one pass, in the order of their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Ran:
     """A pass that has run.
 
     Attributes:
-        batch: the members that took part.
+        batch: the turns that took part.
         items: their canvases with the plans that ran.
         hidden: final hidden states of the predicted rows, [M, D].
     """
@@ -36,75 +40,35 @@ class Ran:
     hidden: Tensor
 
 
-def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
-    """Run a pass over `batch`. Where it fails, run smaller passes over the members that can run.
-
-    `fail` is called for each member that cannot run. Raises errors that no single member causes: those of the device
-    and of memory.
-
-    The ledgers hold the plans of the pass already. A member that runs again uses the plan that `Runner.run` leaves,
-    which writes the same rows. A member that failed leaves the engine, and its ledger with it.
-    """
-    members: Sequence[Member] = (*batch.passes, *batch.requests)
-    if not members:
-        return
-    items: Items = []
-    for member in members:
-        items += member.items()
-    try:
-        hidden, ran = runner.run(items, batch.passes)
-    except Exception as error:
-        if poisons(error) or exhausts(error):
-            raise
-        if len(members) == 1:
-            fail(members[0], error)
-            return
-        log.warning("a pass over %s failed and is run in parts: %s", batch.ids, error)
-        batch.enter(items)
-        parts = _parts(runner, members, fail)
-    else:
-        if ran is not items:
-            batch.enter(ran)
-        yield Ran(batch, ran, hidden)
-        return
-    for part in parts:
-        yield from run_isolated(runner, Batch.of(part), fail)
-
-
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Predictions of some requests of a pass, on their way to the host.
+    """Predictions of some turns of a pass, on their way to the host.
 
     Attributes:
-        requests: the requests, as they were when the pass was launched.
-        reads: the readers of each, with their device parts.
-        arrival: the numbers, in the order of `read_rows`.
-        chooses: whether the device also chose positions.
+        turns: the turns, with how many positions each predicts and whether the device chooses some of them.
+        arrival: the numbers, in the order of `Runner.launch_scores`; None of prefix passes alone.
+        buffered: the last row of the numbers says what the device has chosen.
     """
 
-    requests: tuple[RunningRequest, ...]
-    reads: tuple[Reads, ...]
-    arrival: Arrival
-    chooses: bool
+    turns: list[tuple[Turn, int, bool]]
+    arrival: Arrival | None
+    buffered: bool
 
-    def read(self) -> list[tuple[RunningRequest, Scores]]:
-        """The numbers of each request. Waits for the device."""
+    def wait(self) -> list[tuple[Turn, Scores]]:
+        """The numbers of each turn. Waits for the device."""
+        if self.arrival is None:
+            return [(turn, NO_SCORES) for turn, *_ in self.turns]
         numbers = self.arrival.wait()
-        rows = numbers[:-1] if self.chooses else numbers
+        rows = numbers[:-1] if self.buffered else numbers
         tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
-        read, at = list[tuple[RunningRequest, Scores]](), 0
-        for running, asked in zip(self.requests, self.reads, strict=True):
-            own = slice(at, at + len(running.positions))
+        read, at = list[tuple[Turn, Scores]](), 0
+        for turn, count, chooses in self.turns:
+            own = slice(at, at + count)
             at = own.stop
-            chosen = numbers[-1, own] > 0 if self.chooses and running.transfers is not None else None
-            read.append(
-                (running, Scores(tokens[own], confidence[own], _shares(asked, more[:, own]) if asked else (), chosen))
-            )
+            chosen = numbers[-1, own] > 0 if chooses else None
+            shares = _shares(turn.reads, more[:, own]) if turn.reads else ()
+            read.append((turn, Scores(tokens[own], confidence[own], shares, chosen)))
         return read
-
-
-Read: TypeAlias = list[tuple[Member, Scores]]
-"""Members of a pass with their scores."""
 
 
 @dataclass(slots=True)
@@ -112,40 +76,98 @@ class LaunchedPass:
     """A pass that was launched and not read yet. If it failed as a whole, it has several parts.
 
     Attributes:
+        batch: the turns that it was launched with.
         parts: the passes that ran, with their predictions.
-        trouble: an error that no request causes; it is raised once the parts are read.
+        failed: turns that could not run.
+        queued: it was queued before the pass before it was read.
+        batch_error: an error that no request causes; it is raised once the parts are read.
     """
 
+    batch: Batch = ()
     parts: list[tuple[Ran, list[Scored]]] = field(default_factory=list)
-    trouble: Exception | None = None
+    failed: list[Turn] = field(default_factory=list)
+    queued: bool = False
+    batch_error: Exception | None = None
 
-    @property
-    def passes(self) -> bool:
-        """Whether prefix-only passes take part."""
-        return any(ran.batch.passes for ran, _ in self.parts)
+    def turns(self) -> list[Turn]:
+        """The turns that ran and still count."""
+        return [turn for ran, _ in self.parts for turn in ran.batch if turn.lives]
 
-    def requests(self) -> list[RunningRequest]:
-        """The requests that took part and have not ended."""
-        found = [self.running(member) for ran, _ in self.parts for member in ran.batch.requests]
-        return [running for running in found if running is not None]
 
-    def read(self) -> Iterator[tuple[Ran, Read]]:
-        """Each part with its members that have not ended, and their scores. Waits for the device."""
-        for ran, scored in self.parts:
-            read: Read = list(zip(ran.batch.passes, repeat(NO_SCORES), strict=False))
-            for each in scored:
-                self._take(each, read)
-            yield ran, read
+def run_isolated(runner: Runner, batch: Batch, failed: list[Turn]) -> Iterator[Ran]:
+    """Run a pass over `batch`. Where it fails, run smaller passes over the turns that can run.
 
-    def _take(self, scored: Scored, read: Read) -> None:
-        """Add the requests of `scored` that have not ended to `read`, with their scores."""
-        for running, scores in scored.read():
-            if not running.released:
-                read.append((running, scores))
+    Turns that cannot run get their `error`, and are added to `failed`. Raises errors that no single member causes:
+    those of the device and of memory.
 
-    def running(self, member: RunningRequest) -> RunningRequest | None:
-        """The request of a member of the pass; None where it has ended."""
-        return None if member.released else member
+    The ledgers hold the plans of the pass already. A turn that runs again uses the plan that `Runner.run` leaves,
+    which writes the same rows. A member that failed leaves the engine, and its ledger with it.
+    """
+    if not batch:
+        return
+    items: Items = []
+    for turn in batch:
+        items += turn.items
+    try:
+        hidden, ran = runner.run(items)
+    except Exception as error:
+        if not _blames(batch, error, failed):
+            return
+        names = tuple(turn.member.id for turn in batch)
+        log.warning("a pass over %s failed and is run in parts: %s", names, error)
+        _revise(batch, items)
+        parts = _parts(runner, batch, failed)
+    else:
+        if ran is not items:
+            _revise(batch, ran)
+        yield Ran(batch, ran, hidden)
+        return
+    for part in parts:
+        yield from run_isolated(runner, part, failed)
+
+
+def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[Scored]:
+    """Compute tokens, confidences and readers' numbers of each turn of a pass.
+
+    Turns whose logits cannot be read get their `error`, are added to `failed`, and left out.
+    """
+    batch, buffered = ran.batch, runner.token_buffer is not None
+    try:
+        # Prefix passes stand first, and nothing is read of them.
+        arrival = None if batch[-1].decoder is None else runner.launch_scores(ran.hidden, batch)
+    except Exception as error:
+        if not _blames(batch, error, failed):
+            return []
+    else:
+        chooses = buffered and arrival is not None
+        turns = list[tuple[Turn, int, bool]]()
+        for turn in batch:
+            turns.append((turn, len(turn.predicted), chooses and turn.transfers is not None))
+        return [Scored(turns, arrival, buffered)]
+    scored, at = list[Scored](), 0
+    for turn in batch:
+        rows = sum(len(plan.predicted) for _, plan in turn.items)
+        scored += score_isolated(runner, Ran([turn], [], ran.hidden[at : at + rows]), failed)
+        at += rows
+    return scored
+
+
+def _blames(batch: Batch, error: Exception, failed: list[Turn]) -> bool:
+    """Whether one of several turns causes `error`. A turn alone fails with it. Raises what no turn causes."""
+    if is_fatal(error) or exhausts(error):
+        raise error
+    if len(batch) > 1:
+        return True
+    batch[0].error = error
+    failed.append(batch[0])
+    return False
+
+
+def _revise(batch: Batch, items: Items) -> None:
+    """Give the turns the plans that their pass runs with; `items` are in the order of `batch`."""
+    left = iter(items)
+    for turn in batch:
+        turn.revise([next(left) for _ in turn.items])
 
 
 def _shares(reads: Reads, more: NDArray[np.float32]) -> tuple[Share, ...]:
@@ -157,50 +179,40 @@ def _shares(reads: Reads, more: NDArray[np.float32]) -> tuple[Share, ...]:
     return tuple(shares)
 
 
-def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
-    """Compute tokens, confidences and readers' numbers of each request of a pass.
-
-    `fail` is called for requests whose logits cannot be read, and they are left out.
-    """
-    requests = ran.batch.requests
-    if not requests:
-        return []
-    try:
-        reads = tuple(map(RunningRequest.reads, requests))
-        return [
-            Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.token_buffer is not None)
-        ]
-    except Exception as error:
-        if poisons(error) or exhausts(error):
-            raise
-        if len(requests) == 1:
-            fail(requests[0], error)
-            return []
-    scored, at = list[Scored](), 0
-    for running in requests:
-        rows = sum(len(plan.predicted) for _, plan in running.items())
-        scored += score_isolated(runner, Ran(Batch([running]), [], ran.hidden[at : at + rows]), fail)
-        at += rows
-    return scored
+def _parts(runner: Runner, batch: Batch, failed: list[Turn]) -> list[Batch]:
+    """The turns to run again after a failed pass: without those that cannot be packed, or else in two halves."""
+    packed = []
+    for turn in batch:
+        try:
+            runner.pack(list(turn.items))
+        except Exception as error:
+            _blames([turn], error, failed)
+        else:
+            packed.append(turn)
+    if len(packed) < len(batch):  # then the pass was not packed either, and nothing ran on the device
+        return [packed]
+    half = len(batch) // 2
+    return [batch[:half], batch[half:]]
 
 
-def _parts(runner: Runner, members: Sequence[Member], fail: Fail) -> list[list[Member]]:
-    """The members to run again after a failed pass: without those that cannot be packed, or else in two halves."""
-    unpacked = {member: error for member in members if (error := _packing_error(runner, member)) is not None}
-    if unpacked:  # then the pass was not packed either, and nothing ran on the device
-        for member, error in unpacked.items():
-            fail(member, error)
-        return [[member for member in members if member not in unpacked]]
-    half = len(members) // 2
-    return [list(members[:half]), list(members[half:])]
+# How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
+_DEVICE = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error", "device-side assert")
+_NO_MEMORY = "DefaultCPUAllocator"
 
 
-def _packing_error(runner: Runner, member: Member) -> Exception | None:
-    batch = Batch.of([member])
-    try:
-        runner.pack(list(member.items()), batch.passes)
-    except Exception as error:
-        if poisons(error) or exhausts(error):
-            raise
-        return error
-    return None
+def is_fatal(error: Exception) -> bool:
+    """Whether the device or the engine's memory cannot be trusted after `error`."""
+    if isinstance(error, IntegrityError | RankLostError | torch.AcceleratorError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _DEVICE)
+
+
+def exhausts(error: Exception) -> bool:
+    """Whether `error` means that memory ran out."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(error)
+
+
+def failure(request: Request, error: Exception, what: str) -> str:
+    """Log that `what` failed with `error` for `request`. Returns the message of the request's result."""
+    log.error("request %s: %s: %s", request.id, what, error, exc_info=error)
+    return f"{what}: {error}"

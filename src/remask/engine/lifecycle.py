@@ -1,80 +1,68 @@
-"""The life of requests, from arrival to result: which wait, which run, and how each ends."""
+"""The life of requests, from arrival to result: which wait, which begin, which run, and how each ends."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar
 
-from remask.engine.faults import failure, poisons
-from remask.engine.member import Batch, Member
+from remask.engine.isolation import failure, is_fatal
+from remask.engine.member import EngineStats, Member
 from remask.engine.memory import Memory
 from remask.engine.observer import Observers
-from remask.engine.pending import PendingRequest
+from remask.engine.placement import AwaitsPage, NoRoom, Placement
 from remask.engine.prefix_pass import PrefixPass
-from remask.engine.refreshes import RefreshWatch
-from remask.engine.runner import Runner
-from remask.engine.running import RunningRequest, Scores
+from remask.engine.request import Owner, PendingRequest
+from remask.engine.running import RunningRequest
 from remask.engine.scheduler import Scheduler, StepLimits
-from remask.engine.stats import EngineStats
-from remask.engine.turns import Turns
+from remask.engine.waiting import WaitingQueue
 from remask.request.result import Event, FinishReason, Result
-from remask.store.entry import PrefixEntry
 
 T = TypeVar("T")
-Args = TypeVarTuple("Args")
 
-SETTLING = "its tokens could not be settled"
-PREFIX = "the pass of its shared prefix failed"
-LOST = "the engine failed while it ran"
+# What failed, in the message of a request's error.
+POLICY_FAILED, MOVE_FAILED = "its cache policy failed", "its stored parts could not be copied"
+PASS_FAILED, WRITE_FAILED = "its pass failed", "its tokens could not be settled"
+PREFIX_FAILED = "the pass of its shared prefix failed"
+ENGINE_FAILED = "the engine failed while it ran"
 MAX_STARTS = 2  # of one request, where the engine fails while it runs
 
 
 class Lifecycle:
-    """Holds the requests of an engine, and ends them. Members of passes know it as their `Loop`.
+    """Holds the requests of an engine, and ends them.
 
     Attributes:
         memory: their K/V pages.
         observers: observers of their passes, and the runner.
         stats: the engine's counters.
         waiting: requests that have not begun.
-        growing: requests whose canvas has outgrown its place, in the order in which they did. They hold no memory.
-        running: the scheduler of the running members.
-        refreshes: knows which refreshes are heavy.
+        outgrown: requests whose canvas has outgrown its place, in the order in which they did. They hold no memory.
+        scheduler: takes the turns of the running members.
         ids: ids of requests whose results are still to be reported.
+        timed: those of them that have a deadline.
         events: events that are still to be reported.
-        at_work: requests that are being worked on in this step; other threads may read it.
-        grown: a member has begun since the peak of memory was last measured.
+        at_work: ids of the requests that are being worked on in this step; other threads may read it.
+        peak_stale: a member has begun since the peak of memory was last measured.
     """
 
     def __init__(self, memory: Memory, observers: Observers, limits: StepLimits, stats: EngineStats) -> None:
         """`limits` are those of a step."""
         self.memory, self.observers, self.stats = memory, observers, stats
-        self.waiting = Turns()
-        self.growing: dict[PendingRequest, RunningRequest] = {}
-        self.running: Scheduler[Member] = Scheduler(limits)
-        self.refreshes = RefreshWatch()
+        self.waiting = WaitingQueue()
+        self.outgrown: dict[PendingRequest, RunningRequest] = {}
+        self.scheduler = Scheduler(limits)
         self.ids: set[str] = set()
-        self._timed: set[str] = set()  # of these, those with a deadline
+        self.timed: set[str] = set()
         self.events: list[Event] = []
-        self.at_work: Sequence[RunningRequest | PendingRequest] = ()
-        self.grown = False
-
-    @property
-    def runner(self) -> Runner:
-        """What runs passes on the device."""
-        return self.observers.runner
+        self.at_work: Sequence[str] = ()
+        self.peak_stale = False
 
     @property
     def idle(self) -> bool:
         """Whether no request waits and none runs."""
-        return not (self.waits or self.running.items)
-
-    @property
-    def waits(self) -> bool:
-        """Whether any request waits for a place."""
-        return bool(self.waiting.count or self.growing)
+        return not (self.waiting.count or self.outgrown or self.scheduler.line)
 
     def requests(self) -> list[RunningRequest]:
         """The requests among the members."""
-        return Batch.of(self.running).requests
+        return [member for member in self.scheduler.line if isinstance(member, RunningRequest)]
 
     def unfinished(self) -> list[RunningRequest]:
         """Running requests whose results are still to be reported."""
@@ -85,14 +73,14 @@ class Lifecycle:
         self.waiting.add(pending)
         self.ids.add(pending.request.id)
         if pending.request.deadline_s is not None:
-            self._timed.add(pending.request.id)
+            self.timed.add(pending.request.id)
 
     def begin(self, running: RunningRequest) -> None:
         """Start a request that has waited, or let one go on whose canvas has grown."""
         pending = running.pending
         self.waiting.hold(pending)
         self.add(running)
-        if self.growing.pop(pending, None) is not None:
+        if self.outgrown.pop(pending, None) is not None:
             return
         self.waiting.remove(pending)
         pending.starts += 1
@@ -102,18 +90,12 @@ class Lifecycle:
 
     def add(self, member: Member) -> None:
         """Add a member to the passes."""
-        self.running.add(member, member.owner, member.canvases)
-        self.grown = True
-
-    def leave(self, work: PrefixPass) -> None:
-        """Remove a prefix-only pass."""
-        self.running.remove(work)
+        self.scheduler.add(member)
+        self.peak_stale = True
 
     def expire(self, now: float) -> None:
         """End requests whose deadline has passed."""
-        if not self._timed:
-            return
-        for pending in [*self.waiting, *self.growing]:
+        for pending in [*self.waiting, *self.outgrown]:
             if _late(pending, now):
                 self.end_waiting(pending, "timeout")
         for running in self.unfinished():
@@ -122,7 +104,7 @@ class Lifecycle:
 
     def cancel(self, request_id: str) -> bool:
         """End a request; False for an unknown id."""
-        for pending in [*self.waiting, *self.growing]:
+        for pending in [*self.waiting, *self.outgrown]:
             if pending.request.id == request_id:
                 self.end_waiting(pending, "cancelled")
                 return True
@@ -139,12 +121,11 @@ class Lifecycle:
         """
         begun, self.at_work = self.unfinished(), ()
         self.stats.recoveries += 1
-        self.running = Scheduler(self.running.limits)
+        self.scheduler = Scheduler(self.scheduler.limits)
         self.waiting.nobody_holds()
-        self.refreshes = RefreshWatch()
         for running in begun:
             if running.record.reported or running.pending.starts >= MAX_STARTS:
-                self._report(running.result("error", failure(running.request, error, LOST)))
+                self._report(running.result("error", failure(running.request, error, ENGINE_FAILED)))
             else:
                 self.waiting.add(running.pending)
 
@@ -153,58 +134,59 @@ class Lifecycle:
 
         Raises errors of the device or of the engine's memory, at most `MAX_STARTS` times for one request.
         """
-        self.at_work = (pending,)
+        self.at_work = (pending.request.id,)
         try:
             return act()
         # Policies and models may be foreign code: what they raise for one request must end no other.
         except Exception as error:
-            pending.starts += poisons(error)
-            if poisons(error) and pending.starts < MAX_STARTS:
+            pending.starts += is_fatal(error)
+            if is_fatal(error) and pending.starts < MAX_STARTS:
                 raise
             self.end_waiting(pending, "error", failure(pending.request, error, what))
             return None
 
-    def guarded(self, running: RunningRequest, what: str, act: Callable[[*Args], object], *args: *Args) -> bool:
-        """Run `act`, which concerns one request only. False where it raised: then the request has ended with the error.
+    def finish(self, member: Member) -> None:
+        """Take note of a member that is done: it ends, waits for the place of a longer canvas, or completes a page."""
+        if isinstance(member, PrefixPass):
+            self.scheduler.remove(member)
+            for running in self.requests():
+                running.ready = all(lease.entry.ready for lease in running.claim.leases)
+        elif isinstance(member, RunningRequest):
+            if member.closing:
+                self._release(member)
+            elif member.end.reason is not None:
+                self.end(member, member.end.reason)
+            else:
+                self.grow(member)
 
-        `what` describes the error.
+    def fail(self, member: Member, error: Exception, what: str) -> None:
+        """End a member with `error`, which `what` describes, and whatever depends on it.
+
+        Raises errors of the device or of the engine's memory, which no member causes.
         """
-        self.at_work = (running,)
-        try:
-            act(*args)
         # Policies and models may be foreign code: what they raise for one request must end no other.
-        except Exception as error:
-            if poisons(error):
-                raise
-            self.fail(running, error, what)
-            return False
-        return True
-
-    def move(self, running: RunningRequest) -> None:
-        """Copy the stored parts that a request reads at other positions. Done before its first pass."""
-        self.runner.move(running.claim.moves)
-        running.claim.moves.clear()
-
-    def settle(self, running: RunningRequest, scores: Scores) -> None:
-        """Transfer the predictions of a request's pass, report them, and end the request if it is complete."""
-        if self.guarded(running, SETTLING, self._apply, running, scores):
-            if running.closing:
-                self._release(running)
-            elif running.end.reason is not None:
-                self.end(running, running.end.reason)
-            elif running.decoder.finished and running.pending.decoding.grows:
-                self.grow(running)
+        if is_fatal(error):
+            raise error
+        if isinstance(member, PrefixPass):
+            self.scheduler.remove(member)
+            for running in self.requests():
+                if any(lease.entry is member.entry for lease in running.claim.leases):
+                    self.fail(running, error, PREFIX_FAILED)
+            member.store.withdraw(member.entry)
+            member.ended = True
+        elif isinstance(member, RunningRequest):
+            self.end(member, "error", failure(member.request, error, what))
 
     def grow(self, running: RunningRequest) -> None:
         """Let a request wait for the place of a longer canvas. Its tokens are the host's, and all else is freed."""
-        pending, canvases = running.pending, [branch.canvas for branch in running.branches]
+        pending, canvases = running.pending, [state.canvas for state in running.canvases]
         pending.decoding = pending.decoding.grown(canvases, running.decoder.step)
         self._release(running)
-        self.growing[pending] = running
+        self.outgrown[pending] = running
 
     def end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
         """Report the end of a request that waits, to begin or to go on."""
-        before = self.growing.pop(pending, None)
+        before = self.outgrown.pop(pending, None)
         if before is not None:
             self._report(before.result(reason, error))
             return
@@ -218,58 +200,93 @@ class Lifecycle:
         if reason not in ("stop", "length") or not running.close():
             self._release(running)
 
-    def fail(self, running: RunningRequest, error: Exception, what: str) -> None:
-        """End a running request with `error`, which `what` describes."""
-        self.end(running, "error", failure(running.request, error, what))
-
-    def fail_readers(self, entry: PrefixEntry, error: Exception) -> None:
-        """End the requests that lease `entry`, whose pass failed."""
-        for running in self.requests():
-            if any(lease.entry is entry for lease in running.claim.leases):
-                self.fail(running, error, PREFIX)
-
-    def _apply(self, running: RunningRequest, scores: Scores) -> None:
-        """Transfer the predictions of a request's pass, and report them."""
-        stats, tally = self.stats, running.tally
-        if tally.forwards:  # its pass was not counted before, as one with drafts
-            for observer in self.observers.attached:
-                observer.settling(running)
-            if self.running.limits.max_refreshes is not None:
-                self.refreshes.ran(running)
-        stats.refreshes += tally.refreshes
-        stats.prefix_refreshes += tally.refreshes_prefix
-        stats.row_layers_saved += tally.saved
-        hook = running.plan.hook
-        if hook is not None and hook.releases_inputs:
-            self.memory.forget_inputs(running)
-        transfer = running.apply(scores)
-        if running.closing:
-            return
-        name = running.request.id
-        before = len(self.events)
-        for reader in running.readers:
-            self.events += reader.events(name)
-        settled = running.end.newly_settled()
-        running.end.check(running.pending.decoding, running.decoder)
-        if transfer is not None or settled:
-            self.events.append(Event(name, transfer=transfer, settled=settled))
-        if len(self.events) > before:
-            running.record.reported = True
-
     def _report(self, result: Result) -> None:
         self.events.append(Event(result.id, result=result))
         self.ids.discard(result.id)
-        self._timed.discard(result.id)
+        self.timed.discard(result.id)
 
     def _release(self, running: RunningRequest) -> None:
-        self.refreshes.forget(running)
-        self.running.remove(running)
+        self.scheduler.remove(running)
         self.waiting.let_go(running.pending)
-        self.runner.forget()  # layouts with this request are not used again
+        self.observers.runner.forget()  # layouts with this request are not used again
         self.memory.free(running)
-        running.released = True
+        running.turn = None  # which refers to the request
+        running.ended = True
 
 
 def _late(pending: PendingRequest, now: float) -> bool:
     limit = pending.request.deadline_s
     return limit is not None and now - pending.arrived >= limit
+
+
+class Admission:
+    """Starts waiting requests: gives each its place in memory."""
+
+    def __init__(self, lifecycle: Lifecycle, memory: Memory, max_num_seqs: int) -> None:
+        """At most `max_num_seqs` canvases run at a time; clients with less than their share may exceed that."""
+        self._lifecycle, self._memory, self._most = lifecycle, memory, max_num_seqs
+
+    def admit(self, now: float) -> None:
+        """Begin waiting requests in the order of their turns at `now`, while there are slots and pages.
+
+        Requests behind one that awaits a page of a running request may begin before it. Requests whose canvas has grown
+        come first, in the order in which they outgrew their places, and nothing begins while one of them waits for
+        pages. They hold no pages meanwhile, so all that runs comes to its end, or to its own next block.
+        """
+        if not all(self._goes_on(pending) for pending in list(self._lifecycle.outgrown)):
+            return
+        waiting, passed = self._lifecycle.waiting, Counter[Owner]()
+        while len(waiting) and (pending := waiting.first(now, passed)) is not None:
+            if not self._has_slot(pending) or not self._consider(pending, passed):
+                return
+
+    def _goes_on(self, pending: PendingRequest) -> bool:
+        """Whether a request whose canvas has grown has its place, or has ended; False: it waits for pages."""
+        # Where one runs alone after a failure of the engine, that has to end first.
+        if any(each.pending.starts > 1 for each in self._lifecycle.requests()):
+            return False
+        return self._consider(pending, Counter())
+
+    def _consider(self, pending: PendingRequest, passed: Counter[Owner]) -> bool:
+        """Begin a request, end it with its error, or count it in `passed`. False where memory has no room for it."""
+        while True:
+            decision = self._lifecycle.attempt(pending, lambda: self._memory.plan(pending), POLICY_FAILED)
+            match decision:
+                case NoRoom():
+                    # Evict an entry that no request reads, and try again.
+                    if self._memory.give_way(decision):
+                        continue
+                    return False
+                case Placement():
+                    self._begin(pending, decision)
+                case AwaitsPage():
+                    passed[pending.request.owner] += 1
+            return True
+
+    def _has_slot(self, pending: PendingRequest) -> bool:
+        """Whether a request may begin now, memory aside."""
+        running = self._lifecycle.requests()
+        canvases = sum(len(each.canvases) for each in running)
+        if not canvases:
+            return True
+        # After a failure of the engine, requests that ran then run one at a time.
+        if pending.starts > 0 or any(each.pending.starts > 1 for each in running):
+            return False
+        if canvases + pending.canvases <= self._most:
+            return True
+        waiting = self._lifecycle.waiting
+        return waiting.beyond(pending, canvases, self._most) and (waiting.several or self._memory.spares(pending))
+
+    def _begin(self, pending: PendingRequest, placement: Placement) -> None:
+        """Give a waiting request its place. It ends with the error where it cannot have that."""
+        before = self._lifecycle.outgrown.get(pending)
+        running = self._lifecycle.attempt(
+            pending, lambda: self._memory.place(pending, placement, before), "it could not begin"
+        )
+        if running is None:
+            return
+        self._lifecycle.begin(running)
+        for lease in running.claim.leases:
+            work = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running)
+            if work is not None:
+                self._lifecycle.add(work)

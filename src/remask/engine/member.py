@@ -1,101 +1,217 @@
-"""Members of passes: requests, and prefix-only passes."""
+"""What takes part in passes: a `Member`, and its `Turn` in one of them. What they are counted in."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
 
-from remask.engine.canvas_state import CanvasState
-from remask.engine.planned import Tally
-from remask.engine.prefix_pass import Loop, PrefixPass
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.request import Owner
-from remask.engine.runner import Items
-from remask.engine.running import RunningRequest, Scores
 from remask.plan.plan import Plan
-
-
-class Member(Protocol):
-    """Takes part in passes until it is done.
-
-    In each step the engine calls `prepare` on the members that are `ready`, and `offer`s the budget to one after the
-    other. Those that fit `enter` the pass. Then `ran` or `failed` is called on each.
-    """
-
-    @property
-    def owner(self) -> Owner:
-        """The client and body that it belongs to, for fair turns."""
-        ...
-
-    @property
-    def canvases(self) -> int:
-        """Number of its canvases."""
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can run: all K/V that it reads are computed."""
-        ...
-
-    @property
-    def tally(self) -> Tally:
-        """The cost of its next pass, once that is prepared."""
-        ...
-
-    def prepare(self, loop: Loop) -> bool:
-        """Plan the next pass. False where that failed; the member has then ended."""
-        ...
-
-    def offer(self, row_layers: int | None) -> int:
-        """The cost of its next pass. A pass that can be cut is cut to `row_layers` (None: no limit)."""
-        ...
-
-    def enter(self, loop: Loop, batch: "Batch") -> None:
-        """Join the batch of this step, after what must be done before the pass. Where that fails, end instead."""
-        ...
-
-    def join(self, batch: "Batch") -> None:
-        """Join `batch` as it is."""
-        ...
-
-    def items(self) -> Sequence[tuple[CanvasState, Plan]]:
-        """Its canvases with their plans of the next pass."""
-        ...
-
-    def ran(self, loop: Loop, scores: Scores) -> None:
-        """Its pass has run; `scores` are its predictions."""
-        ...
-
-    def failed(self, loop: Loop, error: Exception) -> None:
-        """Its pass cannot run: end, and end whatever depends on it."""
-        ...
+from remask.plan.spans import Mask, Positions
+from remask.readers.base import Reader
+from remask.request.result import Event
+from remask.sampling.decoder import Decoder, Transfers
+from remask.sampling.rows import DeviceRead
 
 
 @dataclass(slots=True)
-class Batch:
-    """The members of one pass."""
+class EngineStats:
+    """Counters since the engine was made."""
 
-    requests: list[RunningRequest] = field(default_factory=list)
-    passes: list[PrefixPass] = field(default_factory=list)
+    steps: int = 0
+    step_seconds: float = 0.0  # within `step`
+    step_cpu_seconds: float = 0.0  # CPU time of the calling thread within `step`, without helper threads
+    row_layers: int = 0
+    row_layers_saved: int = 0  # row-layers of canvases in passes that were not computed
+    prefix_passes: int = 0
+    prefix_row_layers: int = 0
+    refreshes: int = 0  # passes that filled or renewed the cache of their policy
+    prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
+    peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held, as sampled before writing
+    recoveries: int = 0  # restarts with empty memory
+    queued_passes: int = 0  # passes that were queued before the one before them was read
+    waited_passes: int = 0  # with `overlap`, passes that were read before the next one could be planned
+    discarded_passes: int = 0  # speculative steps of requests that were not confirmed
 
-    @classmethod
-    def of(cls, members: Iterable[Member]) -> "Batch":
-        """A batch of `members`, in their order."""
-        batch = cls()
-        for member in members:
-            member.join(batch)
-        return batch
+
+CanvasPlans: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
+
+Reads: TypeAlias = tuple[tuple[Reader, DeviceRead], ...]
+"""The readers of a request with their device parts, for one pass."""
+Share: TypeAlias = tuple[Reader, NDArray[np.float32]]
+"""A reader with its numbers, [width, predicted]."""
+
+
+class Scores(NamedTuple):
+    """Tokens, confidences and readers' numbers of the predicted positions of one request.
+
+    Attributes:
+        tokens: int64 [predicted].
+        confidence: float32 [predicted].
+        shares: the numbers of its readers.
+        chosen: the positions that the device has transferred, bool [predicted]; None: the host chooses.
+    """
+
+    tokens: NDArray[np.int64]
+    confidence: NDArray[np.float32]
+    shares: tuple[Share, ...] = ()
+    chosen: NDArray[np.bool_] | None = None
+
+    def of(self, some: slice | Mask) -> "Scores":
+        """Those of `some` of the positions."""
+        chosen = None if self.chosen is None else self.chosen[some]
+        shares = tuple((reader, numbers[:, some]) for reader, numbers in self.shares)
+        return Scores(self.tokens[some], self.confidence[some], shares, chosen)
+
+
+NO_SCORES = Scores(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a turn costs.
+
+    Attributes:
+        cost: row-layers that it computes, drafts included.
+        rows: the largest number of rows in any layer, drafts included.
+        forwards: passes in `Usage.forwards`; 0 of what counts as no pass of a request.
+        saved: row-layers of its canvases that it does not compute.
+        refreshes: it fills or renews the policy's cache, on any of its canvases.
+        refreshes_prefix: it computes rows of the leased prefix, above the boundary.
+    """
+
+    cost: int
+    rows: int
+    forwards: int = 1
+    saved: int = 0
+    refreshes: bool = False
+    refreshes_prefix: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """The turn of a member in one pass, from its plan until what was read is written.
+
+    Attributes:
+        member: whose turn it is.
+        items: its canvases that take part, each with its plan, and then its drafts.
+        tally: what it costs.
+        decoder: the decoder, at the step of the pass; None of a prefix pass, of which nothing is read.
+        predicted: the positions whose rows are read, int64; those of drafts come after the canvas' own.
+        foreseeable: the device may choose positions, and the next pass may be planned before this one is read.
+        drafts: how many of `items` are drafts.
+        reads: the device parts of its readers.
+        speculative: it was planned before the pass before it was read, and is not confirmed yet.
+        still_noisy: of a confirmed turn, the predicted positions that the pass before has left noisy, bool [predicted].
+        in_flight: its pass runs, and the one after it is planned.
+        following: its turn in that one; None where the member ends with this pass.
+        dropped: nothing is written of it: it was rolled back.
+        error: why it could not run.
+    """
+
+    member: "Member"
+    items: CanvasPlans
+    tally: Tally
+    decoder: Decoder | None
+    predicted: Positions
+    foreseeable: bool = False
+    drafts: int = 0
+    reads: Reads = ()
+    speculative: bool = False
+    still_noisy: Mask | None = None
+    in_flight: bool = False
+    following: "Turn | None" = None
+    dropped: bool = False
+    error: Exception | None = None
 
     @property
-    def members(self) -> list[Member]:
-        """Prefix-only passes first, then requests."""
-        return [*self.passes, *self.requests]
+    def plan(self) -> Plan:
+        """The plan of the first canvas: of a guided request the conditional one."""
+        return self.items[0][1]
 
     @property
-    def ids(self) -> tuple[str, ...]:
-        """The requests' ids."""
-        return tuple(running.request.id for running in self.requests)
+    def lives(self) -> bool:
+        """Whether what is read of it is written."""
+        return not (self.dropped or self.member.ended)
 
-    def enter(self, items: Items) -> None:
-        """Give the requests the plans that their pass runs with; `items` are in the order of `members`."""
-        left = iter(items[len(self.passes) :])
-        for running in self.requests:
-            running.revised([next(left) for _ in running.items()])
+    @property
+    def transfers(self) -> Transfers | None:
+        """The positions that it transfers, or how they are ranked; None where the host must choose."""
+        if not self.foreseeable or self.decoder is None:
+            return None
+        plan = self.plan
+        if plan.fills:
+            return plan.predicted[:0]
+        known = self.decoder.transfers
+        return known if known is None or plan.transfer is None else plan.transfer.nonzero()[0]
+
+    def revise(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
+        """Replace its plans: layer hooks and repeats after a failure may change them."""
+        self.items = tuple(items)
+        self.tally = self.member.tally(self.items)
+
+    def roll_back(self) -> None:
+        """Discard a speculative turn. The token buffer is unchanged: nothing was left to choose in its block."""
+        self.items[0][0].ledger.roll_back()
+        self.dropped = True
+
+
+class Member(Protocol):
+    """Takes part in passes until it is done: a request, or the pass over a shared prefix.
+
+    In each step the engine asks the members that are `ready` to `plan`. Those that fit `begin` their turns, the pass
+    runs, and each is given what was read of it to `write`.
+
+    Attributes:
+        id: of the request, or of the one that caused a prefix pass.
+        owner: the client and body that it belongs to, for fair turns.
+        canvases: its canvases.
+        place: members of a pass stand in this order: prefix passes, then neighbours that share an adapter or a prefix.
+        turn: its next turn, once that is planned.
+        readers: its readers.
+        ready: all K/V that it reads are computed.
+        done: nothing is left to plan before the engine has taken note of what was written.
+        ended: it has left the engine, and its memory is free.
+        cheapest: row-layers of its cheapest pass so far; None before the first.
+    """
+
+    id: str
+    owner: Owner
+    canvases: tuple[CanvasState, ...]
+    place: tuple[int, str, tuple[int, int]]
+    turn: Turn | None
+    readers: tuple[Reader, ...]
+    ready: bool
+    done: bool
+    ended: bool
+    cheapest: int | None
+
+    def plan(self) -> Turn:
+        """Its next turn. It is planned once, however many steps it waits."""
+        ...
+
+    def fit(self, turn: Turn, row_layers: int) -> None:
+        """Cut the turn to `row_layers` where it can be cut. It may still cost more."""
+        ...
+
+    def begin(self, turn: Turn) -> list[Move]:
+        """Enter the plans of the turn into the ledgers. Raises `PlanError` on a plan that cannot run.
+
+        Returns the stored K/V that must be copied before the pass; the engine clears the list.
+        """
+        ...
+
+    def tally(self, items: CanvasPlans) -> Tally:
+        """What a turn over `items` costs."""
+        ...
+
+    def reads(self, turn: Turn) -> Reads:
+        """The device parts of its readers for the turn."""
+        ...
+
+    def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:
+        """End the turn with what was read of it, and count it in `stats`. Returns what there is to report."""
+        ...

@@ -11,26 +11,23 @@ from torch import Tensor
 from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, token_bytes
 from remask.engine.config import EngineConfig
-from remask.engine.drafting import Drafting
-from remask.engine.pace import Pace
-from remask.engine.pending import PendingRequest
-from remask.engine.placement import Claim, Decision, NoRoom, Placement
-from remask.engine.request import Request
+from remask.engine.drafting import Drafting, Pace
+from remask.engine.exact_pages import Pages
+from remask.engine.leases import Parts, Prefixes
+from remask.engine.placement import Claim, Decision, NoRoom, Placement, Shared, Sharing
+from remask.engine.request import PendingRequest, Request
 from remask.engine.running import Record, RunningRequest
-from remask.engine.sharing.base import Shared, Sharing
-from remask.engine.sharing.exact_pages import Pages
-from remask.engine.sharing.parts import Parts
-from remask.engine.sharing.prefixes import Prefixes
 from remask.engine.sizing import page_size, share_out
-from remask.engine.speculating import SpeculatingRequest
 from remask.errors import ConfigError, IntegrityError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas, Template
 from remask.plan.ledger import Ledger
 from remask.policies.base import CachePolicy, Traits
+from remask.policies.registry import name_of
 from remask.request.result import Usage
 from remask.request.sampling_params import AUTO_STATES
+from remask.sampling.decoder import Decoding
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
@@ -124,12 +121,12 @@ class Memory:
         page = self.allocator.page_size * self.pool.bytes_per_token
         return self.allocator.used * page + self.store.state_bytes + self.extra_bytes
 
-    def page_keys(self, request: Request, block: int) -> tuple[int, ...]:
-        """Identities of the exact pages that a prompt fills, in blocks of `block` tokens. Any thread may ask for them.
+    def page_keys(self, request: Request, decoding: Decoding) -> tuple[int, ...]:
+        """Identities of the exact pages that a prompt fills, in the blocks of `decoding`. Any thread may ask for them.
 
         Empty where the policy shares no pages, or where a page holds no whole number of blocks.
         """
-        return self._exact.keys(request, block)
+        return self._exact.keys(request, decoding)
 
     def remember(self, pending: PendingRequest) -> None:
         """Note the prompt of a request whose shared prefix is to be found, and what it has in common with others."""
@@ -138,6 +135,12 @@ class Memory:
     def plan(self, pending: PendingRequest) -> Decision:
         """The place that a request would get now, or why it has to wait. Changes nothing."""
         return self._way(pending).plan(pending)
+
+    def spares(self, pending: PendingRequest) -> bool:
+        """Whether another of the longest canvases has room beside a request, idle prefixes and pages evicted."""
+        free = int((self.allocator.references == 0).all(axis=0).sum()) + self.store.idle_pages + self.chain.idle_pages
+        pages_for = self.allocator.pages_for
+        return pending.canvases * pages_for(pending.decoding.length) + pages_for(self.max_model_len) + 1 <= free
 
     def give_way(self, waiting: NoRoom) -> bool:
         """Make room for a request that has none: take the drafts of another, or evict one stored prefix or page that no
@@ -160,10 +163,11 @@ class Memory:
         with ExitStack() as undo:
             running = self._place(pending, placement, before, undo)
             undo.pop_all()
-        if placement.refused:
-            self.store.stats.refused += 1
-            log.warning("request %s: %s", pending.request.id, placement.note)
-        self.extra_bytes += sum(state.extra_bytes for state in running.branches)
+        if placement.unread is not None and before is None:
+            self.store.stats.unread[placement.unread.reason] += 1
+            if placement.unread.reason == "budget":
+                log.warning("request %s: %s", pending.request.id, placement.unread.note)
+        self.extra_bytes += sum(state.extra_bytes for state in running.canvases)
         if running.claim.drafting is not None:
             self._drafting.append(running)
         return running
@@ -177,13 +181,14 @@ class Memory:
             self.allocator.release(extent)
         claim.owned[:] = [extent for extent in claim.owned if id(extent) not in taken]
         claim.drafting = None
+        running.without_drafts()
 
     def _place(
         self, pending: PendingRequest, placement: Placement, before: RunningRequest | None, undo: ExitStack
     ) -> RunningRequest:
         """As `place`; `undo` gets what gives back each thing that is claimed."""
         request, traits = pending.request, placement.policy.traits
-        canvas = pending.decoding.canvas() if before is None else before.branches[0].canvas
+        canvas = pending.decoding.canvas() if before is None else before.canvases[0].canvas
         if "outputs" in traits.keeps:
             self.pool.keep_outputs()
         owned = [extent for canvas in placement.own for extent in canvas]
@@ -191,22 +196,22 @@ class Memory:
             self.allocator.claim(extent)
             undo.callback(self.allocator.release, extent)
         shared = self._way(pending).claim(pending, placement, canvas, undo)
-        first = self._state(canvas, shared.tables(placement.own[0]), traits, shared)
+        adapter = request.adapter
+        first = self._state(canvas, shared.tables(placement.own[0]), traits, shared, adapter)
         states = [first]
         if pending.canvases == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
             if before is None:
                 other = _unconditional(canvas, self.shape.mask_id, request.template)
             else:
-                other = before.branches[1].canvas
-            states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING))
+                other = before.canvases[1].canvas
+            states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING, adapter))
         record = _record(pending, placement, shared) if before is None else before.record
         owned += [page.extent for page in shared.pages]
         drafts = [extent for (extent,) in placement.own[pending.canvases :]]
         drafting = Drafting(drafts, self.pace if request.params.speculate == AUTO_STATES else None) if drafts else None
         claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))), drafting)
-        kind = SpeculatingRequest if drafts else RunningRequest
-        return kind(pending, placement.policy, tuple(states), claim, self.shape.vocab, before, record)
+        return RunningRequest(pending, placement.policy, tuple(states), claim, record, self.shape, before)
 
     def free(self, running: RunningRequest) -> None:
         """Free all pages and leases of a request. Freeing it twice changes nothing."""
@@ -214,9 +219,9 @@ class Memory:
         for extent in claim.owned:
             self.allocator.release(extent)
         claim.owned.clear()
-        for branch in running.branches:
-            self.extra_bytes -= branch.extra_bytes
-            branch.states = branch.hook_state = None
+        for state in running.canvases:
+            self.extra_bytes -= state.extra_bytes
+            state.states = state.hook_state = None
         for lease in claim.leases:
             self.store.release(lease)
         if claim.drafting is not None:
@@ -226,11 +231,11 @@ class Memory:
             claim.shares.release()
             claim.shares = None
 
-    def forget_inputs(self, running: RunningRequest) -> None:
-        """Free the hidden states of a request that are no longer needed."""
-        for branch in running.branches:
-            self.extra_bytes -= branch.extra_bytes
-            branch.states = None
+    def forget_inputs(self, canvases: Iterable[CanvasState]) -> None:
+        """Free the hidden states of canvases that are no longer needed."""
+        for state in canvases:
+            self.extra_bytes -= state.extra_bytes
+            state.states = None
 
     def check(self, requests: Iterable[RunningRequest]) -> None:
         """Raise `IntegrityError` unless `requests` and the store own the pages that are in use, each exactly once."""
@@ -257,7 +262,9 @@ class Memory:
             return self._exact
         return self._parts if pending.request.segments else self._prefixes
 
-    def _state(self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, shared: Shared) -> CanvasState:
+    def _state(
+        self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, shared: Shared, adapter: str | None
+    ) -> CanvasState:
         shape, prefix = self.shape, shared.prefix
         watched = "attention" in traits.keeps
         asks = "inputs" in traits.keeps and prefix is not None
@@ -274,6 +281,7 @@ class Memory:
             restored=tuple(restored),
             states=states,
             shift=shape.shift,
+            adapter=adapter,
             outputs="outputs" in traits.keeps,
             chain=shared.pages[-1].key if shared.pages else 0,
         )
@@ -281,7 +289,12 @@ class Memory:
 
 def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Record:
     """That of a request which begins."""
-    usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
+    policy, unread = placement.policy, placement.unread
+    usage = Usage(
+        prompt_tokens=pending.given_tokens,
+        prefix_note=None if unread is None else unread.note,
+        approximation=None if policy.traits.exact else name_of(policy),
+    )
     usage.accepted = None if pending.request.params.speculate is None else 0
     if shared.prefix is not None:
         usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length

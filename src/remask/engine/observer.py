@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 from remask.engine.isolation import Ran
+from remask.engine.member import Turn
 from remask.engine.runner import Runner
-from remask.engine.running import RunningRequest
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 
@@ -28,8 +28,8 @@ class EngineObserver:
     def computed(self, ran: Ran) -> None:
         """A pass has run that was not queued ahead; its tokens are not written yet."""
 
-    def settling(self, running: RunningRequest) -> None:
-        """What the pass of a request predicted is about to be transferred."""
+    def writing(self, turn: Turn) -> None:
+        """What the pass of a request predicted is about to be written."""
 
 
 class Observers:

@@ -1,117 +1,102 @@
 """Overlap: the next pass is queued while one runs, if all its plans are known to repeat.
 
-A queued pass has a speculative step of each request. Once the pass before it has been read, each step is committed, or
-rolled back where its request has ended or gone on to another block.
+A queued pass has speculative turns. Once the pass before it has been read, each is confirmed, or rolled back where its
+request has ended or gone on to another block.
 """
 
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.engine.faults import poisons
-from remask.engine.isolation import LaunchedPass, Read, Scored
-from remask.engine.member import Member
+from remask.engine.isolation import LaunchedPass, is_fatal
+from remask.engine.lifecycle import PASS_FAILED, POLICY_FAILED, Lifecycle
+from remask.engine.member import Tally, Turn
 from remask.engine.running import RunningRequest
-from remask.remasking.select import Ranked
+from remask.plan.plan import Plan
 from remask.sampling.decoder import Decoder
+from remask.sampling.select import Ranked
+
+_FREE = Tally(0, 0)
 
 
-@dataclass(slots=True)
-class QueuedPass(LaunchedPass):
-    """A pass of speculative steps.
-
-    Attributes:
-        steps: the request of each speculative step.
-        failed: the steps that could not run, with the error.
-    """
-
-    steps: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
-    failed: dict[Member, Exception] = field(default_factory=dict)
-    _rolled_back: set[RunningRequest] = field(default_factory=set)
-    _noisy: dict[RunningRequest, NDArray[np.bool_]] = field(default_factory=dict)  # of the predicted positions
-
-    def _take(self, scored: Scored, read: Read) -> None:
-        """See `LaunchedPass`: positions that the pass before has settled are skipped."""
-        for step, scores in scored.read():
-            running = self.running(step)
-            if running is not None:
-                noisy = self._noisy.get(step)
-                read.append((running, scores if noisy is None else scores.of(noisy)))
-
-    def running(self, member: RunningRequest) -> RunningRequest | None:
-        """See `LaunchedPass`: the request of a step; None where it was rolled back."""
-        running = self.steps.get(member, member)
-        return None if running.released or member in self._rolled_back else running
-
-    def commit(self, step: RunningRequest) -> bool:
-        """Make a speculative step the next step of its request where they agree. Otherwise roll it back."""
-        running = self.steps[step]
-        if running.released:  # so it has left the batch, and its ledger with it
-            return False
-        if running.closing or running.decoder.step != step.decoder.step or not running.plan.again:
-            self.roll_back(step)
-            return False
-        self._noisy[step] = running.branches[0].canvas.noisy[step.plan.predicted]
-        predict = running.plan.predict
-        running.revised([(branch, plan.predicting(predict)) for branch, plan in step.items()])
-        return True
-
-    def roll_back(self, step: RunningRequest) -> None:
-        """Discard a speculative step. The token buffer is unchanged: nothing was left to choose in that block."""
-        step.branches[0].ledger.roll_back()
-        self._rolled_back.add(step)
-
-
-@dataclass(slots=True)
-class NextSteps:
-    """The speculative steps of the requests of a running pass.
-
-    Attributes:
-        planned: the step of each request; None for a request that ends with the running pass.
-        origins: the request of each step.
-    """
-
-    planned: dict[Member, RunningRequest | None] = field(default_factory=dict)
-    origins: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
-
-
-def next_steps(launched: LaunchedPass) -> NextSteps | None:
-    """The speculative steps after `launched`.
-
-    None where the pass must be read first, because a plan is not known to repeat.
-    """
-    if launched.passes:
-        return None
-    steps = NextSteps()
-    for running in launched.requests():
+def plan_ahead(turns: Sequence[Turn]) -> bool:
+    """Plan the turns that follow `turns`, which are in flight. False where these must be read first."""
+    for turn in turns:
         try:
-            found = _next_step(running)
+            following = _following(turn)
         # A policy may fail on a step that is never run. If it is run, the policy is asked again.
         except Exception as error:
-            if poisons(error):
+            if is_fatal(error):
                 raise
-            return None
-        if found is None:
-            return None
-        if found.decoder.finished:
-            steps.planned[running] = None
-        else:
-            steps.planned[running] = found
-            steps.origins[found] = running
-    return steps
+            return False
+        if following is None or following.decoder is None:
+            return False
+        turn.following = None if following.decoder.finished else following
+    for turn in turns:
+        turn.in_flight = True
+    return True
 
 
-def _next_step(running: RunningRequest) -> RunningRequest | None:
-    """The request in its next step, before the transfers of the running pass are known; None: read that pass first.
+def confirm(queued: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | None:
+    """Confirm the turns of a queued pass, now that the pass before it is read; None where none is left.
 
-    Where only the number of transfers is known, the step predicts all positions that the running pass predicts.
+    Raises the error that kept it from running, if no member caused that.
     """
-    known, decoder, canvas = running.transfers, running.decoder, running.branches[0].canvas
-    if known is None or len(running.branches) > 1 or running.plan.fills or running.plan.hook is not None:
+    if queued.batch_error is not None:
+        raise queued.batch_error
+    for turn in queued.batch:
+        if not turn.speculative:
+            continue
+        member, confirmed = turn.member, False
+        lifecycle.at_work = (member.id,)
+        try:
+            confirmed = _confirm(turn)
+        except Exception as error:
+            lifecycle.fail(member, error, POLICY_FAILED)
+        if not confirmed:
+            lifecycle.stats.discarded_passes += 1
+        elif turn.error is not None:
+            lifecycle.fail(member, turn.error, PASS_FAILED)
+    return queued if queued.turns() else None
+
+
+def _confirm(turn: Turn) -> bool:
+    """Make a speculative turn the next one of its request where they agree. Otherwise roll it back."""
+    running = turn.member
+    if running.ended:  # so it has left the batch, and its ledger with it
+        return False
+    own = running.plan()
+    decoder, before = own.decoder, turn.decoder
+    if decoder is None or before is None or decoder.step != before.step or not own.plan.again:
+        turn.roll_back()
+        return False
+    ((state, plan),) = turn.items
+    turn.still_noisy = state.canvas.noisy[plan.predicted]
+    if plan.spans is own.plan.spans:
+        turn.items, turn.tally = own.items, own.tally
+    else:  # rows were chosen while it ran
+        turn.revise([(state, plan.predicting(own.plan.predict))])
+    turn.decoder, turn.predicted, turn.speculative = decoder, own.predicted, False
+    running.turn = turn
+    return True
+
+
+def _following(turn: Turn) -> Turn | None:
+    """The turn of the next step, before the transfers of this one are known; None: read this one first.
+
+    Where only the number of transfers is known, it predicts all positions that this turn predicts. It has no plan where
+    the decoder has finished.
+    """
+    running, known, decoder, now = turn.member, turn.transfers, turn.decoder, turn.plan
+    if not isinstance(running, RunningRequest) or known is None or decoder is None or len(running.canvases) > 1:
         return None
-    block = decoder.block
+    if now.fills or now.hook is not None:
+        return None
+    state = running.canvases[0]
+    canvas, block = state.canvas, decoder.block
     noisy = block.start + canvas.noisy[block.start : block.stop].nonzero()[0]
     final = noisy[:0]
     if not isinstance(known, Ranked):
@@ -122,22 +107,28 @@ def _next_step(running: RunningRequest) -> RunningRequest | None:
         counted = noisy[: known.sure(len(noisy))]  # as many as these
     after = decoder.ahead(canvas.ahead(counted, decoder.step))
     if after.finished:
-        return running.at(after)
-    plan = running.repeated(after, canvas.ahead(final, decoder.step).noisy)
+        return Turn(running, (), _FREE, after, final)
+    open_ = canvas.ahead(final, decoder.step).noisy if len(final) else canvas.noisy
+    plan = running.planner.repeated(after, open_)
     if plan is None or (isinstance(known, Ranked) and known.changes and after.transfers is None):
         return None
     if isinstance(known, Ranked) and not known.changes and not known.counted(len(noisy)):
-        done = _after_block(running, noisy)
-        if not done.decoder.finished and not done.plan.spans.rewrites(plan.spans):
+        then = _after_block(running, decoder, noisy)
+        if then is not None and not then.spans.rewrites(plan.spans):
             return None
-    return running.at(after, plan)
+    standing = running.planner.standing
+    assert standing is not None
+    assert standing.tally is not None
+    return Turn(running, ((state, plan),), standing.tally, after, plan.predicted, turn.foreseeable, speculative=True)
 
 
-def _after_block(running: RunningRequest, noisy: NDArray[np.int64]) -> RunningRequest:
-    """The request if the running pass transfers all `noisy` positions of the block."""
-    step, branch = running.decoder.step, copy(running.branches[0])
-    branch.canvas = branch.canvas.ahead(noisy, step)
-    decoder: Decoder = running.decoder.ahead(branch.canvas)
-    done = running.at(decoder)
-    done.branches = (branch,)
-    return done
+def _after_block(running: RunningRequest, decoder: Decoder, noisy: NDArray[np.int64]) -> Plan | None:
+    """The plan of the request if this pass transfers all `noisy` positions of the block; None where it has finished."""
+    state = copy(running.canvases[0])
+    state.canvas = state.canvas.ahead(noisy, decoder.step)
+    after = decoder.ahead(state.canvas)
+    if after.finished:
+        return None
+    planner = replace(running.planner, passes=0, left_out=0)
+    again = planner.repeated(after, state.canvas.noisy)
+    return planner.plan([state], after)[0][1] if again is None else again

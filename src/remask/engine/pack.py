@@ -1,4 +1,7 @@
-"""Packing: plans of many canvases, at different steps and under different policies, as one step batch."""
+"""Packing: plans of many canvases, at different steps and under different policies, as one step batch.
+
+Passes without an engine are packed here, too.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -8,36 +11,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.engine.canvas_state import CanvasState, predicting_rows
-from remask.engine.stage_rows import StageRows
-from remask.engine.stage_work import make_work
-from remask.engine.token_buffer import TokenBuffer
+from remask.engine.canvas_state import CanvasState, TokenBuffer, plain_table, predicting_rows
+from remask.engine.stage_work import StageRows, computed_parts, make_near, make_work, neighbour_places
 from remask.errors import PlanError
 from remask.machine.transfers import send
-from remask.model.runs import Index, send_run
-from remask.model.stage import Partial, Pick, Restore, Save, Stage, StepBatch
+from remask.model.config import Sliding
+from remask.model.stage import AdapterRows, Index, Partial, Pick, Restore, Save, Stage, StepBatch, send_run
+from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas
+from remask.plan.ledger import Ledger
 from remask.plan.plan import Plan, Reach
-from remask.plan.spans import Span, Spans, crossing
+from remask.plan.spans import Mask, Span, Spans, crossing
+from remask.store.pages import PageRange
 
 
-def pack(
-    items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int = 0, separately: bool = False
-) -> StepBatch:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What passes are packed for.
+
+    Attributes:
+        device: where their tensors are.
+        separately: every canvas attends by itself; see `make_work`.
+        sliding: the model's layers with windows, if any.
+    """
+
+    device: torch.device
+    separately: bool = False
+    sliding: Sliding | None = None
+
+    def reach(self, layers: range) -> int | None:
+        """How far to each side rows see where some of the `layers` have windows; None where none has."""
+        sliding = self.sliding
+        return sliding.reach if sliding is not None and any(layer in layers for layer in sliding.layers) else None
+
+
+def pack(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: int = 0) -> StepBatch:
     """One forward pass over `items`, whose rows follow one another in the order given.
 
     With `first` only the layers from `first` on are packed; the pass continues with the rows that leave the layer
-    before. With `separately` every canvas attends by itself; see `make_work`.
+    before.
 
     Canvases that lease the same prefix should be neighbours, because they then read it once. Logits come in the order
     of the canvases, each canvas' predicted positions ascending. Plans and canvases are not changed.
     """
-    return _lay_out(items, device, first, separately).fill(items, device)
-
-
-def pack_layer(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, layer: int, separately: bool) -> Stage:
-    """The stage of `layer` >= 1 alone, which continues with the rows that leave the layer before. Changes nothing."""
-    before, parts = _parts(items, layer - 1), _parts(items, layer)
-    return _stage(range(layer, layer + 1), parts, before, None, device, separately)
+    return _lay_out(items, target, first).fill(items, target.device)
 
 
 class Packer:
@@ -47,30 +64,31 @@ class Packer:
     valid until the next pass is packed.
     """
 
-    def __init__(self, device: torch.device, separately: bool, token_buffer: TokenBuffer | None = None) -> None:
-        self.device, self.separately, self.token_buffer = device, separately, token_buffer
+    def __init__(self, target: Target, token_buffer: TokenBuffer | None = None) -> None:
+        self.target, self.token_buffer = target, token_buffer
         self._layouts: deque[_Layout] = deque(maxlen=2)  # the last one first
         self.reused = 0  # passes that reused a layout
 
     def pack(self, items: Sequence[tuple[CanvasState, Plan]], first: int = 0) -> StepBatch:
         """As the function `pack`. Layouts that start at a later layer are not kept."""
         if first:
-            return pack(items, self.device, first, self.separately)
+            return pack(items, self.target, first)
         for layout in self._layouts:
             if layout.serves(items):
                 self.reused += 1
                 self._layouts.remove(layout)
                 break
         else:
-            layout = _lay_out(items, self.device, 0, self.separately)
+            layout = _lay_out(items, self.target, 0)
         self._layouts.appendleft(layout)
         if self.token_buffer is None:
-            return layout.fill(items, self.device)
+            return layout.fill(items, self.target.device)
         return layout.fill_from(self.token_buffer, items)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
-        """As the function `pack_layer`."""
-        return pack_layer(items, self.device, layer, self.separately)
+        """The stage of `layer` >= 1 alone, which continues with the rows that leave the layer before."""
+        before, parts = _parts(items, layer - 1), _parts(items, layer)
+        return _stage(range(layer, layer + 1), parts, before, None, self.target)
 
     def forget(self) -> None:
         """Drop the layouts of the last passes, with their canvases and device tensors."""
@@ -87,8 +105,6 @@ class _Layout:
         starts: first row of each canvas in the last stage.
         row_layers: work of the pass.
         tokens: the tokens of each canvas, and the index of those that enter the first stage; None: all.
-        offsets: for each canvas, the difference between a position and its row in the last stage, [N]. None where the
-            live rows of a canvas are not consecutive.
         picks: whether layers choose rows on the device.
         entering: places in the token buffer of the rows of the first stage; empty until they are first needed.
     """
@@ -98,7 +114,6 @@ class _Layout:
     starts: tuple[int, ...]
     row_layers: int
     tokens: tuple[tuple[Index, Index | None], ...]
-    offsets: Index | None
     picks: bool
     entering: list[Tensor] = field(default_factory=list)
 
@@ -106,27 +121,29 @@ class _Layout:
         """Whether `items` are the same canvases, with the same spans."""
         if len(items) != len(self.canvases):
             return False
-        for (branch, plan), (canvas, spans, sees) in zip(items, self.canvases, strict=True):
-            if branch is not canvas or plan.spans is not spans or plan.sees is not sees:
+        for (state, plan), (canvas, spans, sees) in zip(items, self.canvases, strict=True):
+            if state is not canvas or plan.spans is not spans or plan.sees is not sees:
                 return False
         return True
 
     def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
         """The batch of `items`, which have this layout. Tokens and predictions are sent in one copy."""
-        numbers = [tokens if entering is None else tokens[entering] for tokens, entering in self.tokens]
+        numbers = list[Index]()
+        for whole, entering in self.tokens:
+            numbers.append(whole if entering is None else whole[entering])
         tokens, predict = self._sent(numbers, items, device)
         return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
 
     def fill_from(self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
         """As `fill`, with tokens from the `token_buffer`, after the host's changes were sent to it."""
-        device, branches = token_buffer.values.device, [branch for branch, _ in items]
+        device, states = token_buffer.values.device, [state for state, _ in items]
         if not self.entering:
-            places = [branch.places[plan.spans[0].index] for branch, plan in items]
+            places = [state.places[plan.spans[0].index] for state, plan in items]
             self.entering.append(send(np.concatenate(places), device))
-        changed, predict = self._sent(token_buffer.outgoing(branches), items, device)
+        changed, predict = self._sent(token_buffer.outgoing(states), items, device)
         token_buffer.write(*changed.view(2, -1))
-        for branch in branches:
-            branch.sent()
+        for state in states:
+            state.sent()
         tokens = token_buffer.tokens(self.entering[0])
         return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
 
@@ -137,27 +154,19 @@ class _Layout:
     def _sent(
         self, numbers: Sequence[Index], items: Sequence[tuple[CanvasState, Plan]], device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """The concatenated `numbers` and the predicted rows, sent in one copy."""
+        """The concatenated `numbers`, and the predicted rows of the last stage, sent in one copy."""
+        sent = list(numbers)
+        for (state, plan), start in zip(items, self.starts, strict=True):
+            rows, index = plan.predicted, plan.spans[-1].index
+            if state.shift:
+                rows = predicting_rows(rows, state.shift)
+            if isinstance(index, slice):
+                sent.append(rows + (start - index.start))
+            else:
+                sent.append(start + np.searchsorted(index, rows))
         first = sum(map(len, numbers))
-        sent = send(np.concatenate([*numbers, *self._predicting(items)]), device)
-        return sent[:first], sent[first:]
-
-    def _predicting(self, items: Sequence[tuple[CanvasState, Plan]]) -> list[Index]:
-        """The predicted rows of each canvas in the last stage, or of all of them together."""
-        rows = [predicting_rows(plan.predicted, branch.shift) for branch, plan in items]
-        if self.offsets is not None:
-            return [np.concatenate(rows) + np.repeat(self.offsets, list(map(len, rows)))]
-        spans = [plan.spans[-1] for _, plan in items]
-        return [_places(*each) for each in zip(spans, rows, self.starts, strict=True)]
-
-
-def _places(span: Span, positions: Index, start: int) -> Index:
-    """Rows of the live `positions` of a span whose first row is `start`."""
-    index = span.index
-    if isinstance(index, slice):
-        places: Index = positions + (start - index.start)
-        return places
-    return start + np.searchsorted(index, positions)
+        both = send(np.concatenate(sent), device)
+        return both[:first], both[first:]
 
 
 def _unchosen(stage: Stage) -> Stage:
@@ -168,26 +177,27 @@ def _unchosen(stage: Stage) -> Stage:
     return replace(stage, partial=replace(stage.partial, picks=picks))
 
 
-def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int, separately: bool) -> _Layout:
+def _lay_out(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: int) -> _Layout:
     ends = {span.layers.stop for _, plan in items for span in plan.spans}
-    ends |= {table.layers.stop for branch, _ in items for table in branch.tables}
+    ends |= {table.layers.stop for state, _ in items for table in state.tables}
     edges = sorted(end for end in ends if end > first)
     stages: list[Stage] = []
     before = _parts(items, first - 1) if first else []
     for start, stop in zip([first, *edges], edges, strict=False):
         parts = _parts(items, start)
-        stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device, separately))
+        previous = stages[-1] if stages else None
+        stages.append(_stage(range(start, stop), parts, before, previous, target))
+        if saves := _leaving(stop, parts):
+            # A stage without layers has the rows of the stage before, and only keeps states.
+            stages.append(replace(stages[-1], layers=range(stop, stop), carry=None, restore=(), save=saves))
         before = parts
     starts = tuple(part.rows.start for part in before)
-    last = [part.span.index for part in before]
-    offsets = [start - index.start for start, index in zip(starts, last, strict=True) if isinstance(index, slice)]
     return _Layout(
-        tuple((branch, plan.spans, plan.sees) for branch, plan in items),
-        tuple(stages),
+        tuple((state, plan.spans, plan.sees) for state, plan in items),
+        tuple(stage for stage in stages if len(stage.positions)),
         starts,
         sum(plan.cost for _, plan in items),
-        tuple(_entering(branch.canvas.tokens, plan.spans[0].index) for branch, plan in items),
-        np.array(offsets, dtype=np.int64) if len(offsets) == len(starts) else None,
+        tuple(_entering(state.canvas.tokens, plan.spans[0].index) for state, plan in items),
         any(stage.partial is not None and len(stage.partial.picks) > 0 for stage in stages),
     )
 
@@ -199,11 +209,11 @@ def _entering(tokens: Index, index: slice | Index) -> tuple[Index, Index | None]
 def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int) -> list[StageRows]:
     parts = []
     at = 0
-    for branch, plan in items:
-        span, table = plan.spans.at(layer), branch.table(layer)
+    for state, plan in items:
+        span, table = plan.spans.at(layer), state.table(layer)
         positions = span.positions
         sees = None if plan.sees is None else plan.sees[positions]
-        parts.append(StageRows(branch, span, table, positions, slice(at, at + len(positions)), sees))
+        parts.append(StageRows(state, span, table, positions, slice(at, at + len(positions)), sees))
         at += len(positions)
     return parts
 
@@ -213,20 +223,26 @@ def _stage(
     parts: list[StageRows],
     before: list[StageRows],
     previous: Stage | None,
-    device: torch.device,
-    separately: bool,
+    target: Target,
 ) -> Stage:
     same = bool(before) and all(
         part.span.rows is old.span.rows or np.array_equal(part.span.rows, old.span.rows)
         for part, old in zip(parts, before, strict=True)
     )
     written, slots = _writes(parts)
-    partial, work = None, None if previous is None or previous.partial is not None else previous.work
+    kept = previous if same and _attend_alike(parts, before) else None
+    device, reach = target.device, target.reach(layers)
+    partial, attending = None, parts
     if any(part.span.pick or part.span.held is not None for part in parts):
-        partial = _partial(layers.start, parts, device)
-        work = make_work(_computed_parts(parts), separately)
-    elif work is None or not same or not _attend_alike(parts, before):
-        work = make_work(parts, separately)
+        picks = any(part.span.pick for part in parts)
+        partial = _partial(layers.start, parts, device, picks and target.sliding is not None)
+        attending, kept, reach = computed_parts(parts), None, None if picks else reach
+    if kept is None or kept.partial is not None:
+        work, near = make_work(attending, target.separately), None
+    else:
+        work, near = kept.work, kept.near
+    if reach is not None and near is None:
+        near = make_near(attending, reach)
     return Stage(
         layers=layers,
         positions=previous.positions
@@ -236,10 +252,12 @@ def _stage(
         written=None if written is None else send(written, device),
         carry=None if same or not before else _carry(parts, before, device),
         work=work,
+        near=near,
         restore=() if same or not before else _restores(layers.start, parts, before, device),
         save=_saves(layers.start, parts, device),
-        outputs=any(part.branch.outputs for part in parts),
+        outputs=any(part.state.outputs for part in parts),
         partial=partial,
+        adapters=AdapterRows.of((part.state.adapter, len(part.positions)) for part in parts),
     )
 
 
@@ -250,24 +268,7 @@ def _attend_alike(parts: list[StageRows], before: list[StageRows]) -> bool:
     )
 
 
-def _computed_parts(parts: list[StageRows]) -> list[StageRows]:
-    """The same canvases with only the rows that are computed, renumbered. Which rows a pick takes is not known yet."""
-    computed, at = [], 0
-    for part in parts:
-        count = part.span.count
-        sees = part.sees
-        if sees is not None and part.span.pick is None:
-            sees = sees[part.span.computed[part.positions]]
-        elif sees is not None:
-            if len(sees) and sees[0] != sees[-1]:
-                raise PlanError("rows are picked where not every row attends to the same positions")
-            sees = sees[:count]
-        computed.append(replace(part, positions=part.positions[:count], rows=slice(at, at + count), sees=sees))
-        at += count
-    return computed
-
-
-def _partial(layer: int, parts: list[StageRows], device: torch.device) -> Partial:
+def _partial(layer: int, parts: list[StageRows], device: torch.device, slides: bool) -> Partial:
     computed: list[Index] = []
     picks: defaultdict[tuple[bool, int, int], _Picked] = defaultdict(_Picked)  # by keys, every, phase
     at = 0
@@ -284,7 +285,8 @@ def _partial(layer: int, parts: list[StageRows], device: torch.device) -> Partia
             at += count
     slots = np.concatenate([part.table.slots[part.positions] for part in parts])
     sent = tuple(found.send(*how, device) for how, found in picks.items())
-    return Partial(send(np.concatenate(computed), device), sent, send(slots, device))
+    neighbours = neighbour_places(parts, device) if slides else None
+    return Partial(send(np.concatenate(computed), device), sent, send(slots, device), neighbours)
 
 
 @dataclass(slots=True)
@@ -346,7 +348,7 @@ def _restores(layer: int, parts: list[StageRows], before: list[StageRows], devic
         joining, places, found = crossed.joining, crossed.joined, 0
         if not len(joining):
             continue
-        for kept in part.branch.restored:
+        for kept in part.state.restored:
             inside = slice(*np.searchsorted(places, [kept.start, kept.stop]))
             if inside.start < inside.stop:
                 rows = send_run(part.rows.start + joining[inside], device)
@@ -363,7 +365,41 @@ def _saves(layer: int, parts: list[StageRows], device: torch.device) -> tuple[Sa
     for part in parts:
         if part.span.save is None or part.span.layers.start != layer:
             continue
-        if part.branch.states is None or not part.span.save[part.positions].all():
+        if part.state.states is None or not part.span.save[part.positions].all():
             raise PlanError(f"layer {layer}: states are kept of all live rows, on a canvas that has room for them")
-        saves.append(Save(part.rows, part.branch.states[layer - 1], send_run(part.positions, device)))
+        saves.append(Save(part.rows, part.state.states[layer - 1], send_run(part.positions, device)))
     return tuple(saves)
+
+
+def _leaving(stop: int, parts: list[StageRows]) -> tuple[Save, ...]:
+    """The saves of canvases whose pass ends with the layer before `stop`, and is gone on with in another."""
+    return tuple(
+        Save(part.rows, part.state.states[stop - 1], slice(None))
+        for part in parts
+        if part.state.leaves == stop and part.state.states is not None
+    )
+
+
+def pack_uncached(
+    model: Transformer,
+    canvases: Sequence[Canvas],
+    predict: Sequence[Mask] | None = None,
+    sees: Sequence[Reach | None] | None = None,
+) -> StepBatch:
+    """A pass over `canvases`, whose K/V go to consecutive slots: those of the first from slot 0 on, and so forth.
+
+    The pool that the pass runs on needs pages of one slot. `predict` are the positions whose hidden states the pass
+    returns, bool [T] for each canvas; None returns none. `sees` is how many leading positions each row attends to,
+    int64 [T] for each canvas; None: all.
+    """
+    layers, items, slot = range(model.config.layers), [], 0
+    for index, canvas in enumerate(canvases):
+        tokens = len(canvas)
+        own = PageRange(layers, np.arange(slot, slot + tokens), 1, tokens)
+        state = CanvasState(canvas, Ledger(len(layers), tokens, None), (plain_table(own),), shift=model.config.shift)
+        rows = np.ones(tokens, dtype=np.bool_)
+        reach = None if sees is None else sees[index]
+        wanted = ~rows if predict is None else predict[index]
+        items.append((state, Plan((Span(layers, rows),), predict=wanted, sees=reach)))
+        slot += tokens
+    return pack(items, Target(model.device, sliding=model.config.sliding))

@@ -1,17 +1,94 @@
-"""The place of a request in memory. It is decided before anything is changed."""
+"""The place of a request in memory, which is decided before anything is changed, and what it claims there."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from remask.engine.canvas_state import Move
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.engine.canvas_state import Move, SlotTable, leased_tables, plain_table, shared_table
 from remask.engine.drafting import Drafting
-from remask.engine.sharing.publishing import PageSharing
-from remask.plan.plan import PrefixHit
-from remask.policies.base import CachePolicy
-from remask.store.chain import Page
-from remask.store.entry import PrefixEntry
+from remask.engine.request import PendingRequest
+from remask.errors import IntegrityError
+from remask.plan.canvas import Canvas
+from remask.plan.plan import Plan, PrefixHit
+from remask.policies.base import CachePolicy, Unread
+from remask.store.chain import Page, PageChain
+from remask.store.entries import PrefixEntry
 from remask.store.pages import PageRange
-from remask.store.prefix import Lease
+from remask.store.prefix import Lease, PrefixStore
+
+
+@dataclass(slots=True)
+class PageSharing:
+    """Publishes the pages of one canvas as they become final.
+
+    The K/V of a row are final once a pass computes the row after its whole block had settled. The pages `found` were
+    read from the store; the pages `own` follow them.
+    """
+
+    chain: PageChain
+    canvas: Canvas
+    block: int
+    ahead: int  # length of the first block of the canvas, where it is a short one
+    salt: str
+    found: list[Page]
+    own: list[PageRange]  # one a page
+    keys: list[int]  # identities of the pages that the prompt fills
+    committed: int = field(init=False)  # leading positions whose K/V are final
+    _offered: int = field(init=False)  # pages
+    _key: int | None = field(init=False)  # hash of the last of them
+    _last: Page | None = field(init=False)  # the stored page with that hash
+    _stored: bool = True  # whether the chain is unbroken up to the next page
+    _expected: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.committed = len(self.found) * self.chain.page_size
+        self._offered = len(self.found)
+        self._last = self.found[-1] if self.found else None
+        self._key = None if self._last is None else self._last.key
+        self._expected = self.keys[self._offered :]
+        self.chain.expect(self._expected)  # others may wait for them
+
+    def ready(self) -> int:
+        """Number of leading positions whose blocks have settled."""
+        noisy = self.canvas.noisy
+        settled = int(noisy.argmax()) if noisy.any() else len(noisy)
+        return max(0, settled - (settled - self.ahead) % self.block)
+
+    def computed(self, plan: Plan, ready: int) -> None:
+        """Publish the pages that `plan` has completed. `ready` leading positions had settled when it began to run."""
+        rows = np.flatnonzero(plan.spans[0].rows[:ready])
+        if len(rows) and rows[0] <= self.committed:
+            self.commit(int(rows[-1]) + 1)
+
+    def commit(self, stop: int) -> None:
+        """Publish the pages that are complete once the K/V of all positions before `stop` are final."""
+        self.committed = max(self.committed, stop)
+        for number in range(self._offered, self.committed // self.chain.page_size):
+            self._offer(number)
+
+    def would_complete(self, stop: int) -> bool:
+        """Whether committing the positions before `stop`, and no others, would complete a page."""
+        return self._stored and stop // self.chain.page_size > self.committed // self.chain.page_size
+
+    def release(self) -> None:
+        """Publish nothing more. The pages themselves stay with their owners."""
+        self.chain.give_up(self._expected)
+        self._expected = []
+
+    def _offer(self, number: int) -> None:
+        tokens = self.canvas.tokens[self.chain.known_by(number, self.ahead)].tolist()
+        key = self.chain.identity(tokens, self._key, self.salt)
+        if self._stored:
+            self._last = self.chain.publish(tokens, key, self._last, self.own[number - len(self.found)], self.salt)
+            self._stored = self._last is not None
+        self._key, self._offered = key, number + 1
+        if key in self._expected:
+            self._expected.remove(key)
+            self.chain.give_up([key])
 
 
 @dataclass(slots=True)
@@ -76,7 +153,7 @@ class PagePlan:
 
     Attributes:
         found: stored pages that hold the first tokens of its prompt.
-        salt: separates tenants and block lengths.
+        salt: separates tenants and grids of blocks.
         publishes: whether pages of this request may be stored.
     """
 
@@ -94,16 +171,14 @@ class Placement:
         own: free pages that become its own, for each of its canvases and then for each of its drafts.
         lease: the shared prefix or parts that it leases, if any.
         pages: the exact pages that it reads, if its policy shares pages.
-        note: why it reads no shared prefix although it asked for one.
-        refused: its prefix is larger than the whole store.
+        unread: why it reads no shared prefix, or not all parts; None where it reads them, or brings them.
     """
 
     policy: CachePolicy
     own: tuple[tuple[PageRange, ...], ...]
     lease: LeasePlan | None = None
     pages: PagePlan | None = None
-    note: str | None = None
-    refused: bool = False
+    unread: Unread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +202,71 @@ class AwaitsPage:
 
 
 Decision: TypeAlias = Placement | NoRoom | AwaitsPage
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The stored K/V that a request has claimed.
+
+    Attributes:
+        prefix: all parts together, as the policy sees them.
+        leases: the stored parts that it reads, in the order of its canvas.
+        pages: the exact pages that its canvas begins with.
+        publishes: publishes its own pages.
+    """
+
+    prefix: PrefixHit | None = None
+    leases: tuple[Lease, ...] = ()
+    pages: tuple[Page, ...] = ()
+    publishes: PageSharing | None = None
+
+    @property
+    def front(self) -> Lease | None:
+        """The lease of the part at the front of its canvas, which is read in place."""
+        return self.leases[0] if self.leases and self.prefix is not None and self.prefix.lead else None
+
+    @property
+    def found_tokens(self) -> int:
+        """Tokens that it reads and that were stored before it began."""
+        if self.leases:
+            return sum(len(lease.entry) for lease in self.leases if lease.hit)
+        return 0 if self.prefix is None else self.prefix.length
+
+    def tables(self, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
+        """The slot tables of its canvas, whose own pages are `own`."""
+        front = self.front
+        if front is not None:
+            return leased_tables(front, own)
+        pages = [page.extent for page in self.pages]
+        return (shared_table(pages, own[0]) if pages else plain_table(own[0]),)
+
+    def moves(self, slots: NDArray[np.int64]) -> list[Move]:
+        """Copies to `slots` [T] of its canvas before the first pass: parts at other positions than where computed."""
+        hit = self.prefix
+        if hit is None or not self.leases:
+            return []
+        return [
+            Move(lease.entry.extent.slots(), slots[part.start : part.stop], hit.layers, part.start)
+            for part, lease in zip(hit.parts, self.leases, strict=True)
+            if part.start or hit.copied
+        ]
+
+
+class Sharing(Protocol):
+    """One way of sharing K/V between requests."""
+
+    def plan(self, pending: PendingRequest) -> Decision:
+        """The place of a request, with the K/V that it would share, or why it has to wait. Changes nothing."""
+        ...
+
+    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> Shared:
+        """Claim what `plan` decided, which must be recent. `undo` gets a call that frees each thing claimed."""
+        ...
+
+
+def reserved(store: PrefixStore, tokens: Sequence[int], layers: int, cache_salt: str) -> Lease:
+    """The lease of a new entry. Raises `IntegrityError` where the store has changed since it was planned."""
+    lease = store.reserve(tokens, layers, cache_salt)
+    if lease is None:
+        raise IntegrityError("the room that was planned for a new entry is gone")
+    return lease

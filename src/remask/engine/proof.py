@@ -15,16 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.config import DeviceDefaults, EngineConfig
-from remask.engine.read import score_rows
+from remask.engine.canvas_state import TokenBuffer
+from remask.engine.config import EngineConfig
+from remask.engine.runner import score_rows
+from remask.engine.stage_work import add_near
 from remask.errors import ConfigError
 from remask.machine.transfers import send
 from remask.model.executors import Executor, attend, check_graphs, make_graphs, resolve_executor
+from remask.model.invariant import batch_invariant
 from remask.model.pool import Pool
 from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.model.work_list import WorkListBuilder
+from remask.sampling.choice import Candidates
 from remask.sampling.rows import RowGroup
+from remask.sampling.select import Ranked
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +42,20 @@ LAYERS = 2  # that are run; the first may be of another kind than the others
 PAGE = 16
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """By how much a row may differ, as a share of its size. A wrong kernel is off by as much as the row itself."""
+FEW_BITS = 0.2
+"""The same where products round rows to eight bits.
+
+Bits that differ in a row's last place decide there which of two codes a number gets, and codes of fp8 are 1/8 apart. So
+two right passes may differ as if each rounded on its own: by 3.75 % in a product, and after the eight of two layers by
+13 % in the mean and 15 % at most (of 2,048 channels; Triton's attention differs from PyTorch's by half of that).
+"""
 ROUTED = 1 / 16  # of the rows of a mixture may differ: near the edge of a choice, other experts compute them
-READING = "reading"
+READING, CHOOSING = "reading", "choosing"
+LEAST_LAYER_BYTES = 100 * 10**6
+"""Of a model whose passes are queued ahead: an H100 reads so many in 34 us, in which the host beside it launches once.
+
+Where the device is done with a layer sooner the host is the limit, and a queued pass costs it more (`docs/lab/log.md`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +75,54 @@ class DeviceChoice:
     why: str
 
 
-def choose(model: Transformer, config: EngineConfig, defaults: DeviceDefaults | None = None) -> DeviceChoice:
+def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, EngineConfig, DeviceChoice]:
+    """`model` as its passes are computed, `config` with nothing left open, and the choice; see `choose`."""
+    choice = choose(model, config)
+    config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
+    if choice.executor.name != "torch":  # the default of a model
+        attend(model := copy(model), choice.executor)
+    if model.ranks.several:  # the other ranks' models may have had another engine before
+        model.ranks.everywhere(attend, model, choice.executor)
+    return batch_invariant(model) if config.batch_invariant else model, config, choice
+
+
+def choose(model: Transformer, config: EngineConfig) -> DeviceChoice:
     """Choose how the passes of `model` are computed. On a GPU the choice is proven first.
 
-    What `config` leaves open follows from the `defaults` of the device. Raises `ConfigError` where what it asks for by
-    name cannot run, or fails its proof.
+    What `config` leaves open is on where it can run on a CUDA device and gains something: on a CPU nothing runs beside
+    the host. Raises `ConfigError` where what it asks for by name cannot run, or fails its proof.
     """
-    usual = None if config.batch_invariant else defaults
     executor = resolve_executor(config.attention, model.config, model.device, batch_invariant=config.batch_invariant)
-    if config.attention == "auto" and usual is not None and usual.attention == "torch" and executor.name != "torch":
-        executor = Executor("torch", f"auto: {usual.source}")
-    graphs, overlap = bool(config.graphs), bool(config.overlap)
-    said = []
-    if usual is not None and config.overlap is None and usual.overlap:
-        overlap = True
-        said.append("overlap")
-    if usual is not None and config.graphs is None and usual.graphs and check_graphs(model) is None:
-        graphs = True
-        said.append("graphs")
-    choice = DeviceChoice(
-        executor, graphs, overlap, f"{' and '.join(said)}: {usual.source}" if said and usual else "as asked"
-    )
-    return choice if model.device.type != "cuda" else _proven(model, config, choice)
+    usual, why = model.device.type == "cuda", f"auto: device {model.device.type}"
+    if config.batch_invariant:
+        usual, why = False, "auto: batch_invariant=True"
+    graphs = usual if config.graphs is None else config.graphs
+    if graphs and config.graphs is None and (hindrance := check_graphs(model)) is not None:
+        graphs, why = False, f"{why}; no graphs: {hindrance}"
+    if config.overlap is not None and config.graphs is not None:
+        why = "as asked"
+    choice = DeviceChoice(executor, graphs, False, why)
+    if model.device.type == "cuda":
+        choice = _proven(model, config, choice)
+    if config.overlap is not None:
+        return replace(choice, overlap=config.overlap)
+    hindrance = _no_overlap(model, graphs=choice.graphs) if usual else ""
+    why = f"{choice.why}; no overlap: {hindrance}" if hindrance else choice.why
+    return replace(choice, overlap=hindrance is None, why=why)
+
+
+def _no_overlap(model: Transformer, *, graphs: bool) -> str | None:
+    """Why queueing passes ahead gains nothing on a CUDA device; None: it does."""
+    if not graphs:
+        return "without graphs the host launches for as long as the device computes"
+    size = model.weights.nbytes // len(model.weights.layers)
+    if size < LEAST_LAYER_BYTES:
+        return f"layers of {size / 1e6:.3g} MB are computed before the host has the next pass ready"
+    return None
 
 
 def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> DeviceChoice:
-    """`choice` if its passes are right. Otherwise parts of it are turned off, as far as they follow from defaults."""
+    """`choice` if its passes are right. Otherwise parts of it are turned off, as far as nobody asked for them."""
     executor, graphs = choice.executor, choice.graphs
     if executor.name == "torch" and not graphs:
         return choice
@@ -93,10 +132,15 @@ def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> D
             return choice
         return replace(choice, executor=Executor(executor.name, f"{executor.why}; agrees with torch"))
     failed = f"attention={executor.name!r}{', graphs=True' if graphs else ''}"
+    if graphs and config.graphs is None:
+        alone = prove(model, executor, graphs=False)
+        if not alone:
+            told = "; ".join(faults)
+            log.warning("%s failed at the start, so graphs are off: %s", failed, told)
+            why = f"{choice.why}; graphs failed at the start: {told}"
+            return _proven(model, config, replace(choice, graphs=False, why=why))
+        failed, faults = f"attention={executor.name!r}", alone
     told = "; ".join(faults)
-    if graphs and config.graphs is None and (executor.name == "torch" or not prove(model, executor, graphs=False)):
-        log.warning("%s failed at the start, so graphs are off: %s", failed, told)
-        return _proven(model, config, replace(choice, graphs=False, why=f"graphs failed at the start: {told}"))
     if config.attention == "auto" and executor.name != "torch":
         log.warning("%s failed at the start, so PyTorch computes attention: %s", failed, told)
         torch_path = Executor("torch", f"auto: {executor.name} failed at the start: {told}")
@@ -124,10 +168,14 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
     found = part.ranks.everywhere(_outcomes, part, executor, graphs, length)
     torch.ones(1, device=_device(model)).item()  # raises where a kernel has broken the device
     rows = ROUTED if model.config.mixture is not None else 0.0
-    faults = {
-        name: outcome if isinstance(outcome, str) else _difference(outcome, expected[name.split(",")[0]], rows)
-        for name, outcome in found.items()
-    }
+    faults = dict[str, str | None]()
+    for name, outcome in found.items():
+        if isinstance(outcome, str):
+            faults[name] = outcome
+            continue
+        right = expected[name.split(",")[0]]
+        few_bits = model.quantised and name not in (READING, CHOOSING)
+        faults[name] = _difference(outcome, right, FEW_BITS if few_bits else TOLERANCE[right.dtype], rows)
     if _device(model).type == "cuda":
         torch.cuda.empty_cache()
     return [f"{name}: {fault}" for name, fault in faults.items() if fault is not None]
@@ -166,6 +214,7 @@ def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int)
             if isinstance(found[name + suffix], str):
                 return found  # later passes read what this one should have written
     found[READING] = _tried(_read, model)
+    found[CHOOSING] = _tried(_choose, model)
     return found
 
 
@@ -203,6 +252,23 @@ def _read(model: Transformer) -> Tensor:
     logits[:, model.config.mask_id] = -torch.inf
     below = logits.amax(dim=1) - logits.gather(1, tokens.long()[:, None])[:, 0]
     return torch.cat([confidences, 1 + below])[:, None]
+
+
+def _choose(model: Transformer) -> Tensor:
+    """Which positions of three requests are transferred, and what the token buffer holds then, [n, 1], all above 0."""
+    rng, rows = np.random.default_rng(0), 40
+    values = rng.integers(2, 40, 4 * rows)
+    buffer = TokenBuffer(len(values), _device(model))
+    buffer.values[:-1] = send(values, _device(model))
+    places, positions = list(rng.permutation(len(values)).reshape(-1, rows)), np.arange(rows)
+    scores = np.stack([rng.integers(1, 20, 3 * rows), rng.integers(0, 10, 3 * rows) / 10]).astype(np.float32)
+    requests = [
+        Candidates(Ranked(7), positions, range(rows), places[:2]),
+        Candidates(Ranked.above(0.8), positions, range(3, 20), places[2:3]),
+        Candidates(Ranked(1, factor=0.5, changes=True), positions, range(rows), places[3:]),
+    ]
+    answer = buffer.transfer(send(scores, _device(model)), requests, kernels=model.kernels is not None)
+    return torch.cat([1 + answer[2], buffer.values[:-1].float()])[:, None]
 
 
 def _tokens(model: Transformer, count: int) -> Ints:
@@ -248,7 +314,7 @@ def _batch(
     Both read the first `lead` slots. With `limited` rows attend up to the end of their block; with `frozen` the first
     row of each canvas writes nothing.
     """
-    work, device = WorkListBuilder(), _device(model)
+    work, near, sliding, device = WorkListBuilder(), WorkListBuilder(), model.config.sliding, _device(model)
     count, first, block = sum(map(len, rows)), 0, model.config.block_length or PAGE
     if lead is not None:
         work.add(0, count, work.slots(slots[0][:lead]), lead, None)
@@ -256,6 +322,8 @@ def _batch(
         mine = places[lead or 0 :]
         reach = np.minimum((own // block + 1) * block, len(places)) if limited else None
         work.add(first, len(own), work.slots(mine), len(mine), reach)
+        if sliding is not None:
+            add_near(near, first, own, places, reach, sliding.reach)
         first += len(own)
     positions = np.concatenate(rows)
     targets = np.concatenate([places[own] for own, places in zip(rows, slots, strict=True)])
@@ -270,14 +338,17 @@ def _batch(
         None if written is None else send(written, device),
         None,
         work.list(),
+        None if sliding is None else near.list(),
     )
     tokens = _tokens(model, count + len(positions))[len(positions) :]
     return StepBatch(send(tokens, device), (stage,), send(np.arange(count), device), 0)
 
 
-def _difference(found: Tensor, expected: Tensor, few: float) -> str | None:
-    """How far rows of `found` [N, any] are off those `expected`, in words; None where they agree. `few` may differ."""
-    limit = TOLERANCE[expected.dtype]
+def _difference(found: Tensor, expected: Tensor, limit: float, few: float) -> str | None:
+    """How far rows of `found` [N, any] are off those `expected`, in words; None where they agree.
+
+    A row may be off by `limit` of its size, and a share `few` of all rows by any amount.
+    """
     wide = torch.promote_types(expected.dtype, torch.float32)
     one, other = found.to(wide), expected.to(wide)
     if not torch.isfinite(one).all():

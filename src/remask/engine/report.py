@@ -9,7 +9,7 @@ import numpy as np
 from remask.engine.memory import Memory
 from remask.engine.running import RunningRequest
 from remask.store.chain import Page
-from remask.store.entry import PrefixEntry
+from remask.store.entries import PrefixEntry
 from remask.store.pages import PageRange
 
 Counts: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
@@ -116,7 +116,7 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
     held: dict[str, Held] = {}
     for running in requests:
         extents = [*running.claim.owned, *(lease.extent for lease in running.claim.leases)]
-        name, tokens = running.request.id, sum(len(branch.canvas) for branch in running.branches)
+        name, tokens = running.request.id, sum(len(state.canvas) for state in running.canvases)
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
         holders.append(_holder(name, tokens, extents, counts, filled, running.record.usage.cached_tokens, tables))
         if detail:

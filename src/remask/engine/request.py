@@ -1,15 +1,28 @@
-"""A request, as every caller gives it to the engine."""
+"""A request, as every caller gives it to the engine, as fronts build it, and as it waits once it is checked."""
 
-from collections.abc import Sequence
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
+from remask.checks import ModelKind
+from remask.errors import ConfigError
 from remask.plan.canvas import Template
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
 from remask.readers.base import Reader
+from remask.readers.constraint import Constraint
+from remask.readers.drafts import Drafts
+from remask.readers.logprobs import Logprobs
+from remask.readers.replay import Replay
+from remask.request.result import FinishReason, Result, Usage
 from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
+from remask.request.terms import PRIORITY_STEP_S, Terms
+from remask.request.trace import MAX_EVENTS
+from remask.sampling.decoder import Decoding
+from remask.text.incremental import MAX_CHAR_TOKENS, StopRule
 
 R = TypeVar("R", bound=Reader)
 
@@ -34,6 +47,7 @@ class Request:
             find it, where the guess is too short to be worth sharing.
         segments: parts of the prompt that may be shared with other requests, wherever they stand, in place of a prefix.
         policy: the cache policy. The default caches nothing.
+        adapter: name of the adapter that the model computes it with; None: the base alone.
         cache_salt: only requests with the same salt share stored prefixes. One salt per tenant keeps tenants apart.
         priority: requests with lower numbers begin first, and equal ones in order of arrival; each number weighs as
             much as `PRIORITY_STEP_S` seconds of waiting, so none waits for ever. Requests that already run are not
@@ -42,6 +56,8 @@ class Request:
             no limit.
         owner: who takes turns with others, in the queue and in steps.
         template: the fixed parts and the holes of the response, `params.max_tokens` places. None is one hole.
+        continues: the prompt ends within the text that the response goes on with, so the first space of the response
+            depends on it.
         readers: what is read of predicted rows beside their tokens, or decides these (`remask.readers`): one of a kind.
     """
 
@@ -52,17 +68,32 @@ class Request:
     find_prefix: bool = field(default=False, kw_only=True)
     segments: Sequence[Segment] = field(default=(), kw_only=True)
     policy: CachePolicy = Dense()  # noqa: RUF009 - policies are frozen
+    adapter: str | None = field(default=None, kw_only=True)
     cache_salt: str = ""
     priority: int = 0
     deadline_s: float | None = None
     owner: Owner = field(default=Owner(), kw_only=True)
     template: Template | None = field(default=None, kw_only=True)
+    continues: bool = field(default=False, kw_only=True)
     readers: tuple[Reader, ...] = field(default=(), kw_only=True)
 
     @property
     def response(self) -> Template:
         """What the response is made of."""
         return Template.plain(self.params.max_tokens) if self.template is None else self.template
+
+    @property
+    def context(self) -> Sequence[int]:
+        """Tokens before the response that its text depends on."""
+        return self.prompt_token_ids[-MAX_CHAR_TOKENS:] if self.continues else ()
+
+    @property
+    def salt(self) -> str:
+        """What stored K/V are salted with: the tenant's salt and the adapter. No two pairs of them give the same."""
+        if self.adapter is None and not self.cache_salt:
+            return ""
+        adapter = self.adapter or ""
+        return f"{len(adapter)}:{adapter}{self.cache_salt}"
 
     @property
     def formed(self) -> bool:
@@ -82,3 +113,157 @@ class Request:
     def with_policy(self, policy: CachePolicy) -> "Request":
         """The same request under another cache policy."""
         return replace(self, policy=policy)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRoom:
+    """What the drafts of a request need.
+
+    Attributes:
+        drafts: how many may stand beside the present state.
+        rows: positions that each needs K/V of its own for, on the longest canvas.
+    """
+
+    drafts: int = 0
+    rows: int = 0
+
+
+NO_DRAFTS = DraftRoom()
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """What `Engine.check` returns and `Engine.submit` takes.
+
+    Attributes:
+        request: the request as it was given.
+        decoding: how it is denoised.
+        stops: what ends its response.
+        row_layers: an upper bound of its work, see `RequestWork`.
+        page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
+        arrived: when it was submitted, by `clock`.
+        clock: the engine's, in seconds.
+        starts: how often it has begun or made the engine fail; more than once only after a failure of the engine.
+        begun: whether its start has been reported.
+        draft_room: what its drafts need.
+        common: number of leading tokens that an earlier prompt has too; None where the request names its prefix.
+    """
+
+    request: Request
+    decoding: Decoding
+    stops: StopRule
+    row_layers: int = 0
+    page_keys: tuple[int, ...] = ()
+    arrived: float = 0.0
+    clock: Callable[[], float] = time.perf_counter
+    starts: int = 0
+    begun: bool = False
+    draft_room: DraftRoom = NO_DRAFTS
+    common: int | None = None
+
+    @property
+    def turn(self) -> float:
+        """When it is its turn to begin, on the clock of `arrived`, among the requests of one body (`engine.waiting`).
+
+        The turn is fixed and later arrivals have later ones, so every request comes first after a while.
+        """
+        return self.arrived + PRIORITY_STEP_S * self.request.priority
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it was submitted."""
+        return self.clock() - self.arrived
+
+    @property
+    def canvases(self) -> int:
+        """Number of canvases that will run for it: two under classifier-free guidance."""
+        return 2 if self.request.params.cfg_scale > 0 else 1
+
+    @property
+    def given_tokens(self) -> int:
+        """Tokens of the prompt and of the fixed parts of the response."""
+        request = self.request
+        fixed = 0 if request.template is None else len(request.template) - request.template.open_places
+        return len(request.prompt_token_ids) + fixed
+
+    def result(self, reason: FinishReason, error: str | None = None) -> Result:
+        """The result of a request that ends before it begins."""
+        usage = Usage(prompt_tokens=self.given_tokens)
+        return Result(self.request.id, (), reason, usage, (), None, self.elapsed_s, error)
+
+
+def request_of(
+    name: str,
+    tokens: Sequence[int],
+    params: SamplingParams,
+    policy: CachePolicy,
+    terms: Terms,
+    kind: ModelKind,
+    *,
+    shared: int,
+    find_prefix: bool = True,
+    constraint: Constraint | None = None,
+    template: Template | None = None,
+    continues: bool = False,
+    drafts: bool = False,
+) -> Request:
+    """The request of these terms on a model of this `kind`; `shared` is its default `prefix_length`.
+
+    Without `find_prefix` the client named that default, by other means than a term. `constraint` is the compiled
+    `structured_outputs` of the terms; `template` is made of its canvas or suffix. `continues` is that of `Request`.
+
+    If the trace is to be returned, the seed is drawn here, so that the run can be repeated. Raises
+    `ConfigError` on terms that the kind of model, or a replay of another prompt, cannot meet.
+    """
+    if terms.return_step_maps and kind == "uniform":
+        raise ConfigError(
+            "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
+            "step that wrote one says nothing of the last; send return_trace, which tells all of them"
+        )
+    if terms.return_trace and _most_steps(params) > MAX_EVENTS:
+        raise ConfigError(
+            f"return_trace: a trace holds at most {MAX_EVENTS} steps, and max_tokens={params.max_tokens} with these "
+            f"steps may take {_most_steps(params)}; ask for fewer, or leave return_trace out"
+        )
+    if terms.return_trace and params.seed is None:
+        params = replace(params, seed=secrets.randbits(62))
+    # The trace of a uniform model holds no log-probabilities: `check_request` says why.
+    traced = 0 if terms.return_trace and kind != "uniform" else None
+    top = traced if terms.top_logprobs is None else terms.top_logprobs
+    return Request(
+        id=name,
+        prompt_token_ids=tokens,
+        params=params,
+        prefix_length=terms.shared(shared),
+        find_prefix=find_prefix and terms.prefix_length is None and terms.segments is None and terms.replay is None,
+        segments=terms.parts,
+        policy=policy,
+        adapter=terms.adapter,
+        cache_salt=terms.cache_salt,
+        priority=terms.priority,
+        deadline_s=terms.deadline_s,
+        template=template,
+        continues=continues,
+        readers=tuple(_readers(terms, len(tokens), top, constraint, drafts=drafts)),
+    )
+
+
+def _readers(
+    terms: Terms, prompt: int, top: int | None, constraint: Constraint | None, *, drafts: bool
+) -> Iterator[Reader]:
+    """The readers of these terms, for a prompt of `prompt` tokens."""
+    if constraint is not None:
+        yield constraint
+    if terms.replay is not None:
+        yield Replay(terms.replay.transfers(prompt), formed=terms.replay.formed)
+    if top is not None:
+        yield Logprobs(top)
+    if drafts:
+        yield Drafts()
+
+
+def _most_steps(params: SamplingParams) -> int:
+    """An upper bound of the steps that write something: one for each token, or the steps that were asked for."""
+    blocks = -(-params.max_tokens // (params.block_length or params.max_tokens))
+    asked = max(params.steps or 0, (params.steps_per_block or 0) * blocks)
+    return max(params.max_tokens, asked) + (params.uniform.correction_steps or 0)

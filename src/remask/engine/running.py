@@ -1,85 +1,31 @@
-"""A running request: how it takes part in passes, what its passes transfer, and what they have cost so far."""
+"""A running request: its turns in passes, what it writes to its canvas, and what it has cost so far."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVarTuple
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.engine.planned import CanvasPlans, PlannedRequest
-from remask.engine.request import Owner
+from remask.engine.canvas_state import CanvasState, Move
+from remask.engine.drafting import same
+from remask.engine.ending import ResponseEnd
+from remask.engine.member import CanvasPlans, EngineStats, Reads, Scores, Tally, Turn
+from remask.engine.placement import Claim
+from remask.engine.planning import PassPlanner
+from remask.engine.request import PendingRequest
 from remask.errors import PlanError
+from remask.model.config import ModelConfig
+from remask.plan.pass_cost import LayerWork, layer_work
 from remask.plan.plan import LastPass, Plan
-from remask.plan.prefix_work import LayerWork, layer_work
 from remask.plan.spans import rows_of
-from remask.readers.base import Predicted, Reader, ReadPass, Written
-from remask.request.result import FinishReason, Result, Transfer, Usage
-from remask.sampling.decoder import canvas_step
-from remask.sampling.rows import DeviceRead, RowGroup
+from remask.policies.base import CachePolicy
+from remask.readers.base import Predicted, Reader, ReadPass, Start, Written
+from remask.readers.implied import readers_of
+from remask.request.result import Event, FinishReason, Result, Transfer, Usage
 
-Reads: TypeAlias = tuple[tuple[Reader, DeviceRead], ...]
-"""The readers of a request with their device parts, for one pass."""
-Share: TypeAlias = tuple[Reader, NDArray[np.float32]]
-"""A reader with its numbers, [width, predicted]."""
-
-Args = TypeVarTuple("Args")
-
-# What failed, in the message of a request's error.
-POLICY, MOVING = "its cache policy failed", "its stored parts could not be copied"
-PASS = "its pass failed"
-
-
-class Scores(NamedTuple):
-    """Tokens, confidences and readers' numbers of the predicted positions of one request.
-
-    Attributes:
-        tokens: int64 [predicted].
-        confidence: float32 [predicted].
-        shares: the numbers of its readers.
-        chosen: the positions that the device has transferred, bool [predicted]; None: the host chooses.
-    """
-
-    tokens: NDArray[np.int64]
-    confidence: NDArray[np.float32]
-    shares: tuple[Share, ...] = ()
-    chosen: NDArray[np.bool_] | None = None
-
-    def of(self, some: NDArray[np.bool_]) -> "Scores":
-        """Those of `some` of the positions."""
-        chosen = None if self.chosen is None else self.chosen[some]
-        shares = tuple((reader, numbers[:, some]) for reader, numbers in self.shares)
-        return Scores(self.tokens[some], self.confidence[some], shares, chosen)
-
-
-NO_SCORES = Scores(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
-
-
-class RequestLoop(Protocol):
-    """The part of the engine's loop that a running request calls."""
-
-    def guarded(self, running: "RunningRequest", what: str, act: Callable[[*Args], object], *args: *Args) -> bool:
-        """Run `act`, which concerns `running` only. False where it raised: the request has ended with the error."""
-        ...
-
-    def move(self, running: "RunningRequest") -> None:
-        """Copy the stored parts that the request reads at other positions."""
-        ...
-
-    def settle(self, running: "RunningRequest", scores: Scores) -> None:
-        """Transfer the predictions of its pass, report them, and end the request if its response is complete."""
-        ...
-
-    def fail(self, running: "RunningRequest", error: Exception, what: str) -> None:
-        """End the request with `error`; `what` describes it."""
-        ...
-
-
-class RequestList(Protocol):
-    """A batch, as far as requests join it."""
-
-    requests: list["RunningRequest"]
+_COMPUTED = Tally(cost=0, rows=0, forwards=0)  # of a step whose pass was run before, as a draft
 
 
 @dataclass(slots=True)
@@ -101,165 +47,198 @@ class Record:
     reported: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class RunningRequest(PlannedRequest):
+class RunningRequest:
     """A running request: the `Member` of passes that denoises a canvas.
 
     Attributes:
+        pending: what it was before it began.
+        request: the request as it was given.
+        policy: the cache policy that plans its passes.
+        canvases: the conditional canvas and, under guidance, the unconditional one.
+        claim: its pages and leases.
         record: what it has done so far.
-        released: it has ended, and its memory is free.
+        decoder: knows which positions are denoised next.
+        end: looks for the end of the response.
+        readers: its readers.
+        planner: plans its passes.
+        turn: its next turn, once that is planned.
+        closing: the result is reported, and one more pass completes a page for other requests.
     """
 
-    record: Record
-    released: bool = field(init=False, default=False)
-    _predicted: NDArray[np.int64] = field(init=False)  # [T], the last token predicted at each position
+    def __init__(
+        self,
+        pending: PendingRequest,
+        policy: CachePolicy,
+        canvases: tuple[CanvasState, ...],
+        claim: Claim,
+        record: Record,
+        shape: ModelConfig,
+        before: "RunningRequest | None" = None,
+    ) -> None:
+        """`shape` is the model's configuration; `before` is the request before its canvas grew, if it has."""
+        self.pending, self.request, self.policy = pending, pending.request, policy
+        self.canvases, self.claim, self.record = canvases, claim, record
+        self.id, self.owner = self.request.id, self.request.owner
+        self.place = 1, self.request.adapter or "", canvases[0].sharing
+        canvas, asked = canvases[0].canvas, self.request
+        self.decoder = pending.decoding.decoder(canvas, policy.traits.schedule.idle_passes)
+        if before is not None:
+            end, mine = before.end, before.readers
+        else:
+            record.given = canvas.settled_lead
+            end = ResponseEnd(canvas, asked.response, pending.stops, formed=asked.formed)
+            start = Start(canvas, asked.response, pending.decoding.total_steps, shape, asked.readers)
+            mine = readers_of(start, self.decoder, policy, asked.params)
+        self.end: ResponseEnd = end
+        self.readers: tuple[Reader, ...] = mine
+        self.planner = PassPlanner(pending, policy, self.end, self.readers)
+        self.turn: Turn | None = None
+        self.closing = self.done = self.ended = False
+        self.ready = all(lease.entry.ready for lease in claim.leases)
+        self.cheapest: int | None = None
+        self._predicted: NDArray[np.int64] = canvas.tokens.copy()  # [T], the last token predicted at each position
 
-    def __post_init__(self, vocab: int, before: PlannedRequest | None) -> None:
-        PlannedRequest.__post_init__(self, vocab, before)
-        canvas = self.branches[0].canvas
-        self._predicted = canvas.tokens.copy()
-        if before is None:
-            self.record.given = canvas.settled_lead
+    def plan(self) -> Turn:
+        """See `Member`: its policy plans the pass, or the last plan repeats. Drafts come after its canvases."""
+        if self.turn is not None:
+            return self.turn
+        planner, decoder, drafting = self.planner, self.decoder, self.claim.drafting
+        again = None if self.closing else planner.repeated(decoder, self.canvases[0].canvas.noisy)
+        if again is not None:
+            items: CanvasPlans = ((self.canvases[0], again),)
+        elif self.closing:
+            # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
+            stop = 0 if self.claim.shares is None else self.claim.shares.ready()
+            block = range(stop - self.pending.decoding.block, stop)
+            items = planner.closing(self.canvases[0], decoder, block)
+        else:
+            items = planner.plan(self.canvases, decoder)
+        standing = planner.standing
+        tally = self.tally(items) if again is None or standing is None or standing.tally is None else standing.tally
+        if standing is not None:
+            standing.tally = tally
+        foreseeable = planner.foreseeable and not self.closing and drafting is None
+        self.turn = turn = Turn(self, items, tally, decoder, items[0][1].predicted, foreseeable)
+        if drafting is not None and standing is not None and not self.closing:
+            plan, first = turn.plan, self.canvases[0]
+            drafts = tuple(drafting.propose(first, decoder, planner.last_pass, plan, planner.repeated))
+            self._draft(turn, drafts)
+        return turn
 
-    @property
-    def owner(self) -> Owner:
-        """See `Member`."""
-        return self.request.owner
+    def fit(self, turn: Turn, row_layers: int) -> None:
+        """See `Member`: the pass is never cut, but goes without its drafts where it costs too much."""
+        if turn.drafts and turn.tally.cost > row_layers:
+            self._draft(turn, ())
 
-    @property
-    def canvases(self) -> int:
-        """See `Member`: two under guidance."""
-        return len(self.branches)
+    def without_drafts(self) -> None:
+        """Take back the drafts of the next turn."""
+        if self.turn is not None and self.turn.drafts:
+            self._draft(self.turn, ())
 
-    @property
-    def ready(self) -> bool:
-        """Whether it can run: the entries that it leases are computed."""
-        return all(lease.entry.ready for lease in self.claim.leases)
-
-    def prepare(self, loop: RequestLoop) -> bool:
-        """See `Member`: its policy plans the next pass."""
-        return loop.guarded(self, POLICY, self.items)
-
-    def offer(self, row_layers: int | None) -> int:  # noqa: ARG002
-        """See `Member`: its pass is never cut."""
-        return self.tally.cost
-
-    def enter(self, loop: RequestLoop, batch: RequestList) -> None:
-        """See `Member`: its plan enters its ledgers, and stored parts at other positions are copied."""
-        if loop.guarded(self, POLICY, self.admit) and (
-            not self.claim.moves or loop.guarded(self, MOVING, loop.move, self)
-        ):
-            batch.requests.append(self)
-
-    def join(self, batch: RequestList) -> None:
-        """See `Member`."""
-        batch.requests.append(self)
-
-    def ran(self, loop: RequestLoop, scores: Scores) -> None:
-        """See `Member`: its predictions are transferred."""
-        loop.settle(self, scores)
-
-    def failed(self, loop: RequestLoop, error: Exception) -> None:
-        """See `Member`: it ends."""
-        loop.fail(self, error, PASS)
-
-    def admit(self) -> None:
-        """Enter the plan of the next pass into the ledgers. Raises `PlanError` on a plan that cannot run."""
-        items = self.items()
-        first = items[0][1]
-        if first.fills and self._count.passes > len(self.branches[0].canvas):
+    def begin(self, turn: Turn) -> list[Move]:
+        """See `Member`. Readers may refuse the pass."""
+        first = turn.items[0][1]
+        if first.fills and self.planner.passes > len(self.canvases[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
         if self.readers and len(first.predicted):
-            step = self._read_pass(items)
+            step = self._read_pass(turn)
             for reader in self.readers:
                 reader.admit(step)
-        for branch, plan in items:
-            branch.admit(plan)
+        for state, plan in turn.items:
+            if plan.again:  # it predicts a subset of what the last plan did
+                state.ledger.enter(plan)
+            else:
+                state.enter(plan)
+        return self.claim.moves
 
-    def reads(self) -> Reads:
-        """The device parts of its readers for the next pass."""
-        if not self.readers or not len(self.plan.predicted):
+    def tally(self, items: CanvasPlans) -> Tally:
+        """See `Member`. Items beyond its canvases are drafts."""
+        own, (first, plan) = items[: len(self.canvases)], items[0]
+        live, prefix = plan.spans[-1].rows, first.prefix
+        leased = prefix.parts if self.claim.leases and prefix is not None else ()
+        return Tally(
+            cost=sum(plan.cost for _, plan in items),
+            rows=sum(plan.widest for _, plan in items),
+            forwards=len(own) if self.policy.traits.schedule.own_clocks else 1,
+            saved=sum(len(state.canvas) * plan.layers - plan.cost for state, plan in own),
+            refreshes=any(plan.refreshes for _, plan in own),
+            refreshes_prefix=any(live[part.start : part.stop].any() for part in leased),
+        )
+
+    def reads(self, turn: Turn) -> Reads:
+        """See `Member`."""
+        if not len(turn.plan.predicted) or self.decoder.drafts:
             return ()
-        step = self._read_pass(self.items())
+        step = self._read_pass(turn)
         found = ((reader, reader.on_device(step)) for reader in self.readers)
         return tuple((reader, read) for reader, read in found if read is not None)
 
-    def rows(self, at: int, reads: Reads) -> RowGroup | None:
-        """How its rows of the logits are read, if the first is row `at`; None where it predicts nothing."""
-        positions = self.positions
-        after = at + len(positions)
-        if after == at:
-            return None
-        # The decoder made the group for this call, so it may be changed.
-        group = self.decoder.group(slice(at, after), positions)
-        if reads:
-            group.reads = tuple(read for _, read in reads)
-        if len(self.branches) == 2 == len(self.items()):
-            group.guide = slice(after, after + len(positions))
-        return group
-
-    def _read_pass(self, items: CanvasPlans) -> ReadPass:
-        paired = len(self.branches) == 2 == len(items)
-        again = paired and self.policy.guides(canvas_step(self.decoder) + 1)
-        return ReadPass(self.decoder, self.positions, paired, again, partial(_layer_work, self))
-
-    def apply(self, scores: Scores) -> Transfer | None:
-        """End the pass, and transfer what the plan, the device or the decoder chooses. None: nothing is transferred."""
-        items = self.items()
+    def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:
+        """See `Member`. Tokens are written where the plan, the device or the decoder says, and final ones settle."""
+        items, tally, planner, claim = turn.items, turn.tally, self.planner, self.claim
         plan = items[0][1]
+        stats.refreshes += tally.refreshes
+        stats.prefix_refreshes += tally.refreshes_prefix
+        stats.row_layers_saved += tally.saved
+        if tally.forwards and (self.cheapest is None or tally.cost < self.cheapest):
+            self.cheapest = tally.cost
+        self.turn = None
         found = Predicted(plan.predicted, scores.tokens, scores.confidence)
         for reader, numbers in scores.shares:
             reader.choose(found, numbers)
         for reader, numbers in scores.shares:
             reader.read(found, numbers)
         if self.readers and not self.closing:
-            step = self._read_pass(items)
+            step = self._read_pass(turn)
             for reader in self.readers:
                 reader.ended(step, None if plan.fills else found)
-        record, claim = self.record, self.claim
-        record.usage.forwards += self.tally.forwards
-        record.usage.row_layers += self.tally.cost
-        self._items = None
-        if claim.shares is not None:
+        self.record.usage.forwards += tally.forwards
+        self.record.usage.row_layers += tally.cost
+        if claim.shares is not None and self.decoder.committed is None:
             claim.shares.computed(plan, claim.shares.ready())
+        if self.closing:
+            self.done = True
+            return []
         if plan.fills:
-            self._count.passes += 1
-            self._count.left_out += len(self.branches) > len(items)
-            return None
-        self._count.paired += len(self.branches) == 2 == len(items)
-        self._last_pass = LastPass(found.positions, found.tokens, found.confidence, found.entropies)
-        if scores.chosen is None:
-            transfer = self._write(*self._choose(plan, found))
+            planner.passes += 1
+            planner.left_out += len(self.canvases) > len(items)
+            transfer = None
+            if self.decoder.drafts and len(found.positions):
+                self._write_draft(found.positions, found.tokens)
+                self.decoder.drafted()
         else:
-            self._predicted[found.positions] = found.tokens
-            transfer = self._write(found.positions[scores.chosen], found.tokens[scores.chosen], device_knows=True)
-        self.end.note(transfer)
-        if record.first_settled is None and self.branches[0].canvas.settled_lead > record.given:
-            record.first_settled = self.pending.elapsed_s
-        self._count.passes = self._count.left_out = 0
-        self.decoder.advance()
-        return transfer
+            planner.last_pass = LastPass(found.positions, found.tokens, found.confidence, found.entropies)
+            planner.paired += len(self.canvases) == 2 == len(items)
+            planner.passes = planner.left_out = 0
+            transfer = self._transfer(plan, found, scores.chosen)
+            self.decoder.advance()
+            if claim.shares is not None and self.decoder.committed is not None:
+                claim.shares.commit(self.decoder.committed)
+            if self.decoder.drafts:
+                self._write_draft(np.arange(self.decoder.block.start + 1, self.decoder.block.stop), None)
+        return self._report(transfer)
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. If so it runs next."""
         shares = self.claim.shares
-        if shares is None or self.closing:
+        if shares is None or self.closing or self.decoder.committed is not None:
             return False
         self.closing = shares.would_complete(shares.ready())
+        self.done = not self.closing
         return self.closing
 
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
         """The result. A cancelled or failed request has no tokens: a part of a canvas is not a response."""
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length") and all(reader.generates for reader in self.request.readers):
-            canvas = self.branches[0].canvas
+            canvas = self.canvases[0].canvas
             tokens = tuple(canvas.response[: self.end.length(canvas.settled_lead)].tolist())
         record, usage = self.record, self.record.usage
         holes = self.request.response.holes
         usage.completion_tokens = sum(min(hole.stop, len(tokens)) - hole.start for hole in holes if tokens)
         usage.steps, usage.correction_steps = self.decoder.step, self.decoder.corrections
         return Result(
-            id=self.request.id,
+            id=self.id,
             token_ids=tokens,
             finish_reason=reason,
             usage=replace(usage),  # a closing pass may follow, and a reported result must not change
@@ -270,8 +249,54 @@ class RunningRequest(PlannedRequest):
             reads={reader.name: read for reader in self.readers if (read := reader.result()) is not None},
         )
 
-    def _choose(self, plan: Plan, found: Predicted) -> Written:
-        """The positions that the step writes, and their tokens."""
+    def _draft(self, turn: Turn, drafts: CanvasPlans) -> None:
+        """Give a turn these drafts, in place of those that it has."""
+        turn.drafts = len(drafts)
+        turn.revise((*turn.items[: len(self.canvases)], *drafts))
+        turn.predicted = np.concatenate([plan.predicted for _, plan in turn.items])
+
+    def _read_pass(self, turn: Turn) -> ReadPass:
+        decoder = self.decoder if turn.decoder is None else turn.decoder
+        paired = len(self.canvases) == 2 == len(turn.items)
+        again = paired and self.policy.guides(decoder.canvas_step + 1)
+        return ReadPass(decoder, turn.predicted, paired, again, partial(_layer_work, self, turn.plan))
+
+    def _transfer(self, plan: Plan, found: Predicted, chosen: NDArray[np.bool_] | None) -> Transfer | None:
+        """Write the tokens that the step transfers, and settle those that are final. None: it transfers nothing.
+
+        `chosen` are the positions that the device has transferred, [predicted]; None: the host chooses.
+        """
+        decoder = self.decoder
+        if chosen is None:
+            positions, tokens = self._chosen(plan, found)
+        else:
+            self._predicted[found.positions] = found.tokens
+            positions, tokens = found.positions[chosen], found.tokens[chosen]
+        final, edited = positions, tuple[int, ...]()
+        if not decoder.writes_once:
+            edited, final = tuple(decoder.edited(positions).tolist()), decoder.final(positions)
+        for state in self.canvases:
+            state.canvas.tokens[positions] = tokens
+            state.canvas.settle(final, decoder.step - decoder.first_step)
+            if chosen is None and state.unsent is not None:  # else the device has them, or nothing yet
+                state.unsent += positions, final
+        transfer = None
+        if len(positions):
+            transfer = Transfer(decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), edited)
+            for reader in self.readers:
+                reader.transferred(transfer)
+            self.record.trace.append(transfer)
+        return transfer
+
+    def _write_draft(self, positions: NDArray[np.int64], tokens: NDArray[np.int64] | None) -> None:
+        """Put drafted tokens on the canvas, which are not final; None: masks, for the next draft."""
+        for state in self.canvases:
+            state.canvas.write(positions, np.full(len(positions), self.decoder.mask_id) if tokens is None else tokens)
+            if state.unsent is not None:
+                state.unsent.append(positions)
+
+    def _chosen(self, plan: Plan, found: Predicted) -> Written:
+        """The positions that the host chooses, and their tokens."""
         for reader in self.readers:
             given = reader.written(self.decoder.step)
             if given is not None:
@@ -282,36 +307,62 @@ class RunningRequest(PlannedRequest):
             inside = (positions >= block.start) & (positions < block.stop)
             positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
         written = (
-            self.decoder.choose(positions, tokens, confidence) if plan.commit is None else plan.commit.nonzero()[0]
+            self.decoder.choose(positions, tokens, confidence) if plan.transfer is None else plan.transfer.nonzero()[0]
         )
         self._predicted[positions] = tokens
         return written, self._predicted[written]
 
-    def _write(
-        self, positions: NDArray[np.int64], tokens: NDArray[np.int64], *, device_knows: bool = False
-    ) -> Transfer | None:
-        """Write tokens to the canvases, and settle what is final. `device_knows`: the token buffer has them already."""
-        decoder, final, edited = self.decoder, positions, tuple[int, ...]()
-        if not decoder.writes_once:
-            edited, final = tuple(decoder.edited(positions).tolist()), decoder.final(positions)
-        for branch in self.branches:
-            branch.canvas.write(positions, tokens)
-            branch.canvas.settle(final, decoder.step - decoder.first_step)
-            if not device_knows:
-                branch.changed(positions)
-                branch.changed(final)
-        if not len(positions):
-            return None
-        transfer = Transfer(decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), edited)
+    def _report(self, transfer: Transfer | None) -> list[Event]:
+        """The events of a step, after which the request is done or goes on."""
+        events, record, decoding = list[Event](), self.record, self.pending.decoding
         for reader in self.readers:
-            reader.transferred(transfer)
-        self.record.trace.append(transfer)
-        return transfer
+            events += reader.events(self.id)
+        settled = self.end.settle(transfer, decoding, self.decoder)
+        if record.first_settled is None and self.end.lead > record.given:
+            record.first_settled = self.pending.elapsed_s
+        self.done = self.end.reason is not None or (self.decoder.finished and decoding.grows)
+        if transfer is not None or settled:
+            events.append(Event(self.id, transfer=transfer, settled=settled))
+        if events:
+            record.reported = True
+        return events
 
 
-def _layer_work(running: RunningRequest) -> tuple[LayerWork, ...]:
-    """The work of the next pass, layer by layer, on what the request shares and on the rest."""
-    branch, request = running.branches[0], running.request
-    asked = range(min(request.prefix_length, branch.canvas.prompt)), *(part.positions for part in request.segments)
-    shared = asked if branch.prefix is None else branch.prefix.parts
-    return layer_work(running.plan, rows_of(shared, len(branch.canvas)), branch.prefix)
+def accepted(turn: Turn, scores: Scores) -> Iterator[tuple[Turn, Scores]]:
+    """A turn that has drafts, with its own scores, and then the next turns of its request while drafts come true.
+
+    Each must be written before the next one is asked for. `scores` are those of the canvas and of all drafts.
+    """
+    running = turn.member
+    assert isinstance(running, RunningRequest)
+    drafting, first = running.claim.drafting, running.canvases[0]
+    assert drafting is not None
+    parts = iter(_parts(scores, [len(plan.predicted) for _, plan in turn.items]))
+    own = next(parts)
+    drafts = [(draft, read) for (draft, _), read in zip(turn.items[1:], parts, strict=True)]
+    count, usage = 0, running.record.usage
+    yield turn, own
+    while not (running.ended or running.closing or running.decoder.finished):
+        decoder = running.decoder
+        known = next((read for draft, read in drafts if same(draft.canvas, first.canvas, decoder.block)), None)
+        again = None if known is None else running.planner.repeated(decoder, first.canvas.noisy)
+        if known is None or again is None:
+            break
+        count += 1
+        usage.accepted = (usage.accepted or 0) + 1
+        yield Turn(running, ((first, again),), _COMPUTED, decoder, again.predicted), known
+    drafting.note(len(drafts), count)
+
+
+def _parts(scores: Scores, counts: Sequence[int]) -> list[Scores]:
+    """The scores of so many positions each, in order. The host chooses from them."""
+    ends = list(accumulate(counts))
+    return [scores.of(slice(end - count, end)) for end, count in zip(ends, counts, strict=True)]
+
+
+def _layer_work(running: RunningRequest, plan: Plan) -> tuple[LayerWork, ...]:
+    """The work of a pass, layer by layer, on what the request shares and on the rest."""
+    state, request = running.canvases[0], running.request
+    asked = range(min(request.prefix_length, state.canvas.prompt)), *(part.positions for part in request.segments)
+    shared = asked if state.prefix is None else state.prefix.parts
+    return layer_work(plan, rows_of(shared, len(state.canvas)), state.prefix)

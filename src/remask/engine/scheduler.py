@@ -1,15 +1,12 @@
 """Chooses the running members that take part in the next step."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
+from remask.engine.config import EngineConfig
+from remask.engine.member import Member, Turn
 from remask.engine.request import Owner
-
-T = TypeVar("T")
-
-NOBODY = Owner()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,52 +27,48 @@ class StepLimits:
     share: int | None = None
     rows: int | None = None
 
+    @classmethod
+    def of(cls, config: EngineConfig, share: int, rows: int | None) -> "StepLimits":
+        """Those of `config`, with the `share` of a client and as many `rows` as memory allows."""
+        return cls(config.max_row_layers, config.max_refreshes, config.max_num_seqs, share, rows)
 
-class Scheduler(Generic[T]):
-    """Round-robin over running items, within limits.
 
-    An item that does not fit waits, and comes first in the next round, so none starves. The first item in line is
-    always taken: an item larger than the budget would never run otherwise.
+class Scheduler:
+    """Round-robin over running members, within limits.
 
-    If not all items fit, clients take turns, and so do the bodies of a client: the first item of each client comes
-    before the second item of any. An item that waits runs some steps later, and so do its refreshes. Waiting does not
-    change its results.
+    A member that does not fit waits, and comes first in the next round, so none starves. The first in line is always
+    taken: one whose turn is larger than the budget would never run otherwise.
+
+    If not all fit, clients take turns, and so do the bodies of a client: the first member of each client comes before
+    the second of any. A member that waits runs some steps later, and so do its refreshes. Waiting does not change its
+    results.
+
+    Attributes:
+        limits: those of a step.
+        line: the members, in the order in which they are taken.
     """
 
     def __init__(self, limits: StepLimits) -> None:
         self.limits = limits
-        self._line: deque[T] = deque()
-        self._facts: dict[T, tuple[Owner, int]] = {}  # owner and number of canvases of each item
+        self.line: deque[Member] = deque()
         self._owners: Counter[Owner] = Counter()
         self._clients: Counter[str] = Counter()
         self._canvases = 0
         self._round = 0  # number of rounds in which not all took part
         self._served: dict[Owner | str, int] = {}  # the last such round in which a body or client took part
 
-    def __len__(self) -> int:
-        return len(self._line)
+    def add(self, member: Member) -> None:
+        """Append a member to the line."""
+        self.line.append(member)
+        self._owners[member.owner] += 1
+        self._clients[member.owner.client] += 1
+        self._canvases += len(member.canvases)
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._line)
-
-    @property
-    def items(self) -> tuple[T, ...]:
-        """All items, in line."""
-        return tuple(self._line)
-
-    def add(self, item: T, owner: Owner = NOBODY, canvases: int = 1) -> None:
-        """Append an item of `owner` to the line."""
-        self._line.append(item)
-        self._facts[item] = owner, canvases
-        self._owners[owner] += 1
-        self._clients[owner.client] += 1
-        self._canvases += canvases
-
-    def remove(self, item: T) -> None:
-        """Remove an item from the line."""
-        self._line.remove(item)
-        owner, canvases = self._facts.pop(item)
-        self._canvases -= canvases
+    def remove(self, member: Member) -> None:
+        """Remove a member from the line."""
+        self.line.remove(member)
+        owner = member.owner
+        self._canvases -= len(member.canvases)
         self._owners[owner] -= 1
         if not self._owners[owner]:
             del self._owners[owner]
@@ -85,93 +78,78 @@ class Scheduler(Generic[T]):
             del self._clients[owner.client]
             self._served.pop(owner.client, None)
 
-    def next(
-        self,
-        ready: Callable[[T], bool],
-        cost: Callable[[T, int | None], int],
-        refreshes: Callable[[T], bool],
-        rows: Callable[[T], int] = lambda _: 0,
-    ) -> list[T]:
-        """The items of the next step, which go to the end of the line. Items that are not `ready` keep their place.
+    def next(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Those of `turns` that are taken in the next step; their members go to the end of the line.
 
-        `cost` gets the row-layers that are left (None: no budget), so that an item may offer a piece that fits. `rows`
-        is the largest number of rows of an item in any layer.
+        `turns` are of members that can run, in the order of the line. The others keep their places.
         """
-        taken, refused = self._within(self._line, ready, cost, refreshes, rows)
+        taken, refused = self._within(turns)
         if refused and len(self._owners) > 1:
-            taken, _ = self._within(self._in_turns(ready), ready, cost, refreshes, rows)
+            taken, _ = self._within(self._fairly(turns))
             self._round += 1
-            for item in taken:
-                owner = self._facts[item][0]
+            for turn in taken:
+                owner = turn.member.owner
                 self._served[owner] = self._served[owner.client] = self._round
-        if len(taken) < len(self._line):
-            going = {id(item) for item in taken}
-            self._line = deque([*(item for item in self._line if id(item) not in going), *taken])
+        if len(taken) < len(self.line):
+            going = {id(turn.member) for turn in taken}
+            staying = (member for member in self.line if id(member) not in going)
+            self.line = deque([*staying, *(turn.member for turn in taken)])
         return taken
 
-    def _within(
-        self,
-        line: Iterable[T],
-        ready: Callable[[T], bool],
-        cost: Callable[[T, int | None], int],
-        refreshes: Callable[[T], bool],
-        rows: Callable[[T], int],
-    ) -> tuple[list[T], bool]:
-        """The items of `line` that are ready and fit, in its order, and whether an item that was ready did not fit."""
-        limits, taken, refused = self.limits, list[T](), False
+    def _within(self, turns: Iterable[Turn]) -> tuple[list[Turn], bool]:
+        """Those of `turns` that fit, in their order, and whether one did not fit."""
+        limits, taken, refused = self.limits, list[Turn](), False
         most = None if limits.canvases is None or self._canvases <= limits.canvases else limits.canvases
-        share = limits.share if len(self._clients) > 1 and self._several(ready) else None
+        share = limits.share if len(self._clients) > 1 and _several(turns) else None
         spent = refreshing = canvases = wide = 0
         by_client: Counter[str] = Counter()
-        for item in line:
-            if not ready(item):
-                continue
-            heavy = limits.max_refreshes is not None and refreshes(item)
-            left = None if limits.budget is None else limits.budget - spent
-            width = 0 if limits.rows is None else rows(item)
-            full = most is not None and canvases + self._facts[item][1] > most
-            full = full or (limits.rows is not None and wide + width > limits.rows)
+        for turn in turns:
+            member, tally = turn.member, turn.tally
+            # A refresh is heavy if it costs more than the cheapest pass of its request so far, or is the first pass.
+            # If every pass refreshes, as with one step a block, none is put off.
+            heavy = limits.max_refreshes is not None and tally.refreshes and tally.cost > (member.cheapest or 0)
+            full = most is not None and canvases + len(member.canvases) > most
+            full = full or (limits.rows is not None and wide + tally.rows > limits.rows)
             if (heavy and refreshing == limits.max_refreshes) or (taken and full):
                 refused = True
                 continue
-            price = cost(item, left)
-            client = "" if share is None else self._facts[item][0].client
+            rows, client = tally.rows, member.owner.client
+            left = None if limits.budget is None else limits.budget - spent
+            if left is not None:
+                member.fit(turn, left)
+            price = turn.tally.cost
             beyond = left is not None and price > left
             if (taken and beyond) or (share is not None and by_client[client] and by_client[client] + price > share):
                 refused = True
                 continue
-            taken.append(item)
+            taken.append(turn)
             spent += price
-            wide += width
+            wide += rows
             refreshing += heavy
-            if most is not None:
-                canvases += self._facts[item][1]
+            canvases += len(member.canvases)
             if share is not None:
                 by_client[client] += price
         return taken, refused
 
-    def _several(self, ready: Callable[[T], bool]) -> bool:
-        """Whether items of more than one client can take part."""
-        clients = (self._facts[item][0].client for item in self._line if ready(item))
-        first = next(clients, None)
-        return any(client != first for client in clients)
-
-    def _in_turns(self, ready: Callable[[T], bool]) -> list[T]:
-        """The line with the first item of each client before the second item of any, and the same for its bodies.
+    def _fairly(self, turns: Iterable[Turn]) -> list[Turn]:
+        """The turns with the first one of each client before the second of any, and the same for its bodies.
 
         Among equals, the one that took part longest ago comes first.
         """
         of_body: Counter[Owner] = Counter()
-        by_client: dict[str, list[tuple[int, int, int, T]]] = {}
-        for place, item in enumerate(self._line):
-            if ready(item):
-                owner = self._facts[item][0]
-                rank = of_body[owner], self._served.get(owner, 0), place, item
-                by_client.setdefault(owner.client, []).append(rank)
-                of_body[owner] += 1
+        by_client: dict[str, list[tuple[int, int, int, Turn]]] = {}
+        for place, turn in enumerate(turns):
+            owner = turn.member.owner
+            by_client.setdefault(owner.client, []).append((of_body[owner], self._served.get(owner, 0), place, turn))
+            of_body[owner] += 1
         ranked = [
-            (turn, self._served.get(client, 0), place, item)
-            for client, items in by_client.items()
-            for turn, (*_, place, item) in enumerate(sorted(items, key=lambda each: each[:3]))
+            (number, self._served.get(client, 0), place, turn)
+            for client, own in by_client.items()
+            for number, (*_, place, turn) in enumerate(sorted(own, key=lambda each: each[:3]))
         ]
-        return [item for *_, item in sorted(ranked, key=lambda each: each[:3])]
+        return [turn for *_, turn in sorted(ranked, key=lambda each: each[:3])]
+
+
+def _several(turns: Iterable[Turn]) -> bool:
+    """Whether the turns belong to more than one client."""
+    return len({turn.member.owner.client for turn in turns}) > 1

@@ -20,8 +20,9 @@ from remask.engine.capacity import (
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
 from remask.errors import ConfigError
 from remask.machine.cpu import memory
+from remask.machine.device import free_memory
 from remask.model.config import ModelConfig
-from remask.model.graphs import MOST_ROWS, graph_bytes
+from remask.model.graphs import graph_bytes, most_rows
 from remask.model.transformer import Transformer
 
 DEFAULT_PAGE = 16
@@ -70,8 +71,9 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
     token, stored = token_bytes(shape, item, ranks), 0 if asked == "auto" else asked
     extra = 0
     if config.graphs:  # which have memory of their own for a pass
-        extra = workspace_bytes(shape, MOST_ROWS, longest, item, ranks, model.attention) + graph_bytes(shape, item)
-        extra += attention_bytes(shape, MOST_ROWS, longest, item, model.attention, filled=True)
+        rows = most_rows(shape)
+        extra = workspace_bytes(shape, rows, longest, item, ranks, model.attention) + graph_bytes(shape, item)
+        extra += attention_bytes(shape, rows, longest, item, model.attention, filled=True)
     left = memory.room - extra - canvases * longest * token.kv - stored * (token.kv + token.state)
     most = canvases * longest
     if config.max_row_layers is not None:  # a row has a layer at least
@@ -187,8 +189,10 @@ def _no_room(cpu: _CpuMemory, longest: int, fitting: int) -> ConfigError:
 
 def device_memory(model: Transformer) -> tuple[int, int]:
     """Free and total bytes of the device of the rank that has the least."""
-    found = torch.tensor(torch.cuda.mem_get_info(model.device), device=model.device)
-    free, total = model.ranks.gather(found).amin(dim=0).tolist()
+    own = free_memory(model.device)
+    if not model.ranks.several:
+        return own
+    free, total = model.ranks.gather(torch.tensor(own, device=model.device)).amin(dim=0).tolist()
     return free, total
 
 
@@ -197,7 +201,7 @@ def page_size(size: int | None, shape: ModelConfig) -> int:
 
     Raises `ConfigError` where pages of `size` hold no whole number of the model's blocks.
     """
-    block = shape.block_length or 1
+    block = 1 if shape.causal_prefix else shape.block_length or 1
     if size is None:
         return -(-DEFAULT_PAGE // block) * block
     if size % block:

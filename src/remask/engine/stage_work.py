@@ -1,15 +1,33 @@
 """The work list of a stage: which slots its rows attend to."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import torch
 
-from remask.engine.stage_rows import StageRows
-from remask.model.runs import Index
+from remask.engine.canvas_state import CanvasState, SlotTable
+from remask.errors import PlanError
+from remask.machine.transfers import send
+from remask.model.stage import Index, Neighbours
 from remask.model.work_list import WorkList, WorkListBuilder
+from remask.plan.spans import Span, neighbours
 
 TILE = 128  # most rows of a unit whose rows see different parts of a canvas
+NEAR_TILE = 64  # positions over which the rows of a unit stand where they see windows: it has the slots of all of them
+
+
+@dataclass(slots=True)  # not frozen, as one is made for each canvas of each stage
+class StageRows:
+    """The rows of one canvas in one stage."""
+
+    state: CanvasState
+    span: Span
+    table: SlotTable
+    positions: Index
+    rows: slice  # among the stage's flat rows
+    sees: Index | None  # how many leading positions of the canvas each row attends to; None: all
 
 
 def make_work(parts: list[StageRows], separately: bool = False) -> WorkList:
@@ -27,7 +45,7 @@ def make_work(parts: list[StageRows], separately: bool = False) -> WorkList:
             _add_apart(builder, part)
             continue
         shares = _shares(part)
-        if group and (not shares or part.branch.sharing != group[0].branch.sharing):
+        if group and (not shares or part.state.sharing != group[0].state.sharing):
             _add_group(builder, group)
             group = []
         if shares:
@@ -37,6 +55,33 @@ def make_work(parts: list[StageRows], separately: bool = False) -> WorkList:
     if group:
         _add_group(builder, group)
     return builder.list()
+
+
+def make_near(parts: list[StageRows], reach: int) -> WorkList:
+    """The work of all `parts` where a row sees `reach` positions to each side alone.
+
+    Each row stands in one unit, which does not depend on what else is in the pass, or on where its slots are.
+    """
+    builder = WorkListBuilder()
+    for part in parts:
+        if len(part.positions):
+            add_near(builder, part.rows.start, part.positions, part.table.slots, part.sees, reach)
+    return builder.list()
+
+
+def add_near(
+    builder: WorkListBuilder, row: int, positions: Index, slots: Index, sees: Index | int | None, reach: int
+) -> None:
+    """Rows from `row` on, at `positions`, see their neighbours among the first `sees` `slots` of a canvas."""
+    first, end = neighbours(positions, len(slots) if sees is None else sees, reach)
+    apart = np.flatnonzero(first[1:] > end[:-1]) + 1
+    at = builder.slots(slots)
+    for low, stop in pairwise([0, *apart.tolist(), len(positions)]):
+        while low < stop:
+            high = min(stop, int(np.searchsorted(positions, positions[low] + NEAR_TILE)))
+            base, count = int(first[low]), int(end[high - 1] - first[low])
+            builder.add(row + low, high - low, at + base, count, end[low:high] - base, first[low:high] - base)
+            low = high
 
 
 def _shares(part: StageRows) -> bool:
@@ -103,3 +148,33 @@ def _tiles(sees: Index) -> Iterator[tuple[int, int]]:
             start = begin
     if start < len(sees):
         yield start, len(sees)
+
+
+def computed_parts(parts: list[StageRows]) -> list[StageRows]:
+    """The same canvases with only the rows that are computed, renumbered. Which rows a pick takes is not known yet."""
+    computed, at = [], 0
+    for part in parts:
+        count = part.span.count
+        sees = part.sees
+        if part.span.pick is None:
+            those: slice | Index = np.flatnonzero(part.span.computed[part.positions])
+        else:
+            if sees is not None and len(sees) and sees[0] != sees[-1]:
+                raise PlanError("rows are picked where not every row attends to the same positions")
+            those = slice(count)
+        sees = None if sees is None else sees[those]
+        computed.append(replace(part, positions=part.positions[those], rows=slice(at, at + count), sees=sees))
+        at += count
+    return computed
+
+
+def neighbour_places(parts: list[StageRows], device: torch.device) -> Neighbours:
+    """Where the neighbours of all rows are, as only the device knows which of these are computed."""
+    slots, places, at = list[Index](), list[Index](), 0
+    for part in parts:
+        end = len(part.table.slots) if part.sees is None else part.sees
+        ends = np.broadcast_to(end, part.positions.shape)
+        places.append(at + np.stack([part.positions, np.zeros_like(part.positions), ends]))
+        slots.append(part.table.slots)
+        at += len(part.table.slots)
+    return Neighbours(send(np.concatenate(slots), device), send(np.concatenate(places, axis=1), device))

@@ -1,10 +1,13 @@
-"""The model families that the transformer executes, and the choice of one by a checkpoint's configuration."""
+"""The model families that the transformer executes, the choice of one by a checkpoint's configuration, and presets."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from remask.checks.plugins import Plugin, Registry
 from remask.errors import CheckpointError, PluginError, UnknownNameError
+from remask.families.a2d import A2D, LLAMA, QWEN2, QWEN3
 from remask.families.contract import checked_family
 from remask.families.dream import DREAM
 from remask.families.family import Family, Slot
@@ -14,30 +17,26 @@ from remask.families.illada import ILLADA
 from remask.families.llada import LLADA
 from remask.families.llada2 import LLADA2
 from remask.families.llada_moe import LLADA_MOE
-from remask.families.sdar import SDAR
-from remask.families.sdar_moe import SDAR_MOE
+from remask.families.modernbert import MODERNBERT
+from remask.families.nemotron import NEMOTRON
+from remask.families.sdar import SDAR, SDAR_MOE
+from remask.families.stable_diffcoder import STABLE_DIFFCODER
+from remask.model.config import ModelConfig
 
-__all__ = [
-    "DREAM",
-    "FAMILIES",
-    "FAST_DLLM_V2",
-    "GIDD",
-    "ILLADA",
-    "LLADA",
-    "LLADA2",
-    "LLADA_MOE",
-    "REGISTRY",
-    "SDAR",
-    "SDAR_MOE",
-    "Family",
-    "Slot",
-    "family_of",
-]
+__all__ = ["FAMILIES", "PRESETS", "REGISTRY", "Family", "Slot", "family_of", "preset", "presets"]
 
 GROUP = "remask.families"
 """The entry-point group by which other packages add families. Each entry point names a `Family`."""
 
-FAMILIES: tuple[Family, ...] = (LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2, LLADA_MOE, LLADA2, SDAR_MOE, ILLADA)
+FAMILIES: tuple[Family, ...] = (
+    *(LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2, LLADA_MOE, LLADA2, SDAR_MOE, ILLADA, A2D, MODERNBERT),
+    NEMOTRON,
+    STABLE_DIFFCODER,
+)
+
+# Models that do not denoise, by the beginning of their class: what a diffusion model that was made of one is called.
+_CAUSAL = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+_ENCODERS = ("bert", "roberta")
 
 
 def _checked(plugin: Plugin, value: object) -> Family:
@@ -46,6 +45,11 @@ def _checked(plugin: Plugin, value: object) -> Family:
 
 REGISTRY: Registry[Family] = Registry("model family", GROUP, {family.name: family for family in FAMILIES}, _checked)
 """Families by name, those of other packages included."""
+
+PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
+    {name: config for family in FAMILIES for name, config in family.presets.items()}
+)
+"""Named shapes for `--load-format dummy`, of remask's own families: published models, and small ones for tests."""
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:
@@ -61,17 +65,36 @@ def family_of(raw: Mapping[str, Any]) -> Family:
     recognised = next((family for family in FAMILIES if family.recognises(raw)), None)
     if recognised is not None:
         return REGISTRY.get(recognised.name)
-    model_type = raw.get("model_type")
+    model_type, architectures = raw.get("model_type"), raw.get("architectures")
+    _refuse_bases(model_type, architectures)
     if isinstance(model_type, str):
         # Case is not compared: re-saved checkpoints of one family write it either way.
         return _claimant("model_type", [model_type], lambda family: family.model_types, str.casefold)
-    architectures = raw.get("architectures")
     if model_type is None and isinstance(architectures, list) and architectures:
         return _claimant("architecture", list(map(str, architectures)), lambda family: family.architectures, str)
     raise CheckpointError(
         f"config.json has 'model_type' {model_type!r} and 'architectures' {architectures!r}: they do not say which "
         f"family the model is of. Supported model types: {', '.join(name for f in FAMILIES for name in f.model_types)}."
     )
+
+
+def _refuse_bases(model_type: object, architectures: object) -> None:
+    """Raise `CheckpointError` on a model that does not denoise, saying what would make one of it that does."""
+    named = architectures if model_type is None and isinstance(architectures, list) else [model_type]
+    said = "architectures" if model_type is None else "model_type"
+    for name in map(str, named):
+        base = re.split("for|model", name.casefold())[0]
+        if base in _CAUSAL:
+            raise CheckpointError(
+                f"{said!r} is {name!r}: an autoregressive model, which writes from left to right; it becomes a "
+                f"diffusion model by training (training/adapt makes an adapter for it), and then has 'model_type' "
+                f"{_CAUSAL[base]!r}: give the adapter's folder as the model, or --adapter with --hf-overrides."
+            )
+        if base in _ENCODERS:
+            raise CheckpointError(
+                f"{said!r} is {name!r}: an encoder, which fills a few masks of a text that is there; it becomes a "
+                "diffusion model by training it to denoise whole answers, as dLLM's BERT-Chat does."
+            )
 
 
 def _claimant(
@@ -97,3 +120,37 @@ def _claimant(
         if fold(name) in folded:
             return REGISTRY.get(name)  # raises why this family cannot be used
     raise UnknownNameError(key, ", ".join(wanted), [name for family in usable for name in claims(family)])
+
+
+def presets() -> dict[str, ModelConfig]:
+    """Every shape by name, those of other packages' families included. Imports these packages.
+
+    Raises:
+        PluginError: two packages provide one name.
+    """
+    owners: dict[str, str] = {}
+    found: dict[str, ModelConfig] = {}
+    for family in REGISTRY.usable().values():
+        for name, config in family.presets.items():
+            if name in found:
+                sources = " and by ".join(REGISTRY.source(owner) for owner in (owners[name], family.name))
+                raise PluginError(
+                    f"preset {name!r} is provided by {sources}; rename it in one of them, or uninstall one"
+                )
+            owners[name], found[name] = family.name, config
+    return found
+
+
+def preset(name: str) -> ModelConfig:
+    """The shape called `name`.
+
+    Raises:
+        UnknownNameError: there is no preset of that name.
+        PluginError: two packages provide one name.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    every = presets()
+    if name not in every:
+        raise UnknownNameError("preset", name, every)
+    return every[name]

@@ -78,9 +78,13 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
         yield "'kind' is 'uniform', and 'noise' is None"
     needed = {
         **dict.fromkeys(("q", "k", "v"), names.qkv is None),
-        "gate": config.mlp == "swiglu",
+        "up": names.gate_up is None,
+        "gate": config.gated and names.gate_up is None,
         "q_norm": config.qk_norm is not None,
         "k_norm": config.qk_norm is not None,
+        "embed_norm": config.embed_norm,
+        "head_dense": config.head_dense,
+        "head_norm": config.head_dense,
         "sink_k": config.sink,
         "sink_v": config.sink,
         "mixture": config.mixture is not None,
@@ -88,8 +92,8 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
     for field, wanted in needed.items():
         if wanted and getattr(names, field) is None:
             yield f"it has the tensor {field!r}, which the family's 'names' leaves out"
-    if config.mlp == "relu2" and names.gate is not None:
-        yield "'mlp' is 'relu2', which has no gate, and the family's 'names' has one"
+    if not config.gated and (names.gate or names.gate_up) is not None:
+        yield f"'mlp' is {config.mlp!r}, which has no gate, and the family's 'names' has one"
 
 
 def _guarded(

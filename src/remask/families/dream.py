@@ -1,11 +1,10 @@
 """Dream: v0 7B base and instruct, and DiffuCoder, which has the same architecture."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family
+from remask.families.family import Family, tiny
 from remask.families.fields import Fields
 from remask.model.config import ModelConfig
 from remask.request.sampling_params import SamplingDefaults
@@ -16,31 +15,12 @@ SAMPLING = SamplingDefaults(remasking="entropy", time_schedule=True)
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (dream)", raw)
-    return ModelConfig(
-        family="dream",
-        head_dim=fields.head_dim("hidden_size", "num_attention_heads"),
-        qkv_bias=True,
-        shift=1,
-        sampling=SAMPLING,
-        **qwen.shape(fields, raw, MASK),
-    )
+    head_dim = fields.head_dim("hidden_size", "num_attention_heads")
+    shape = qwen.shape(fields, head_dim, MASK)
+    return ModelConfig(family="dream", qkv_bias=True, shift=1, sampling=SAMPLING, **shape)
 
 
 _DREAM_7B = ModelConfig(family="dream", max_length=131072, mask_id=MASK, sampling=SAMPLING, **qwen.SHAPE_7B)
-
-_DREAM_TINY = replace(
-    _DREAM_7B,
-    layers=2,
-    hidden=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    intermediate=160,
-    vocab=256,
-    max_length=512,
-    mask_id=255,
-    stop_ids=(250,),
-)
 
 DREAM = Family(
     name="dream",
@@ -48,9 +28,5 @@ DREAM = Family(
     architectures=("DreamModel",),
     names=qwen.NAMES,
     config=_config,
-    presets={
-        "dream-7b": _DREAM_7B,
-        "diffucoder-7b": _DREAM_7B,
-        "dream-tiny": _DREAM_TINY,
-    },
+    presets={"dream-7b": _DREAM_7B, "diffucoder-7b": _DREAM_7B, "dream-tiny": tiny(_DREAM_7B)},
 )

@@ -145,12 +145,12 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
         case "sink_k" | "sink_v":
             return None, (groups,)
         case "gate_up":
-            return None, (own, _moved(own, width)) if config.mlp == "swiglu" else (own,)
+            return None, (own, _moved(own, width)) if config.gated else (own,)
         case "up_bias":
             return None, (own,)
         case "mixture.gate_up" | "mixture.down" if mixture is not None:
             return None, (shard.experts(mixture),)
-        case "head":
+        case "head" | "head_bias":
             return None, (shard.share(config.vocab),)
     return None, None
 
@@ -185,7 +185,8 @@ class TensorNames:
     """Tensor names of a family, without `.weight` and `.bias`.
 
     A layer's names are appended to `layer`, in which `{}` is the layer's number. A name may be None where no model of
-    the family has the tensor. `q`, `k` and `v` may be one tensor, `qkv`, with the rows in this order.
+    the family has the tensor. `q`, `k` and `v` may be one tensor, `qkv`, with the rows in this order, and `gate` and
+    `up` one, `gate_up`.
     """
 
     embed: str
@@ -195,15 +196,19 @@ class TensorNames:
     attn_norm: str
     out: str
     ffn_norm: str
-    up: str
     down: str
+    up: str | None = None
     q: str | None = None
     k: str | None = None
     v: str | None = None
     qkv: str | None = None
     gate: str | None = None
+    gate_up: str | None = None
     q_norm: str | None = None
     k_norm: str | None = None
+    embed_norm: str | None = None
+    head_dense: str | None = None
+    head_norm: str | None = None
     sink_k: str | None = None
     sink_v: str | None = None
     mixture: MixtureNames | None = None
@@ -242,6 +247,10 @@ def _never(_raw: Mapping[str, Any]) -> bool:
     return False
 
 
+def _nothing_to_say(_name: str, _config: ModelConfig) -> None:
+    return None
+
+
 def _no_factors(_raw: Mapping[str, Any]) -> Factors:
     return Factors()
 
@@ -258,8 +267,12 @@ class Family:
         config: makes a `ModelConfig` of the object in `config.json`. It raises `CheckpointError`, naming the key, on
             what the transformer cannot execute.
         factors: reads the constants that the family multiplies with from the same object.
+        unread: a pattern of names of tensors that its checkpoints may hold and its code does not read.
         recognises: tells that a `config.json` is of this family although its `model_type` is another family's.
+        remark: what to warn of, if anything, whoever loads a folder of this name and shape.
         presets: shapes by name, for `--load-format dummy`.
+        chat_template: renders conversations (Jinja) where a checkpoint's tokenizer has no template.
+        stop: texts that end an answer, where the template in use has them.
     """
 
     name: str
@@ -269,7 +282,11 @@ class Family:
     config: Callable[[Mapping[str, Any]], ModelConfig]
     factors: Callable[[Mapping[str, Any]], Factors] = _no_factors
     recognises: Callable[[Mapping[str, Any]], bool] = _never
+    remark: Callable[[str, ModelConfig], str | None] = _nothing_to_say
+    unread: str = ""
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
+    chat_template: str | None = None
+    stop: tuple[str, ...] = ()
 
     @property
     def head(self) -> str:
@@ -285,6 +302,13 @@ class Family:
         ]
         if not config.tied:
             slots.append(Slot(self.head, (config.vocab, wide), "head", scale=factors.head))
+        if config.embed_norm:
+            slots.append(Slot(f"{names.embed_norm}.weight", (wide,), "embed_norm", offset=factors.gain))
+        if config.head_dense:
+            slots.append(Slot(f"{names.head_dense}.weight", (wide, wide), "head_dense"))
+            slots.append(Slot(f"{names.head_norm}.weight", (wide,), "head_norm", offset=factors.gain))
+        if config.head_bias:
+            slots.append(Slot(f"{names.head}.bias", (config.vocab,), "head_bias", scale=factors.head))
         for layer in range(config.layers):
             slots += self._attention(config, layer, factors)
             mixture = config.mixture_of(layer)
@@ -296,10 +320,9 @@ class Family:
         prefix = names.layer.format(layer)
         q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
         scale = factors.of((wide, q)) * factors.residual
-        slots = [
-            Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain),
-            Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale),
-        ]
+        slots = [Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale)]
+        if layer or not config.embed_norm:
+            slots.append(Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain))
         for name, first, end in names.projections(q, k):
             shape = (end - first, wide)
             slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, (first, end), factors.of(shape)))
@@ -324,9 +347,13 @@ class Family:
             Slot(f"{prefix}{names.down}.weight", (wide, inner), "down", layer, scale=back),
         ]
         rows = [(names.up, (0, inner))]
-        if names.gate is not None:
+        if names.gate_up is not None:
+            rows = [(names.gate_up, (0, 2 * inner))]
+        elif names.gate is not None:
             rows = [(names.gate, (0, inner)), (names.up, (inner, 2 * inner))]
-        slots += [Slot(f"{prefix}{name}.weight", (inner, wide), "gate_up", layer, part, into) for name, part in rows]
+        for name, part in rows:
+            shape = (part[1] - part[0], wide)
+            slots.append(Slot(f"{prefix}{name}.weight", shape, "gate_up", layer, part, into))
         if config.mlp_bias:
             slots.append(Slot(f"{prefix}{names.up}.bias", (inner,), "up_bias", layer))
             slots.append(Slot(f"{prefix}{names.down}.bias", (wide,), "down_bias", layer, scale=factors.residual))
@@ -358,3 +385,10 @@ def _unit(
     rows = ((names.gate, (0, inner)), (names.up, (inner, 2 * inner)))
     into = [Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, part, expert=expert) for name, part in rows]
     return [*into, Slot(f"{stem}{names.down}.weight", (wide, inner), f"{owner}down", layer, expert=expert)]
+
+
+def tiny(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """`config` as small as tests take it: two layers, 64 wide, of 256 tokens; with `changes`."""
+    small: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 160}
+    small |= {"vocab": 256, "max_length": 512, "mask_id": 255, "stop_ids": (250,)}
+    return replace(config, **small | changes)

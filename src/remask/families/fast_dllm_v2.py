@@ -5,31 +5,29 @@ checkpoint.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family
-from remask.families.fields import BLOCK as MAX_BLOCK
+from remask.families.family import Family, tiny
 from remask.families.fields import Fields
 from remask.model.config import ModelConfig
+from remask.request.sampling_params import SamplingDefaults
 
 MASK = 151665  # of the published vocabulary
 BLOCK = 32
+SAMPLING = SamplingDefaults(opens_blocks=True)
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
-    if raw.get("mask_token_id") is None:
-        raw = {**raw, "mask_token_id": MASK}
-    fields = Fields("config.json (fast-dllm-v2)", raw)
+    fields = Fields("config.json (fast-dllm-v2)", raw, mask_token_id=MASK)
     return ModelConfig(
         family="fast-dllm-v2",
-        head_dim=fields.head_dim("hidden_size", "num_attention_heads"),
         qkv_bias=True,
         shift=1,
         kind="block_causal",
-        block_length=fields.integer("bd_size", BLOCK, most=MAX_BLOCK),
-        **qwen.shape(fields, raw, MASK),
+        block_length=fields.block("bd_size", BLOCK),
+        sampling=SAMPLING,
+        **qwen.shape(fields, fields.head_dim("hidden_size", "num_attention_heads"), MASK),
     )
 
 
@@ -39,23 +37,8 @@ _FAST_DLLM_V2_7B = ModelConfig(
     mask_id=MASK,
     kind="block_causal",
     block_length=BLOCK,
+    sampling=SAMPLING,
     **qwen.SHAPE_7B,
-)
-
-_FAST_DLLM_V2_TINY = replace(
-    _FAST_DLLM_V2_7B,
-    layers=2,
-    hidden=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    intermediate=160,
-    vocab=256,
-    max_length=512,
-    mask_id=255,
-    stop_ids=(250,),
-    tied=True,
-    block_length=8,
 )
 
 FAST_DLLM_V2 = Family(
@@ -66,6 +49,6 @@ FAST_DLLM_V2 = Family(
     config=_config,
     presets={
         "fast-dllm-v2-7b": _FAST_DLLM_V2_7B,
-        "fast-dllm-v2-tiny": _FAST_DLLM_V2_TINY,
+        "fast-dllm-v2-tiny": tiny(_FAST_DLLM_V2_7B, tied=True, block_length=8),
     },
 )

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from remask.families.family import Factors, Family, TensorNames
-from remask.families.fields import LAYERS, VOCAB, Fields
+from remask.families.family import Factors, Family, TensorNames, tiny
+from remask.families.fields import LAYERS, Fields
 from remask.model.config import ModelConfig
 from remask.sampling.noise import Noise
 
@@ -14,27 +14,12 @@ MASK, END = 3, 1
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
-    fields = Fields("config.json (gidd)", raw)
-    vocab = fields.integer("vocab_size", most=VOCAB)
-    heads, head_dim = fields.integer("num_attention_heads"), fields.head_dim("hidden_size", "num_attention_heads")
-    if raw.get("head_dim") is not None:
-        fields.only("head_dim", head_dim)
-    mask = fields.token("mask_token_id", vocab) if raw.get("mask_token_id") is not None else MASK
+    fields = Fields("config.json (gidd)", raw, mask_token_id=MASK, eos_token_id=END)
+    fields.unscaled()
+    fields.only("num_key_value_heads", fields.integer("num_attention_heads"), optional=True)
+    shape = fields.shape(fields.head_dim("hidden_size", "num_attention_heads"))
     return ModelConfig(
         family="gidd",
-        layers=fields.integer("num_hidden_layers", most=LAYERS),
-        hidden=fields.integer("hidden_size"),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        intermediate=fields.integer("intermediate_size"),
-        vocab=vocab,
-        max_length=fields.integer("max_position_embeddings"),
-        rope_theta=fields.number("rope_theta"),
-        norm_eps=fields.number("rms_norm_eps"),
-        mask_id=mask,
-        stop_ids=fields.tokens("eos_token_id", vocab) or (END,),
-        tied=fields.flag("tie_word_embeddings", False),
         kind="uniform",
         qk_norm="whole" if fields.flag("use_qk_norm") else None,
         sink=fields.flag("attention_bias"),
@@ -47,9 +32,10 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
             shift=fields.real("noise_type"),
             min_log_snr=fields.real("min_log_snr"),
             max_log_snr=fields.real("max_log_snr"),
-            vocab=vocab,
-            mask_id=mask,
+            vocab=shape["vocab"],
+            mask_id=shape["mask_id"],
         ),
+        **shape,
     )
 
 
@@ -86,35 +72,6 @@ _GIDD_UNIF_3B = ModelConfig(
     noise=_GIDD_NOISE,
 )
 
-_GIDD_UNIF_10B = replace(_GIDD_UNIF_3B, layers=34, hidden=4608, heads=36, kv_heads=36, intermediate=18432)
-
-_GIDD_MASK_3B = replace(_GIDD_UNIF_3B, layers=18, noise=replace(_GIDD_NOISE, shift=-1000.0))
-
-_GIDD_100M = replace(
-    _GIDD_UNIF_3B,
-    layers=14,
-    hidden=768,
-    heads=12,
-    kv_heads=12,
-    head_dim=64,
-    intermediate=3072,
-    vocab=8192,
-    noise=replace(_GIDD_NOISE, vocab=8192),
-)
-
-_GIDD_TINY = replace(
-    _GIDD_100M,
-    layers=2,
-    hidden=64,
-    heads=4,
-    kv_heads=4,
-    head_dim=16,
-    intermediate=160,
-    vocab=256,
-    max_length=128,
-    noise=replace(_GIDD_NOISE, vocab=256),
-)
-
 GIDD = Family(
     name="gidd",
     model_types=("gidd",),
@@ -141,9 +98,26 @@ GIDD = Family(
     factors=_factors,
     presets={
         "gidd-unif-3b": _GIDD_UNIF_3B,
-        "gidd-unif-10b": _GIDD_UNIF_10B,
-        "gidd-mask-3b": _GIDD_MASK_3B,
-        "gidd-100m": _GIDD_100M,
-        "gidd-tiny": _GIDD_TINY,
+        "gidd-unif-10b": replace(_GIDD_UNIF_3B, layers=34, hidden=4608, heads=36, kv_heads=36, intermediate=18432),
+        "gidd-mask-3b": replace(_GIDD_UNIF_3B, layers=18, noise=replace(_GIDD_NOISE, shift=-1000.0)),
+        "gidd-100m": replace(
+            _GIDD_UNIF_3B,
+            layers=14,
+            hidden=768,
+            heads=12,
+            kv_heads=12,
+            head_dim=64,
+            intermediate=3072,
+            vocab=8192,
+            noise=replace(_GIDD_NOISE, vocab=8192),
+        ),
+        "gidd-tiny": tiny(
+            _GIDD_UNIF_3B,
+            kv_heads=4,
+            max_length=128,
+            mask_id=MASK,
+            stop_ids=(END,),
+            noise=replace(_GIDD_NOISE, vocab=256),
+        ),
     },
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from remask.families.family import Family, TensorNames
+from remask.families.family import Family, TensorNames, tiny
 from remask.families.fields import LAYERS, VOCAB, Fields
 from remask.model.config import ModelConfig
 
@@ -39,16 +39,17 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     # `n_kv_heads`, which the published checkpoints always give, decides on grouped and single key heads.
     if raw.get("multi_query_attention"):
         fields.only("n_kv_heads", 1)
-    for key in ("clip_qkv", "rope_scaling"):
-        fields.only(key, None, optional=True)
+    fields.only("clip_qkv", None, optional=True)
+    fields.all_attended()
 
     heads, head_dim = fields.integer("n_heads"), fields.head_dim("d_model", "n_heads")
+    fields.unscaled()
     # Rows of the embedding. There may be more of them than words in the vocabulary.
     words = fields.integer("vocab_size", most=VOCAB)
     vocab = fields.integer("embedding_size", words, most=VOCAB)
     if vocab < words:
         raise fields.unfit("embedding_size", f"null or at least 'vocab_size' = {words}")
-    mask = fields.token("mask_token_id", vocab)
+    mask = fields.mask(vocab)
     stops = fields.tokens("eos_token_id", vocab)
     if mask == MASK and vocab > END_OF_TURN:
         stops += (END_OF_TURN,)
@@ -61,13 +62,12 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         intermediate=fields.integer("mlp_hidden_size"),
         vocab=vocab,
-        max_length=fields.integer("max_sequence_length"),
-        rope_theta=fields.number("rope_theta"),
         norm_eps=fields.number("rms_norm_eps"),
         mask_id=mask,
         stop_ids=tuple(dict.fromkeys(stops)),
         tied=fields.flag("weight_tying"),
         rope_float32=fields.flag("rope_full_precision", True),
+        **fields.rope(head_dim, positions="max_sequence_length"),
     )
 
 
@@ -106,20 +106,6 @@ _LLADA_100M = replace(
 # 1.09 billion parameters, of which 66 million are the tied embedding.
 _LLADA_1B = replace(_LLADA_100M, layers=20, hidden=2048, heads=16, kv_heads=16, head_dim=128, intermediate=5632)
 
-_LLADA_TINY = replace(
-    _LLADA_8B,
-    layers=2,
-    hidden=64,
-    heads=4,
-    kv_heads=4,
-    head_dim=16,
-    intermediate=160,
-    vocab=256,
-    max_length=512,
-    mask_id=255,
-    stop_ids=(250,),
-)
-
 LLADA = Family(
     name="llada",
     model_types=("llada",),
@@ -145,6 +131,6 @@ LLADA = Family(
         "llada-1.5": _LLADA_8B,
         "llada-1b": _LLADA_1B,
         "llada-100m": _LLADA_100M,
-        "llada-tiny": _LLADA_TINY,
+        "llada-tiny": tiny(_LLADA_8B, kv_heads=4),
     },
 )

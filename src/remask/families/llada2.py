@@ -4,53 +4,41 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from remask.families import qwen
-from remask.families.family import Family, MixtureNames, TensorNames
-from remask.families.fields import BLOCK as MAX_BLOCK
-from remask.families.fields import EXPERTS, LAYERS, VOCAB, Fields
+from remask.families.family import Family, MixtureNames, TensorNames, tiny
+from remask.families.fields import Fields
 from remask.families.llada_moe import END, MASK
 from remask.model.config import Mixture, ModelConfig, Router
 
 BLOCK = 32  # the published one; the published config.json names neither block nor mask
+ROTARY_SHARE = 0.5  # what the authors' class takes where a file has no `partial_rotary_factor`
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
-    fields = Fields("config.json (llada2)", raw)
+    fields = Fields("config.json (llada2)", raw, mask_token_id=MASK)
     fields.only("hidden_act", "silu", optional=True)
-    for key in ("use_bias", "use_qkv_bias", "norm_head", "use_sliding_window", "using_split_qkv_in_self_attention"):
+    for key in ("use_bias", "use_qkv_bias", "norm_head", "using_split_qkv_in_self_attention"):
         fields.only(key, False, optional=True)
     for key in ("use_qk_norm", "use_rmsnorm", "norm_topk_prob"):
         fields.only(key, True, optional=True)
     fields.only("score_function", "sigmoid")
     fields.only("router_dtype", "fp32", optional=True)
-    vocab, heads = fields.integer("vocab_size", most=VOCAB), fields.integer("num_attention_heads")
-    layers = fields.integer("num_hidden_layers", most=LAYERS)
-    head_dim, dense = fields.integer("head_dim", least=2), fields.integer("first_k_dense_replace", 0, least=0)
+    dense = fields.integer("first_k_dense_replace", 0, least=0)
+    shape = fields.shape(
+        fields.integer("head_dim", least=2), width="intermediate_size" if dense else None, share=ROTARY_SHARE
+    )
+    shape["stop_ids"] = shape["stop_ids"] or fields.tokens("pad_token_id", shape["vocab"])
     return ModelConfig(
         family="llada2",
-        layers=layers,
-        hidden=fields.integer("hidden_size"),
-        heads=heads,
-        kv_heads=fields.kv_heads("num_key_value_heads", heads),
-        head_dim=head_dim,
-        intermediate=fields.integer("intermediate_size") if dense else 0,
-        vocab=vocab,
-        max_length=fields.integer("max_position_embeddings"),
-        rope_theta=qwen.rope_theta(fields, raw),
-        norm_eps=fields.number("rms_norm_eps"),
-        mask_id=fields.token("mask_token_id", vocab, MASK),
-        stop_ids=fields.tokens("eos_token_id", vocab) or fields.tokens("pad_token_id", vocab),
-        tied=fields.flag("tie_word_embeddings", False),
         kind="block_causal",
         qk_norm="head",
-        rotary_dim=fields.rotary_dim("partial_rotary_factor", head_dim),
-        block_length=fields.integer("block_size", BLOCK, most=MAX_BLOCK),
-        mixture=_mixture(fields, tuple(range(min(dense, layers)))),
+        block_length=fields.block("block_size", BLOCK),
+        mixture=_mixture(fields, tuple(range(min(dense, shape["layers"])))),
+        **shape,
     )
 
 
 def _mixture(fields: Fields, dense: tuple[int, ...]) -> Mixture:
-    experts, groups = fields.integer("num_experts", most=EXPERTS), fields.integer("n_group", 1)
+    experts, groups = fields.experts(), fields.integer("n_group", 1)
     kept = fields.integer("topk_group", 1, most=groups)
     if experts % groups or experts // groups < 2:
         raise fields.unfit("n_group", f"a divisor of the {experts} experts that leaves two or more in a group")
@@ -106,18 +94,8 @@ _LLADA2_FLASH = replace(
     mixture=Mixture(experts=256, active=8, intermediate=1024, shared=1024, dense_layers=(0,), router=_ROUTER),
 )
 
-_LLADA2_TINY = replace(
+_LLADA2_TINY = tiny(
     _LLADA2_MINI,
-    layers=2,
-    hidden=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    intermediate=160,
-    vocab=256,
-    max_length=512,
-    mask_id=255,
-    stop_ids=(250,),
     rotary_dim=8,
     block_length=8,
     mixture=Mixture(
@@ -153,6 +131,7 @@ LLADA2 = Family(
     config=_config,
     presets={
         "llada2-mini": _LLADA2_MINI,
+        "llada2.1-mini": _LLADA2_MINI,
         "llada2-flash": _LLADA2_FLASH,
         "llada2-tiny": _LLADA2_TINY,
     },

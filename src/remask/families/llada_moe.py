@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family, MixtureNames
-from remask.families.fields import EXPERTS, LAYERS, VOCAB, Fields
+from remask.families.family import Family, MixtureNames, tiny
+from remask.families.fields import LAYERS, Fields
 from remask.model.config import Mixture, ModelConfig
 
 # The ids of the vocabulary of LLaDA-MoE and LLaDA2. The published config.json names no mask.
@@ -28,33 +28,16 @@ def _recognises(raw: Mapping[str, Any]) -> bool:
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
-    fields = Fields("config.json (llada-moe)", raw)
+    fields = Fields("config.json (llada-moe)", raw, mask_token_id=MASK, rms_norm_eps=1e-5)
     fields.only("hidden_act", "silu", optional=True)
-    for key in ("attention_bias", "moe_router_enable_expert_bias"):
+    for key in ("attention_bias", "mlp_bias", "moe_router_enable_expert_bias"):
         fields.only(key, False, optional=True)
-    for key in ("clip_qkv", "rope_scaling"):
-        fields.only(key, None, optional=True)
-    vocab, heads = fields.integer("vocab_size", most=VOCAB), fields.integer("num_attention_heads")
+    fields.only("clip_qkv", None, optional=True)
+    experts, dense = fields.experts(), _dense_layers(fields)
     head_dim = fields.head_dim("hidden_size", "num_attention_heads")
-    layers, experts = fields.integer("num_hidden_layers", most=LAYERS), fields.integer("num_experts", most=EXPERTS)
-    dense = _dense_layers(fields, raw, layers)
     return ModelConfig(
         family="llada-moe",
-        layers=layers,
-        hidden=fields.integer("hidden_size"),
-        heads=heads,
-        kv_heads=fields.kv_heads("num_key_value_heads", heads),
-        head_dim=head_dim,
-        intermediate=fields.integer("dense_intermediate_size") if dense else 0,
-        vocab=vocab,
-        max_length=fields.integer("max_position_embeddings"),
-        rope_theta=fields.number("rope_theta"),
-        norm_eps=1e-5 if raw.get("rms_norm_eps") is None else fields.number("rms_norm_eps"),
-        mask_id=fields.token("mask_token_id", vocab, MASK),
-        stop_ids=fields.tokens("eos_token_id", vocab),
-        tied=fields.flag("tie_word_embeddings", False),
         qk_norm="head" if fields.flag("qk_layernorm", False) else None,
-        rotary_dim=fields.rotary_dim("partial_rotary_factor", head_dim),
         rope_float32=fields.flag("rope_full_precision", False),
         mixture=Mixture(
             experts=experts,
@@ -63,12 +46,13 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
             shared=fields.integer("shared_expert_intermediate_size", 0),
             dense_layers=dense,
         ),
+        **fields.shape(head_dim, width="dense_intermediate_size" if dense else None, share=1.0),
     )
 
 
-def _dense_layers(fields: Fields, raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _dense_layers(fields: Fields) -> tuple[int, ...]:
     """Layers whose entry in `moe_layer_freq` is 0; the list has one entry a layer."""
-    frequency = raw.get("moe_layer_freq")
+    layers, frequency = fields.integer("num_hidden_layers", most=LAYERS), fields.get("moe_layer_freq")
     if not isinstance(frequency, list) or len(frequency) != layers or any(entry not in (0, 1) for entry in frequency):
         raise fields.unfit("moe_layer_freq", f"a list of {layers} numbers, one a layer: 0 is dense, 1 has experts")
     return tuple(layer for layer, entry in enumerate(frequency) if not entry)
@@ -92,20 +76,7 @@ _LLADA_MOE_7B = ModelConfig(
     mixture=Mixture(experts=64, active=8, intermediate=1024),
 )
 
-_LLADA_MOE_TINY = replace(
-    _LLADA_MOE_7B,
-    layers=2,
-    hidden=64,
-    heads=4,
-    kv_heads=4,
-    head_dim=16,
-    intermediate=160,
-    vocab=256,
-    max_length=512,
-    mask_id=255,
-    stop_ids=(250,),
-    mixture=Mixture(experts=8, active=2, intermediate=48, dense_layers=(0,)),
-)
+_SMALL_EXPERTS = Mixture(experts=8, active=2, intermediate=48, dense_layers=(0,))
 
 LLADA_MOE = Family(
     name="llada-moe",
@@ -116,6 +87,6 @@ LLADA_MOE = Family(
     recognises=_recognises,
     presets={
         "llada-moe-7b-a1b": _LLADA_MOE_7B,
-        "llada-moe-tiny": _LLADA_MOE_TINY,
+        "llada-moe-tiny": tiny(_LLADA_MOE_7B, kv_heads=4, mixture=_SMALL_EXPERTS),
     },
 )

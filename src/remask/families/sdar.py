@@ -1,28 +1,56 @@
-"""SDAR: block-causal diffusion on the dense Qwen3 architecture, 1.7B, 4B and 8B."""
+"""SDAR: block-causal diffusion on the Qwen3 architecture, 1.7B, 4B and 8B, and 30B-A3B with a mixture of experts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from remask.checks.values import is_whole
 from remask.families import qwen
-from remask.families.family import Family
-from remask.families.fields import BLOCK, Fields
-from remask.model.config import ModelConfig
+from remask.families.family import Family, MixtureNames, tiny
+from remask.families.fields import LAYERS, Fields
+from remask.model.config import Mixture, ModelConfig, Router
 
 MASK = 151669  # of the published vocabulary
 
 
-def _config(raw: Mapping[str, Any]) -> ModelConfig:
-    fields = Fields("config.json (sdar)", raw)
+def _dense(raw: Mapping[str, Any]) -> ModelConfig:
+    return _config("sdar", Fields("config.json (sdar)", raw), None)
+
+
+def _mixed(raw: Mapping[str, Any]) -> ModelConfig:
+    fields = Fields("config.json (sdar-moe)", raw)
+    experts = fields.experts()
+    mixture = Mixture(
+        experts=experts,
+        active=fields.integer("num_experts_per_tok", most=experts),
+        intermediate=fields.integer("moe_intermediate_size"),
+        dense_layers=_dense_layers(fields),
+        router=Router(normalise=fields.flag("norm_topk_prob")),
+    )
+    return _config("sdar-moe", fields, mixture)
+
+
+def _config(family: str, fields: Fields, mixture: Mixture | None) -> ModelConfig:
     fields.only("attention_bias", False, optional=True)
+    dense = mixture is None or bool(mixture.dense_layers)
     return ModelConfig(
-        family="sdar",
-        head_dim=fields.integer("head_dim", least=2),
+        family=family,
         kind="block_causal",
         qk_norm="head",
-        block_length=None if raw.get("block_size") is None else fields.integer("block_size", most=BLOCK),
-        **qwen.shape(fields, raw, MASK),
+        block_length=fields.block("block_size"),
+        mixture=mixture,
+        **qwen.shape(fields, fields.integer("head_dim", least=2), MASK, dense=dense),
     )
+
+
+def _dense_layers(fields: Fields) -> tuple[int, ...]:
+    """Layers in `mlp_only_layers`, and those that `decoder_sparse_step` passes over."""
+    layers, step = fields.integer("num_hidden_layers", most=LAYERS), fields.integer("decoder_sparse_step", 1)
+    named = fields.get("mlp_only_layers")
+    named = [] if named is None else named
+    if not isinstance(named, list) or not all(is_whole(layer, 0, layers - 1) for layer in named):
+        raise fields.unfit("mlp_only_layers", f"a list of layers from 0 to {layers - 1}")
+    return tuple(layer for layer in range(layers) if layer in named or (layer + 1) % step)
 
 
 _SDAR_4B = ModelConfig(
@@ -44,51 +72,52 @@ _SDAR_4B = ModelConfig(
     block_length=4,
 )
 
-_SDAR_8B = replace(_SDAR_4B, hidden=4096, intermediate=12288)
-
-# As its base, Qwen3-1.7B, whose embedding is tied; the checkpoint's own config.json decides for a real one.
-_SDAR_1_7B = replace(_SDAR_4B, layers=28, hidden=2048, heads=16, intermediate=6144, tied=True)
-
-_SDAR_100M = replace(
+_SDAR_30B = replace(
     _SDAR_4B,
-    layers=16,
-    hidden=768,
-    heads=12,
-    kv_heads=6,
-    head_dim=64,
-    intermediate=2048,
-    vocab=32000,
-    max_length=4096,
-    mask_id=31999,
-    stop_ids=(31998,),
-    tied=True,
+    family="sdar-moe",
+    layers=48,
+    hidden=2048,
+    kv_heads=4,
+    intermediate=0,
+    mixture=Mixture(experts=128, active=8, intermediate=768, router=Router(normalise=True)),
 )
 
-_SDAR_TINY = replace(
-    _SDAR_100M,
-    layers=2,
-    hidden=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    intermediate=160,
-    vocab=256,
-    max_length=512,
-    mask_id=255,
-    stop_ids=(250,),
-)
+_SMALL_EXPERTS = Mixture(experts=8, active=2, intermediate=48, router=Router(normalise=True))
 
 SDAR = Family(
     name="sdar",
     model_types=("sdar",),
     architectures=("SDARForCausalLM",),
     names=qwen.HEAD_NORM_NAMES,
-    config=_config,
+    config=_dense,
     presets={
-        "sdar-1.7b": _SDAR_1_7B,
+        # As its base, Qwen3-1.7B, whose embedding is tied; the checkpoint's own config.json decides for a real one.
+        "sdar-1.7b": replace(_SDAR_4B, layers=28, hidden=2048, heads=16, intermediate=6144, tied=True),
         "sdar-4b": _SDAR_4B,
-        "sdar-8b": _SDAR_8B,
-        "sdar-100m": _SDAR_100M,
-        "sdar-tiny": _SDAR_TINY,
+        "sdar-8b": replace(_SDAR_4B, hidden=4096, intermediate=12288),
+        "sdar-100m": replace(
+            _SDAR_4B,
+            layers=16,
+            hidden=768,
+            heads=12,
+            kv_heads=6,
+            head_dim=64,
+            intermediate=2048,
+            vocab=32000,
+            max_length=4096,
+            mask_id=31999,
+            stop_ids=(31998,),
+            tied=True,
+        ),
+        "sdar-tiny": tiny(_SDAR_4B, tied=True),
     },
+)
+
+SDAR_MOE = Family(
+    name="sdar-moe",
+    model_types=("sdar_moe",),
+    architectures=("SDARMoeForCausalLM",),
+    names=replace(qwen.HEAD_NORM_NAMES, mixture=MixtureNames()),
+    config=_mixed,
+    presets={"sdar-30b-a3b": _SDAR_30B, "sdar-moe-tiny": tiny(_SDAR_30B, intermediate=0, mixture=_SMALL_EXPERTS)},
 )

@@ -3,9 +3,7 @@
 Importing this module imports no PyTorch, as some of it must be done before PyTorch is loaded.
 """
 
-import math
 import os
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -173,14 +171,6 @@ def others_since(first: CpuReading | None) -> OthersUse | None:
     return others_use(first, read_cpu())
 
 
-def load_average() -> float | None:
-    """Processes that ran or waited for a core, on average over the last minute. None where that is not known."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
-
-
 def instructions(root: Path = ROOT) -> frozenset[str]:
     """Names of the processor's instruction sets, as Linux lists them; none where the system does not say."""
     for line in (_read(root / "proc/cpuinfo") or "").splitlines():
@@ -188,19 +178,6 @@ def instructions(root: Path = ROOT) -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(values.split())
     return frozenset()
-
-
-def cpu_name(root: Path = ROOT) -> str:
-    """The processor's name."""
-    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def whole_cores(number: float) -> int:
-    """The number of threads that `number` cores keep busy, at least 1."""
-    return max(1, math.floor(number + 0.5))
 
 
 def _affinity() -> frozenset[int]:

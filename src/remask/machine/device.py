@@ -1,6 +1,7 @@
 """Chooses the device, the number format and the number of CPU threads. `auto` depends on the machine."""
 
 import functools
+import gc
 import logging
 import os
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from remask.machine.cpu import (
     others_since,
     physical_cores,
     quota,
-    whole_cores,
 )
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # A smaller model's operations are over before a second thread has taken up its part, and every one of them waits for
 # the slower thread.
 PARAMETERS_A_THREAD = 2_000_000
-# From this size on, bfloat16 takes less time than float32 for single requests too, as `docs/log.md` tells.
+# From this size on, bfloat16 takes less time than float32 for single requests too, as `docs/lab/log.md` tells.
 BFLOAT16_PARAMETERS = 5_000_000
 
 
@@ -59,6 +59,18 @@ def resolve_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} cannot be used ({reason}); use 'auto', 'cpu' or 'cuda'") from error
     return device
+
+
+def free_memory(device: torch.device) -> tuple[int, int]:
+    """Free and total bytes of a CUDA device, after what nobody uses any more has been given back.
+
+    What is gone may still be there: objects that know each other until they are collected, as an engine and its parts
+    do, and memory that PyTorch keeps for itself.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return free, total
 
 
 def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[torch.dtype, str]:
@@ -114,7 +126,7 @@ def resolve_threads(asked: int | None, parameters: int, spare: int, since: CpuRe
     if (allowed := quota()) is not None and allowed < physical:
         limits.append((int(allowed) - spare, f"the container may use {allowed:g} of {there} cores{left}"))
     if (others := others_since(since)) is not None:
-        limits.append((whole_cores(there - others.used), f"other processes use {others.used:.1f} of {there} cores"))
+        limits.append((int(there - others.used + 0.5), f"other processes use {others.used:.1f} of {there} cores"))
     number, why = min(limits, key=lambda limit: limit[0])
     return Threads(max(1, number), why)
 

@@ -1,8 +1,12 @@
-"""How the transformer computes over rows; `remask.model.invariant` has another way."""
+"""How the transformer computes over rows, for which `remask.model.invariant` has another way; and RoPE."""
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from remask.model.config import ModelConfig
 
 ALIGNED = 16  # bytes; the grouped kernel reads rows that begin at multiples of it
 
@@ -45,10 +49,76 @@ class Arithmetic:
         """Sigmoid of `x` [N, K]."""
         return x.sigmoid()
 
-    def silu_(self, x: Tensor) -> Tensor:
-        """SiLU of `x` [N, K], a part of the columns of another tensor, in place."""
-        return F.silu(x, inplace=True)
+    def activate_(self, x: Tensor, *, gelu: bool = False) -> Tensor:
+        """SiLU or GELU of `x` [N, K], a part of the columns of another tensor, in place."""
+        return torch.ops.aten.gelu_(x) if gelu else F.silu(x, inplace=True)
 
     def placed(self, x: Tensor) -> Tensor:
         """`x`, or a copy at an address on which no result depends."""
         return x
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE of `x` [N, heads, Dh] with `cos`, `sin` [N, 1, R / 2]; channel j < R / 2 is paired with channel j + R / 2.
+
+    Channels from R on stay as they are. Where `cos` and `sin` are of a wider dtype, it is computed in that one and
+    rounded once.
+    """
+    if cos.dtype != x.dtype:
+        return rotate(x.to(cos.dtype), cos, sin).to(x.dtype)
+    rows, heads, width = x.shape
+    turned = 2 * cos.shape[-1]
+    halves = x[..., :turned].view(rows, heads, 2, turned // 2)
+    out = halves * cos[:, :, None]
+    (first, second), (out_first, out_second) = halves.unbind(2), out.unbind(2)
+    out_first.addcmul_(second, sin, value=-1)
+    out_second.addcmul_(first, sin)
+    out = out.view(rows, heads, turned)
+    return out if turned == width else torch.cat((out, x[..., turned:]), dim=-1)
+
+
+def rope(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of all positions, [max_length, 1, R / 2] with R turned channels, computed in float32."""
+    cos, sin = angles(config, torch.arange(config.max_length, device=device))
+    kept = torch.promote_types(dtype, torch.float32) if config.rope_float32 else dtype
+    gain = 1.0 if config.rope_scaling is None else config.rope_scaling.gain
+    return (cos * gain).to(kept), (sin * gain).to(kept)
+
+
+def query_growth(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """What queries are multiplied by after RoPE at each position, [max_length, 1, 1]; None where that is 1."""
+    scaling = config.rope_scaling
+    if scaling is None or not scaling.growth:
+        return None
+    rounds = torch.arange(config.max_length, device=device) // scaling.length
+    return (1 + scaling.growth * rounds.float().log1p()).to(dtype)[:, None, None]
+
+
+def angles(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin at `positions` [N], float32 [N, 1, R / 2] with R turned channels."""
+    turns = positions.float()[:, None] * frequencies(config, positions.device)
+    return turns.cos()[:, None], turns.sin()[:, None]
+
+
+def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
+    """The angle by which each pair of channels is turned from one position to the next, float32 [R / 2].
+
+    Scaled as `ROPE_INIT_FUNCTIONS` of transformers do: Chen et al. 2023 ("linear"), YaRN (arXiv 2309.00071), Llama 3.1.
+    """
+    turned, base, scaling = config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling
+    plain = 1.0 / (base ** (torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned))
+    if scaling is None:
+        return plain
+    kept = torch.zeros_like(plain)  # the share of each that is not slowed
+    if scaling.kind == "llama3":
+        kept = (plain * scaling.length / math.tau - scaling.slow) / (scaling.fast - scaling.slow)
+    elif scaling.kind == "yarn":
+        ends = [
+            turned * math.log(scaling.length / (turns * math.tau)) / (2 * math.log(base))
+            for turns in (scaling.fast, scaling.slow)
+        ]
+        first, last = (math.floor(ends[0]), math.ceil(ends[1])) if scaling.whole else ends
+        first, last = max(first, 0), min(last, turned - 1)
+        kept = 1 - (torch.arange(turned // 2, device=device) - first) / ((last - first) or 1e-3)
+    kept = kept.clamp(0, 1)
+    return plain * kept + plain / scaling.factor * (1 - kept)

@@ -1,15 +1,114 @@
-"""Attention by PyTorch operations, on any device."""
+"""Attention by PyTorch operations, on any device, and units of work lists as slices and index tensors."""
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remask.machine.transfers import send
 from remask.model.attention import Sink
-from remask.model.units import SMALL, Unit, joined, units_of
-from remask.model.work_list import WorkList
+from remask.model.work_list import WorkList, run_edges
+
+# Numbers of K that a unit has at most to be joined with others, and that are copied for one call: more take new memory
+# pages in every call, and cost more than the calls that they spare.
+SMALL, COPIED = 2**15, 3 * 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Rows that attend to slots; or several such units, with equally many rows and slots each, as one (`joined`).
+
+    Attributes:
+        rows: the rows, one unit after the other: side by side, or int64 numbers.
+        keys: the slots, in the same order: a run of them, which is read in place, or int64 slots.
+        count: the number of slots of a unit.
+        reach: how many of the slots each row sees, int64 [rows]; None: all.
+        skip: how many of these, the first ones, it does not see, int64 [rows]; None: none.
+        alone: whether its rows are in no other unit.
+        turn: the most units before it that any of its rows is in.
+        number: how many units it is.
+    """
+
+    rows: slice | Tensor
+    keys: slice | Tensor
+    count: int
+    reach: Tensor | None
+    skip: Tensor | None
+    alone: bool
+    turn: int
+    number: int = 1
+
+    def unseen(self, start: int, count: int, rows: slice = slice(None)) -> Tensor | None:
+        """Which of `count` slots from `start` on each of `rows` does not see, bool [rows, count]; None: none."""
+        unseen = None
+        for limit, compare in ((self.reach, torch.ge), (self.skip, torch.lt)):
+            if limit is not None:
+                own = compare(torch.arange(start, start + count, device=limit.device), limit[rows, None])
+                unseen = own if unseen is None else unseen | own
+        return unseen
+
+
+def units_of(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
+    """The units of `work` in their order, with index tensors on `device`. The host does not wait."""
+    units_of_row = np.bincount(work.owners)
+    turns = np.zeros(len(units_of_row), dtype=np.int64)
+    units = []
+    for row, rows, slot, count, output in work.units.tolist():
+        slots = work.slots[slot : slot + count]
+        turn = int(turns[row : row + rows].max(initial=0))
+        turns[row : row + rows] = turn + 1
+        in_place = len(run_edges(slots)) == 2
+        reach, skip = (None if own is None else own[output : output + rows] for own in (work.reach, work.skip))
+        units.append(
+            Unit(
+                rows=slice(row, row + rows),
+                keys=slice(int(slots[0]), int(slots[-1]) + 1) if in_place else send(slots.astype(np.int64), device),
+                count=count,
+                reach=None if reach is None or (reach == count).all() else send(reach.astype(np.int64), device),
+                skip=None if skip is None or not skip.any() else send(skip.astype(np.int64), device),
+                alone=bool((units_of_row[row : row + rows] == 1).all()),
+                turn=turn,
+            )
+        )
+    return tuple(units)
+
+
+def joined(units: Sequence[Unit], width: int, device: torch.device) -> tuple[Unit, ...]:
+    """`units` with small ones joined that are alike, so that they are one call; `width` numbers are a slot's in K.
+
+    A row's units stay in their order. Slots of joined units are copied before they are read: a call takes longer than a
+    copy of few slots.
+    """
+    alike: dict[tuple[int, ...], list[Unit]] = {}
+    for place, unit in enumerate(units):
+        key: tuple[int, ...] = (unit.turn, -1, place)
+        if unit.reach is unit.skip is None and isinstance(unit.rows, slice) and unit.count * width <= SMALL:
+            key = (unit.turn, unit.rows.stop - unit.rows.start, unit.count, unit.alone)
+        alike.setdefault(key, []).append(unit)
+    parts = []
+    for those in alike.values():
+        most = max(1, COPIED // (those[0].count * width))
+        parts += [_joined(those[at : at + most], device) for at in range(0, len(those), most)]
+    return tuple(sorted(parts, key=lambda unit: unit.turn))
+
+
+def _joined(units: Sequence[Unit], device: torch.device) -> Unit:
+    """`units` that are alike as one."""
+    first, *others = units
+    if not others:
+        return first
+    rows = [unit.rows for unit in units if isinstance(unit.rows, slice)]
+    together: slice | Tensor = slice(rows[0].start, rows[-1].stop)
+    if any(row.stop != after.start for row, after in pairwise(rows)):
+        together = send(np.concatenate([np.arange(row.start, row.stop) for row in rows]), device)
+    slots = [torch.arange(key.start, key.stop) if isinstance(key := unit.keys, slice) else key for unit in units]
+    return replace(first, rows=together, keys=torch.cat([key.to(device) for key in slots]), number=len(units))
+
 
 # Scattered slots are read in place, run by run, where these are so long on average. Shorter ones are gathered, as every
 # run is a call of its own.
@@ -78,7 +177,7 @@ class TorchAttention:
 
     def _parts(self, q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
         """Results of rows [n, heads, Dh] of float32 or wider, and log-sum-exps [n, heads], over parts of the slots."""
-        if self.fused and unit.reach is None and q.device.type == "cpu":
+        if self.fused and unit.reach is unit.skip is None and q.device.type == "cpu":
             whole = unit.number > 1 or (isinstance(unit.keys, slice) and k.dtype == q.dtype)
             count = unit.count if whole else PIECE
             for start in range(0, unit.count, count):
@@ -103,20 +202,21 @@ class TorchAttention:
             tiles = list(zip(torch.split(keys.transpose(1, 2), wide, 2), torch.split(values, wide, 1), strict=True))
             for row in range(0, rows.shape[1], tall):
                 part = these, slice(row, row + tall)
-                reach = None if unit.reach is None else unit.reach[row // share : (row + tall) // share]
-                self._tile(rows[part], tiles, reach, room, out[part], sums[part])
+                own = slice(row // share, (row + tall) // share)
+                self._tile(rows[part], tiles, unit, own, room, out[part], sums[part])
         return _unfolded(out[None], len(q)), _unfolded(sums[None, ..., None], len(q))[..., 0]
 
     def _tile(
         self,
         q: Tensor,
         tiles: Sequence[tuple[Tensor, Tensor]],
-        reach: Tensor | None,
+        unit: Unit,
+        own: slice,
         room: Tensor,
         out: Tensor,
         sums: Tensor,
     ) -> None:
-        """Attention of some rows to all slots, a tile at a time, into `out` [g, r, Dh] and `sums` [g, r].
+        """Attention of the rows `own` of `unit` to all slots, a tile at a time, into `out` [g, r, Dh], `sums` [g, r].
 
         `q` [g, r, Dh] is scaled, and divided by the cap. `tiles` are keys [g, Dh, m] and values [g, m, Dh]. Scores are
         made in `room`.
@@ -132,9 +232,9 @@ class TorchAttention:
             torch.bmm(q, keys, out=scores)
             if self.cap is not None:
                 scores.tanh_().mul_(self.cap)
-            if reach is not None:
-                unseen = seen + torch.arange(count, device=q.device) >= reach[:, None, None]
-                scores.view(len(q), len(reach), -1, count).masked_fill_(unseen, -math.inf)
+            unseen = unit.unseen(seen, count, own)
+            if unseen is not None:
+                scores.view(len(q), len(unseen), -1, count).masked_fill_(unseen[:, None], -math.inf)
             if shifted:
                 higher = torch.maximum(top, scores.amax(-1, keepdim=True))
                 fade = top.sub_(higher).exp_()
@@ -172,10 +272,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Tensor:
     """PyTorch's fused attention of the rows [n, heads, Dh] of a unit to its slots, [n, heads, Dh]."""
     groups = k.shape[1]
     keys, values = _slots(k, unit, q.dtype), _slots(v, unit, q.dtype)
-    visible = None
-    if unit.reach is not None:
-        visible = torch.arange(unit.count, device=q.device) < unit.reach[:, None]
-        visible = visible.repeat_interleave(q.shape[1] // groups, dim=0)
+    unseen = None if unit.reach is unit.skip is None else unit.unseen(0, unit.count)
+    visible = None if unseen is None else ~unseen.repeat_interleave(q.shape[1] // groups, dim=0)
     out = F.scaled_dot_product_attention(_folded(q, groups, unit.number), keys, values, visible)
     return _unfolded(out, q.shape[0])
 

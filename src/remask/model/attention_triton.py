@@ -16,7 +16,7 @@ from torch import Tensor
 
 from remask.machine.transfers import send
 from remask.model.attention import ListSize, Sink
-from remask.model.triton_support import launch, rounded
+from remask.model.layer_triton import launch, rounded
 from remask.model.work_list import FIRST_ROW, ROWS, SLOTS, Ints, WorkList
 
 TILE = 64  # rows of query heads that a unit has, at most
@@ -59,7 +59,7 @@ class TritonAttention:
         """See `SizedAttention`."""
         rows, heads, dim = q.shape
         groups = k.shape[1]
-        units, slots, reach, parts, first = torch.split(numbers, size.lengths)
+        units, slots, reach, skip, parts, first = torch.split(numbers, size.lengths)
         out = q.new_empty(rows, heads, dim)
         if sink is not None and not size.merged:
             raise ValueError("the size of the list was asked for without a sink, and there is one")
@@ -71,7 +71,7 @@ class TritonAttention:
         tiles, options = attend_options(heads, groups, dim, q.dtype, capped=capped, merged=size.merged)
         launch(
             _attend, (size.units, groups, tiles),
-            q, k, v, units, slots, reach, part, sums, scale, cap,
+            q, k, v, units, slots, reach, skip, part, sums, scale, cap,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), **options,
         )  # fmt: skip
         if size.merged:
@@ -135,7 +135,8 @@ def _numbers(work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
     """The arrays of `ListSize.lengths`. Beyond `work` they are 0, and units of 0 rows compute nothing."""
     cut = work.once(_cut, heads, groups)
     reach = np.repeat(cut.units[:, SLOTS], cut.units[:, ROWS]) if cut.reach is None else cut.reach
-    parts: list[NDArray[Any]] = [cut.units.ravel(), cut.slots, reach]
+    skip = np.zeros_like(reach) if cut.skip is None else cut.skip
+    parts: list[NDArray[Any]] = [cut.units.ravel(), cut.slots, reach, skip]
     if size.merged:  # else nobody asks which partial results are whose
         owners = cut.owners
         order = np.argsort(owners, kind="stable")
@@ -170,7 +171,7 @@ def _product(a, b, EMULATED: tl.constexpr):
 
 @triton.jit
 def _attend(
-    q, k, v, units, slots, reach, outputs, sums, scale, cap,
+    q, k, v, units, slots, reach, skip, outputs, sums, scale, cap,
     q_row, q_head, k_slot, k_head, v_slot, v_head,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, MERGED: tl.constexpr,
@@ -191,6 +192,7 @@ def _attend(
     at_q = (first_row + row).to(tl.int64) * q_row + head * q_head
     Q = tl.load(q + at_q[:, None] + channel[None, :], mask=live[:, None] & wide[None, :], other=0.0)
     seen = tl.load(reach + first_output + row, mask=live, other=0)
+    unseen = tl.load(skip + first_output + row, mask=live, other=0)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -202,7 +204,8 @@ def _attend(
         K = tl.load(k + slot[:, None] * k_slot + group * k_head + channel[None, :], mask=within, other=0.0)
         V = tl.load(v + slot[:, None] * v_slot + group * v_head + channel[None, :], mask=within, other=0.0)
         scores = _capped(_product(Q, tl.trans(K), EMULATED) * scale, cap, CAPPED)
-        scores = tl.where(key[None, :] < seen[:, None], scores, float("-inf"))
+        inside = (key[None, :] < seen[:, None]) & (key[None, :] >= unseen[:, None])
+        scores = tl.where(inside, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # of rows that have seen nothing so far
         weights = tl.exp(scores - shift[:, None])

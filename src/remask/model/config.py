@@ -1,9 +1,9 @@
 """The shape of a model: sizes and a few switches."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from remask.checks.kinds import ModelKind
+from remask.checks import ModelKind
 from remask.plan.cost import FeedForward, Widths
 from remask.request.sampling_params import SamplingDefaults
 from remask.sampling.noise import Noise
@@ -55,6 +55,47 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
+class Sliding:
+    """Layers whose rows attend to their neighbours alone.
+
+    Attributes:
+        layers: these layers, ascending.
+        reach: a row attends to so many positions to each side, of those that it would see in another layer.
+        rope_theta: base of RoPE in these layers, whose positions are not scaled.
+    """
+
+    layers: tuple[int, ...]
+    reach: int
+    rope_theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """RoPE of which slow channels turn `factor` times slower, so that positions beyond `length` look like known ones.
+
+    A channel that turns more than `fast` times in `length` positions stays as it is, one that turns less than `slow`
+    times is slowed, and those between are mixed.
+
+    Attributes:
+        kind: what says how much of which is mixed: the number of the channel ("yarn"), or its turns ("llama3").
+            "linear": all channels are slowed.
+        length: positions that the model was trained on before.
+        whole: YaRN's mixture begins and ends at whole channels.
+        gain: factor of cosines and sines.
+        growth: queries at position p are multiplied by 1 + growth ln(1 + floor(p / length)), as in Ministral 3.
+    """
+
+    kind: Literal["linear", "yarn", "llama3"]
+    factor: float
+    length: int = 0
+    slow: float = 1.0
+    fast: float = 1.0
+    whole: bool = True
+    gain: float = 1.0
+    growth: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shape of a pre-norm transformer.
 
@@ -69,13 +110,22 @@ class ModelConfig:
         kind: how the model is denoised, and what a row attends to.
         qk_norm: RMS norm of queries and keys before RoPE: of each head ("head"), or of all heads together ("whole").
         rotary_dim: leading channels of each head that RoPE turns; None: all.
+        rope_scaling: how RoPE is stretched to longer canvases; None: not at all.
         rope_float32: RoPE is computed in float32 whatever the model's dtype, and rounded once. Else its cosines and
             sines are rounded to that dtype first.
         sink: every layer has a learned key and value that all rows attend to, without RoPE.
         score_cap: attention scores s become cap * tanh(s / cap).
-        mlp: "swiglu", or "relu2" for a squared ReLU without a gate.
+        sliding: layers with a window; None: every layer attends to all that a row sees.
+        norm: "rms", or "layer" for LayerNorm without a bias.
+        embed_norm: the embedding is normed, and the attention of the first layer has no norm of its own.
+        head_dense: predicted rows pass through a square matrix, GELU and a norm before the output matrix.
+        head_bias: the output matrix has a bias.
+        mlp: "swiglu", "geglu", or "relu2" for a squared ReLU without a gate.
         mlp_bias: both matrices of the MLP have a bias; "relu2" only.
         mixture: the mixture of experts that layers have in place of an MLP; "swiglu" only. None: all layers are dense.
+        causal_prefix: final rows of a block-causal model see themselves and what is before them, and predict the next
+            token. So a request chooses how it is decoded (`SamplingParams.mode`).
+        drafter: the adapter in a checkpoint's folder that the drafts of such a model are computed with.
         block_length: the block that a block-causal model was trained with, where its checkpoint says so.
         noise: the noise process of a uniform model.
         structured_attention: clean rows of a uniform model attend to clean rows alone (GIDD). False: every row attends
@@ -102,12 +152,20 @@ class ModelConfig:
     kind: ModelKind = "masked"
     qk_norm: Literal["head", "whole"] | None = None
     rotary_dim: int | None = None
+    rope_scaling: RopeScaling | None = None
     rope_float32: bool = False
     sink: bool = False
     score_cap: float | None = None
-    mlp: Literal["swiglu", "relu2"] = "swiglu"
+    sliding: Sliding | None = None
+    norm: Literal["rms", "layer"] = "rms"
+    embed_norm: bool = False
+    head_dense: bool = False
+    head_bias: bool = False
+    mlp: Literal["swiglu", "geglu", "relu2"] = "swiglu"
     mlp_bias: bool = False
     mixture: Mixture | None = None
+    causal_prefix: bool = False
+    drafter: str | None = None
     block_length: int | None = None
     noise: Noise | None = None
     structured_attention: bool = True
@@ -140,7 +198,29 @@ class ModelConfig:
             layer += self.intermediate + self.hidden
         mixtures = filter(None, map(self.mixture_of, range(self.layers)))
         biases = sum(mixture.experts for mixture in mixtures if mixture.router.bias)
-        return self.layers * layer + biases + self.hidden + self.vocab * self.hidden * (1 if self.tied else 2)
+        head = self.head_dense * self.hidden * (self.hidden + 1) + self.head_bias * self.vocab
+        # A norm of the embedding takes the place of the first layer's.
+        return self.layers * layer + biases + self.hidden + head + self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def gated(self) -> bool:
+        """Whether an MLP has a gate."""
+        return self.mlp != "relu2"
+
+    def slides(self, layer: int) -> bool:
+        """Whether rows of `layer` see their neighbours alone."""
+        return self.sliding is not None and layer in self.sliding.layers
+
+    @property
+    def ropes(self) -> "tuple[ModelConfig, ...]":
+        """Shapes with the RoPE of layers that see everything and, if there are some, of those that slide."""
+        if self.sliding is None:
+            return (self,)
+        return self, replace(self, rope_theta=self.sliding.rope_theta, rope_scaling=None)
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a row of `layer` sees to each side; None: all."""
+        return self.sliding.reach if self.sliding is not None and self.slides(layer) else None
 
     def mixture_of(self, layer: int) -> Mixture | None:
         """The mixture of experts of `layer`; None where the layer is dense."""
@@ -148,7 +228,7 @@ class ModelConfig:
 
     def feed(self, layer: int) -> FeedForward:
         """The matrices of the feed-forward of `layer`."""
-        mixture, gated = self.mixture_of(layer), 2 if self.mlp == "swiglu" else 1
+        mixture, gated = self.mixture_of(layer), 2 if self.gated else 1
         if mixture is None:
             return FeedForward(gated * self.intermediate, self.intermediate)
         return FeedForward(
@@ -170,4 +250,6 @@ class ModelConfig:
             vocab=self.vocab,
             sink=self.sink,
             item=item,
+            windows=tuple(map(self.window, range(self.layers))),
+            dense=self.head_dense,
         )

@@ -2,20 +2,21 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
+from remask.checks import AttentionName
 from remask.errors import ConfigError
-from remask.model.attention import Attention
-from remask.model.attention_names import AttentionName
-from remask.model.attention_numpy import NumpyAttention
+from remask.model.attention import Attention, NumpyAttention
 from remask.model.attention_torch import TorchAttention
-from remask.model.capture import capture_on
 from remask.model.config import ModelConfig
-from remask.model.graphs import Graphs
-from remask.model.layer_kernels import LayerKernels
+from remask.model.graphs import Graphs, capture_on, most_rows
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from remask.model.layer_triton import TritonLayer
 
 LARGEST_HEAD = 256  # channels of a head that the Triton kernels compute
 
@@ -35,7 +36,7 @@ class Executor:
             return TritonAttention(config.score_cap)
         return (NumpyAttention if self.name == "numpy" else TorchAttention)(config.score_cap)
 
-    def kernels(self, model: Transformer) -> LayerKernels | None:
+    def kernels(self, model: Transformer) -> "TritonLayer | None":
         """The kernels between the products of `model`; None: PyTorch's own operations."""
         # A norm of all ranks' heads together is a sum over ranks.
         if self.name != "triton" or (model.config.qk_norm == "whole" and model.ranks.several):
@@ -70,7 +71,7 @@ def make_graphs(model: Transformer, pool: Pool) -> Graphs:
     hindrance = check_graphs(model)
     if hindrance is not None:
         raise ConfigError(hindrance)
-    return Graphs(pool, capture_on(model.device), model.attention)
+    return Graphs(pool, capture_on(model.device), model.attention, most_rows(model.config))
 
 
 def resolve_executor(
@@ -101,7 +102,7 @@ def _hindrance(config: ModelConfig, device: torch.device, batch_invariant: bool)
         return f"it computes heads of at most {LARGEST_HEAD} channels, and this model's have {config.head_dim}"
     if find_spec("triton") is None:
         return "it needs triton: pip install triton"
-    from remask.model.triton_support import INTERPRETED
+    from remask.model.layer_triton import INTERPRETED
 
     if device.type != "cuda" and not INTERPRETED:
         return (

@@ -5,7 +5,7 @@ spare: they are computed, their K/V go to a slot that no page has, and nobody re
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -13,28 +13,67 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from remask.errors import ConfigError
 from remask.machine.transfers import send
 from remask.model.attention import Attention, ListSize, Sink, SizedAttention
-from remask.model.capture import Capture, Work
 from remask.model.config import ModelConfig
 from remask.model.pool import Pool
-from remask.model.rows import Rows
-from remask.model.stage import Stage
+from remask.model.stage import Rows, Stage
 from remask.model.work_list import WorkList
 
-MOST_ROWS = 1024  # of a repeated stage; larger ones compute so long that launches do not matter
+Work: TypeAlias = Callable[[], None]
+Capture: TypeAlias = Callable[[Work], Work]
+"""Runs work, and returns what runs its operations again.
+
+These read and write the memory that they had the first time, which whoever asks must keep. What work does on the host
+is not repeated, and it must not wait for the device.
+"""
+
+
+def capture_on(device: torch.device) -> Capture:
+    """What captures on `device`. Raises `ConfigError` where nothing does."""
+    if device.type == "cuda":
+        return CudaCapture(device)
+    raise ConfigError(f"graphs=True needs a CUDA device, and the device is {device}; leave graphs out")
+
+
+class CudaCapture:
+    """CUDA graphs, which share one pool of memory: they run one after another, and keep nothing between them there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._memory = device, torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, work: Work) -> Work:
+        """See `Capture`. The host waits until the device is idle."""
+        work()  # kernels are compiled, and libraries allocate what they need, before anything is captured
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        return graph.replay
+
+
+# Stages whose layers compute for long need no graphs: so many products of a weight with a row take an H100 0.8 ms, and
+# the eleven launches of a layer took the host beside it 0.4 ms.
+MOST_WORK, MOST_ROWS = 3 * 10**11, 4096
 MOST_SHAPES = 48  # shapes of stages whose graphs are kept, the last ones used
 
-Shape: TypeAlias = tuple[int, bool, ListSize | None]
-"""Rows, whether outputs are kept, and the size of the work list where a graph holds attention too."""
+Shape: TypeAlias = tuple[int, bool, tuple[ListSize, ...]]
+"""Rows, whether outputs are kept, and the sizes of the work lists where a graph holds attention too."""
 
 
 class Layers(Protocol):
     """The parts of a transformer that graphs repeat; see `Transformer`."""
 
     part: ModelConfig
-    cos: Tensor
-    sin: Tensor
+    turns: tuple[tuple[Tensor, Tensor], ...]
+    slides: tuple[bool, ...]
+    growth: Tensor | None
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
         """The first part of a layer: queries."""
@@ -64,18 +103,18 @@ class Graphs:
         captured: how many graphs were made.
     """
 
-    def __init__(self, pool: Pool, capture: Capture, attention: Attention) -> None:
-        """For layers that attend by `attention`."""
-        self._pool, self._capture = pool, capture
+    def __init__(self, pool: Pool, capture: Capture, attention: Attention, rows: int = MOST_ROWS) -> None:
+        """For layers that attend by `attention`, and stages of at most `rows` rows."""
+        self._pool, self._capture, self._rows = pool, capture, rows
         self._attention = attention if isinstance(attention, SizedAttention) else None
         self._buffers: dict[int, _Buffers] = {}
         self._kept: OrderedDict[Shape, _Kept] = OrderedDict()
         self.stages = self.captured = 0
 
     def serve(self, stage: Stage, pool: Pool) -> bool:
-        """Whether `stage` can be repeated over `pool`."""
-        rows = len(stage.positions)
-        return pool is self._pool and stage.partial is None and bool(len(stage.layers)) and 0 < rows <= MOST_ROWS
+        """Whether `stage` can be repeated over `pool`. A stage with rows that adapters change cannot."""
+        rows, plain = len(stage.positions), stage.partial is None and not stage.adapters.runs
+        return pool is self._pool and plain and bool(len(stage.layers)) and 0 < rows <= self._rows
 
     def run(self, model: Layers, stage: Stage, h: Tensor) -> Tensor:
         """The output of `stage`, [N, D], in new memory. Its rows enter it as `h`, which stays as it is."""
@@ -84,7 +123,8 @@ class Graphs:
             self._buffers[room] = _Buffers.of(model, room, h)
         buffers = self._buffers[room]
         buffers.enter(model, stage, h, self._pool.spare)
-        rows = Rows(buffers.cos, buffers.sin, buffers.slots, None, stage.outputs)
+        slots, growth = buffers.slots, buffers.growth
+        rows = [Rows(cos, sin, slots, None, stage.outputs, growth=growth) for cos, sin in buffers.turns]
         if self._attention is not None:
             self._run_whole(model, self._attention, stage, buffers.h, rows)
         else:
@@ -92,34 +132,46 @@ class Graphs:
         self.stages += 1
         return buffers.h[: len(h)].clone()
 
-    def _run_whole(self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Rows) -> None:
+    def _run_whole(
+        self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Sequence[Rows]
+    ) -> None:
         """With attention in the graphs."""
         heads, groups = model.part.heads, model.part.kv_heads
-        size = attention.size(stage.work, heads, groups, sink=model.part.sink).rounded_up(len(h))
-        kept = self._of((len(h), stage.outputs, size))
-        if kept.numbers is None:
-            kept.numbers = torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device)
-        if kept.work is not stage.work:
-            kept.numbers.copy_(send(attention.numbers(stage.work, heads, groups, size), h.device))
-            kept.work = stage.work
+        lists = [stage.work] if stage.near is None else [stage.work, stage.near]
+        sizes = [attention.size(work, heads, groups, sink=model.part.sink).rounded_up(len(h)) for work in lists]
+        kept = self._of((len(h), stage.outputs, tuple(sizes)))
+        if not kept.numbers:
+            kept.numbers = [torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device) for size in sizes]
+        if kept.work is not stage.work or kept.near is not stage.near:
+            for numbers, work, size in zip(kept.numbers, lists, sizes, strict=True):
+                numbers.copy_(work.once(self._sent, heads, groups, size, h.device))
+            kept.work, kept.near = stage.work, stage.near
+        kinds = list(zip(rows, kept.numbers, sizes, strict=False))
         every = len(stage.layers) == len(self._pool.k)
         for layers in [stage.layers] if every else [range(layer, layer + 1) for layer in stage.layers]:
-            work = partial(_run_layers, model, attention, layers, h, rows, kept.numbers, size, self._pool)
-            self._repeat(kept, (layers.start, layers.stop), work)
+            run = partial(_run_layers, model, attention, layers, h, kinds, self._pool)
+            self._repeat(kept, (layers.start, layers.stop), run)
 
-    def _run_apart(self, model: Layers, stage: Stage, buffers: "_Buffers", rows: Rows) -> None:
+    def _sent(self, work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
+        """The list on the device, where it stays: batches that are alike have the same one."""
+        assert self._attention is not None
+        return send(self._attention.numbers(work, heads, groups, size), device)
+
+    def _run_apart(self, model: Layers, stage: Stage, buffers: "_Buffers", rows: Sequence[Rows]) -> None:
         """With attention between the graphs."""
-        kept, pool, count = self._of((len(buffers.h), stage.outputs, None)), self._pool, len(stage.positions)
+        kept, pool, count = self._of((len(buffers.h), stage.outputs, ())), self._pool, len(stage.positions)
 
         def project(layer: int) -> None:
-            buffers.q.copy_(model.project(buffers.h, layer, rows, pool))
+            buffers.q.copy_(model.project(buffers.h, layer, rows[model.slides[layer]], pool))
 
         def finish(layer: int) -> None:
-            model.finish(buffers.h, buffers.attended, layer, rows, pool)
+            model.finish(buffers.h, buffers.attended, layer, rows[model.slides[layer]], pool)
 
         for layer in stage.layers:
             self._repeat(kept, (layer, "project"), partial(project, layer))
-            buffers.attended[:count] = model.attend(buffers.q[:count], layer, stage.work, pool)
+            work = stage.near if model.slides[layer] else stage.work
+            assert work is not None
+            buffers.attended[:count] = model.attend(buffers.q[:count], layer, work, pool)
             self._repeat(kept, (layer, "finish"), partial(finish, layer))
 
     def _of(self, shape: Shape) -> "_Kept":
@@ -140,11 +192,12 @@ class Graphs:
 
 @dataclass(slots=True)
 class _Kept:
-    """The graphs of one shape, and the list that they read: that of `work`."""
+    """The graphs of one shape, and the lists that they read: those of `work` and `near`."""
 
     graphs: dict[tuple[int, int | str], Work] = field(default_factory=dict)
-    numbers: Tensor | None = None
+    numbers: list[Tensor] = field(default_factory=list)
     work: WorkList | None = None
+    near: WorkList | None = None
 
 
 @dataclass(slots=True)
@@ -155,19 +208,21 @@ class _Buffers:
         h: hidden states, [B, D].
         q: queries, [B, heads, Dh].
         attended: what they have found, [B, heads * Dh].
-        cos: for RoPE, [B, 1, R / 2].
-        sin: as `cos`.
+        turns: cos and sin for RoPE, [B, 1, R / 2], of layers that do not slide, and of those that do.
         slots: int64 [B].
-        known: the indices of a stage of which `cos`, `sin` and `slots` are.
+        growth: what queries are multiplied by, [B, 1, 1]; None: nothing.
+        turned: the positions of which `turns` are.
+        placed: the slots and written rows of which `slots` are.
     """
 
     h: Tensor
     q: Tensor
     attended: Tensor
-    cos: Tensor
-    sin: Tensor
+    turns: Sequence[Sequence[Tensor]]
     slots: Tensor
-    known: Sequence[Tensor | None] = ()
+    growth: Tensor | None = None
+    turned: Tensor | None = None
+    placed: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @classmethod
     def of(cls, model: Layers, rows: int, h: Tensor) -> "_Buffers":
@@ -177,45 +232,52 @@ class _Buffers:
             h=h.new_full((rows, h.shape[1]), torch.nan),
             q=h.new_full((rows, heads, channels), torch.nan),
             attended=h.new_full((rows, heads * channels), torch.nan),
-            cos=model.cos.new_zeros((rows, *model.cos.shape[1:])),
-            sin=model.sin.new_zeros((rows, *model.sin.shape[1:])),
+            turns=[[table.new_zeros((rows, *table.shape[1:])) for table in tables] for tables in model.turns],
             slots=torch.zeros(rows, dtype=torch.int64, device=h.device),
+            growth=None if model.growth is None else model.growth.new_zeros((rows, 1, 1)),
         )
 
     def enter(self, model: Layers, stage: Stage, h: Tensor, spare: int) -> None:
         """Take in the rows of `stage`, which enter it as `h`. Rows that write nothing write to the slot `spare`."""
         count = len(h)
         self.h[:count] = h
-        indices = (stage.positions, stage.slots, stage.written)
-        if len(self.known) == len(indices) and all(
-            one is other for one, other in zip(self.known, indices, strict=True)
-        ):
-            return
-        torch.index_select(model.cos, 0, stage.positions, out=self.cos[:count])
-        torch.index_select(model.sin, 0, stage.positions, out=self.sin[:count])
-        self.slots.fill_(spare)
-        if stage.written is None:
-            self.slots[:count] = stage.slots
-        else:
-            self.slots.index_copy_(0, stage.written, stage.slots)
-        self.known = indices
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(each.nbytes for each in (self.h, self.q, self.attended, self.cos, self.sin, self.slots))
+        if self.turned is not stage.positions:
+            for tables, turns in zip(model.turns, self.turns, strict=True):
+                for table, own in zip(tables, turns, strict=True):
+                    torch.index_select(table, 0, stage.positions, out=own[:count])
+            if self.growth is not None and model.growth is not None:
+                torch.index_select(model.growth, 0, stage.positions, out=self.growth[:count])
+            self.turned = stage.positions
+        if self.placed[0] is not stage.slots or self.placed[1] is not stage.written:
+            self.slots.fill_(spare)
+            if stage.written is None:
+                self.slots[:count] = stage.slots
+            else:
+                self.slots.index_copy_(0, stage.written, stage.slots)
+            self.placed = stage.slots, stage.written
 
 
 def round_up(rows: int) -> int:
-    """The rows of the buffers for `rows` >= 1: a power of two, or three quarters of one."""
+    """The rows of the buffers for `rows` >= 1: a power of two or three quarters of one; above 256 eighths of one too.
+
+    There spare rows take as long as others, and below the time is that of reading the weights.
+    """
     power = 1 << (rows - 1).bit_length()
-    return max(1, power * 3 // 4) if rows <= power * 3 // 4 else power
+    step = max(1, power // (8 if power > 256 else 4))
+    return -(-rows // step) * step
+
+
+def most_rows(config: ModelConfig) -> int:
+    """The most rows of a stage that is repeated: those of buffers, and few where a layer of the model computes long."""
+    bound = min(MOST_ROWS, max(1, MOST_WORK * config.layers // config.parameters))
+    return next(rows for rows in range(bound, 0, -1) if round_up(rows) == rows)
 
 
 def graph_bytes(config: ModelConfig, item: int) -> int:
     """Bytes of the buffers for stages of all sizes, with `item` bytes a number."""
-    sizes = {round_up(rows) for rows in range(1, MOST_ROWS + 1)}
-    channels = config.hidden + 2 * config.heads * config.head_dim + (config.rotary_dim or config.head_dim)
+    sizes = {round_up(rows) for rows in range(1, most_rows(config) + 1)}
+    channels = config.hidden + 2 * config.heads * config.head_dim
+    channels += len(config.ropes) * (config.rotary_dim or config.head_dim)
     return sum(sizes) * (channels * item + 8)
 
 
@@ -224,12 +286,11 @@ def _run_layers(
     attention: SizedAttention,
     layers: range,
     h: Tensor,
-    rows: Rows,
-    numbers: Tensor,
-    size: ListSize,
+    kinds: Sequence[tuple[Rows, Tensor, ListSize]],
     pool: Pool,
 ) -> None:
     for layer in layers:
+        rows, numbers, size = kinds[model.slides[layer]]
         q = model.project(h, layer, rows, pool)
         attended = attention.run(q, pool.k[layer], pool.v[layer], numbers, size, model.sink(layer))
         model.finish(h, attended, layer, rows, pool)

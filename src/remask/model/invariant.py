@@ -16,9 +16,9 @@ from torch import Tensor
 from remask.errors import ConfigError
 from remask.model.arithmetic import Arithmetic
 from remask.model.attention import Attention, Sink
+from remask.model.attention_torch import Unit, units_of
 from remask.model.quantised import QuantisedMatrix
 from remask.model.transformer import Transformer
-from remask.model.units import Unit, units_of
 from remask.model.weights import LayerWeights
 from remask.model.work_list import WorkList
 
@@ -55,10 +55,10 @@ class TiledArithmetic(Arithmetic):
         """See `Arithmetic`. Every group has tiles of its own on every device."""
         return self.by_group(x, weights, ends)
 
-    def silu_(self, x: Tensor) -> Tensor:
+    def activate_(self, x: Tensor, *, gelu: bool = False) -> Tensor:
         """See `Arithmetic`. Every row is a range of its own, as the rows of `x` are not side by side in memory."""
         for part in _few_rows(x):
-            F.silu(part, inplace=True)
+            super().activate_(part, gelu=gelu)
         return x
 
     def sigmoid(self, x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def batch_invariant(model: Transformer) -> Transformer:
     queries, keys = (heads * model.config.head_dim for heads in (model.config.heads, model.config.kv_heads))
     matrices = chain.from_iterable(
         # Q is projected separately from K and V, and choosing rows projects K or V alone.
-        (w.qkv[:queries], w.qkv[queries:], w.qkv[-keys:], w.out, *_feed_matrices(w))
+        (w.qkv[:queries], w.qkv[queries:], w.qkv[-keys:], w.out, *_feed_matrices(w), *_factors(w, queries, keys))
         for w in model.weights.layers
     )
     arithmetic.check([*matrices, model.weights.head])
@@ -154,8 +154,19 @@ def _one_by_one(work: WorkList, device: torch.device) -> tuple[tuple[Unit, WorkL
     assert all(unit.alone for unit in units)
     lists = []
     for _, rows, _, slots, output in work.units.tolist():
-        lists.append(WorkList.of(rows, slots, None if work.reach is None else work.reach[output : output + rows]))
+        limits = (None if own is None else own[output : output + rows] for own in (work.reach, work.skip))
+        lists.append(WorkList.of(rows, slots, *limits))
     return tuple(zip(units, lists, strict=True))
+
+
+def _factors(w: LayerWeights, queries: int, keys: int) -> list[Tensor]:
+    """The factors that adapters add to a layer's matrices, cut as these are."""
+    found = []
+    for name, changes in w.low_rank.items():
+        cuts = (slice(queries), slice(queries, None), slice(-keys, None)) if name == "qkv" else (slice(None),)
+        for change in changes.values():
+            found += [change.down, *(change.up[cut] for cut in cuts)]
+    return found
 
 
 def _feed_matrices(w: LayerWeights) -> list[Tensor]:

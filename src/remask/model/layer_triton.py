@@ -3,6 +3,9 @@
 Importing this module needs Triton. Numbers are computed in float32, and rounded where they are stored.
 """
 
+from collections.abc import Mapping
+from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,14 +14,35 @@ import triton.language as tl
 from torch import Tensor
 
 from remask.model.config import ModelConfig
-from remask.model.triton_support import launch, rounded
 from remask.model.weights import LayerWeights
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether kernels run in Triton's interpreter, on any device."""
+
+OPTIONS: Mapping[str, Any] = MappingProxyType({"enable_fp_fusion": True})
+"""What every kernel is compiled with: products and sums are one operation where the device has one."""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch `kernel` on the device of the first argument, a tensor, and say whether it is `EMULATED`."""
+    with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
+        kernel[grid](*arguments, EMULATED=INTERPRETED, **constants, **OPTIONS)
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr, EMULATED: tl.constexpr):
+    """`x`, float32, to the nearest of `dtype`. The interpreter cuts digits off where bfloat16 has none for them."""
+    if EMULATED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
 
 BLOCK = 1024  # numbers that a program of an elementwise kernel computes
 
 
 class TritonLayer:
-    """See `LayerKernels`.
+    """The operations between products, each in one launch for any batch.
 
     Args:
         config: the shape that is computed with: of a rank's part, where there are several.
@@ -26,22 +50,30 @@ class TritonLayer:
 
     def __init__(self, config: ModelConfig) -> None:
         self.heads_of_q, self.head_dim, self.eps = config.heads, config.head_dim, config.norm_eps
+        self._centred = config.norm == "layer"
         self._heads_options = heads_options(config)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """See `LayerKernels`."""
+        """The norm of the rows of `x` [N, D] with `weight` [D]. Does not change `x`."""
         return self._launch(x.contiguous(), None, weight, None, None)
 
     def add(
         self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None = None, slots: Tensor | None = None
     ) -> Tensor:
-        """See `LayerKernels`."""
+        """Add `new` [N, D] to `h` [N, D] in place. Returns the norm of the sum with `weight`, or `h` without one.
+
+        Rows of `new` are also copied to their `slots`, int64 [N], of `kept` [any, D]; -1 stands for none.
+        """
         return self._launch(h, new.contiguous(), weight, kept, slots)
 
     def heads(
         self, qkv: Tensor, w: LayerWeights, cos: Tensor, sin: Tensor, k: Tensor, v: Tensor, slots: Tensor
     ) -> Tensor:
-        """See `LayerKernels`."""
+        """The queries after norm and RoPE, [N, heads, Dh], of the fused projection `qkv` [N, (heads + 2 groups) Dh].
+
+        K after norm and RoPE, and V, are written to the rows' `slots`, int64 [N], of `k` and `v` [any, groups, Dh]; -1
+        stands for none. `cos` and `sin` are [N, 1, R / 2].
+        """
         q = qkv.new_empty((len(qkv), self.heads_of_q, self.head_dim))
         if len(qkv):
             launch(
@@ -51,11 +83,12 @@ class TritonLayer:
             )  # fmt: skip
         return q
 
-    def gate(self, x: Tensor) -> Tensor:
-        """See `LayerKernels`."""
+    def gate(self, x: Tensor, *, gelu: bool = False) -> Tensor:
+        """silu(gate) * up, or with GELU, [N, F], of `x` [N, 2 F], which has the gates first."""
         out = x.new_empty((len(x), x.shape[1] // 2))
         if out.numel():
-            launch(_gate, (triton.cdiv(out.numel(), BLOCK),), x, out, out.numel(), out.shape[1], BLOCK=BLOCK)
+            grid = (triton.cdiv(out.numel(), BLOCK),)
+            launch(_gate, grid, x, out, out.numel(), out.shape[1], BLOCK=BLOCK, GELU=gelu)
         return out
 
     def _launch(
@@ -68,7 +101,13 @@ class TritonLayer:
                 _sum_and_norm, (len(h),),
                 h, h if new is None else new, h if weight is None else weight, out,
                 h if kept is None else kept, h if slots is None else slots, self.eps,
-                **sum_options(h.shape[1], add=new is not None, norm=weight is not None, keep=kept is not None),
+                **sum_options(
+                    h.shape[1],
+                    add=new is not None,
+                    norm=weight is not None,
+                    keep=kept is not None,
+                    centred=self._centred,
+                ),
             )  # fmt: skip
         return out
 
@@ -88,16 +127,17 @@ def heads_options(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def sum_options(size: int, *, add: bool, norm: bool, keep: bool) -> dict[str, Any]:
-    """The constants of `_sum_and_norm` for rows of `size` channels."""
-    return {"SIZE": size, "WIDTH": triton.next_power_of_2(size), "ADD": add, "NORM": norm, "KEEP": keep}
+def sum_options(size: int, *, add: bool, norm: bool, keep: bool, centred: bool = False) -> dict[str, Any]:
+    """The constants of `_sum_and_norm` for rows of `size` channels; `centred`: the norm is LayerNorm."""
+    width = triton.next_power_of_2(size)
+    return {"SIZE": size, "WIDTH": width, "ADD": add, "NORM": norm, "KEEP": keep, "CENTRED": centred}
 
 
 @triton.jit
 def _sum_and_norm(
     h, new, weight, out, kept, slots, eps,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr,
-    EMULATED: tl.constexpr,
+    CENTRED: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
     """One row: its sum is stored in `h`, and its norm in `out`."""
     row = tl.program_id(0).to(tl.int64)
@@ -114,6 +154,8 @@ def _sum_and_norm(
             if slot >= 0:
                 tl.store(kept + slot * SIZE + channel, added, mask=live)
     if NORM:
+        if CENTRED:
+            x = tl.where(live, x - tl.sum(x, 0) / SIZE, 0.0)
         scale = 1 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
         w = tl.load(weight + channel, mask=live, other=0.0).to(tl.float32)
         tl.store(out + row * SIZE + channel, rounded(x * scale * w, out.dtype.element_ty, EMULATED), mask=live)
@@ -181,7 +223,7 @@ def _heads(
 
 
 @triton.jit
-def _gate(x, out, total, SIZE, BLOCK: tl.constexpr, EMULATED: tl.constexpr):
+def _gate(x, out, total, SIZE, BLOCK: tl.constexpr, GELU: tl.constexpr, EMULATED: tl.constexpr):
     """`BLOCK` numbers of the output, row after row."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = at < total
@@ -190,5 +232,6 @@ def _gate(x, out, total, SIZE, BLOCK: tl.constexpr, EMULATED: tl.constexpr):
     up = tl.load(x + gate_at + SIZE, mask=live, other=0.0).to(tl.float32)
     dtype: tl.constexpr = gate.dtype
     gate = gate.to(tl.float32)
-    gate = rounded(gate / (1 + tl.exp(-gate)), dtype, EMULATED).to(tl.float32)
+    gate = gate * 0.5 * (1 + tl.erf(gate * 0.7071067811865476)) if GELU else gate / (1 + tl.exp(-gate))
+    gate = rounded(gate, dtype, EMULATED).to(tl.float32)
     tl.store(out + at, rounded(gate * up, out.dtype.element_ty, EMULATED), mask=live)

@@ -57,7 +57,7 @@ def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic, h
     chosen, order = experts.sort(stable=True)
     ends = torch.searchsorted(chosen, torch.arange(count, device=x.device), right=True, out_int32=True)
     gate, up = arithmetic.grouped(x[order // active], w.gate_up, ends).chunk(2, dim=-1)
-    out = arithmetic.grouped(arithmetic.silu_(gate).mul_(up), w.down, ends)
+    out = arithmetic.grouped(arithmetic.activate_(gate).mul_(up), w.down, ends)
     out = out * routes.weights.flatten()[order, None]
     if count < len(w.router):
         out.masked_fill_((chosen == count)[:, None], 0)  # no product has written these rows

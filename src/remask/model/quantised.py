@@ -4,7 +4,6 @@ Attention's projections, dense feed-forwards and experts may be quantised. Embed
 routers never are: they take little memory, or decide on what follows. K/V and hidden states stay as they are.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,12 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remask.checks import QUANTIZATIONS, Quantization
 from remask.errors import ConfigError, UnknownNameError
-from remask.model import int4_kernels, int8_kernels
 from remask.model.config import ModelConfig
-from remask.model.int4_kernels import GROUP, int4_kernel
-from remask.model.int8_kernels import TINY, int8_kernel
-from remask.model.quantization_names import QUANTIZATIONS, Quantization
+from remask.model.cpu_kernels import (
+    GROUP,
+    GROUP_BYTES,
+    TINY,
+    int4_kernel,
+    int4_pack,
+    int4_product,
+    int8_kernel,
+    int8_pack,
+    int8_product,
+    int8_unpack,
+    int_mm_product,
+)
 
 FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
@@ -100,25 +109,25 @@ class QuantisedMatrix(Tensor):
         made: QuantisedMatrix = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         return made
 
-    @abstractmethod
     def parts(self) -> Mapping[str, Tensor]:
         """What it holds in memory, by name."""
+        raise NotImplementedError
 
-    @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def rows(self, part: slice) -> "QuantisedMatrix":
         """Some of the rows of a matrix [M, K], without a copy."""
+        raise NotImplementedError
 
-    @abstractmethod
     def expert(self, number: int) -> "QuantisedMatrix":
         """One of the matrices [E, M, K], without a copy."""
+        raise NotImplementedError
 
-    @abstractmethod
     def store(self, rows: slice, codes: Codes) -> None:
         """Take `codes` [m, K] as `rows` of a matrix [M, K]."""
+        raise NotImplementedError
 
     def write(self, rows: slice, values: Tensor) -> None:
         """Quantise `values` [m, K] into `rows` of a matrix [M, K]."""
@@ -208,7 +217,7 @@ class Int8Matrix(_Scaled):
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        return int8_kernels.whole_product(x, self.numbers, self.scales)
+        return int_mm_product(x, self.numbers, self.scales)
 
 
 class Fp8Matrix(_Scaled):
@@ -232,7 +241,7 @@ class Int4Matrix(_Scaled):
     @staticmethod
     def width(columns: int) -> int:
         """See `_Scaled`."""
-        return columns // GROUP * int4_kernels.WIDTH
+        return columns // GROUP * GROUP_BYTES
 
     def store(self, rows: slice, codes: Codes) -> None:
         """See `QuantisedMatrix`."""
@@ -241,11 +250,11 @@ class Int4Matrix(_Scaled):
         for start in range(0, len(numbers), step):
             part = slice(start, start + step)
             own = codes.values[part], codes.scales[part], codes.zeros[part]
-            numbers[part], scales[part] = int4_kernels.pack(*own)
+            numbers[part], scales[part] = int4_pack(*own)
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        return int4_kernels.product(x, self.numbers, self.scales, int4_kernel().name)
+        return int4_product(x, self.numbers, self.scales, int4_kernel().name)
 
 
 @dataclass(slots=True)
@@ -294,11 +303,11 @@ class PackedInt8Matrix(QuantisedMatrix):
         for number in chosen:
             own = slice(at, at + self.pieces[number])
             at = own.stop
-            self.held[number].matrix = int8_kernels.pack(codes.values[own], codes.scales[own])
+            self.held[number].matrix = int8_pack(codes.values[own], codes.scales[own])
 
     def parts(self) -> Mapping[str, Tensor]:
         """Copies of what it holds: the numbers are in the kernel's order in memory."""
-        pairs = [int8_kernels.unpack(piece.matrix) for piece in self.held]
+        pairs = [int8_unpack(piece.matrix) for piece in self.held]
         values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
         return {"values": values.view(self.shape), "scales": scales.view(self.shape[:-1])}
 
@@ -309,7 +318,7 @@ class PackedInt8Matrix(QuantisedMatrix):
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        return int8_kernels.product(x, [piece.matrix for piece in self.held], int8_kernel().reduced)
+        return int8_product(x, [piece.matrix for piece in self.held], int8_kernel().reduced)
 
     def _within(self, part: slice) -> range:
         """The pieces that `part` of the rows is made of."""
@@ -342,10 +351,18 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
 
 def check_sizes(kind: Quantization, config: ModelConfig) -> None:
     """Raise `ConfigError` where a matrix of `config` has a size that the kernel for `kind` does not take."""
-    if kind == "int4":
-        _check_multiples(config, kind, GROUP, 1)
-    elif kind == "fp8":
-        _check_multiples(config, kind, FP8_MULTIPLE, FP8_MULTIPLE)
+    columns = {"int8": 1, "int4": GROUP, "fp8": FP8_MULTIPLE}[kind]
+    rows = FP8_MULTIPLE if kind == "fp8" else 1
+    dim, mixture = config.head_dim, config.mixture
+    widths = [width for width in (config.intermediate, mixture and mixture.shared) if width]
+    widths += [] if mixture is None else [mixture.intermediate]
+    inner = {"hidden": config.hidden, "heads x head_dim": config.heads * dim}
+    outer = {"K/V heads x head_dim": config.kv_heads * dim} | inner
+    faults = [f"{name}={size} is no multiple of {columns}" for name, size in inner.items() if size % columns]
+    faults += [f"{name}={size} is no multiple of {rows}" for name, size in outer.items() if size % rows]
+    faults += [f"a feed-forward {width} wide is no multiple of {columns}" for width in widths if width % columns]
+    if faults:
+        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(faults)}. Use 'int8'")
 
 
 def _check_fp8(config: ModelConfig, device: torch.device) -> None:
@@ -363,20 +380,6 @@ def _check_fp8(config: ModelConfig, device: torch.device) -> None:
             "devices. Leave it out, or spread the model with tensor_parallel"
         )
     check_sizes("fp8", config)
-
-
-def _check_multiples(config: ModelConfig, kind: Quantization, columns: int, rows: int) -> None:
-    """Raise `ConfigError` where a matrix has a size that the kernel does not take."""
-    dim, mixture = config.head_dim, config.mixture
-    widths = [width for width in (config.intermediate, mixture and mixture.shared) if width]
-    widths += [] if mixture is None else [mixture.intermediate]
-    inner = {"hidden": config.hidden, "heads x head_dim": config.heads * dim}
-    outer = {"K/V heads x head_dim": config.kv_heads * dim} | inner
-    faults = [f"{name}={size} is no multiple of {columns}" for name, size in inner.items() if size % columns]
-    faults += [f"{name}={size} is no multiple of {rows}" for name, size in outer.items() if size % rows]
-    faults += [f"a feed-forward {width} wide is no multiple of {columns}" for width in widths if width % columns]
-    if faults:
-        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(faults)}. Use 'int8'")
 
 
 def empty_matrix(

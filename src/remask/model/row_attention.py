@@ -11,19 +11,26 @@ from torch import Tensor
 
 from remask.machine.transfers import send
 from remask.model.pool import Pool
-from remask.model.runs import Index
-from remask.model.stage import Run
+from remask.model.stage import AdapterRows, Index, Run
 from remask.model.transformer import Transformer
 
 
-def attention_rows(q: Tensor, k: Tensor) -> Tensor:
-    """Logarithms of the attention of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh]: float32 [heads, N, T]."""
+def attention_rows(q: Tensor, k: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Logarithms of the attention of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh]: float32 [heads, N, T].
+
+    With `seen`, bool [N, T], -inf where a row does not see a key.
+    """
     rows, heads, dim = q.shape
     groups = k.shape[1]
     # Query heads that share a key head are treated as more rows of one head.
     q = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim) * (1 / math.sqrt(dim))
-    attention = (q @ k.permute(1, 2, 0)).float().log_softmax(-1)
-    return attention.view(groups, rows, heads // groups, -1).transpose(1, 2).reshape(heads, rows, -1)
+    scores = (q @ k.permute(1, 2, 0)).float().view(groups, rows, heads // groups, -1)
+    if seen is None:
+        attention = scores.log_softmax(-1)
+    else:  # a row that sees none of the keys would be NaN
+        unseen = ~seen[:, None]
+        attention = scores.masked_fill(unseen, -math.inf).log_softmax(-1).masked_fill(unseen, -math.inf)
+    return attention.transpose(1, 2).reshape(heads, rows, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +40,11 @@ class AskedRows:
     Attributes:
         states: what entered the layer when the canvas' rows were last computed, [T, D]; None: the embedding.
         rows: int64 [N], positions among `states`; without these, tokens.
-        slots: those of the canvas' K in the layer.
+        slots: those of the canvas' K in the layer, or of those that are looked at.
+        among: canvas positions of these; None: all.
         positions: canvas positions of the rows, int64 [N].
         window: of how many leading rows only the mass is wanted.
+        adapter: that of the canvas' request, if it has one.
     """
 
     states: Tensor | None
@@ -43,6 +52,8 @@ class AskedRows:
     slots: Run | Tensor
     positions: Index
     window: int
+    adapter: str | None
+    among: Index | None = None
 
 
 Looked: TypeAlias = tuple[Tensor, Tensor]
@@ -63,10 +74,16 @@ def _look_here(
 ) -> list[Looked]:
     """As `look`, on every rank: its heads are read, and those of all ranks are returned."""
     h = torch.cat([model.embed(each.rows) if each.states is None else each.states[each.rows] for each in asked])
-    parts = torch.split(model.queries(h, layer, positions), [len(each.rows) for each in asked])
+    adapters = AdapterRows.of((each.adapter, len(each.rows)) for each in asked)
+    counts, reach = [len(each.rows) for each in asked], model.config.window(layer)
+    parts = torch.split(model.queries(h, layer, positions, adapters), counts)
     found = []
-    for q, each in zip(parts, asked, strict=True):
-        rows = attention_rows(q, model.arithmetic.placed(pool.k[layer][each.slots].to(q.dtype)))
+    for q, own, each in zip(parts, torch.split(positions, counts), asked, strict=True):
+        k, seen = model.arithmetic.placed(pool.k[layer][each.slots].to(q.dtype)), None
+        if reach is not None:
+            keys = torch.arange(len(k), device=k.device) if each.among is None else send(each.among, model.device)
+            seen = (own[:, None] - keys).abs() <= reach
+        rows = attention_rows(q, k, seen)
         found.append((rows[:, : each.window].exp().sum((0, 1)), rows[:, each.window :]))
     if not model.ranks.several:
         return found

@@ -1,11 +1,71 @@
 """A packed step, which the transformer executes: index tensors, slices and work lists. It names no policy."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeAlias
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.machine.transfers import send
+from remask.model.arithmetic import Arithmetic
+from remask.model.weights import LowRank
 from remask.model.work_list import WorkList
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which rows of a pass the adapters change. All other rows cost nothing.
+
+    Attributes:
+        runs: names of adapters with consecutive rows.
+        chosen: int64 [n]: the rows that are multiplied, where only the device knows them; None: all.
+    """
+
+    runs: tuple[tuple[str, slice], ...] = ()
+    chosen: Tensor | None = None
+
+    @classmethod
+    def of(cls, counts: Iterable[tuple[str | None, int]]) -> "AdapterRows":
+        """For canvases with so many rows each, one after the other, and the adapters of their requests."""
+        runs, at = list[tuple[str, slice]](), 0
+        for name, count in counts:
+            if name is not None and count:
+                joins = runs and runs[-1][0] == name and runs[-1][1].stop == at
+                start = runs.pop()[1].start if joins else at
+                runs.append((name, slice(start, at + count)))
+            at += count
+        return cls(tuple(runs))
+
+    def among(self, rows: Tensor) -> "AdapterRows":
+        """The same for some of the rows, int64 [n]. The host does not wait."""
+        if not self.runs:
+            return self
+        return replace(self, chosen=rows if self.chosen is None else self.chosen[rows])
+
+    def add(
+        self, out: Tensor, x: Tensor, changes: Mapping[str, LowRank], arithmetic: Arithmetic, part: slice = slice(None)
+    ) -> Tensor:
+        """`out` [N, M], the product of `x` [N, K] with `part` of a matrix' rows, with what `changes` add, in place."""
+        for name, run in self.runs:
+            change = changes.get(name)
+            if change is None:
+                continue
+            rows = x[run] if self.chosen is None else x
+            added = arithmetic.linear(arithmetic.linear(rows, change.down), change.up[part])
+            if self.chosen is None:
+                out[run] += added
+            else:
+                inside = (self.chosen >= run.start) & (self.chosen < run.stop)
+                out += added.where(inside[:, None], 0)
+        return out
+
+
+NO_ADAPTERS = AdapterRows()
+
 
 Run: TypeAlias = slice
 """Consecutive slots of the pool."""
@@ -53,12 +113,27 @@ class Pick:
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Where the neighbours of N rows have their K/V.
+
+    Attributes:
+        slots: int64 [S], those of whole canvases, one canvas after the other.
+        places: int64 [3, N], among `slots`: of each row's own position, of the first that its row may see, and of the
+            first behind these.
+    """
+
+    slots: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Partial:
     """A stage in which C of the rows are computed, in the order of the canvases. The others add cached outputs."""
 
     computed: Tensor  # int64 [C], among the stage's rows; `picks` overwrite placeholders
     picks: tuple[Pick, ...]
     slots: Tensor  # int64 [N], of all rows of the stage
+    neighbours: Neighbours | None = None  # of the N rows, for layers that slide and choose rows on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +145,13 @@ class Stage:
     slots: Tensor  # int64 [W], of the written rows' K/V in each of `layers`, if all rows are computed
     written: Tensor | None  # int64 [W]: computed rows whose K/V are projected and, with outputs, kept; None: all
     carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows
-    work: WorkList  # what its rows attend to
+    work: WorkList  # what its rows attend to, in layers that do not slide
+    near: WorkList | None = None  # and in those that do; None: there is none, or `partial` knows
     restore: tuple[Restore, ...] = ()
     save: tuple[Save, ...] = ()
     outputs: bool = False  # attention and FFN outputs of computed rows are cached
     partial: Partial | None = None  # None: all rows are computed. Else `work` counts the computed ones
+    adapters: AdapterRows = NO_ADAPTERS  # which of the N rows adapters change
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +162,42 @@ class StepBatch:
     stages: tuple[Stage, ...]
     predict: Tensor  # int64 [M]: rows of the last stage whose logits are needed
     row_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """N rows of a stage that a layer computes.
+
+    Attributes:
+        cos: for RoPE, [N, 1, R / 2], of the model's dtype or wider (`ModelConfig.rope_float32`).
+        sin: as `cos`.
+        slots: int64 [W], where the K/V of the rows that are written go. For kernels [N], and -1 for none.
+        written: int64 [W], those rows; None: all.
+        outputs: whether their attention and FFN outputs are kept, addressed like K and V.
+        adapters: which of them adapters change.
+        growth: what their queries are multiplied by after RoPE, [N, 1, 1]; None: nothing.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    slots: Tensor
+    written: Tensor | None
+    outputs: bool
+    adapters: AdapterRows = NO_ADAPTERS
+    growth: Tensor | None = None
+
+
+Index: TypeAlias = NDArray[np.int64]
+
+
+def runs(slots: Index) -> list[Run]:
+    """`slots` as runs of consecutive ones."""
+    cuts = (slots[1:] - slots[:-1] != 1).nonzero()[0] + 1
+    edges = [0, *cuts.tolist(), len(slots)]
+    return [slice(int(slots[a]), int(slots[b - 1]) + 1) for a, b in pairwise(edges)]
+
+
+def send_run(index: Index, device: torch.device) -> Run | Tensor:
+    """An index as a slice where it is one run, which is then read in place; else on the device."""
+    in_place = runs(index)
+    return in_place[0] if len(in_place) == 1 else send(index, device)

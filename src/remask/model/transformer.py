@@ -1,32 +1,35 @@
 """The transformer. It executes any step batch, and knows no cache policy and no model by name."""
 
 from copy import copy
-from typing import Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.model.arithmetic import Arithmetic
+from remask.model.arithmetic import Arithmetic, angles, query_growth, rope, rotate
 from remask.model.attention import Attention, Sink, SizedAttention
+from remask.model.attention_near import attend_near
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
 from remask.model.graphs import Graphs
-from remask.model.layer_kernels import LayerKernels
 from remask.model.mixture import Routes, feed, route
 from remask.model.pool import Pool
 from remask.model.quantised import QuantisedMatrix
 from remask.model.ranks import Ranks
-from remask.model.rows import Rows
-from remask.model.stage import Pick, Stage, StepBatch
+from remask.model.stage import NO_ADAPTERS, AdapterRows, Partial, Pick, Rows, Stage, StepBatch
 from remask.model.weights import LayerWeights, MixtureWeights, Weights
 from remask.model.work_list import WorkList
+
+if TYPE_CHECKING:
+    from remask.model.layer_triton import TritonLayer
 
 COSINE_EPS = 1e-8  # of PyTorch's cosine similarity
 
 
 class Transformer:
-    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU, squared ReLU or experts, grouped K/V heads.
+    """Pre-norm, RoPE in the half-split layout, an MLP with or without a gate or experts, grouped K/V heads.
 
     With several `ranks` it computes the heads, columns, experts and tokens of one rank, and takes part in sums over all
     of them. Hidden states are whole, and the same bits on every rank.
@@ -36,9 +39,11 @@ class Transformer:
         part: the shape that this rank computes with.
         kernels: what computes between matrix products; None: PyTorch's own operations.
         graphs: what repeats layers in which all rows are computed; None: they are launched one operation after another.
+        adapter: what all rows are computed with, whatever a stage says; None: what it says.
     """
 
     graphs: Graphs | None = None
+    adapter: str | None = None
 
     def __init__(
         self,
@@ -47,13 +52,15 @@ class Transformer:
         attention: Attention | None = None,
         arithmetic: Arithmetic | None = None,
         ranks: Ranks | None = None,
-        kernels: LayerKernels | None = None,
+        kernels: "TritonLayer | None" = None,
     ) -> None:
         self.config, self.weights, self.arithmetic = config, weights, arithmetic or Arithmetic()
         self.ranks = ranks or Ranks()
         self.part = self.ranks.shard.part(config)
         self.attention, self.kernels = attention or TorchAttention(config.score_cap), kernels
-        self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
+        self.turns = tuple(rope(each, weights.embed.dtype, weights.embed.device) for each in config.ropes)
+        self.slides = tuple(map(config.slides, range(config.layers)))
+        self.growth = query_growth(config, weights.embed.dtype, weights.embed.device)
 
     def with_attention(self, attention: Attention) -> Self:
         """The same weights, with attention computed by `attention`, and without graphs."""
@@ -65,6 +72,12 @@ class Transformer:
         """The same model, whose layers `graphs` repeats."""
         other = copy(self)
         other.graphs = graphs
+        return other
+
+    def with_adapter(self, name: str) -> Self:
+        """The same model, which computes all rows with the adapter `name`."""
+        other = copy(self)
+        other.adapter = name
         return other
 
     @property
@@ -101,26 +114,38 @@ class Transformer:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The input of the first layer, [N, D]."""
-        return F.embedding(tokens, self.weights.embed)
+        h = F.embedding(tokens, self.weights.embed)
+        return h if self.weights.embed_norm is None else self.norm(h, self.weights.embed_norm)
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
         """The output of `stage`, [N, D]. `h` is the output of the stage before, and may be overwritten."""
         if stage.outputs or stage.partial is not None:
             pool.keep_outputs()
         h = _enter(stage, h)
+        if self.adapter is not None:
+            stage = replace(stage, adapters=AdapterRows.of([(self.adapter, len(h))]))
         if self.graphs is not None and self.graphs.serve(stage, pool):
             return self.graphs.run(self, stage, h)
+        partial, at = stage.partial, stage.positions
+        places = (
+            stage.slots if self.kernels is None or partial is not None else self._places(stage.slots, stage, len(h))
+        )
         # On a CPU `index_select` takes a third of the time of an index in brackets.
-        cos, sin = self.cos.index_select(0, stage.positions), self.sin.index_select(0, stage.positions)
-        if stage.partial is not None:
-            for layer in stage.layers:
-                h = self._partial_layer(h, layer, stage, pool, cos, sin)
-            return h
-        places = stage.slots if self.kernels is None else self._places(stage.slots, stage, len(h))
-        rows = Rows(cos, sin, places, stage.written, stage.outputs)
+        (cos, sin), *others = self.turns
+        growth = None if self.growth is None else self.growth.index_select(0, at)
+        rest = places, stage.written, stage.outputs, stage.adapters, growth
+        rows = [Rows(cos.index_select(0, at), sin.index_select(0, at), *rest)]
+        if others:
+            rows += [Rows(cos.index_select(0, at), sin.index_select(0, at), *rest) for cos, sin in others]
         for layer in stage.layers:
-            attended = self.attend(self.project(h, layer, rows, pool), layer, stage.work, pool)
-            h = self.finish(h, attended, layer, rows, pool)
+            slides = self.slides[layer]
+            own, work = rows[slides], stage.near if slides else stage.work
+            if partial is not None:
+                h = self._partial_layer(h, layer, stage, pool, own.cos, own.sin)
+                continue
+            assert work is not None
+            attended = self.attend(self.project(h, layer, own, pool), layer, work, pool)
+            h = self.finish(h, attended, layer, own, pool)
         return h
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
@@ -132,19 +157,21 @@ class Transformer:
         x = self.norm(h, w.attn_norm)
         heads = c.heads + 2 * c.kv_heads
         if self.kernels is not None:
-            qkv = self.arithmetic.linear(x, w.qkv, w.qkv_bias)
-            return self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
+            qkv = self._linear(x, w, "qkv", rows.adapters, bias=w.qkv_bias)
+            q = self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
+            return q if rows.growth is None else q.mul_(rows.growth)
         if rows.written is None and not self.arithmetic.invariant:
-            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin)
+            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin, rows.adapters)
             q, k = turned[:, : c.heads], turned[:, c.heads :]
         else:
             # Two products where one would do, if bits must not depend on what other canvases leave out.
             those = slice(None) if rows.written is None else rows.written
-            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin)
-            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those])
+            own = rows.adapters if rows.written is None else rows.adapters.among(rows.written)
+            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin, rows.adapters)
+            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those], own)
         pool.k[layer].index_copy_(0, rows.slots, k.to(pool.k[layer].dtype))
         pool.v[layer].index_copy_(0, rows.slots, v.to(pool.v[layer].dtype))
-        return q
+        return q if rows.growth is None else q.mul_(rows.growth)
 
     def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor:
         """What the queries `q` [N, heads, Dh] find, [N, heads * Dh]."""
@@ -154,8 +181,9 @@ class Transformer:
         """The rest of a layer, after attention: `h` [N, D] with what is added to it, in place."""
         w = self.weights.layers[layer]
         kept_attended, kept_fed = pool.outputs[layer] if rows.outputs else (None, None)
-        x = self._added(h, self._leave_attention(attended, w), w.ffn_norm, kept_attended, rows)
-        return self._added(h, self._feed(x, w), None, kept_fed, rows)
+        attended = self.ranks.sum(self._linear(attended, w, "out", rows.adapters))
+        x = self._added(h, attended, w.ffn_norm, kept_attended, rows)
+        return self._added(h, self._feed(x, w, rows.adapters), None, kept_fed, rows)
 
     def sink(self, layer: int) -> Sink | None:
         """The key and value that every row attends to in `layer`, where the model has learnt some."""
@@ -168,34 +196,46 @@ class Transformer:
         `h` is the output of the stage before; `rows` are int64 [N], among the rows of `stage`. Returns float32 [N].
         """
         layer, h = stage.layers.start, _enter(stage, h)
-        positions = stage.positions[rows]
-        cos, sin = self.cos[positions], self.sin[positions]
-        return self._compared(h[rows], self.weights.layers[layer], pool.v[layer], slots, False, cos, sin)[1]
+        cos, sin = self.turned_by(layer, stage.positions[rows])
+        w, adapters = self.weights.layers[layer], stage.adapters.among(rows)
+        return self._compared(h[rows], w, pool.v[layer], slots, False, cos, sin, adapters)[1]
 
     def leave(self, h: Tensor) -> Tensor:
-        """The final norm of the last layer's output."""
-        return self.norm(h, self.weights.norm)
+        """What the output matrix reads: the final norm of the last layer's output, and what a family has behind it."""
+        w, h = self.weights, self.norm(h, self.weights.norm)
+        if w.head_dense is None:
+            return h
+        return self.norm(self.arithmetic.activate_(self.arithmetic.linear(h, w.head_dense), gelu=True), w.head_norm)
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm of the rows of `x`."""
+    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """The norm of the rows of `x`; without a weight `x` itself."""
+        if weight is None:
+            return x
         if self.kernels is not None:
             return self.kernels.norm(x, weight)
-        return torch.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+        norm = F.layer_norm if self.config.norm == "layer" else F.rms_norm
+        return norm(x, weight.shape, weight, eps=self.config.norm_eps)
 
-    def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
+    def turned_by(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of RoPE in `layer` at `positions` [N], [N, 1, R / 2]."""
+        cos, sin = self.turns[self.slides[layer]]
+        return cos[positions], sin[positions]
+
+    def queries(self, h: Tensor, layer: int, positions: Tensor, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
         """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` that enter `layer` as `h` [N, D]."""
         w = self.weights.layers[layer]
         x, heads = self.norm(h, w.attn_norm), range(self.part.heads)
-        return self._project(x, w, heads, self.cos[positions], self.sin[positions])[0]
+        q, growth = self._project(x, w, heads, *self.turned_by(layer, positions), adapters)[0], self.growth
+        return q if growth is None else q * growth[positions]
 
-    def turned(self, keys: Tensor, by: int) -> Tensor:
-        """The keys [N, kv_heads, Dh] of rows as they would be `by` positions later: RoPE adds the angles of both.
+    def turned(self, keys: Tensor, by: int, layer: int = 0) -> Tensor:
+        """The keys [N, kv_heads, Dh] of rows in `layer` as they would be `by` positions later: RoPE adds both angles.
 
         Computed in float32 at least, and rounded once.
         """
         wide = torch.promote_types(keys.dtype, torch.float32)
-        cos, sin = _angles(self.config, torch.full((1,), by, device=keys.device))
-        return _rotate(keys, cos.to(wide), sin.to(wide))
+        cos, sin = angles(self.config.ropes[self.slides[layer]], torch.full((1,), by, device=keys.device))
+        return rotate(keys, cos.to(wide), sin.to(wide))
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
         """The experts that compute the normed rows `x` [N, D] of a layer with the mixture `w`, and their weights."""
@@ -205,7 +245,7 @@ class Transformer:
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [M, V] of final hidden states [M, D], in their dtype: of the tokens that this rank holds."""
-        return self.arithmetic.linear(hidden, self.weights.head)
+        return self.arithmetic.linear(hidden, self.weights.head, self.weights.head_bias)
 
     def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, rows: Rows) -> Tensor:
         """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `kept`."""
@@ -231,30 +271,49 @@ class Transformer:
             if (pick.phase + layer - stage.layers.start) % pick.every:
                 chosen = _least(~pool.picked[part.slots[pick.rows]], pick)
             else:
-                chosen = self._choose(h, w, layer, part.slots, pick, pool, cos, sin)
+                chosen = self._choose(h, w, layer, stage, pick, pool, cos, sin)
             computed = computed.index_copy(0, pick.target, chosen)
         slots = part.slots[computed]
         written = slots if stage.written is None else slots[stage.written]
         places = written if self.kernels is None else self._places(written, stage, len(computed))
-        rows = Rows(cos[computed], sin[computed], places, stage.written, outputs=True)
+        adapters = stage.adapters.among(computed)
+        growth = None if self.growth is None else self.growth[stage.positions[computed]]
+        rows = Rows(cos[computed], sin[computed], places, stage.written, True, adapters, growth)
         q = self.project(h[computed], layer, rows, pool)
-        attended = self._leave_attention(self.attend(q, layer, stage.work, pool), w)
+        if self.slides[layer] and stage.near is None:  # rows were chosen, and the host does not know which
+            found = self._attend_near(q, layer, part, computed, pool)
+        else:
+            work = stage.near if self.slides[layer] else stage.work
+            assert work is not None
+            found = self.attend(q, layer, work, pool)
+        attended = self.ranks.sum(self._linear(found, w, "out", adapters))
         h += _outputs(pool.outputs[layer][0], attended, computed, part.slots, stage.written)
-        fed = self._feed(self.norm(h[computed], w.ffn_norm), w)
+        fed = self._feed(self.norm(h[computed], w.ffn_norm), w, adapters)
         h += _outputs(pool.outputs[layer][1], fed, computed, part.slots, stage.written)
         return h
 
+    def _attend_near(self, q: Tensor, layer: int, part: Partial, computed: Tensor, pool: Pool) -> Tensor:
+        """As `attend`, in a layer that slides, of the rows `computed` of a stage."""
+        near, reach = part.neighbours, self.config.window(layer)
+        assert near is not None
+        assert reach is not None
+        near = replace(near, places=near.places.index_select(1, computed))
+        return attend_near(q, pool.k[layer], pool.v[layer], near, reach, self.sink(layer), self.config.score_cap)
+
     def _choose(
-        self, h: Tensor, w: LayerWeights, layer: int, slots: Tensor, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor
+        self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor
     ) -> Tensor:
         """The rows of `pick` whose V (or K) changed most, int64 [S]. V (or K) is written for all rows of `pick`.
 
-        `slots` [N] are those of the stage's rows. The choice stays on the device, as the number of rows chosen of each
+        `h` [N, D] are the rows of `stage`. The choice stays on the device, as the number of rows chosen of each
         canvas is known before.
         """
+        assert stage.partial is not None
+        slots, adapters = stage.partial.slots, stage.adapters.among(pick.rows)
         places = slots[pick.rows]
         kept = pool.k[layer] if pick.keys else pool.v[layer]
-        new, similarity = self._compared(h[pick.rows], w, kept, places, pick.keys, cos[pick.rows], sin[pick.rows])
+        turns = cos[pick.rows], sin[pick.rows]
+        new, similarity = self._compared(h[pick.rows], w, kept, places, pick.keys, *turns, adapters)
         chosen = _least(similarity, pick)
         kept.index_copy_(0, places, new.to(kept.dtype))
         if pick.every > 1:
@@ -262,53 +321,83 @@ class Transformer:
         return chosen
 
     def _compared(
-        self, h: Tensor, w: LayerWeights, kept: Tensor, places: Tensor, keys: bool, cos: Tensor, sin: Tensor
+        self,
+        h: Tensor,
+        w: LayerWeights,
+        kept: Tensor,
+        places: Tensor,
+        keys: bool,
+        cos: Tensor,
+        sin: Tensor,
+        adapters: AdapterRows,
     ) -> tuple[Tensor, Tensor]:
         """V (or with `keys` K) of rows that enter a layer as `h` [N, D], and its similarity to those `kept`, [N]."""
         c = self.part
         first = c.heads if keys else c.heads + c.kv_heads
-        projected = self._project(self.norm(h, w.attn_norm), w, range(first, first + c.kv_heads), cos, sin)
+        heads = range(first, first + c.kv_heads)
+        projected = self._project(self.norm(h, w.attn_norm), w, heads, cos, sin, adapters)
         new = projected[0 if keys else 1]
         return new, self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
 
-    def _leave_attention(self, attended: Tensor, w: LayerWeights) -> Tensor:
-        """The attention output [N, D] of what heads have found, [N, heads * Dh]."""
-        return self.ranks.sum(self.arithmetic.linear(attended, w.out))
+    def _linear(
+        self,
+        x: Tensor,
+        w: LayerWeights,
+        field: str,
+        adapters: AdapterRows,
+        part: slice = slice(None),
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """`x` [N, K] times `part` of the rows of the matrix `field` of `w`, with what `adapters` add to it."""
+        matrix: Tensor = getattr(w, field)
+        out = self.arithmetic.linear(x, matrix if part == slice(None) else matrix[part], bias)
+        changes = w.low_rank.get(field)
+        return out if changes is None else adapters.add(out, x, changes, self.arithmetic, part)
 
-    def _project(self, x: Tensor, w: LayerWeights, heads: range, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(
+        self,
+        x: Tensor,
+        w: LayerWeights,
+        heads: range,
+        cos: Tensor,
+        sin: Tensor,
+        adapters: AdapterRows = NO_ADAPTERS,
+    ) -> tuple[Tensor, Tensor]:
         """Heads of normed rows `x` [N, D]: those of Q and K after norm and RoPE, and those of V, [N, any, Dh] each.
 
         `heads` counts Q's first, then K's, then V's, in the order of the fused projection.
         """
         c = self.part
         part = slice(heads.start * c.head_dim, heads.stop * c.head_dim)
-        out = self.arithmetic.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
+        bias = None if w.qkv_bias is None else w.qkv_bias[part]
+        out = self._linear(x, w, "qkv", adapters, part, bias)
         out = out.view(len(x), len(heads), c.head_dim)
         keys, values = max(0, c.heads - heads.start), max(0, c.heads + c.kv_heads - heads.start)
         for own, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
             if weight is not None and own.shape[1]:
                 self._norm_heads(own, weight)
-        return _rotate(out[:, :values], cos, sin), out[:, values:]
+        return rotate(out[:, :values], cos, sin), out[:, values:]
 
-    def _feed(self, x: Tensor, w: LayerWeights) -> Tensor:
+    def _feed(self, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
         """FFN output of the normed rows `x`: of a dense MLP, or of a mixture's experts."""
         if w.mixture is None:
-            return self.ranks.sum(self._mlp(x, w))
+            return self.ranks.sum(self._mlp(x, w, adapters))
         assert self.config.mixture is not None
         held = self.ranks.shard.experts(self.config.mixture)
         routed = feed(x, self.route(x, w.mixture), w.mixture, self.arithmetic, held)
-        return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w)))
+        return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w, adapters)))
 
-    def _mlp(self, x: Tensor, w: LayerWeights) -> Tensor:
+    def _mlp(self, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
         """Output of the dense MLP, or of the shared expert, of normed rows `x`."""
-        linear = self.arithmetic.linear
+        inner = self._linear(x, w, "gate_up", adapters, bias=w.up_bias)
         if self.config.mlp == "relu2":
-            return linear(linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
-        both = linear(x, w.gate_up)
-        if self.kernels is not None:
-            return linear(self.kernels.gate(both), w.down)
-        gate, up = both.chunk(2, dim=-1)
-        return linear(self.arithmetic.silu_(gate).mul_(up), w.down)
+            inner = inner.relu_().square_()
+        elif self.kernels is not None:
+            inner = self.kernels.gate(inner, gelu=self.config.mlp == "geglu")
+        else:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = self.arithmetic.activate_(gate, gelu=self.config.mlp == "geglu").mul_(up)
+        return self._linear(inner, w, "down", adapters, bias=w.down_bias)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
         """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all ranks' heads together."""
@@ -370,38 +459,3 @@ def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Te
         return kept[slots]
     kept.index_copy_(0, slots[rows[written]], new[written])
     return kept[slots].index_copy_(0, rows, new)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE of `x` [N, heads, Dh] with `cos`, `sin` [N, 1, R / 2]; channel j < R / 2 is paired with channel j + R / 2.
-
-    Channels from R on stay as they are. Where `cos` and `sin` are of a wider dtype, it is computed in that one and
-    rounded once.
-    """
-    if cos.dtype != x.dtype:
-        return _rotate(x.to(cos.dtype), cos, sin).to(x.dtype)
-    rows, heads, width = x.shape
-    turned = 2 * cos.shape[-1]
-    halves = x[..., :turned].view(rows, heads, 2, turned // 2)
-    out = halves * cos[:, :, None]
-    (first, second), (out_first, out_second) = halves.unbind(2), out.unbind(2)
-    out_first.addcmul_(second, sin, value=-1)
-    out_second.addcmul_(first, sin)
-    out = out.view(rows, heads, turned)
-    return out if turned == width else torch.cat((out, x[..., turned:]), dim=-1)
-
-
-def _rope(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of all positions, [max_length, 1, R / 2] with R turned channels, computed in float32."""
-    cos, sin = _angles(config, torch.arange(config.max_length, device=device))
-    kept = torch.promote_types(dtype, torch.float32) if config.rope_float32 else dtype
-    return cos.to(kept), sin.to(kept)
-
-
-def _angles(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin at `positions` [N], float32 [N, 1, R / 2] with R turned channels."""
-    turned = config.rotary_dim or config.head_dim
-    half = torch.arange(0, turned, 2, dtype=torch.float32, device=positions.device) / turned
-    frequencies = 1.0 / (config.rope_theta**half)
-    angles = positions.float()[:, None] * frequencies
-    return angles.cos()[:, None], angles.sin()[:, None]

@@ -1,14 +1,33 @@
 """The weights of the transformer, in the layout that it computes with."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
+from remask.checks import Quantization
 from remask.model.config import Mixture, ModelConfig
 from remask.model.quantised import empty_matrix
-from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """A matrix [M, K] as the product of two thin ones.
+
+    Attributes:
+        down: [r, K].
+        up: [M, r], with the adapter's scale.
+    """
+
+    down: Tensor
+    up: Tensor
+
+    def dense(self, part: Sequence[slice] | None = None) -> Tensor:
+        """The matrix, or `part` of its rows, or of its rows and columns."""
+        rows, columns = (*(part or ()), slice(None), slice(None))[:2]
+        return self.up[rows] @ self.down[:, columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +51,7 @@ class LayerWeights:
     when the checkpoint is read. Shapes, with D hidden, F intermediate, Q = heads * head_dim, K = kv_heads * head_dim:
     """
 
-    attn_norm: Tensor  # [D]
+    attn_norm: Tensor | None  # [D]
     qkv: Tensor  # [Q + 2K, D]: query rows, then key rows, then value rows
     qkv_bias: Tensor | None  # [Q + 2K]
     out: Tensor  # [D, Q]
@@ -46,12 +65,14 @@ class LayerWeights:
     up_bias: Tensor | None = None  # [F]
     down_bias: Tensor | None = None  # [D]
     mixture: MixtureWeights | None = None
+    low_rank: Mapping[str, Mapping[str, LowRank]] = field(default_factory=dict)
+    """What adapters add to the matrices: by field, then by adapter."""
 
     def named(self) -> dict[str, Tensor]:
-        """Every tensor of the layer by its field; those of a mixture are `mixture.router`, ..."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Every tensor of the layer by its field, without adapters; those of a mixture are `mixture.router`, ..."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.mixture is not None:
-            values |= {f"mixture.{field.name}": getattr(self.mixture, field.name) for field in fields(self.mixture)}
+            values |= {f"mixture.{each.name}": getattr(self.mixture, each.name) for each in fields(self.mixture)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
@@ -66,6 +87,15 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [D]
     head: Tensor  # [V, D]
+    embed_norm: Tensor | None = None  # [D]
+    head_dense: Tensor | None = None  # [D, D]
+    head_norm: Tensor | None = None  # [D]
+    head_bias: Tensor | None = None  # [V]
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Names of the adapters that rows may be computed with."""
+        return frozenset(name for layer in self.layers for changes in layer.low_rank.values() for name in changes)
 
     @property
     def nbytes(self) -> int:
@@ -79,9 +109,11 @@ class Weights:
     def named(self) -> list[tuple[str, int | None, Tensor]]:
         """Every tensor with its field and the number of its layer, if it is of one. A tied matrix is `embed`."""
         tied = self.head is self.embed or self.head._is_view()
-        flat: list[tuple[str, int | None, Tensor]] = [("embed", None, self.embed), ("norm", None, self.norm)]
-        if not tied:
-            flat.append(("head", None, self.head))
+        names = ("embed", "norm", *(() if tied else ("head",)), "embed_norm", "head_dense", "head_norm", "head_bias")
+        held = ((name, getattr(self, name)) for name in names)
+        flat: list[tuple[str, int | None, Tensor]] = [
+            (name, None, tensor) for name, tensor in held if tensor is not None
+        ]
         for number, layer in enumerate(self.layers):
             flat += [(name, number, tensor) for name, tensor in layer.named().items()]
         return flat
@@ -123,7 +155,7 @@ def empty_weights(
     sink = (config.kv_heads, config.head_dim) if config.sink else None
     layers = tuple(
         LayerWeights(
-            attn_norm=new(config.hidden),
+            attn_norm=None if config.embed_norm and layer == 0 else new(config.hidden),
             qkv=matrix(q + 2 * k, config.hidden, pieces=(q, k, k)),
             qkv_bias=new(q + 2 * k) if config.qkv_bias else None,
             out=matrix(config.hidden, q, pieces=(config.hidden,)),
@@ -140,11 +172,21 @@ def empty_weights(
             down_bias=new(config.hidden) if config.mlp_bias else None,
             mixture=None if mixture is None else experts(mixture),
         )
-        for feed, mixture in ((config.feed(layer), config.mixture_of(layer)) for layer in range(config.layers))
+        for layer in range(config.layers)
+        for feed, mixture in ((config.feed(layer), config.mixture_of(layer)),)
     )
     embed, own = new(config.vocab, config.hidden), shard.share(config.vocab)
     if not config.tied:
         head = new(len(own), config.hidden)
     else:
         head = embed if len(own) == len(embed) else embed[own.start : own.stop]
-    return Weights(embed=embed, layers=layers, norm=new(config.hidden), head=head)
+    return Weights(
+        embed=embed,
+        layers=layers,
+        norm=new(config.hidden),
+        head=head,
+        embed_norm=new(config.hidden) if config.embed_norm else None,
+        head_dense=new(config.hidden, config.hidden) if config.head_dense else None,
+        head_norm=new(config.hidden) if config.head_dense else None,
+        head_bias=new(len(own)) if config.head_bias else None,
+    )

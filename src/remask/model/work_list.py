@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int32]
+Longs: TypeAlias = NDArray[np.int64]
 T = TypeVar("T")
 
 FIRST_ROW, ROWS, FIRST_SLOT, SLOTS, FIRST_OUTPUT = range(5)
@@ -32,21 +33,23 @@ class WorkList:
         units: int32 [U, 5]: first row, rows, first slot, slots, first output. `first slot` counts entries of `slots`.
         slots: int32 [S]: slots of the pool, each unit's in a row. Units may read the same entries.
         reach: int32 [P]: how many of its unit's slots, the first ones, the row of a partial result sees; None: all.
+        skip: int32 [P]: how many of these, the first ones, it does not see; None: none.
     """
 
     units: Ints
     slots: Ints
     reach: Ints | None = None
+    skip: Ints | None = None
     _kept: dict[object, Any] = field(default_factory=dict, repr=False)
 
-    def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None]]:
+    def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None, Ints | None]]:
         """Pickles the list without what was derived from it, which may be on a device."""
-        return WorkList, (self.units, self.slots, self.reach)
+        return WorkList, (self.units, self.slots, self.reach, self.skip)
 
     @classmethod
-    def of(cls, rows: int, slots: int, reach: Ints | None = None) -> "WorkList":
-        """One unit: `rows` rows that see the first `slots` slots of the pool, each its `reach` of them or all."""
-        return cls(np.array([[0, rows, 0, slots, 0]], dtype=np.int32), np.arange(slots, dtype=np.int32), reach)
+    def of(cls, rows: int, slots: int, reach: Ints | None = None, skip: Ints | None = None) -> "WorkList":
+        """One unit: `rows` rows that see the first `slots` slots of the pool, each its part of them or all."""
+        return cls(np.array([[0, rows, 0, slots, 0]], dtype=np.int32), np.arange(slots, dtype=np.int32), reach, skip)
 
     @property
     def owners(self) -> Ints:
@@ -57,6 +60,11 @@ class WorkList:
     def outputs(self) -> int:
         """The number of partial results, P."""
         return int(self.units[:, ROWS].sum())
+
+    @property
+    def limited(self) -> bool:
+        """Whether rows may see a part of their units' slots."""
+        return self.reach is not None or self.skip is not None
 
     @property
     def pairs(self) -> int:
@@ -78,24 +86,8 @@ class WorkList:
         unit = np.repeat(np.arange(len(units)), pieces)
         number = np.arange(len(unit)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         row, slot = rows * (number // wide[unit]), slots * (number % wide[unit])
-        whole = units[unit]
-        cut = np.stack(
-            [
-                whole[:, FIRST_ROW] + row,
-                np.minimum(rows, whole[:, ROWS] - row),
-                whole[:, FIRST_SLOT] + slot,
-                np.minimum(slots, whole[:, SLOTS] - slot),
-            ],
-            axis=1,
-        )
-        if self.reach is None:
-            return WorkList(_numbered(cut), self.slots)
-        output = _ranges(whole[:, FIRST_OUTPUT] + row, cut[:, ROWS])
-        piece = np.repeat(np.arange(len(cut)), cut[:, ROWS])
-        reach = np.clip(self.reach[output] - slot[piece], 0, cut[piece, SLOTS])
-        seen = np.zeros(len(cut), dtype=np.bool_)
-        np.logical_or.at(seen, piece, reach > 0)
-        return WorkList(_numbered(cut[seen]), self.slots, reach[seen[piece]].astype(np.int32))
+        left_rows, left_slots = units[unit, ROWS] - row, units[unit, SLOTS] - slot
+        return self._pieces(unit, row, np.minimum(rows, left_rows), slot, np.minimum(slots, left_slots))
 
     def ungrouped(self, most: int, shortest: int) -> "WorkList":
         """The same attention with rows of several units as rows of one that has all their slots, where that is small.
@@ -103,7 +95,7 @@ class WorkList:
         It then has at most `most` slots, in runs of fewer than `shortest` on average. A unit stays as it is unless all
         its rows can leave it, and so do units of rows with limits.
         """
-        if self.reach is not None or self.outputs == len(np.unique(self.owners)):
+        if self.limited or self.outputs == len(np.unique(self.owners)):
             return self
         units = self.units.astype(np.int64)
         first, last = units[:, FIRST_ROW], units[:, FIRST_ROW] + units[:, ROWS]
@@ -143,13 +135,26 @@ class WorkList:
         if len(pieces) == len(self.units):
             return self
         unit, slot, count = np.array(pieces).T
+        return self._pieces(unit, np.zeros_like(unit), self.units[unit, ROWS], slot, count)
+
+    def _pieces(self, unit: Longs, row: Longs, rows: Longs | Ints, slot: Longs, slots: Longs) -> "WorkList":
+        """The units numbered `unit` in pieces: `rows` rows from `row` on, that see `slots` slots from `slot` on.
+
+        Pieces that no row sees are dropped.
+        """
         whole = self.units[unit]
-        cut = np.stack([whole[:, FIRST_ROW], whole[:, ROWS], whole[:, FIRST_SLOT] + slot, count], axis=1)
-        if self.reach is None:
+        cut = np.stack([whole[:, FIRST_ROW] + row, rows, whole[:, FIRST_SLOT] + slot, slots], axis=1)
+        if not self.limited:
             return WorkList(_numbered(cut), self.slots)
-        output = _ranges(whole[:, FIRST_OUTPUT], whole[:, ROWS])
-        reach = np.clip(self.reach[output] - np.repeat(slot, whole[:, ROWS]), 0, np.repeat(count, whole[:, ROWS]))
-        return WorkList(_numbered(cut), self.slots, reach.astype(np.int32))
+        output = _ranges(whole[:, FIRST_OUTPUT] + row, cut[:, ROWS])
+        piece = np.repeat(np.arange(len(cut)), cut[:, ROWS])
+        counts = cut[piece, SLOTS]
+        reach = counts if self.reach is None else np.clip(self.reach[output] - slot[piece], 0, counts)
+        skip = np.zeros_like(reach) if self.skip is None else np.clip(self.skip[output] - slot[piece], 0, reach)
+        seen = np.zeros(len(cut), dtype=np.bool_)
+        np.logical_or.at(seen, piece, reach > skip)
+        reach, skip = (limits[seen[piece]].astype(np.int32) for limits in (reach, skip))
+        return WorkList(_numbered(cut[seen]), self.slots, reach, None if self.skip is None else skip)
 
 
 class WorkListBuilder:
@@ -157,36 +162,53 @@ class WorkListBuilder:
 
     def __init__(self) -> None:
         self._units: list[tuple[int, int, int, int]] = []
-        self._slots: list[NDArray[np.int64] | Ints] = []
-        self._reach: list[NDArray[np.int64] | None] = []
+        self._slots: list[Longs | Ints] = []
+        self._limits: tuple[list[Longs | None], list[Longs | None]] = [], []  # reach and skip
         self._length = 0
 
-    def slots(self, slots: NDArray[np.int64] | Ints) -> int:
+    def slots(self, slots: Longs | Ints) -> int:
         """Enter `slots` into the list of slots. Returns the number of the first entry, for `add`."""
         first = self._length
         self._slots.append(slots)
         self._length += len(slots)
         return first
 
-    def add(self, first_row: int, rows: int, first_slot: int, slots: int, reach: NDArray[np.int64] | None) -> None:
+    def add(
+        self,
+        first_row: int,
+        rows: int,
+        first_slot: int,
+        slots: int,
+        reach: Longs | None = None,
+        skip: Longs | None = None,
+    ) -> None:
         """Rows from `first_row` on see `slots` entries of the list from `first_slot` on.
 
-        `reach` [rows] says how many of them each row sees; None: all.
+        `reach` [rows] says how many of them each row sees, None: all; and `skip` [rows] how many of these it does not.
         """
         self._units.append((first_row, rows, first_slot, slots))
-        self._reach.append(reach)
+        for limits, own in zip(self._limits, (reach, skip), strict=True):
+            limits.append(own)
 
     def list(self) -> WorkList:
         """The list of all units, in the order in which they were added."""
         units = _numbered(np.array(self._units, dtype=np.int32).reshape(-1, 4))
         slots = np.concatenate(self._slots, dtype=np.int32) if self._slots else np.empty(0, dtype=np.int32)
-        if all(reach is None for reach in self._reach):
-            return WorkList(units, slots)
-        limits = [
-            np.full(rows, count) if reach is None else reach
-            for reach, (_, rows, _, count) in zip(self._reach, self._units, strict=True)
-        ]
-        return WorkList(units, slots, np.concatenate(limits, dtype=np.int32))
+        reach, skip = self._limits
+        return WorkList(
+            units,
+            slots,
+            self._joined(reach, [(rows, count) for _, rows, _, count in self._units]),
+            self._joined(skip, [(rows, 0) for _, rows, _, _ in self._units]),
+        )
+
+    @staticmethod
+    def _joined(limits: Sequence[Longs | None], others: Sequence[tuple[int, int]]) -> Ints | None:
+        """The limits of all units. `others` are the rows of each unit and their limit where none was given."""
+        if all(own is None for own in limits):
+            return None
+        every = [np.full(*other) if own is None else own for own, other in zip(limits, others, strict=True)]
+        return np.concatenate(every, dtype=np.int32)
 
 
 def run_edges(slots: Ints) -> Sequence[int]:
@@ -203,10 +225,10 @@ def _numbered(units: NDArray[np.integer[Any]]) -> Ints:
     return np.concatenate([units, first[:, None]], axis=1, dtype=np.int32)
 
 
-def _ranges(first: NDArray[np.integer[Any]], counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+def _ranges(first: NDArray[np.integer[Any]], counts: NDArray[np.integer[Any]]) -> Longs:
     """first[0], first[0] + 1, ... `counts[0]` numbers, then those from first[1] on, and so on."""
     ends = np.cumsum(counts, dtype=np.int64)
-    ranges: NDArray[np.int64] = np.arange(counts.sum(), dtype=np.int64) + np.repeat(first - (ends - counts), counts)
+    ranges: Longs = np.arange(counts.sum(), dtype=np.int64) + np.repeat(first - (ends - counts), counts)
     return ranges
 
 

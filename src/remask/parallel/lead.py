@@ -7,15 +7,16 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Pipe
 from typing import Any, TypeVar
 
 import torch
 
 from remask.checkpoint.loaded import FoundModel, LoadedModel
+from remask.checks import Quantization
 from remask.errors import CheckpointError, ConfigError, RankLostError
 from remask.machine.log_format import logs_json
-from remask.model.quantization_names import Quantization
 from remask.model.ranks import Shard
 from remask.parallel.group import GroupRanks, join_group, join_store, open_store, remove_store
 from remask.parallel.message import Names
@@ -160,14 +161,10 @@ def start(
     found: FoundModel,
     dtype: torch.dtype,
     device: torch.device,
-    size: int,
     threads: int,
-    *,
-    progress: bool,
-    check: bool,
     quantization: Quantization | None = None,
 ) -> tuple[LoadedModel, LeadRanks]:
-    """Load a model in `size` processes, of which this one is the first: its part, and its ranks.
+    """Load a model in `tensor_parallel` processes, of which this one is the first: its part, and its ranks.
 
     On CUDA every rank has a device of its own, from `device` on. The others end with this process, with
     `LeadRanks.close`, or with the object. `threads` are CPU threads of each of the others.
@@ -176,19 +173,16 @@ def start(
         ConfigError: the model cannot be cut for so many ranks, or there are too few devices. Nothing was started.
         CheckpointError: a rank could not load its part.
     """
+    size, theirs = found.settings.tensor_parallel, replace(found.settings, reads=None, progress=False)
     Shard(0, size).check(found.config)
     devices = rank_devices(device, size)
     store = open_store()
     workers = [Worker(Shard(rank, size)) for rank in range(1, size)]
     try:
         for worker, place in zip(workers, devices[1:], strict=True):
-            dummy = found.folder is None
-            worker.connection.send(
-                Job(found.name, dummy, dtype, str(place), worker.shard, threads, store, check, quantization)
-            )
-        loaded = found.load(
-            dtype, devices[0], progress=progress, check=check, shard=Shard(0, size), quantization=quantization
-        )
+            job = Job(theirs, dtype, str(place), worker.shard, threads, store, quantization)
+            worker.connection.send(job)
+        loaded = found.load(dtype, devices[0], Shard(0, size), quantization)
         _await(workers, "loaded")
         for worker in workers:
             worker.connection.send(None)

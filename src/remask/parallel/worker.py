@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 
 from remask.checkpoint.loaded import find_model
-from remask.model.quantization_names import Quantization
+from remask.checkpoint.settings import ModelSettings
+from remask.checks import Quantization
 from remask.model.ranks import Shard
 from remask.model.transformer import Transformer
 from remask.parallel.group import join_group, join_store, remove_store
@@ -24,22 +25,19 @@ class Job:
     """The settings that a rank is started with.
 
     Attributes:
-        model, dummy: as `find_model` takes them.
+        settings: what `find_model` is called with.
         device: where it computes.
         threads: CPU threads that it computes on.
         store: where the ranks meet, see `open_store`.
-        check: refuse weights that are not finite.
         quantization: how matrices are kept.
     """
 
-    model: str
-    dummy: bool
+    settings: ModelSettings
     dtype: torch.dtype
     device: str
     shard: Shard
     threads: int
     store: str
-    check: bool
     quantization: Quantization | None
 
 
@@ -80,14 +78,7 @@ def serve(job: Job, rank0: Connection) -> None:
     torch.set_num_threads(job.threads)
     device = torch.device(job.device)
     try:
-        loaded = find_model(job.model, dummy=job.dummy).load(
-            job.dtype,
-            device,
-            progress=False,
-            check=job.check,
-            shard=job.shard,
-            quantization=job.quantization,
-        )
+        loaded = find_model(job.settings).load(job.dtype, device, job.shard, job.quantization)
     # Rank 0 reports any error.
     except Exception as error:
         rank0.send(State("failed", error=f"{type(error).__name__}: {error}"))

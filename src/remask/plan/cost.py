@@ -64,6 +64,8 @@ class Widths:
         vocab: V, rows of the head.
         sink: every layer has a learned key and value that all rows attend to.
         item: bytes of a number, in weights, K/V and activations.
+        windows: how many positions a row sees to each side in each layer; None: all. Left out: everywhere all.
+        dense: predicted rows pass through a square matrix before the head.
     """
 
     hidden: int
@@ -73,11 +75,17 @@ class Widths:
     vocab: int
     sink: bool
     item: int
+    windows: tuple[int | None, ...] = ()
+    dense: bool = False
 
     @property
     def layers(self) -> int:
         """Number of layers."""
         return len(self.feeds)
+
+    def windows_of(self, layers: range) -> tuple[int | None, ...]:
+        """The windows of some consecutive layers."""
+        return self.windows[layers.start : layers.stop] or (None,) * len(layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +143,6 @@ class PassCost:
     def total(self) -> OperationCost:
         """All operations together."""
         return sum(self.operations.values(), OperationCost())
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs a byte; 0 where nothing is computed."""
-        total = self.total
-        return total.flops / total.bytes if total.bytes else 0.0
 
 
 NOTHING = PassCost(dict.fromkeys(OPERATIONS, OperationCost()))

@@ -1,7 +1,7 @@
 """Layer hooks: what a plan does on the device between the layers of its pass, as data.
 
 Most plans have none, and run in one call. A hook has two halves. This one belongs to the plan: host arrays, and what
-follows from them. The other one runs on the device (`remask.policies.on_device.base.DeviceHook`); the hook names it, so
+follows from them. The other one runs on the device (`remask.policies.on_device.DeviceHook`); the hook names it, so
 that planning imports nothing of it.
 """
 

@@ -65,18 +65,13 @@ class Ledger:
         self._put_down()
         return self._written
 
-    def apply(self, plan: Plan) -> None:
-        """Record `plan` as the next step.
-
-        Raises `PlanError`, and records nothing, where the plan does not fit the canvas, writes leased rows, attends to
-        K/V that were never written, or restores a row that has no boundary state. A plan whose hook may make any row
-        live is refused too where the hidden states of a row are not kept.
-        """
-        plan.check(self._written.shape[1])
-        self.enter(plan)
-
     def enter(self, plan: Plan) -> None:
-        """As `apply`, of a plan that fits the canvas."""
+        """Record `plan`, which fits the canvas, as the next step.
+
+        Raises `PlanError`, and records nothing, where the plan writes leased rows, attends to K/V that were never
+        written, or restores a row that has no boundary state. A plan whose hook may make any row live is refused too
+        where the hidden states of a row are not kept.
+        """
         last = self._last
         if last is not None and last.spans is plan.spans and last.sees is plan.sees and last.hook is plan.hook:
             self._replaced = _Replaced((), (), (), self._lead) if last.may_change else None
@@ -106,16 +101,18 @@ class Ledger:
     def revise(self, plan: Plan) -> None:
         """Record `plan` in place of the last plan, which picked rows or had a hook that changes plans.
 
-        Raises `PlanError` as `apply` does, and where the last plan could not change.
+        Raises `PlanError` as `enter` does, where the plan does not fit the canvas, and where the last plan could not
+        change.
         """
         replaced, entered, recorded = self._replaced, self._last, self.step
         if replaced is None or entered is None:
             raise PlanError(
                 "the last plan neither picks rows nor has a hook that changes plans, so none can take its place"
             )
+        plan.check(self._written.shape[1])
         self._take_back(replaced)
         try:
-            self.apply(plan)
+            self.enter(plan)
         except PlanError:
             if replaced.spans:
                 self._record(entered)

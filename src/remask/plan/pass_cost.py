@@ -1,5 +1,6 @@
-"""The cost of a pass, from its plans alone."""
+"""What a pass costs, does on its shared prefix and takes from the cache, from its plans and ledgers alone."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from remask.plan.cost import NOTHING, OPERATIONS, Operation, OperationCost, PassCost, Widths
 from remask.plan.hooks import HookCost
 from remask.plan.plan import Plan, PrefixHit
-from remask.plan.spans import Mask, Span
+from remask.plan.spans import Mask, Span, neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class ExecutedPlan:
 def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     """What one pass over `canvases` costs."""
     total = sum((_canvas_cost(widths, each) for each in canvases), NOTHING)
-    keys = [_keys(each.plan) for each in canvases]
+    keys = [_keys(widths, each.plan) for each in canvases]
     active = int(np.any([reach > 0 for reach in keys], axis=0).sum()) if keys else 0
     fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
@@ -46,11 +47,12 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
         "projections": w_read * active * 2 * (w.queries + w.keys),
         "attention": w.item * active * 2 * w.keys * w.sink,
         "mlp": w_read * sum(feed.read(sum(rows)) for feed, *rows in zip(w.feeds, *fed, strict=True) if any(rows)),
-        "head": w_read * predicts * w.vocab,
+        "head": w_read * predicts * (w.vocab + w.dense * w.hidden),
         "selection": w_read * len(choosing) * w.keys,
         "watch": w_read * watching * w.queries,
     }
-    reads = dict.fromkeys(OPERATIONS, 0) | {"attention": w.item * 2 * w.keys * _keys_read(canvases, keys)}
+    near = np.array([window is not None for window in w.windows_of(range(w.layers))])
+    reads = dict.fromkeys(OPERATIONS, 0) | {"attention": w.item * 2 * w.keys * _keys_read(canvases, keys, near)}
     both = {name: OperationCost(weights=weights[name], kv_read=reads[name]) for name in OPERATIONS}
     return total + PassCost(both)
 
@@ -62,7 +64,7 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
     repeated = 0
     live: Mask = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
     for span in plan.spans:
-        fixed, pairs = _attended(plan, span)
+        fixed = int(span.computed.sum())
         looked, chosen = (0, 0) if span.pick is None else (int(span.pick.among.sum()), span.pick.count)
         frozen = 0 if span.frozen is None else int((span.frozen & span.computed).sum())
         rows, layers = fixed + chosen, len(span.layers)
@@ -87,7 +89,7 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         )
         # The sink's value is added elementwise.
         attention += OperationCost(
-            flops=layers * 2 * w.queries * (2 * pairs + rows * w.sink),
+            flops=2 * w.queries * (2 * _pairs(w, plan, span) + layers * rows * w.sink),
             activations=layers * w.item * 2 * rows * w.queries,
         )
         feeds = w.feeds[span.layers.start : span.layers.stop]
@@ -98,7 +100,8 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         live = span.rows
     predicted = int(plan.predict.sum())
     head = OperationCost(
-        flops=2 * predicted * w.hidden * w.vocab, activations=w.item * predicted * (w.hidden + w.vocab)
+        flops=2 * predicted * w.hidden * (w.vocab + w.dense * w.hidden),
+        activations=w.item * predicted * (w.hidden + w.vocab + 2 * w.dense * w.hidden),
     )
     hook = HookCost() if plan.hook is None else plan.hook.cost(w, plan.spans)
     operations: dict[Operation, OperationCost] = {
@@ -118,13 +121,22 @@ def _choosing(span: Span) -> list[int]:
     return [] if pick is None else [layer for layer in span.layers if (layer - pick.first) % pick.every == 0]
 
 
-def _attended(plan: Plan, span: Span) -> tuple[int, int]:
-    """Rows that are computed in any case, and pairs of a row and a key that it attends to, chosen rows included."""
-    computed = span.computed
-    rows, chosen = int(computed.sum()), 0 if span.pick is None else span.pick.count
-    if plan.sees is None:
-        return rows, (rows + chosen) * len(computed)
-    return rows, int(plan.sees[computed].sum()) + chosen * plan.reach(span)
+def _pairs(w: Widths, plan: Plan, span: Span) -> int:
+    """Pairs of a row and a key that it attends to, in all layers of a span.
+
+    Of rows that are chosen as many as each may have.
+    """
+    positions, chosen = np.flatnonzero(span.computed), 0 if span.pick is None else span.pick.count
+    sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
+    total = 0
+    for window, layers in Counter(w.windows_of(span.layers)).items():
+        most = plan.reach(span)
+        if window is None:
+            total += layers * (int(sees.sum()) + chosen * most)
+        else:
+            first, end = neighbours(positions, sees, window)
+            total += layers * (int((end - first).sum()) + chosen * min(2 * window + 1, most))
+    return total
 
 
 def _fed(plan: Plan) -> list[int]:
@@ -133,42 +145,85 @@ def _fed(plan: Plan) -> list[int]:
     return [count for count, span in zip(rows, plan.spans, strict=True) for _ in span.layers]
 
 
-def _keys(plan: Plan) -> NDArray[np.int64]:
-    """How many leading positions any row attends to in each layer, [layers]."""
-    reach = [plan.reach(span) if span.cost else 0 for span in plan.spans]
-    return np.repeat(np.array(reach, dtype=np.int64), [len(span.layers) for span in plan.spans])
+def _keys(w: Widths, plan: Plan) -> NDArray[np.int64]:
+    """How many positions any row attends to in each layer, [layers]: leading ones, or neighbours of some row."""
+    reads = list[int]()
+    for span in plan.spans:
+        reach = plan.reach(span) if span.cost else 0
+        windows = w.windows_of(span.layers)
+        reads += [reach if window is None else min(reach, _union(span, window)) for window in windows]
+    return np.array(reads, dtype=np.int64)
 
 
-def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64]]) -> int:
-    """Keys that all canvases read in all layers. A prefix that several canvases read in place counts once."""
+def _union(span: Span, window: int) -> int:
+    """How many positions are neighbours of rows that are computed or may be chosen."""
+    rows = span.computed if span.pick is None else span.computed | span.pick.among
+    first, end = neighbours(np.flatnonzero(rows), len(rows), window)
+    return int((end - np.maximum(first, np.concatenate([first[:1], end[:-1]]))).sum())
+
+
+def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64]], near: NDArray[np.bool_]) -> int:
+    """Keys that all canvases read in all layers. A prefix that several canvases read in place counts once.
+
+    In layers where rows see their neighbours alone, `near` [layers], each canvas reads its own.
+    """
     own, groups = 0, dict[Hashable, NDArray[np.int64]]()
     for each, reach in zip(canvases, keys, strict=True):
         shared = np.zeros_like(reach)
         if each.prefix is not None:
             shared[: each.prefix.layers] = np.minimum(reach[: each.prefix.layers], each.prefix.lead)
+            shared[near] = 0
             groups[each.sharing] = np.maximum(groups.get(each.sharing, 0), shared)
         own += int((reach - shared).sum())
     return own + sum(int(read.sum()) for read in groups.values())
 
 
-@dataclass(slots=True)
-class CostMeter:
-    """Costs of the passes of an engine, summed up.
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """One pass in one run of layers. A prefix row is either reused or refreshed there.
 
     Attributes:
-        widths: of its model.
-        total: of all passes noted.
-        last: of the last one.
-        passes: how many were noted.
+        layers: layers that do the same.
+        rows: rows computed in each of them, of the prefix or not. Stored parts count like a prefix.
+        reused: prefix rows whose K/V are read as an earlier pass left them.
+        leased: rows of `reused` that are read from the prefix store.
+        restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one
+            that the request kept itself. They are refreshed too, or leased where that state decides their K/V.
+        refreshed: prefix rows whose K/V this pass computes.
     """
 
-    widths: Widths
-    total: PassCost = NOTHING
-    last: PassCost = NOTHING
-    passes: int = 0
+    layers: range
+    rows: int
+    reused: int
+    leased: int
+    restored: int
+    refreshed: int
 
-    def note(self, canvases: Sequence[ExecutedPlan]) -> None:
-        """Take in a pass."""
-        self.last = pass_cost(self.widths, canvases)
-        self.total += self.last
-        self.passes += 1
+
+def layer_work(plan: Plan, prefix: Mask, hit: PrefixHit | None) -> tuple[LayerWork, ...]:
+    """The work of `plan` on a canvas whose positions `prefix` [T] are shared.
+
+    `hit` is the part of them that is read from the store. `TopRho` chooses rows on the device, so the host does not
+    know which: they count in `rows`, and those of the prefix count as reused.
+    """
+    if hit is not None:
+        plan = plan.cut(hit.boundary).cut(hit.layers)
+    leased = None if hit is None or hit.copied else hit  # copies may have been computed anew
+    work = []
+    live: Mask = np.ones_like(plan.predict)  # before layer 0 every row can be embedded
+    for span in plan.spans:
+        written = span.computed if span.frozen is None else span.computed & ~span.frozen
+        refreshed = int((written & prefix).sum())
+        reused = int(prefix.sum()) - refreshed
+        work.append(
+            LayerWork(
+                layers=span.layers,
+                rows=span.cost // len(span.layers),
+                reused=reused,
+                leased=min(reused, leased.length) if leased is not None and span.layers.start < leased.layers else 0,
+                restored=int((span.rows & ~live & prefix).sum()),
+                refreshed=refreshed,
+            )
+        )
+        live = span.rows
+    return tuple(work)

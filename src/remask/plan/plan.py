@@ -22,14 +22,14 @@ Reach: TypeAlias = NDArray[np.int64]  # [T], non-decreasing: how many leading po
 NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than any step
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(eq=False, init=False, slots=True)  # not frozen, as one is made for each step of each request
 class Plan:
     """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
 
     Attributes:
         spans: runs of layers, with the rows that are live in them.
         predict: positions whose logits are wanted.
-        commit: positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An
+        transfer: positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An
             empty mask makes a fill pass, which only writes caches and does not end the step.
         sees: row p attends to the positions below sees[p], which never decreases. None: every row attends to all
             positions. The engine fills it in from the `View`.
@@ -37,45 +37,49 @@ class Plan:
         hook: what the policy does on the device between layers; None: nothing.
         predicted: the positions of `predict`.
         again: the plan repeats the one before.
+        fills: it is a fill pass.
     """
 
     spans: Spans
     predict: Mask
-    commit: Mask | None = None
+    transfer: Mask | None = None
     sees: Reach | None = None
     refreshes: bool = False
     hook: LayerHook | None = None
     predicted: Positions = field(init=False, repr=False)
     again: bool = field(init=False, repr=False)
+    fills: bool = field(init=False, repr=False)
 
     def __init__(
         self,
         spans: Iterable[Span],
         predict: Mask,
-        commit: Mask | None = None,
+        transfer: Mask | None = None,
         sees: Reach | None = None,
         refreshes: bool = False,
         hook: LayerHook | None = None,
+        *,
+        predicted: Positions | None = None,
+        again: bool = False,
     ) -> None:
         """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
-        own = vars(self)  # assignment is what frozen dataclasses refuse
-        own["spans"] = Spans(spans)
-        own["predict"], own["predicted"] = predict, predict.nonzero()[0]
-        own["commit"], own["sees"] = commit, sees
-        own["refreshes"], own["hook"], own["again"] = refreshes, hook, False
+        self.spans = spans if isinstance(spans, Spans) else Spans(spans)
+        self.predict, self.transfer, self.sees, self.refreshes, self.hook = predict, transfer, sees, refreshes, hook
+        self.predicted = predict.nonzero()[0] if predicted is None else predicted
+        self.again, self.fills = again, transfer is not None and not transfer.any()
 
     def check(self, length: int) -> None:
-        """Raise `PlanError` unless all arrays have `length` positions, and commits, saves and hook fit the spans."""
+        """Raise `PlanError` unless all arrays have `length` positions, and transfers, saves and hook fit the spans."""
         spans, shape = self.spans, (length,)
         masks: list[NDArray[Any]] = [self.predict]
-        masks += [mask for mask in (self.commit, self.sees) if mask is not None]
+        masks += [mask for mask in (self.transfer, self.sees) if mask is not None]
         if self.hook is not None:
             masks += self.hook.masks
         for found in (*spans.shapes, *[mask.shape for mask in masks]):
             if found != shape:
                 raise PlanError(f"an array of shape {found} for a canvas of {length} positions")
-        if self.commit is not None and (self.commit & ~self.predict).any():
-            raise PlanError("positions are committed that are not predicted")
+        if self.transfer is not None and (self.transfer & ~self.predict).any():
+            raise PlanError("positions are transferred that are not predicted")
         if spans[0].save is not None:
             raise PlanError("tokens enter the first layer, so no hidden states are kept there")
         if self.hook is not None:
@@ -107,30 +111,22 @@ class Plan:
             return len(span.rows)
         return 0 if span.last < 0 else int(self.sees[span.last])
 
-    @property
-    def fills(self) -> bool:
-        """Whether this is a fill pass."""
-        return self.commit is not None and not self.commit.any()
-
     def repeated(self, block: range, noisy: Mask) -> "Plan":
         """The plan of a later step of `block` in which only the predicted positions are others: its noisy ones."""
         predict = np.zeros(len(noisy), dtype=np.bool_)
         predict[block.start : block.stop] = open_ = noisy[block.start : block.stop]
-        plan = object.__new__(Plan)
-        vars(plan).update(vars(self), predict=predict, predicted=_positions(block)[open_], again=True)
-        return plan
+        predicted = _positions(block)[open_]
+        rest = self.transfer, self.sees, self.refreshes, self.hook
+        return Plan(self.spans, predict, *rest, predicted=predicted, again=True)
 
     def predicting(self, predict: Mask) -> "Plan":
         """The same plan with the logits of other positions."""
-        plan = object.__new__(Plan)
-        vars(plan).update(vars(self), predict=predict, predicted=predict.nonzero()[0])
-        return plan
+        return Plan(self.spans, predict, self.transfer, self.sees, self.refreshes, self.hook, again=self.again)
 
     def over(self, spans: Iterable[Span], *, refreshes: bool = False) -> "Plan":
         """The same plan over other spans, which may refresh more. Raises `PlanError` as the constructor does."""
-        plan = object.__new__(Plan)
-        vars(plan).update(vars(self), spans=Spans(spans), refreshes=self.refreshes or refreshes)
-        return plan
+        rest = self.transfer, self.sees, self.refreshes or refreshes, self.hook
+        return Plan(spans, self.predict, *rest, predicted=self.predicted, again=self.again)
 
     def cut(self, at: int) -> "Plan":
         """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
@@ -154,9 +150,9 @@ class Plan:
         stop = int(sees[-1])
         lead = np.arange(len(self.predict)) < stop
         spans = memo.get((stop, self.spans), lambda: self.spans.map(lambda span: span.below(stop)))
-        commit = None if self.commit is None else self.commit & lead
+        transfer = None if self.transfer is None else self.transfer & lead
         hook = None if self.hook is None else self.hook.below(lead)
-        return Plan(spans, self.predict & lead, commit, sees, self.refreshes, hook)
+        return Plan(spans, self.predict & lead, transfer, sees, self.refreshes, hook)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
         """The plan after `layer` has chosen: of the rows that it picks among, it computes `rows`."""
@@ -178,10 +174,6 @@ class Plan:
             return replace(span, held=rows if span.held is None else span.held | rows)
 
         return self.over(self.spans.map(holding))
-
-    def map(self, f: Callable[[Span], Span]) -> "Plan":
-        """The plan whose spans are `f` of this plan's spans."""
-        return self.over(self.spans.map(f))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +258,8 @@ class View:
     pass_index: int = 0  # passes since this step began: 1 after a fill pass
     shift: int = 0  # of the model family: row p - shift predicts position p
     sees: Reach | None = None  # row p attends to positions below sees[p]; None: to all
+    opens: bool = False  # the step gives the block its first token and no other
+    committed: int | None = None  # leading rows whose K/V are final, where that is no matter of whole blocks
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
     stop: int | None = None  # the first settled stop token: the response ends there at the latest; None without one
     seed: int = 0  # of the request: what a policy draws depends on it and on the step alone
@@ -309,7 +303,10 @@ class View:
 
     @property
     def horizon(self) -> int:
-        """How many leading positions the current block's rows attend to. Later positions have no effect on them."""
+        """How many leading positions the current block's rows attend to. Later positions have no effect on them.
+
+        It is what the block's last row sees: no row sees more than a later one (`sees` never decreases).
+        """
         return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
 
     @property
@@ -320,9 +317,14 @@ class View:
         return mask
 
     @property
-    def opens(self) -> bool:
-        """Whether a block-causal block must get its first token, which the last row before the block predicts."""
-        return self.shift > 0 and self.sees is not None and bool(self.noisy[self.block.start])
+    def led(self) -> bool:
+        """Whether the row before the block predicts an open position of it."""
+        return self.shift > 0 and bool(self.noisy[self.block.start])
+
+    def block_start(self, position: int) -> int:
+        """Where the block of `position` begins, of a block-causal model."""
+        assert self.sees is not None
+        return int(np.searchsorted(self.sees, self.sees[position]))
 
     @property
     def candidates(self) -> Mask:

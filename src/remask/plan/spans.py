@@ -36,6 +36,11 @@ def rows_of(parts: Iterable[range], length: int) -> Mask:
     return mask
 
 
+def neighbours(positions: Positions, sees: Positions | int, reach: int) -> tuple[Positions, Positions]:
+    """The first position that each row sees, and the first behind these: `reach` to each side, below `sees` at most."""
+    return np.maximum(positions - reach, 0), np.minimum(positions + reach + 1, sees)
+
+
 @dataclass(frozen=True, slots=True)
 class TopRho:
     """Computes the `count` rows of `among` whose value vectors moved most (dLLM-Cache section 3.2).

@@ -2,17 +2,16 @@
 
 from remask.policies.acache import ACache
 from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
-from remask.policies.bicache import BiCache
-from remask.policies.block import BlockDual, BlockPrefix, UniformCache
-from remask.policies.dense import Dense
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import BiCache, DepthLookup
+from remask.policies.block import BlockDual, BlockPrefix
+from remask.policies.dense import Dense, Reuse
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
 from remask.policies.registry import name_of, names_for, parse, policy_names, settings_of
-from remask.policies.reuse import Reuse
+from remask.policies.uniform_cache import UniformCache
 
 __all__ = [
     "ALWAYS",

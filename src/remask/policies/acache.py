@@ -7,11 +7,12 @@ from typing import Self
 
 import numpy as np
 
-from remask.checks.values import real, whole
+from remask.checks.fields import check, declare
+from remask.checks.values import OrNull, Real, Whole
 from remask.errors import ConfigError, PlanError
 from remask.plan import HookCost, LayerHook, Mask, Plan, PrefixHit, Span, Spans, View
 from remask.plan.cost import OperationCost, Widths
-from remask.policies.base import CachePolicy, Kept, RequestFacts, Traits
+from remask.policies.base import Around, CachePolicy, Kept, Traits
 from remask.policies.dense import Dense
 
 
@@ -27,7 +28,7 @@ class Weigh(LayerHook):
     rows: Mask
     among: Mask
 
-    on_device = "remask.policies.on_device.acache:AttentionScores"
+    on_device = "remask.policies.on_device:AttentionScores"
     layered = False
     releases_inputs = True
 
@@ -61,7 +62,7 @@ class Weigh(LayerHook):
 
 
 @dataclass(frozen=True, slots=True)
-class ACache(CachePolicy):
+class ACache(Around):
     """ACache (arXiv 2608.26140) over any inner policy: stored parts are read in all layers, except for their anchors.
 
     The first pass of a request computes everything outside of the parts, predicts nothing, and reports how much the
@@ -71,18 +72,24 @@ class ACache(CachePolicy):
 
     Attributes:
         inner: the policy for everything but the parts.
-        ratio: share of the parts' positions that are anchors, rounded up. 0 is `reuse`; at 1 no attention is needed.
-        anchor_interval: steps of a block from one computation of the anchors to the next; None: once a block. The
-            authors' variant with dKV-Cache takes 8.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
-    ratio: float = 0.2
-    anchor_interval: int | None = field(default=None, metadata={"unset": None})
+    ratio: float = declare(
+        0.2,
+        Real(0, 1),
+        "Share of the parts' positions that are anchors, rounded up. 0 is `reuse`; at 1 no attention is needed.",
+    )
+    anchor_interval: int | None = declare(
+        None,
+        OrNull(Whole(1)),
+        "Steps of a block from one computation of the anchors to the next; None: once a block. The authors' variant "
+        "with dKV-Cache takes 8.",
+        unset=None,
+    )
 
     def __post_init__(self) -> None:
-        real("ratio", self.ratio, low=0, high=1)
-        whole("anchor_interval", self.anchor_interval, low=1, optional=True)
+        check(self)
         if self.inner.boundary(1, 2, 1):
             raise ConfigError("acache cannot wrap a policy that reads stored parts too; name one of them")
         if kept := ", ".join(sorted(self.inner.traits.keeps)):
@@ -98,19 +105,6 @@ class ACache(CachePolicy):
         schedule = replace(inner.schedule, idle_passes="all")
         keeps = frozenset[Kept]({"inputs"})
         return replace(inner, kinds=("masked",), schedule=schedule, keeps=keeps, copies=True, by_clock=False)
-
-    @property
-    def without_prefix(self) -> CachePolicy:
-        """The inner policy."""
-        return self.inner
-
-    def check(self, facts: RequestFacts) -> None:
-        """As the inner policy."""
-        self.inner.check(facts)
-
-    def guides(self, step: int) -> bool:
-        """As the inner policy."""
-        return self.inner.guides(step)
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
         """All layers."""
@@ -160,7 +154,7 @@ class ACache(CachePolicy):
         stored = hit.rows(view.length)
         spans = [Span(range(i, i + 1), ~stored, save=~stored if i else None) for i in range(view.layers)]
         nothing = view.rows(0, 0)
-        return Plan(spans, nothing, commit=nothing, refreshes=True, hook=Weigh(view.noisy.copy(), stored))
+        return Plan(spans, nothing, transfer=nothing, refreshes=True, hook=Weigh(view.noisy.copy(), stored))
 
     def _placed(self, view: View, hit: PrefixHit, spans: Spans, anew: bool) -> Spans:
         stored = hit.rows(view.length)

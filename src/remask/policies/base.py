@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from remask.checks.kinds import ModelKind
+from remask.checks import ModelKind
+from remask.checks.fields import check
 from remask.plan import Plan, View
 
 ALWAYS = 1 << 62
@@ -13,6 +14,26 @@ ALWAYS = 1 << 62
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
 Kept: TypeAlias = Literal["outputs", "attention", "inputs"]
 Sharing: TypeAlias = Literal["prefix", "pages"]
+
+
+Reason: TypeAlias = Literal["off", "policy", "nothing", "short", "depth", "budget", "salt", "pages", "blocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Why a request reads no shared prefix.
+
+    Attributes:
+        reason: one of a few, by which requests are counted. "off": sharing is switched off. "policy": the cache policy
+            reads none. "nothing": the prompt shares nothing that is named or found. "short": the prefix is too short.
+            "depth": its policy reads 0 layers of it. "budget": it is larger than the store. "salt": nothing of the
+            request's `cache_salt` is stored yet. "pages": pages hold no whole number of blocks.
+            "blocks": what is stored of the prompt's beginning was computed in blocks that end at other tokens.
+        note: the same in words.
+    """
+
+    reason: Reason
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +91,7 @@ class Traits:
             shares committed pages exactly.
         reads: further numbers that the device returns for every predicted row. "entropy" fills
             `LastPass.entropies`.
+        exact: with these plans the model computes what it would without a cache.
         by_clock: plans depend on step numbers, the block, and an order that is known before the pass. They do not
             depend on which positions are noisy or settled, or on the last pass, apart from what they predict. The
             device then chooses positions where it can, and a plan that repeats may be queued while the pass before it
@@ -81,6 +103,7 @@ class Traits:
     keeps: frozenset[Kept] = frozenset()
     sharing: Sharing = "prefix"
     reads: Literal["entropy"] | None = None
+    exact: bool = False
     by_clock: bool = False
     copies: bool = False
 
@@ -92,6 +115,10 @@ class CachePolicy(ABC):
     """
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Check the fields that are declared with their values. Raises `ConfigError`."""
+        check(self)
 
     @property
     def traits(self) -> Traits:
@@ -119,6 +146,10 @@ class CachePolicy(ABC):
         `canvas` counts prompt and response, masks included; `layers` is the model's number of layers.
         """
         return 0
+
+    def unread(self, prefix: int, canvas: int) -> Unread:  # noqa: ARG002
+        """Why `boundary` is 0 of a prefix of `prefix` tokens on a canvas of `canvas`."""
+        return Unread("policy", "the cache policy reads no shared prefix")
 
     def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002
         """How many leading layers read the K/V of a leased prefix from the store, `boundary` of them at least.
@@ -157,3 +188,23 @@ class CachePolicy(ABC):
     @abstractmethod
     def plan(self, view: View) -> Plan:
         """The next pass of the canvas in `view`. Must not change the view."""
+
+
+class Around(CachePolicy):
+    """A policy around an `inner` one, which answers what it does not say itself."""
+
+    __slots__ = ()
+    inner: CachePolicy
+
+    @property
+    def without_prefix(self) -> CachePolicy:
+        """The inner policy."""
+        return self.inner
+
+    def check(self, facts: RequestFacts) -> None:
+        """As the inner policy."""
+        self.inner.check(facts)
+
+    def guides(self, step: int) -> bool:
+        """As the inner policy."""
+        return self.inner.guides(step)

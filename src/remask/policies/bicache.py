@@ -1,21 +1,81 @@
 """`bicache`: reuse of a shared prefix in shallow layers, and its refreshes in deep ones."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Literal
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
-from remask.checks.values import flag, is_whole, one_of, whole
+from remask.checks.fields import check, declare
+from remask.checks.values import Choice, Flag, OrNull, Whole, is_whole, shown
 from remask.errors import ConfigError
 from remask.plan import Plan, PrefixHit, Span, Spans, View
-from remask.policies.base import CachePolicy, RequestFacts, Traits
+from remask.policies.base import Around, CachePolicy, RequestFacts, Traits, Unread
 from remask.policies.dense import Dense
-from remask.policies.depth_lookup import DepthLookup
 
-BOUNDARIES = ("stored", "recomputed")
+
+def percent(prefix: int, canvas: int) -> int:
+    """The prefix ratio r in percent, masks counted into the canvas; halves round to even, as the authors' do."""
+    return round(prefix / canvas * 100)
 
 
 @dataclass(frozen=True, slots=True)
-class BiCache(CachePolicy):
+class DepthLookup:
+    """Depth b over prefix ratio r in percent, increasing in both (BiCache section 5.1).
+
+    Raises `ConfigError` where the entries are not increasing.
+    """
+
+    entries: Mapping[int, int]  # depths by prefix ratio in percent
+
+    def __post_init__(self) -> None:
+        ordered = dict(sorted(self.entries.items()))
+        if any(not 0 <= r <= 100 for r in ordered):
+            raise ConfigError(f"depth table: ratios are percents from 0 to 100, got {list(ordered)}")
+        depths = list(ordered.values())
+        if any(b < 0 for b in depths) or depths != sorted(depths):
+            raise ConfigError(f"depth table: depths must not decrease as the ratio grows, got {ordered}")
+        object.__setattr__(self, "entries", MappingProxyType(ordered))
+
+    def depth(self, prefix: int, canvas: int) -> int:
+        """Depth of the largest profiled ratio that is not above this request's; 0 (reuse nothing) below the first."""
+        ratio = percent(prefix, canvas)
+        return max((b for r, b in self.entries.items() if r <= ratio), default=0)
+
+
+class _Refreshing(Around):
+    """What refreshes the rows of a prefix at intervals, over any inner policy."""
+
+    __slots__ = ()
+    refresh_interval: int | None
+
+    @property
+    def traits(self) -> Traits:
+        """The traits of the inner policy, except that idle passes run, because they may be refreshes."""
+        traits = self.inner.traits
+        return replace(traits, kinds=("masked",), exact=False, schedule=replace(traits.schedule, idle_passes="all"))
+
+    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:
+        """As the inner policy: between refreshes the prefix is read, and no plan repeats beyond one."""
+        return self.inner.draft_rows(canvas, response, block)
+
+    def repeats(self, view: View) -> int:
+        """As the inner policy, up to the next refresh, and not beyond one."""
+        if self._rejoins(view):
+            return 0
+        repeats, interval = self.inner.repeats(view), self.refresh_interval
+        return repeats if interval is None else min(repeats, interval - 1 - view.step % interval)
+
+    def _rejoins(self, view: View) -> bool:
+        """Whether this pass computes the prefix rows."""
+        interval = self.refresh_interval
+        due = view.step == 0 if interval is None else view.step % interval == 0
+        # After a fill pass that refreshed, the next pass of the step reads the K/V that it wrote.
+        return due and view.pass_index == 0
+
+
+@dataclass(frozen=True, slots=True)
+class BiCache(_Refreshing):
     """BiCache (arXiv 2606.07571, section 5) over any inner policy.
 
     Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
@@ -24,28 +84,37 @@ class BiCache(CachePolicy):
     shared prefix this is the inner policy. Stored parts that stand elsewhere in the prompt are treated alike, all at
     one boundary.
 
-    Where the depth is 0 nothing is read from the store, and equation 5 still holds for all layers: the prefix's K/V are
-    the request's own, and renewed on refreshes alone (`within_request`).
+    Where the depth is 0 nothing is read from the store, and this is the inner policy; with `within_request` equation 5
+    still holds for all layers: the prefix's K/V are the request's own, and renewed on refreshes alone.
 
     Attributes:
         inner: the policy for everything but the prefix.
         depth: number of shallow layers, or a table that gives it from the prefix ratio.
-        refresh_interval: R; steps with step % R == 0 refresh. None refreshes at step 0 only.
-        boundary_state: "stored" restarts the deep layers from the prefix-only pass (the paper). "recomputed" also runs
-            the prefix rows through the shallow layers on refresh steps, against the leased K/V, so that the deep layers
-            start from states which have seen the suffix; it costs the whole canvas on those steps.
-        within_request: at depth 0 the prefix is refreshed every `refresh_interval` steps within the request, in all
-            layers; if not, this is the inner policy there. None: it is where a table says 0, and not where `depth=0`
-            is set, which asks for nothing to be reused.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
     depth: int | DepthLookup = 0
-    refresh_interval: int | None = 16
-    boundary_state: Literal["stored", "recomputed"] = field(default="stored", metadata={"setting": "boundary"})
-    within_request: bool | None = field(default=None, metadata={"unset": None})
+    refresh_interval: int | None = declare(
+        16, OrNull(Whole(1)), "R; steps with step % R == 0 refresh. None refreshes at step 0 only."
+    )
+    boundary_state: Literal["stored", "recomputed"] = declare(
+        "stored",
+        Choice(("stored", "recomputed")),
+        "`stored` restarts the deep layers from the prefix-only pass (the paper). `recomputed` also runs the prefix "
+        "rows through the shallow layers on refresh steps, against the leased K/V, so that the deep layers start from "
+        "states which have seen the suffix; it costs the whole canvas on those steps.",
+        setting="boundary",
+    )
+    within_request: bool = declare(
+        False,
+        Flag(),
+        "At depth 0 the prefix is refreshed every `refresh_interval` steps within the request, in all layers; if not, "
+        "this is the inner policy there.",
+        unset=False,
+    )
 
     def __post_init__(self) -> None:
+        check(self)
         if isinstance(self.inner, BiCache):
             raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
         if "attention" in self.inner.traits.keeps:
@@ -55,31 +124,13 @@ class BiCache(CachePolicy):
             )
         depth: object = self.depth
         if not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
-            raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {depth!r}")
-        whole("refresh_interval", self.refresh_interval, low=1, optional=True)
-        one_of("boundary", self.boundary_state, BOUNDARIES)
-        if self.within_request is not None:
-            flag("within_request", self.within_request)
-            if is_whole(depth, 1):
-                raise ConfigError(
-                    f"within_request={self.within_request!r} says what happens at depth 0, and depth={depth!r}; leave "
-                    "it out"
-                )
-
-    @property
-    def traits(self) -> Traits:
-        """The traits of the inner policy, except that idle passes run, because they may be refreshes."""
-        return _traits(self.inner)
-
-    @property
-    def without_prefix(self) -> CachePolicy:
-        """The inner policy."""
-        return self.inner
+            raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {shown(depth)}")
+        if self.within_request and is_whole(depth, 1):
+            raise ConfigError(f"within_request=True says what happens at depth 0, and depth={depth}; leave it out")
 
     def within(self, parts: tuple[range, ...]) -> CachePolicy:
         """Refreshes of `parts` within the request, over the inner policy; or the inner policy alone."""
-        wanted = self.depth != 0 if self.within_request is None else self.within_request
-        return WithinRequest(self.inner, parts, self.refresh_interval) if parts and wanted else self.inner
+        return WithinRequest(self.inner, parts, self.refresh_interval) if parts and self.within_request else self.inner
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses a depth beyond the model's layers, and what the inner policy refuses."""
@@ -88,14 +139,21 @@ class BiCache(CachePolicy):
             raise ConfigError(f"depth={self.depth} exceeds the model's {layers} layers; use 0 to {layers}")
         self.inner.check(facts)
 
-    def guides(self, step: int) -> bool:
-        """As the inner policy."""
-        return self.inner.guides(step)
-
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
         """Depth b, from the table or as given, at most `layers`."""
         depth = self.depth.depth(prefix, canvas) if isinstance(self.depth, DepthLookup) else self.depth
         return min(depth, layers)
+
+    def unread(self, prefix: int, canvas: int) -> Unread:
+        """The depth, or where the table begins."""
+        if not isinstance(self.depth, DepthLookup):
+            return Unread("depth", "depth=0 reads no shared prefix")
+        ratio, first = percent(prefix, canvas), min(self.depth.entries, default=None)
+        of = f"a prefix of {prefix} tokens, {ratio} % of the canvas"
+        if first is None or ratio < first:
+            begins = "is empty" if first is None else f"begins at {first} %"
+            return Unread("short", f"no layer reads {of}: the depth table {begins}")
+        return Unread("depth", f"no layer reads {of}: the depth table gives 0 there")
 
     def leased_layers(self, boundary: int, layers: int) -> int:
         """With a stored boundary one more than `boundary`: the K/V there are a function of the stored state alone.
@@ -105,38 +163,24 @@ class BiCache(CachePolicy):
         stored = self.boundary_state == "stored" and "outputs" not in self.inner.traits.keeps
         return min(boundary + stored, layers)
 
-    def refreshes(self, step: int) -> bool:
-        """Whether the prefix rows rejoin the deep layers in this step."""
-        return _due(self.refresh_interval, step)
-
     def repeats(self, view: View) -> int:
         """As the inner policy, until the prefix rows rejoin or leave."""
         if view.prefix is None or view.prefix.boundary == view.layers:
             return self.inner.repeats(view)
-        return 0 if self._rejoins(view, view.prefix) else _repeats(self.inner, self.refresh_interval, view)
-
-    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:
-        """As the inner policy: between refreshes the prefix is read, and no plan repeats beyond one."""
-        return self.inner.draft_rows(canvas, response, block)
-
-    def _rejoins(self, view: View, hit: PrefixHit) -> bool:
-        """Whether this pass computes the prefix rows above the boundary."""
-        return self.refreshes(view.step) and view.pass_index == 0 and hit.boundary < view.layers
+        return _Refreshing.repeats(self, view)
 
     def plan(self, view: View) -> Plan:
         """The inner plan, cut at the boundary, with the prefix rows taken out below and put in above on refreshes."""
         plan = self.inner.plan(view)
         if view.prefix is None:
             return plan
-        # At boundary = layers no deep rows are left to refresh. After a fill pass that refreshed, the next pass of the
-        # step reads the K/V that it wrote.
-        refresh = self._rejoins(view, view.prefix)
+        refresh = self._rejoins(view) and view.prefix.boundary < view.layers  # else no deep rows are left to refresh
         start = 0 if self.boundary_state == "recomputed" else view.prefix.boundary
         return _over_prefix(plan, view, view.prefix, start, refresh=refresh)
 
 
 @dataclass(frozen=True, slots=True)
-class WithinRequest(CachePolicy):
+class WithinRequest(_Refreshing):
     """BiCache at depth 0: equation 5 in all layers, for a request that reads nothing from the store.
 
     The rows of the shared parts are computed every `refresh_interval` steps, and keep the K/V that these steps gave
@@ -145,61 +189,17 @@ class WithinRequest(CachePolicy):
     Attributes:
         inner: the policy for everything but the parts.
         parts: positions of the parts in the prompt, ascending.
-        refresh_interval: R; steps with step % R == 0 refresh. None refreshes at step 0 only.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
     parts: tuple[range, ...] = ()
     refresh_interval: int | None = 16
-
-    @property
-    def traits(self) -> Traits:
-        """As those of `BiCache`."""
-        return _traits(self.inner)
-
-    @property
-    def without_prefix(self) -> CachePolicy:
-        """The inner policy."""
-        return self.inner
-
-    def check(self, facts: RequestFacts) -> None:
-        """As the inner policy."""
-        self.inner.check(facts)
-
-    def guides(self, step: int) -> bool:
-        """As the inner policy."""
-        return self.inner.guides(step)
-
-    def repeats(self, view: View) -> int:
-        """As the inner policy, until the parts are refreshed, and not beyond a refresh."""
-        return 0 if self._rejoins(view) else _repeats(self.inner, self.refresh_interval, view)
-
-    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:
-        """As the inner policy; see `BiCache`."""
-        return self.inner.draft_rows(canvas, response, block)
-
-    def _rejoins(self, view: View) -> bool:
-        return _due(self.refresh_interval, view.step) and view.pass_index == 0
+    name: ClassVar[str] = "bicache (within_request)"
 
     def plan(self, view: View) -> Plan:
         """The inner plan, with the rows of the parts put in on refreshes, and taken out elsewhere."""
         nothing_leased = PrefixHit(sum(map(len, self.parts)), 0, 0, self.parts)
         return _over_prefix(self.inner.plan(view), view, nothing_leased, 0, refresh=self._rejoins(view))
-
-
-def _due(interval: int | None, step: int) -> bool:
-    return step == 0 if interval is None else step % interval == 0
-
-
-def _traits(inner: CachePolicy) -> Traits:
-    traits = inner.traits
-    return replace(traits, kinds=("masked",), schedule=replace(traits.schedule, idle_passes="all"))
-
-
-def _repeats(inner: CachePolicy, interval: int | None, view: View) -> int:
-    """Repeats of a step without refresh: as many as the inner policy allows, up to the next refresh."""
-    repeats = inner.repeats(view)
-    return repeats if interval is None else min(repeats, interval - 1 - view.step % interval)
 
 
 def _over_prefix(plan: Plan, view: View, hit: PrefixHit, start: int, *, refresh: bool) -> Plan:

@@ -1,7 +1,8 @@
-"""`none`: no caching. Everything is computed in every step; the reference for all others."""
+"""`none` and `reuse`: everything is computed in every step, or a shared prefix never again."""
 
 from dataclasses import dataclass
 
+from remask.checks import KINDS
 from remask.plan import Plan, View
 from remask.policies.base import ALWAYS, CachePolicy, Schedule, Traits
 
@@ -10,10 +11,8 @@ from remask.policies.base import ALWAYS, CachePolicy, Schedule, Traits
 class Dense(CachePolicy):
     """Computes every row in every layer and step. With block-causal attention, every row up to the current block's."""
 
-    @property
-    def traits(self) -> Traits:
-        """Nothing is kept between passes, so one that transfers nothing can be skipped."""
-        return Traits(kinds=("masked", "uniform", "block_causal"), schedule=Schedule("skipped"), by_clock=True)
+    # Nothing is kept between passes, so one that transfers nothing can be skipped.
+    traits = Traits(kinds=KINDS, schedule=Schedule("skipped"), exact=True, by_clock=True)
 
     def repeats(self, view: View) -> int:
         """The same rows until the block is done, once it has its first token."""
@@ -25,6 +24,42 @@ class Dense(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""
+        if view.committed is not None:
+            return Plan(view.over(0, view.block.stop - view.shift), predict=view.candidates)
         if view.opens:
-            return Plan(view.over(0, view.block.start), predict=view.first, commit=view.first)
+            return Plan(view.over(0, view.block.start), predict=view.first, transfer=view.first)
         return Plan(view.over(0, view.horizon), predict=view.candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse(CachePolicy):
+    """Reads the shared prefix from the store in all layers and steps, and never computes it again.
+
+    This is exact for causal attention. For bidirectional attention, the K/V of the prefix lack the influence of the
+    tokens after it.
+    """
+
+    traits = Traits(by_clock=True)
+
+    @property
+    def without_prefix(self) -> CachePolicy:
+        """`none`, because there is nothing to reuse."""
+        return Dense()
+
+    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
+        """All layers."""
+        return layers
+
+    def repeats(self, view: View) -> int:  # noqa: ARG002
+        """The same rows in all steps."""
+        return ALWAYS
+
+    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
+        """At most all; what is stored is read."""
+        return canvas
+
+    def plan(self, view: View) -> Plan:
+        """Everything but what is stored, in all layers."""
+        if view.prefix is None:
+            return self.without_prefix.plan(view)
+        return Plan(view.over_rows(~view.prefix.rows(view.length)), predict=view.candidates)

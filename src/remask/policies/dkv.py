@@ -1,23 +1,20 @@
 """dKV-Cache (arXiv 2505.15781): a token's K/V are cached one step after it is decoded."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.checks.values import one_of, whole
+from remask.checks.fields import declare
+from remask.checks.values import Choice, OrNull, Whole
 from remask.errors import ConfigError
 from remask.plan import Mask, Plan, Spans, View
 from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Traits
 
 Shift: TypeAlias = Literal["un", "right", "un_right"]
-SHIFTS: tuple[Shift, ...] = ("un", "right", "un_right")
-Centre: TypeAlias = Literal["current", "previous"]
-CENTRES: tuple[Centre, ...] = ("current", "previous")
-Extent: TypeAlias = Literal["noisy", "interval"]
-EXTENTS: tuple[Extent, ...] = ("noisy", "interval")
+_INTERVAL = OrNull(Whole(1)), "Steps from one full pass to the next; None: only those that begin a block or a request."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +47,8 @@ class DkvDecode(_Delayed):
     because its logits are needed, and its K/V in the cache are kept. The paper measures that this harms.
     """
 
-    refresh_interval: int | None = 8
-    shift: Shift | None = None
-
-    def __post_init__(self) -> None:
-        whole("refresh_interval", self.refresh_interval, low=1, optional=True)
-        if self.shift is not None:
-            one_of("shift", self.shift, SHIFTS)
+    refresh_interval: int | None = declare(8, *_INTERVAL)
+    shift: Shift | None = declare(None, Choice(get_args(Shift)), "When a row counts as decoded, on Dream.")
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses `shift` on a model whose rows predict their own position."""
@@ -91,10 +83,7 @@ class DkvDecode(_Delayed):
 class DkvPrefill(_Delayed):
     """`dkv-prefill`: the prompt but its last row once, the rest in every step. Decoded tokens are never cached."""
 
-    @property
-    def traits(self) -> Traits:
-        """The first step computes all rows, and every other one the same."""
-        return Traits(by_clock=True)
+    traits = Traits(by_clock=True)
 
     def repeats(self, view: View) -> int:
         """All steps but the first are the same."""
@@ -122,31 +111,25 @@ class DkvGreedy(_Delayed):
     """`dkv-greedy`: rows decoded by this step and the last, and a window around them; everything on refreshes.
 
     It needs a decoding order that is known before the pass. Steps are counted within the block.
-
-    Attributes:
-        refresh_interval: steps from one full pass to the next.
-        window: w, rows computed around each position of `centre`.
-        centre: the window is around the positions that this step decodes, as in the authors' code ("current"), or
-            that the last step decoded, which the paper's text found better ("previous").
-        extent: a window holds the w nearest noisy positions, as in the authors' code ("noisy"), or whatever stands from
-            ceil(w / 2) positions before its centre to floor(w / 2) after it, as in section 4.2 ("interval").
     """
 
-    refresh_interval: int | None = 8
-    window: int = 4
-    centre: Centre = "current"
-    extent: Extent = field(default="noisy", metadata={"unset": "noisy"})
+    refresh_interval: int | None = declare(8, *_INTERVAL)
+    window: int = declare(4, Whole(0), "w, rows computed around each position of `centre`.")
+    centre: Literal["current", "previous"] = declare(
+        "current",
+        Choice(("current", "previous")),
+        "The window is around the positions that this step decodes, as in the authors' code (`current`), or that the "
+        "last step decoded, which the paper's text found better (`previous`).",
+    )
+    extent: Literal["noisy", "interval"] = declare(
+        "noisy",
+        Choice(("noisy", "interval")),
+        "A window holds the w nearest noisy positions, as in the authors' code (`noisy`), or whatever stands from "
+        "ceil(w / 2) positions before its centre to floor(w / 2) after it, as in section 4.2 (`interval`).",
+        unset="noisy",
+    )
 
-    def __post_init__(self) -> None:
-        whole("refresh_interval", self.refresh_interval, low=1, optional=True)
-        whole("window", self.window, low=0)
-        one_of("centre", self.centre, CENTRES)
-        one_of("extent", self.extent, EXTENTS)
-
-    @property
-    def traits(self) -> Traits:
-        """Plans depend on the step and on an order that is known before the pass."""
-        return Traits(by_clock=True)
+    traits = Traits(by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses samplers that choose after the pass, rows that predict another position, and too wide a window."""

@@ -1,20 +1,19 @@
 """`dllm-cache`: refreshes prompt and response at intervals of their own, and recomputes moved rows in between."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from remask.checks.values import one_of, real, whole
+from remask.checks.fields import declare
+from remask.checks.values import Choice, Real, Whole
 from remask.errors import ConfigError
 from remask.plan import Mask, Plan, Span, Spans, TopRho, View
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
 Select: TypeAlias = Literal["value", "key", "random"]
-SELECTS: tuple[Select, ...] = ("value", "key", "random")
-Phase: TypeAlias = Literal["up", "down"]
-PHASES: tuple[Phase, ...] = ("up", "down")
+SELECTS: tuple[Select, ...] = get_args(Select)
 GUIDED_STEPS = 5  # first steps in which the unconditional canvas always runs, as in the authors' code
 
 
@@ -36,41 +35,31 @@ class DllmCache(CachePolicy):
 
     The authors also carry prompt rows through every step. Between prompt refreshes nothing reads these rows, so they
     are left out here. Only the row that predicts the first response position (Dream) stays live.
-
-    Attributes:
-        prompt_interval: Kp.
-        response_interval: Kr.
-        ratio: rho, from 0 (nothing in between) to 1, of all response positions.
-        guidance_interval: Kcfg; with classifier-free guidance the unconditional canvas runs every so many steps, and in
-            the first five.
-        select: how the share is chosen.
-        select_layers: consecutive layers that share a choice, from the second on; anew from a shared prefix's boundary.
-        phase: steps are counted up from 0, as in the authors' code, or "down" from their number K to 1, as in the
-            paper's text (a refresh where k = 0 modulo the interval). "down" needs a schedule that says how many steps
-            there are.
     """
 
-    prompt_interval: int = 100
-    response_interval: int = 8
-    ratio: float = 0.25
-    guidance_interval: int = field(default=1, metadata={"setting": "cfg_interval"})
-    select: Select = "value"
-    select_layers: int = 1
-    phase: Phase = "up"
+    prompt_interval: int = declare(100, Whole(1), "Kp.")
+    response_interval: int = declare(8, Whole(1), "Kr.")
+    ratio: float = declare(0.25, Real(0, 1), "rho, from 0 (nothing in between) to 1, of all response positions.")
+    cfg_interval: int = declare(
+        1,
+        Whole(1),
+        "Kcfg; with classifier-free guidance the unconditional canvas runs every so many steps, and in the first five.",
+    )
+    select: Select = declare("value", Choice(SELECTS), "How the share is chosen.")
+    select_layers: int = declare(
+        1,
+        Whole(1),
+        "Consecutive layers that share a choice, from the second on; anew from a shared prefix's boundary.",
+    )
+    phase: Literal["up", "down"] = declare(
+        "up",
+        Choice(("up", "down")),
+        "Steps are counted up from 0, as in the authors' code, or down from their number K to 1, as in the paper's "
+        "text (a refresh where k = 0 modulo the interval), which needs a schedule that says how many there are.",
+    )
 
-    def __post_init__(self) -> None:
-        whole("prompt_interval", self.prompt_interval, low=1)
-        whole("response_interval", self.response_interval, low=1)
-        real("ratio", self.ratio, low=0, high=1)
-        whole("cfg_interval", self.guidance_interval, low=1)
-        whole("select_layers", self.select_layers, low=1)
-        one_of("select", self.select, SELECTS)
-        one_of("phase", self.phase, PHASES)
-
-    @property
-    def traits(self) -> Traits:
-        """Rows that are not computed add cached outputs; each canvas of a guided pair has caches and a clock."""
-        return Traits(schedule=Schedule(own_clocks=True), keeps=frozenset({"outputs"}), by_clock=True)
+    # Rows that are not computed add cached outputs; each canvas of a guided pair has caches and a clock.
+    traits = Traits(schedule=Schedule(own_clocks=True), keeps=frozenset({"outputs"}), by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses to count down where nothing says from where."""
@@ -82,7 +71,7 @@ class DllmCache(CachePolicy):
 
     def guides(self, step: int) -> bool:
         """In the first five steps, and every Kcfg steps."""
-        return step < GUIDED_STEPS or step % self.guidance_interval == 0
+        return step < GUIDED_STEPS or step % self.cfg_interval == 0
 
     def plan(self, view: View) -> Plan:
         """The first layer computes all live rows; the others compute those that are due for a refresh or have moved."""
@@ -92,13 +81,13 @@ class DllmCache(CachePolicy):
         drawn = self.select == "random" and count > 0
         spans = Spans(make()) if drawn else view.spans(("dllm-cache", refresh_prompt, refresh_response), make)
         # Guidance that is kept must serve the positions of later blocks too.
-        predict = view.candidates if self.guidance_interval == 1 else view.noisy.copy()
+        predict = view.candidates if self.cfg_interval == 1 else view.noisy.copy()
         return Plan(spans, predict, refreshes=refresh_prompt or refresh_response)
 
     def repeats(self, view: View) -> int:
         """Until the next refresh, unless rows are drawn, which are others in every step."""
         drawn = self.select == "random" and self._count(view) > 0
-        if drawn or any(self._due(view)) or self.guidance_interval > 1:
+        if drawn or any(self._due(view)) or self.cfg_interval > 1:
             return 0
         intervals = (self.prompt_interval, self.response_interval)
         if self.phase == "up":

@@ -1,11 +1,12 @@
 """`elastic-cache`: a sliding window, and a refresh of deep layers when attention has drifted."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
-from remask.checks.values import flag, one_of, real, whole
+from remask.checks.fields import check, declare
+from remask.checks.values import Choice, Flag, Real, Whole
 from remask.errors import ConfigError, PlanError
 from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View
 from remask.plan.cost import OperationCost, Widths
@@ -41,7 +42,7 @@ class Watch(LayerHook):
     similarity: Similarity = "heads"
     refreshed: int | None = None
 
-    on_device = "remask.policies.on_device.elastic:WatchAttention"
+    on_device = "remask.policies.on_device:WatchAttention"
     revives = True
 
     def changes(self, spans: Spans) -> bool:  # noqa: ARG002
@@ -93,40 +94,34 @@ class ElasticCache(CachePolicy):
     last step decoded. Where the attention of the tracked tokens has drifted in a layer, the same pass computes all rows
     above that layer, from the hidden states that they had. The layers below keep their caches. What stands after a
     settled stop token is not decoded.
-
-    Attributes:
-        window: beta, noisy positions in reach of a step, from the left; only these can be transferred.
-        threshold: gamma, the cosine similarity below which a refresh is due, from 0 (never) to 1 (at any change).
-        track_num: how many tokens each layer tracks. Every layer compares those of all layers.
-        block_caching: whether noisy positions beyond the window are cached; without it all of them are computed.
-        similarity: what is compared; see `Watch`.
-        queries: whose attention decides what is tracked: that of the window, or without block caching of all "masks".
     """
 
-    window: int = 16
-    threshold: float = 0.9
-    track_num: int = 1
-    block_caching: bool = True
-    similarity: Similarity = "heads"
-    queries: Literal["window", "masks"] = "window"
+    window: int = declare(
+        16, Whole(1), "beta, noisy positions in reach of a step, from the left; only these can be transferred."
+    )
+    threshold: float = declare(
+        0.9, Real(0, 1), "gamma, the cosine similarity below which a refresh is due, from 0 (never) to 1 (any change)."
+    )
+    track_num: int = declare(1, Whole(1), "Tokens that each layer tracks. Every layer compares those of all layers.")
+    block_caching: bool = declare(
+        True, Flag(), "Whether noisy positions beyond the window are cached; without it all of them are computed."
+    )
+    similarity: Similarity = declare("heads", Choice(get_args(Similarity)), "What is compared; see `Watch`.")
+    queries: Literal["window", "masks"] = declare(
+        "window",
+        Choice(("window", "masks")),
+        "Whose attention decides what is tracked: that of the window, or without block caching of all `masks`.",
+    )
 
     def __post_init__(self) -> None:
-        whole("window", self.window, low=1)
-        real("threshold", self.threshold, low=0, high=1)
-        whole("track_num", self.track_num, low=1)
-        flag("block_caching", self.block_caching)
-        one_of("similarity", self.similarity, ("heads", "keys"))
-        one_of("queries", self.queries, ("window", "masks"))
+        check(self)
         if self.queries == "masks" and self.block_caching:
             raise ConfigError(
                 "queries='masks' lets all masks decide what is tracked, and block_caching computes only those of the "
                 "window; use block_caching=false, or queries='window'"
             )
 
-    @property
-    def traits(self) -> Traits:
-        """Attention is watched."""
-        return Traits(schedule=Schedule("within_block"), keeps=frozenset({"attention"}))
+    traits = Traits(schedule=Schedule("within_block"), keeps=frozenset({"attention"}))
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses a window beyond the response, and a decoding order that could leave the window."""

@@ -5,11 +5,10 @@ from typing import Literal
 
 import numpy as np
 
-from remask.checks.values import one_of, real, whole
+from remask.checks.fields import declare
+from remask.checks.values import Choice, Real, Whole
 from remask.plan import Mask, Plan, View
 from remask.policies.base import CachePolicy, Schedule, Traits
-
-MASKS = ("response", "block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +18,19 @@ class EntropyCache(CachePolicy):
     The first pass is full. After each step the entropies of the distributions that the decoded tokens were taken from
     are looked at. Where the largest exceeds `threshold`, the next pass is full; else it computes the masks and the
     `recent` tokens that were decoded last, in all layers, and reads everything else from the cache.
-
-    Attributes:
-        threshold: nats, before temperature and filters; 0 makes every pass after a decoded token full.
-        recent: k, decoded tokens that are computed again. Of those of one step the leftmost go first.
-        masks: those of the whole response, or of the current block.
     """
 
-    threshold: float = 1.0
-    recent: int = 64
-    masks: Literal["response", "block"] = "response"
+    threshold: float = declare(
+        1.0, Real(0), "Nats, before temperature and filters; 0 makes every pass after a decoded token full."
+    )
+    recent: int = declare(
+        64, Whole(0), "k, decoded tokens that are computed again. Of those of one step the leftmost go first."
+    )
+    masks: Literal["response", "block"] = declare(
+        "response", Choice(("response", "block")), "Those of the whole response, or of the current block."
+    )
 
-    def __post_init__(self) -> None:
-        real("threshold", self.threshold, low=0)
-        whole("recent", self.recent, low=0)
-        one_of("masks", self.masks, MASKS)
-
-    @property
-    def traits(self) -> Traits:
-        """A complete block runs no further pass."""
-        return Traits(schedule=Schedule("within_block"), reads="entropy")
+    traits = Traits(schedule=Schedule("within_block"), reads="entropy")
 
     def plan(self, view: View) -> Plan:
         """All rows, or those of masks and recent tokens."""

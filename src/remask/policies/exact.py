@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
-from remask.checks.values import whole
-from remask.plan import Plan, Span, View
+import numpy as np
+
+from remask.checks.fields import declare
+from remask.checks.values import Whole
+from remask.plan import Plan, Span, Spans, View
 from remask.policies.base import ALWAYS, CachePolicy, Traits
 
 
@@ -15,54 +18,68 @@ class Exact(CachePolicy):
     the end of the prompt's prefill. The last block has a commit pass only if its pages are to be shared. Requests share
     the pages of committed rows without loss.
 
-    Where a row predicts the next position (Fast-dLLM v2), nothing is merged: the pass that commits a block, or ends the
-    prompt's prefill, gives the next block its first token.
+    Where a row predicts the next position, the last row before a block is computed with it until the block's first
+    token is there. On Fast-dLLM v2 nothing is merged: the pass that commits a block, or ends the prompt's prefill,
+    gives the next block its first token.
 
-    Attributes:
-        prefill_chunk: rows of a long prompt that one pass computes, rounded down to whole blocks. Later passes compute
-            the rest, so that other requests do not stall.
+    Where final rows are causal (Nemotron-Labs-Diffusion), each pass computes what is behind the committed rows.
     """
 
-    prefill_chunk: int = 512
+    prefill_chunk: int = declare(
+        512,
+        Whole(1),
+        "Rows of a long prompt that one pass computes, rounded down to whole blocks. Later passes compute the rest, "
+        "so that other requests do not stall.",
+    )
 
-    def __post_init__(self) -> None:
-        whole("prefill_chunk", self.prefill_chunk, low=1)
-
-    @property
-    def traits(self) -> Traits:
-        """For block-causal models only. Cached K/V are final, so requests can share their pages."""
-        return Traits(kinds=("block_causal",), sharing="pages", by_clock=True)
+    # Cached K/V are final, so requests can share their pages.
+    traits = Traits(kinds=("block_causal",), sharing="pages", exact=True, by_clock=True)
 
     def repeats(self, view: View) -> int:
         """The block alone, after its first pass."""
-        return ALWAYS if view.block_step > 0 and not view.opens else 0
+        if view.committed is not None:
+            return 0 if view.shift else ALWAYS
+        return ALWAYS if view.block_step > 0 and not view.led else 0
 
     def plan(self, view: View) -> Plan:
         """A chunk of the prompt, or the current block with what is to be committed before it."""
-        block = view.block
+        if view.committed is not None:
+            return self._after(view, view.committed)
+        block, nothing = view.block, view.rows(0, 0)
         if view.step == 0:
-            chunk = max(len(block), self.prefill_chunk // len(block) * len(block))
-            start = (0 if view.prefix is None else view.prefix.length) + view.pass_index * chunk
-            if block.start - start > chunk:
-                nothing = view.rows(0, 0)
-                return Plan(view.over(start, start + chunk), nothing, commit=nothing)
+            assert view.sees is not None
+            # Of a grid with short blocks at its ends the longest has the full length.
+            length = int(np.unique(view.sees, return_counts=True)[1].max())
+            chunk = max(length, self.prefill_chunk // length * length)
+            leased = 0 if view.prefix is None else view.prefix.length
+            begin = leased + view.pass_index * chunk
+            start = view.block_start(begin) if view.pass_index else leased  # what is leased may end within a block
+            if begin + chunk < block.start:
+                return Plan(view.over(start, view.block_start(begin + chunk)), nothing, transfer=nothing)
         else:
-            start = block.start - (len(block) if view.block_step == 0 else 0)
-        if view.opens:
-            return Plan((self._opening(view, start),), predict=view.first, commit=view.first)
-        if view.shift and view.step > 0:
-            start = block.start  # its opening pass has committed what is before it
-        return Plan(view.over(start, block.stop), predict=view.candidates)
+            start = view.block_start(block.start - 1) if view.block_step == 0 else block.start
+        stop = block.start if view.opens else block.stop
+        spans = view.over(start, stop) if not view.led or start < block.start else self._led(view, start, stop)
+        return Plan(spans, view.first, transfer=view.first) if view.opens else Plan(spans, view.candidates)
 
-    def _opening(self, view: View, start: int) -> Span:
-        """The uncommitted rows before the block, and always the last row before it, even if all rows are shared."""
-        stop = view.block.start
-        rows = view.rows(min(start, stop - len(view.block)), stop)
-        leased = 0 if view.prefix is None else view.prefix.length
-        frozen = rows & view.rows(0, leased)
-        return Span(range(view.layers), rows, frozen=frozen if frozen.any() else None)
+    def _led(self, view: View, start: int, stop: int) -> Spans:
+        """The rows from `start` to `stop`, and the last one before the block, whose K/V are there."""
+        rows, frozen = view.rows(view.block.start - 1, stop), view.rows(view.block.start - 1, start)
+        return view.spans(("led", start, stop), lambda: [Span(range(view.layers), rows, frozen=frozen)])
+
+    def _after(self, view: View, committed: int) -> Plan:
+        """A chunk of the prompt, or all rows behind those that are `committed` that the block's tokens depend on."""
+        start, stop = committed, view.block.stop - view.shift
+        if view.step == 0:
+            start = (0 if view.prefix is None else view.prefix.length) + view.pass_index * self.prefill_chunk
+            if stop - start > self.prefill_chunk:
+                nothing = view.rows(0, 0)
+                return Plan(view.over(start, start + self.prefill_chunk), nothing, transfer=nothing)
+        # Where all is shared, the last row predicts.
+        spans = self._led(view, start, stop) if start == stop else view.over(start, stop)
+        return Plan(spans, predict=view.candidates)
 
     def closing(self, view: View) -> Plan:
         """The last block's commit pass."""
         nothing = view.rows(0, 0)
-        return Plan(view.over(view.block.start, view.block.stop), nothing, commit=nothing)
+        return Plan(view.over(view.block.start, view.block.stop), nothing, transfer=nothing)

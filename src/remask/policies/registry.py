@@ -7,21 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from remask.checks.kinds import KINDS, ModelKind
-from remask.checks.plugins import Plugin, Registry
+from remask.checks import KINDS, ModelKind
+from remask.checks.fields import declared, paths
+from remask.checks.plugins import Plugin, Registry, module_in
+from remask.checks.values import shown
 from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.policies.acache import ACache
 from remask.policies.base import CachePolicy, Traits
-from remask.policies.bicache import BiCache
-from remask.policies.block import BlockDual, BlockPrefix, UniformCache
-from remask.policies.dense import Dense
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import BiCache, DepthLookup
+from remask.policies.block import BlockDual, BlockPrefix
+from remask.policies.dense import Dense, Reuse
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
-from remask.policies.reuse import Reuse
+from remask.policies.uniform_cache import UniformCache
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 
 GROUP = "remask.policies"
 """The entry-point group by which other packages add policies. Each entry point names a policy class."""
@@ -107,7 +110,7 @@ class PolicyType:
         except RemaskError:
             raise
         except Exception as error:  # whatever another package's class raises on values that do not suit it
-            given = f"the settings {dict(settings)!r}" if settings else "its default settings"
+            given = f"the settings {shown(dict(settings))}" if settings else "its default settings"
             raise ConfigError(f"{self.plugin} refuses {given}: {type(error).__name__}: {error}") from error
 
 
@@ -222,6 +225,9 @@ def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, table: De
         for name, each in zip(names, types, strict=True)
     ]
     for key in rest:
+        own = {path.rpartition(".")[2] for path in paths(SamplingParams)} | declared(SamplingParams).keys()
+        if key in own or key in declared(Terms):
+            raise ConfigError(f"{key} is no setting of cache policy {spec!r}: it belongs into the request itself")
         allowed = [key for each in types for key in each.settings]
         if not allowed:
             raise ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
@@ -236,14 +242,15 @@ def _as_given(policy: object, settings: Mapping[str, Any] | None) -> CachePolicy
     if isinstance(policy, CachePolicy):
         if settings:
             raise ConfigError(
-                f"cache_config={dict(settings)!r} is for a policy that is named; give an object of type "
+                f"cache_config={shown(dict(settings))} is for a policy that is named; give an object of type "
                 f"{type(policy).__name__} its settings when it is made, and leave cache_config out"
             )
         return policy
     if isinstance(policy, type) and issubclass(policy, CachePolicy):
         raise ConfigError(f"cache is the class {policy.__name__}; give an object of it: {policy.__name__}()")
     raise ConfigError(
-        f"cache must be the name of a policy or a CachePolicy object, got {policy!r} of type {type(policy).__name__}"
+        "cache must be the name of a policy or a CachePolicy object, "
+        f"got {shown(policy)} of type {type(policy).__name__}"
     )
 
 
@@ -259,15 +266,11 @@ def _addressed(names: Sequence[str], types: Sequence[PolicyType], settings: Mapp
     return found
 
 
-def setting_names(spec: str) -> tuple[str, ...]:
-    """The settings that `spec` takes, as `settings_of` names them, whether their defaults are shown or not.
-
-    Raises `UnknownNameError` on a name that does not exist.
-    """
-    found: list[str] = []
-    for name in spec.split("+"):
-        found += [f"{name}.{key}" if key in found else key for key in POLICIES.get(name).settings]
-    return tuple(found)
+def check_setting(name: str) -> None:
+    """Raise `ConfigError` where a field of a request, which is not known, is a setting of one of remask's policies."""
+    owners = [owner for owner, each in POLICIES.built_in.items() if name in each.settings]
+    if owners:
+        raise ConfigError(f"{name} is a setting of the cache policy {owners[0]!r}: it belongs into 'cache_config'")
 
 
 def settings_of(policy: CachePolicy) -> dict[str, Any]:
@@ -319,3 +322,49 @@ def _own_name(policy: CachePolicy) -> str:
             return name
     given = getattr(policy, "name", None)
     return given if isinstance(given, str) and given else type(policy).__name__
+
+
+def file_and_class(spec: str) -> tuple[str, str] | None:
+    """The file and the class that a spec `FILE.py:CLASS` names; None of any other."""
+    path, colon, name = spec.rpartition(":")
+    return (path, name) if colon and path.endswith(".py") and name.isidentifier() else None
+
+
+def from_file(
+    cache: str | CachePolicy, settings: Mapping[str, Any] | None, option: str = "cache"
+) -> tuple[str | CachePolicy, dict[str, Any]]:
+    """A policy object, with its settings and with none beside it, where `cache` names a file, which is run.
+
+    Anything else is returned as it is. `option` is the setting's name in errors. Raises `ConfigError` where the file
+    cannot be run, holds no such class, or the class is no policy or does not take the settings.
+    """
+    found = file_and_class(cache) if isinstance(cache, str) else None
+    if found is None:
+        return cache, dict(settings or {})
+    path, name = found
+    made = vars(module_in(path, option)).get(name)
+    if made is None:
+        raise ConfigError(f"{option}: {path} has no class {name!r}")
+    try:
+        policy = PolicyType.of(made)
+    except TypeError as error:
+        raise ConfigError(
+            f"{option}: {name} of {path} is not a cache policy: {error}; expected a frozen dataclass derived from "
+            "remask.policies.CachePolicy whose fields all have defaults (docs/extending.md)"
+        ) from error
+    for key in settings or {}:
+        if key not in policy.settings:
+            raise UnknownNameError(f"setting of cache policy {name!r}", key, policy.settings)
+    try:
+        return policy.build(settings or {}, None, lambda: _no_table(option)), {}
+    except RemaskError:
+        raise
+    except Exception as error:  # of a constructor that is anybody's
+        raise ConfigError(f"{option}: {name} of {path} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _no_table(option: str) -> DepthLookup:
+    raise ConfigError(
+        f"{option}: a policy of a file gets no depth table, as there is none before the model is loaded; give its "
+        "depths among its settings, or make the policy a package (docs/extending.md)"
+    )

@@ -1,7 +1,7 @@
 """Readers: they read more of predicted rows than tokens, or decide the tokens.
 
 A reader is a file, with its check, its device part and its result; `Reader` is the protocol. A request brings
-readers (`Request.readers`), and `remask.readers.own` adds those that follow from its sampling parameters, its
+readers (`Request.readers`), and `remask.readers.implied` adds those that follow from its sampling parameters, its
 template and its cache policy.
 """
 

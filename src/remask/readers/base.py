@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas, Template
-from remask.plan.prefix_work import LayerWork
+from remask.plan.pass_cost import LayerWork
 from remask.plan.spans import Mask
 from remask.policies.base import Schedule
 from remask.request.result import Event, Transfer
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoder, Decoding
 from remask.sampling.rows import DeviceRead
-from remask.text.stops import StopRule
+from remask.text.incremental import StopRule
 
 Written = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Positions, ascending, and their tokens; int64 [n] each."""
@@ -58,17 +58,17 @@ class Start:
 
     Attributes:
         canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to. Where it
-            grows (`SamplingParams.growing_canvas`) it is the same object with more positions, up to `longest`.
+            grows (`blocks.growing_canvas`) it is the same object with more positions, up to `longest`.
         response: the fixed parts and holes of its response.
         steps: the steps that it may take.
-        vocab: tokens of the model.
+        shape: the model's configuration.
         readers: all readers that the request brings.
     """
 
     canvas: Canvas
     response: Template
     steps: int
-    vocab: int
+    shape: ModelConfig
     readers: Sequence["Reader"]
 
     @property

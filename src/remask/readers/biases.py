@@ -66,8 +66,9 @@ class Added(DeviceRead):
 class Penalties(Reader):
     """Lowers the logits of tokens that stand in the response or, for the repetition penalty, in the prompt.
 
-    What counts is all that is final or written when the pass begins, wherever it stands: in a block-causal response
-    everything before the current block, and what earlier steps have written of the block.
+    What counts is all that is final or written when the pass begins, wherever it stands: before the current block, what
+    earlier steps have written of the block, and on masked models what stands behind it. Positions that one pass fills
+    may take the same token.
     """
 
     name = "penalties"

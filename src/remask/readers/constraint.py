@@ -4,6 +4,7 @@ The device reads the best token of each class of tokens; the host finds the path
 chooses positions as ever. All of a path can be completed by the rest of it, so any choice of positions can be.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,12 @@ class Constraint(Reader):
         self.automaton = automaton
         self.table = ClassTable(automaton.classes, automaton.labels)
 
+    def begun(self, state: int) -> "Constraint":
+        """The form of the rest of an answer whose beginning is given, and leads to `state`."""
+        other = copy(self)
+        other.automaton = self.automaton.begun(state)
+        return other
+
     @property
     def formed(self) -> bool:
         """See `Reader`."""
@@ -83,14 +90,19 @@ class Constraint(Reader):
                 raise ConfigError(
                     f"{name}: a stop within an answer would break its form; leave it out of structured outputs"
                 )
+        if asked.params.min_tokens:
+            raise ConfigError(
+                "min_tokens: the form says how many tokens an answer takes; leave it out of structured outputs"
+            )
         hole = _formed_hole(asked.response)
         length, automaton = hole.stop - hole.start, self.automaton
         transitions = automaton.transitions
         longest = MAX_PATH_STEPS // max(1, transitions)
-        if decoding.block > longest:
+        block = max(map(len, decoding.block_ranges))
+        if block > longest:
             raise ConfigError(
                 f"structured_outputs: a step goes over {transitions} transitions a position, so blocks of at most "
-                f"{longest} positions are taken, and these have {decoding.block}; lower block_length, or ask for a "
+                f"{longest} positions are taken, and these have {block}; lower block_length, or ask for a "
                 "simpler form"
             )
         if not automaton.alive(length)[automaton.start]:

@@ -1,13 +1,13 @@
 """Decisions: one pass over a canvas with masks, whose distributions are read and which stays as it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.checks.kinds import ModelKind, in_words
+from remask.checks import ModelKind, in_words
 from remask.errors import ConfigError
 from remask.machine.transfers import send
 from remask.plan.canvas import Canvas
@@ -16,7 +16,7 @@ from remask.policies.base import IdlePasses
 from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
 from remask.readers.logprobs import Normalised
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Confidence, Decoding, FixedCanvas, Positions, Tokens, Uncorrected
+from remask.sampling.decoder import Confidence, Decoder, Decoding, Positions, Tokens
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
@@ -71,7 +71,7 @@ class Reading(Reader):
                 )
         if asked.params != SamplingParams(max_tokens=len(self.token_ids)):
             raise ConfigError("a reading has no sampling parameters but max_tokens, the length of its answer")
-        return ReadingDecoding(asked.prompt, self, asked.shape.mask_id, asked.seed)
+        return ReadingDecoding(asked.prompt, asked.seed, self, asked.shape.mask_id)
 
     def start(self, start: Start) -> Reader:
         """See `Reader`."""
@@ -146,13 +146,11 @@ class Labels(DeviceRead):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingDecoding(FixedCanvas):
+class ReadingDecoding(Decoding):
     """One step over one block, the answer. Tokens in it that are no masks are as final as the prompt."""
 
-    prompt: Sequence[int]
     reading: Reading
     mask_id: int
-    seed: int
 
     @property
     def length(self) -> int:
@@ -174,24 +172,6 @@ class ReadingDecoding(FixedCanvas):
         """One."""
         return 1
 
-    @property
-    def scheduled_steps(self) -> int:
-        """One."""
-        return 1
-
-    def passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """One."""
-        return 1
-
-    @property
-    def ordered(self) -> bool:
-        """False: nothing is transferred."""
-        return False
-
-    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
-        """False: nothing is written, so no stop token is."""
-        return False
-
     def canvas(self) -> Canvas:
         """The prompt and the answer with its masks, which alone are noisy."""
         tokens = np.asarray(self.reading.token_ids, dtype=np.int64)
@@ -204,32 +184,20 @@ class ReadingDecoding(FixedCanvas):
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "ReadingDecoder":  # noqa: ARG002
         """A decoder at the only step."""
-        return ReadingDecoder(self.reading, canvas, self.seed)
+        return ReadingDecoder(canvas, self.seed)
 
 
-class ReadingDecoder(Uncorrected):
+class ReadingDecoder(Decoder):
     """Reads the slots and writes nothing."""
 
-    def __init__(self, reading: Reading, canvas: Canvas, seed: int) -> None:
-        self.reading, self.canvas, self.seed = reading, canvas, seed
+    def __init__(self, canvas: Canvas, seed: int) -> None:
+        super().__init__(canvas, seed)
         self.block = range(canvas.prompt, canvas.end)
-        self.step = 0
-        self.block_step = 0
 
     @property
     def finished(self) -> bool:
         """Whether the pass is done."""
         return self.step > 0
-
-    @property
-    def order(self) -> None:
-        """None: nothing is transferred."""
-        return
-
-    @property
-    def sees(self) -> None:
-        """None: attention is fully bidirectional."""
-        return
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Rows are read as they are."""
@@ -238,10 +206,6 @@ class ReadingDecoder(Uncorrected):
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
         """None of them."""
         return positions[:0]
-
-    def final(self, written: Positions) -> Positions:
-        """None of them."""
-        return written
 
     def advance(self) -> None:
         """Be done."""

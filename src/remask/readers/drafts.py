@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from remask.plan.prefix_work import LayerWork
+from remask.plan.pass_cost import LayerWork
 from remask.readers.base import Predicted, Reader, ReadPass, Start
 from remask.request.result import Draft, Event
 

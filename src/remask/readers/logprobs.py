@@ -57,7 +57,7 @@ class Logprobs(Reader):
 
     def start(self, start: Start) -> Reader:
         """See `Reader`."""
-        return _Logprobs(self.top, start.longest, start.vocab)
+        return _Logprobs(self.top, start.longest, start.shape.vocab)
 
 
 class _Logprobs(Reader):

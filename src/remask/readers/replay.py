@@ -44,9 +44,9 @@ class Replay(Reader):
 
     def check(self, asked: Asked, decoding: Decoding) -> None:
         """See `Reader`."""
-        if asked.params.correction_steps:
+        if asked.params.uniform.correction_steps:
             raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
-        if asked.params.revision_tokens:
+        if asked.params.uniform.revision_tokens:
             raise ConfigError("replay: steps write to their own block alone; leave revision_tokens out")
         check_replay(self.transfers, decoding, asked)
 

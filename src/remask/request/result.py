@@ -1,12 +1,15 @@
 """The reports of a request: events of its steps, usage, transfers, drafts and the result."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
-from remask.plan.prefix_work import LayerWork
+from remask.plan.pass_cost import LayerWork
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "error"]
+
+_LARGEST = ("prefix_depth", "prefix_tokens")  # fields of `Usage` of which the largest one stands for all requests
+_TOLD = ("prefix_note", "approximation")  # those that are texts
 
 
 @dataclass(slots=True)
@@ -20,9 +23,13 @@ class Usage:
         steps: denoising steps, those of a correction included.
         forwards: forward passes. The two canvases of a guided pair count as one, the prefix-only pass does not count.
         row_layers: rows times layers that these passes computed, on both canvases of a guided pair.
+        prefix_row_layers: rows times layers of the prefix-only passes that ran because this request's prefix or parts
+            were not stored.
         prefix_depth: number of leading layers that read the K/V of a shared prefix from the store.
         prefix_tokens: length of that prefix, whether it was stored before or this request brought it.
-        prefix_note: why no shared prefix was read although the request named one.
+        prefix_note: why no shared prefix was read.
+        approximation: the cache policy that ran, where what it keeps may make other tokens than `none` would; None
+            where the answer is the model's own.
         correction_steps: steps of a correction. None where the request names none.
         accepted: steps that took no pass of their own, as an earlier one had computed them as a draft. None where the
             request does not speculate.
@@ -34,11 +41,27 @@ class Usage:
     steps: int = 0
     forwards: int = 0
     row_layers: int = 0
+    prefix_row_layers: int = 0
     prefix_depth: int = 0
     prefix_tokens: int = 0
     prefix_note: str | None = None
+    approximation: str | None = None
     correction_steps: int | None = None
     accepted: int | None = None
+
+    @classmethod
+    def total(cls, usages: Sequence["Usage"]) -> "Usage":
+        """That of several requests together; each counts its whole prompt."""
+        total: dict[str, Any] = {}
+        for each in fields(cls):
+            values = [value for usage in usages if (value := getattr(usage, each.name)) is not None]
+            if each.name in _LARGEST:
+                total[each.name] = max(values, default=0)
+            elif each.name in _TOLD:
+                total[each.name] = "; ".join(dict.fromkeys(values)) or None
+            else:
+                total[each.name] = sum(values) if values or each.default is not None else None
+        return cls(**total)
 
 
 @dataclass(slots=True, unsafe_hash=True)  # never changed; a frozen one takes four times as long to make, in every step

@@ -9,15 +9,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from remask.checks.values import shown
 from remask.errors import ConfigError
 
 _PLAIN = r"[^\"\\\x00-\x1F\x7F-\x9F]"  # characters that stand in a JSON string as they are
-_DIGITS = 18  # of a bound
+_DOT = r"[^\"\\\x00-\x1F\x7F-\x9F\x{2028}\x{2029}]"  # those of them that end no line
+_DIGITS = 18  # of a bound of whole numbers
+_PRECISION = 15  # digits that two decimals need not differ beyond to be two floats, so that none is read as its bound
 
 _HEX = "[0-9a-f]"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _DATE = (
-    r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    r"[1-9][0-9]{3}-"
+    r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 FORMATS: Mapping[str, str] = {
@@ -32,63 +36,55 @@ FORMATS: Mapping[str, str] = {
 """The formats of strings that are understood."""
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-STRINGS = ("pattern", "format")
 
 
-def part(node: Mapping[str, Any]) -> str | None:
-    """The expression of a schema that bounds a number, or gives a string a pattern or a format; None of any other.
+def text_part(node: Mapping[str, Any]) -> str | None:
+    """The expression of the JSON strings of a pattern or a format; None where a schema has neither.
 
     Raises `ConfigError` where it cannot be guaranteed.
     """
-    bounds = [name for name in BOUNDS if name in node]
-    strings = [name for name in STRINGS if name in node]
-    kind = node.get("type")
-    if not bounds and not strings:
-        return None
-    if bounds and kind not in ("integer", "number"):
-        raise ConfigError(f"{bounds[0]} needs the type 'integer' or 'number', got {kind!r}")
-    if strings and kind != "string":
-        raise ConfigError(f"{strings[0]} needs the type 'string', got {kind!r}")
+    strings = [name for name in ("pattern", "format") if name in node]
     beside = sorted({*strings, *(name for name in ("minLength", "maxLength") if name in node)})
-    if len(beside) > 1 and strings:
+    if not strings:
+        return None
+    if len(beside) > 1:
         raise ConfigError(f"{' and '.join(beside)} are not guaranteed together; keep one of them")
-    if bounds:
-        return _bounded(node, whole=kind == "integer")
     if "format" in node:
         name = node["format"]
         if not isinstance(name, str) or name not in FORMATS:
-            raise ConfigError(f"format {name!r} cannot be guaranteed; understood: {', '.join(FORMATS)}")
+            raise ConfigError(f"format {shown(name)} cannot be guaranteed; understood: {', '.join(FORMATS)}")
         return f'"{FORMATS[name]}"'
     return f'"{string_pattern(node["pattern"])}"'
 
 
-def _bounded(node: Mapping[str, Any], *, whole: bool) -> str:
+def bounded(node: Mapping[str, Any], *, whole: bool) -> str | None:
+    """The expression of the numbers within the bounds of a schema; None where they leave none.
+
+    Raises `ConfigError` where it cannot be guaranteed.
+    """
     limits: dict[str, float | int] = {}
+    digits = _DIGITS if whole else _PRECISION - 1
     for name in BOUNDS:
         value = node.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{name} must be a number, got {value!r}")
-        if abs(value) >= 10**_DIGITS:
-            raise ConfigError(f"{name} has more than {_DIGITS} digits, and at most so many are guaranteed")
+            raise ConfigError(f"{name} must be a number, got {shown(value)}")
+        if abs(value) >= 10**digits:
+            raise ConfigError(f"{name} has more than {digits} digits, and at most so many are guaranteed")
         limits[name] = value
     if whole:
         lows = [math.ceil(limits["minimum"])] if "minimum" in limits else []
         lows += [math.floor(limits["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in limits else []
         highs = [math.floor(limits["maximum"])] if "maximum" in limits else []
         highs += [math.ceil(limits["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in limits else []
-        found = integers(max(lows, default=None), min(highs, default=None))
-    else:
-        for name, value in limits.items():
-            if value != int(value):
-                raise ConfigError(f"{name} of a 'number' is guaranteed where it is whole, got {value!r}")
-        low, open_low = _tighter(limits, "minimum", "exclusiveMinimum", 1)
-        high, open_high = _tighter(limits, "maximum", "exclusiveMaximum", -1)
-        found = numbers(low, high, open_low, open_high)
-    if found is None:
-        raise ConfigError(f"{' and '.join(limits)} leave no number")
-    return found
+        return integers(max(lows, default=None), min(highs, default=None))
+    for name, value in limits.items():
+        if value != int(value):
+            raise ConfigError(f"{name} of a 'number' is guaranteed where it is whole, got {value!r}")
+    low, open_low = _tighter(limits, "minimum", "exclusiveMinimum", 1)
+    high, open_high = _tighter(limits, "maximum", "exclusiveMaximum", -1)
+    return numbers(low, high, open_low, open_high)
 
 
 def _tighter(limits: Mapping[str, float], closed: str, opened: str, sign: int) -> tuple[int | None, bool]:
@@ -133,18 +129,19 @@ def numbers(low: int | None, high: int | None, open_low: bool, open_high: bool) 
 
 def _decimals(low: int, high: int | None, open_low: bool, open_high: bool) -> Iterator[str]:
     """Expressions of decimals from `low` to `high`, both 0 or more."""
-    some = r"\.[0-9]*[1-9][0-9]{0,16}"  # a fraction that is not 0
+    # Beyond so many places a decimal may be read as the bound next to it.
+    places = _PRECISION - len(str(low if high is None else high))
     if high is None or low < high:
         if open_low:
-            yield f"{low}{some}"
+            yield rf"{low}\.[0-9]{{0,{places - 1}}}[1-9]"  # a fraction that is not 0
             rest = low + 1
         else:
             rest = low
         if high is None or rest < high:
             wholes = _sizes(rest, None if high is None else high - 1)
-            yield rf"({'|'.join(wholes)})(\.[0-9]{{1,17}})?"
+            yield rf"({'|'.join(wholes)})(\.[0-9]{{1,{places}}})?"
     if high is not None and not open_high and not (open_low and low == high):
-        yield rf"{high}(\.0{{1,17}})?"
+        yield rf"{high}(\.0{{1,{places}}})?"
 
 
 def _sizes(low: int, high: int | None) -> list[str]:
@@ -193,10 +190,11 @@ _PIECE = re.compile(
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_SPACES = r"\t\n\x0B\f\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
-# As ECMA 262, which JSON Schema refers to, has them; regular expressions of other languages have more in them.
-_NAMED = {"d": "[0-9]", "w": "[A-Za-z0-9_]", "s": f"[{_SPACES}]"}
-_CLASSES = {**_NAMED, **{name.upper(): f"[^{held[1:]}" for name, held in _NAMED.items()}}
+# ECMA 262, which JSON Schema refers to, and Python differ in what a class holds. A character is let through where both
+# let it through: one of the narrow class, or none of the wide one.
+_SPACES = r"\t\n\x0B\f\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
+_NARROW = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
+_WIDE = {"d": r"\p{Nd}", "w": r"\w\p{N}", "s": rf"{_SPACES}\x{{FEFF}}"}
 _IN_SET = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[A-Za-z_=]+\}|.)|.", re.DOTALL)
 _SPELLED = {"n": r"\\n", "t": r"\\t", "r": r"\\r", "f": r"\\f"}  # as JSON writes them
 
@@ -245,13 +243,13 @@ def _translated(pattern: str, kind: str, text: str, depth: int) -> str:
         if text == "$" and depth:
             raise _beyond(pattern, "$ within it")
         if text == ".":
-            return _PLAIN
+            return _DOT
         if text in "(?":
             raise _beyond(pattern, "a group that looks ahead or behind, or has a name")
         return _character(pattern, text) if text not in "$|)" else text
     name = text[1:]
-    if (name[0] in "pP" and len(name) > 1) or name in _CLASSES:
-        return f"[{_CLASSES.get(name, text)}&&{_PLAIN}]"
+    if (name[0] in "pP" and len(name) > 1) or name.lower() in _NARROW:
+        return f"[[{_class(name) if name.lower() in _NARROW else text}]&&{_PLAIN}]"
     if name in _SPELLED:
         return f"({_SPELLED[name]})"
     if name[0] in "ux" and len(name) > 1:
@@ -261,18 +259,24 @@ def _translated(pattern: str, kind: str, text: str, depth: int) -> str:
     return _character(pattern, name)
 
 
+def _class(name: str, *, negated: bool = False) -> str:
+    """What a set holds for `\\d` and the like; `negated` says that the characters outside of the set are meant."""
+    held = (_NARROW if name.islower() != negated else _WIDE)[name.lower()]
+    return held if name.islower() else f"[^{held}]"
+
+
 def _set(pattern: str, text: str) -> str:
     """A set of characters, in the syntax of the crate that reads it, where sets stand within sets."""
     negated = text.startswith("[^")
-    found = []
+    found: list[str] = []
     for piece in _IN_SET.findall(text[1 + negated : -1]):
         name = piece[1:]
         if piece == "-":
-            found.append(piece)
+            found.append(piece if found[-1:] != ["-"] else r"\x{2D}")  # two of them would take one set from another
         elif not name:
             found.append(piece if piece.isalnum() or not piece.isascii() else rf"\x{{{ord(piece):X}}}")
-        elif name in _CLASSES:
-            found.append(_CLASSES[name][1:-1] if name.islower() else _CLASSES[name])
+        elif name.lower() in _NARROW:
+            found.append(_class(name, negated=negated))
         elif name[0] in "ux" and len(name) > 1:
             found.append(rf"\x{{{name[1:]}}}")
         elif name in _SPELLED or (name[0] in "pP" and len(name) > 1):

@@ -1,18 +1,19 @@
 """The terms of a request: all fields other than prompt and sampling parameters. Each is declared here only."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.checks.fields import Nested, check, declare, parse
-from remask.checks.values import LARGEST, LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
+from remask.checks.fields import Nested, check, declare, declared, parse, unknown_name
+from remask.checks.values import LARGEST, LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole, shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
 from remask.request.holes import MAX_PARTS, Part
-from remask.request.sampling_params import SamplingParams
+from remask.request.sampling_params import PARAMETER, SamplingParams
 from remask.request.segments import MAX_SEGMENTS, Segment
 from remask.request.trace import TOP_LOGPROBS, Trace
 
+SAMPLING = "sampling"  # the object of a request in which its sampling parameters may stand
 PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
 
 
@@ -44,6 +45,12 @@ class Terms:
     )
     cache_config: Mapping[str, Any] | None = declare(
         None, Settings("settings of the policy", 64), "Settings of the cache policy."
+    )
+    adapter: str | None = declare(
+        None,
+        Text(1024),
+        "Name of an adapter that is loaded beside the model (`--lora-modules`), with which this request is computed; "
+        "null is the model itself. A server takes the name as `model` too.",
     )
     cache_salt: str = declare(
         "",
@@ -155,3 +162,32 @@ class Terms:
     def from_mapping(cls, values: object) -> "Terms":
         """Terms from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
         return parse(cls, values, "a request", "term")
+
+
+def flat(request: Mapping[str, Any], beside: Iterable[str]) -> Mapping[str, Any]:
+    """A request, a JSONL line or a body, whose sampling parameters all stand side by side with its other fields.
+
+    They may stand in an object `sampling` too. `beside` are the names of the other fields. Raises `ConfigError` where a
+    parameter stands in both places or another field in the object, and `UnknownNameError` on what is neither.
+    """
+    if SAMPLING not in request:
+        return request
+    own: Any = {} if request[SAMPLING] is None else request[SAMPLING]
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"{SAMPLING} must be an object of sampling parameters, got {shown(own)}")
+    check_sampling(own, beside)
+    given = {name: value for name, value in own.items() if value is not None}
+    twice = next((name for name in given if request.get(name) is not None), None)
+    if twice is not None:
+        raise ConfigError(f"{twice} stands in the request and in its {SAMPLING!r}; leave one of them out")
+    return {**{name: value for name, value in request.items() if name != SAMPLING}, **given}
+
+
+def check_sampling(values: Mapping[str, Any], beside: Iterable[str] = ()) -> None:
+    """Raise where an object of sampling parameters holds others: terms, and names that stand `beside` it, say where."""
+    known = declared(SamplingParams)
+    for name in values:
+        if name not in known and name in {*declared(Terms), *beside}:
+            raise ConfigError(f"{name} is no sampling parameter: it belongs into the request, beside {SAMPLING!r}")
+        if name not in known:
+            raise unknown_name(SamplingParams, PARAMETER, str(name), known)

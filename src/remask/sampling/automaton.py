@@ -5,6 +5,7 @@ depend on the vocabulary's.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -89,13 +90,26 @@ class TokenAutomaton:
     def after(self, tokens: Sequence[int] | NDArray[np.int64]) -> int:
         """The state after `tokens`. Raises `ConstraintError` where no answer begins with them."""
         state = self.start
-        for label in self.classes[np.asarray(tokens, dtype=np.int64)].tolist():
-            pair = state * self.labels + label
-            place = int(self._pairs.searchsorted(pair))
-            if place == len(self._pairs) or self._pairs[place] != pair:
+        for token in np.asarray(tokens, dtype=np.int64).tolist():
+            found = self.step(state, token)
+            if found is None:
                 raise ConstraintError("settled tokens are no beginning of an answer of the form that was asked for")
-            state = int(self.target[self._by_pair[place]])
+            state = found
         return state
+
+    def step(self, state: int, token: int) -> int | None:
+        """The state that `token` leads to from `state`; None where it leads nowhere."""
+        pair = state * self.labels + int(self.classes[token])
+        place = int(self._pairs.searchsorted(pair))
+        if place == len(self._pairs) or self._pairs[place] != pair:
+            return None
+        return int(self.target[self._by_pair[place]])
+
+    def begun(self, state: int) -> "TokenAutomaton":
+        """The same automaton, in `state` before the first token."""
+        other = copy(self)
+        other.start = state
+        return other
 
     def best_path(
         self, state: int, scores: NDArray[np.float32], fixed: NDArray[np.int64], left: int

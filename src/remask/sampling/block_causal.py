@@ -1,47 +1,37 @@
-"""Decoding under a block-causal mask (SDAR): blocks on an absolute grid, each completed before the next begins."""
+"""Decoding under a block-causal mask (SDAR, A2D): blocks on a grid, each completed before the next begins."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
-from remask.remasking import select
-from remask.remasking.rules import (
-    EDIT_THRESHOLD,
-    MAX_POST_STEPS,
-    RULES,
-    BlockStart,
-    Remasking,
-    Step,
-    check_progress,
-    scheduled,
-)
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling.decoder import Confidence, FixedCanvas, Positions, Tokens, Transfers, Uncorrected, blocks_of
+from remask.sampling import select
+from remask.sampling.blocks import LinearSchedule, even_count
+from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, Transfers, blocks_of
 from remask.sampling.rows import Penalty, RowGroup
-from remask.sampling.schedule import even_count
+from remask.sampling.rules import EDIT_THRESHOLD, MAX_POST_STEPS, RULES, BlockStart, Remasking, scheduled
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCausalDecoding(FixedCanvas):
+class BlockCausalDecoding(Decoding):
     """Block-causal diffusion of one request.
 
     Blocks are cut at multiples of `block` from the start of the canvas, so the first one may begin with the prompt's
-    last tokens, and the last one may reach beyond the response; tokens there are not part of the answer.
+    last tokens, or from the end of the prompt (`SamplingDefaults`). The last one may reach beyond the response; tokens
+    there are not part of the answer.
     Fixed tokens of a `template` must be before its first hole, or in the block of its last one.
     """
 
-    prompt: Sequence[int]
     params: SamplingParams
     rule: Remasking
-    block: int
-    mask_id: int
-    seed: int
+    block: int = field()  # without a default, which the property of the base would be
+    mask_id: int = field()
+    defaults: SamplingDefaults
     template: Template | None = None
 
     @classmethod
@@ -62,20 +52,21 @@ class BlockCausalDecoding(FixedCanvas):
         length = params.block_length or block
         if length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
-        rule = RULES.get(params.remasking or defaults.remasking)
+        rule = RULES.get(params.remasking.rule or defaults.remasking)
         if params.threshold is not None and not rule.thresholds:
             raise ConfigError(
                 f"threshold compares confidences, which remasking {rule.name!r} does not rank by; leave one of them out"
             )
-        if params.fallback is not None and params.threshold is None:
+        if params.remasking.fallback is not None and params.threshold is None:
             raise ConfigError("fallback says what is taken where too few pass the threshold; set threshold, too")
-        if params.sub_block_length is not None and length % params.sub_block_length:
+        if params.blocks.sub_block_length is not None and length % params.blocks.sub_block_length:
             raise ConfigError(
-                f"sub_block_length={params.sub_block_length} is no divisor of the block of {length}; use one that is"
+                f"sub_block_length={params.blocks.sub_block_length} is no divisor of the block of {length}; use one "
+                "that is"
             )
-        if params.eb_threshold is not None and rule.name != "entropy_bounded":
+        if params.remasking.eb_threshold is not None and rule.name != "entropy_bounded":
             raise ConfigError("eb_threshold is for remasking 'entropy_bounded': set both, or neither")
-        decoding = cls(prompt, params, rule, length, mask_id, seed, template)
+        decoding = cls(prompt, seed, params, rule, length, mask_id, defaults, template)
         decoding._check_template()
         return decoding
 
@@ -84,7 +75,7 @@ class BlockCausalDecoding(FixedCanvas):
         if self.template is None:
             return
         pinned = np.flatnonzero(self.template.pinned) + len(self.prompt)
-        late = pinned[pinned // self.block > self.first]
+        late = pinned[pinned >= self.block_ranges[0].stop]
         if len(late):
             place = int(late[0]) - len(self.prompt)
             raise ConfigError(
@@ -94,25 +85,27 @@ class BlockCausalDecoding(FixedCanvas):
             )
 
     @property
-    def first(self) -> int:
-        """Number of the first block with a position to be denoised."""
-        start = 0 if self.template is None else self.template.holes[0].start
-        return (len(self.prompt) + start) // self.block
+    def from_prompt(self) -> bool:
+        """See `Decoding`."""
+        return self.defaults.blocks_from_prompt
 
     @property
     def length(self) -> int:
-        """Prompt and response, filled up to whole blocks."""
-        return -(-(len(self.prompt) + self.params.max_tokens) // self.block) * self.block
+        """Prompt and response, filled up to whole blocks where the family does so."""
+        length = len(self.prompt) + self.params.max_tokens
+        return -(-length // self.block) * self.block if self.defaults.whole_blocks else length
 
     @property
     def block_ranges(self) -> list[range]:
         """Blocks of the grid that hold positions to be denoised."""
-        return blocks_of(self.block, self.first * self.block, self.length)
+        start = len(self.prompt) + (0 if self.template is None else self.template.holes[0].start)
+        every = blocks_of(self.block, start - (start - self.ahead) % self.block, self.length)
+        return [range(max(0, block.start), min(block.stop, self.length)) for block in every]
 
     @property
     def total_steps(self) -> int:
         """Steps of all blocks."""
-        return self._blocks * (self.params.steps_per_block or self.block) + self._edit_steps
+        return len(self.block_ranges) * (self.params.steps_per_block or self.block) + self._edit_steps
 
     @property
     def scheduled_steps(self) -> None:
@@ -126,28 +119,19 @@ class BlockCausalDecoding(FixedCanvas):
     @property
     def max_post_steps(self) -> int:
         """Steps of a block without masks, at most."""
-        given = self.params.max_post_steps
+        given = self.params.remasking.max_post_steps
         return (MAX_POST_STEPS if given is None else given) if self.rule.edits else 0
 
     @property
-    def _blocks(self) -> int:
-        return self.length // self.block - self.first
-
-    @property
     def _edit_steps(self) -> int:
-        return self._blocks * self.max_post_steps
-
-    @property
-    def ordered(self) -> bool:
-        """False: positions are chosen after the pass."""
-        return False
+        return len(self.block_ranges) * self.max_post_steps
 
     def ends_within(self, *, stop_written: bool) -> bool:
         """Return False, as in SDAR's code, unless the request asks for it.
 
         LLaDA2's code then looks for the end after steps that wrote a stop token, and after no others.
         """
-        return self.params.early_stop and stop_written
+        return bool(self.params.blocks.early_stop) and stop_written
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt, with masks to the end of the last block."""
@@ -155,134 +139,113 @@ class BlockCausalDecoding(FixedCanvas):
         return Canvas(self.prompt, masks, self.params.max_tokens, self.template)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "BlockCausalDecoder":  # noqa: ARG002
-        """Return a decoder at the first step. No step is idle: each may transfer a token."""
+        """Return a decoder at the first step. Idle steps of the schedule are never run."""
         return EditingDecoder(self, canvas) if self.rule.edits else BlockCausalDecoder(self, canvas)
 
 
-class BlockCausalDecoder(Uncorrected):
-    """The decoding of one request in progress. It reads the canvas and never writes to it."""
+class BlockCausalDecoder(RuleDecoder):
+    """The decoding of one request in progress."""
 
-    writes_once = True
+    _scheduled: int  # steps of the block's schedule so far, idle ones included
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
-        self._decoding, self.canvas = decoding, canvas
-        self.step = 0
-        self.block_step = 0
-        self._steps = decoding.params.steps_per_block or decoding.block
-        self._index = decoding.first
-        self._begin_block()
+        # Confidences are taken after temperature and before filters.
+        super().__init__(decoding.params, decoding.rule, "tempered", canvas, decoding.seed)
+        self._length, self._steps = decoding.block, decoding.params.steps_per_block or decoding.block
+        self._defaults = decoding.defaults
+        number = (np.arange(len(canvas)) - decoding.ahead) // self._length
+        self._sees = np.minimum((number + 1) * self._length + decoding.ahead, len(canvas))
+        self._linear = LinearSchedule(self._steps) if self._defaults.schedule == "linear" else None
+        self._begin_block(decoding.block_ranges[0])
+        self._skip_idle()
 
     @property
     def finished(self) -> bool:
         """Whether every block is complete."""
-        return self.block.stop == len(self.canvas) and not self._noisy()
-
-    @property
-    def block(self) -> range:
-        """The current block, the last one when finished."""
-        start = self._index * self._decoding.block
-        return range(start, start + self._decoding.block)
+        return self.block.stop == len(self.canvas) and not self._masks()
 
     @property
     def sees(self) -> Reach:
         """The end of each row's block, int64 [T]: a row attends to its own block and all before it."""
-        length = self._decoding.block
-        return (np.arange(len(self.canvas)) // length + 1) * length
+        return self._sees
 
     @property
-    def order(self) -> None:
-        """None: positions are chosen after the pass."""
-        return
+    def opens(self) -> bool:
+        """See `Decoder`."""
+        return self._defaults.opens_blocks and bool(self.canvas.noisy[self.block.start])
 
     @property
     def transfers(self) -> Transfers | None:
         """See `Decoder`. Rules that choose by more than a rank and one threshold must be asked."""
-        params, rule = self._decoding.params, self._decoding.rule
-        threshold = params.threshold if rule.counts == "schedule" else None
-        if params.sub_block_length is not None or params.fallback == "leftmost":
+        threshold = self.params.threshold if self._rule.counts == "schedule" else None
+        if self.params.blocks.sub_block_length is not None or self.params.remasking.fallback == "leftmost":
             return None
         if self._choose is scheduled:
-            count = self._count
-            return select.Ranked(count) if threshold is None else select.Ranked.beyond(threshold, count)
-        if threshold is not None or not rule.blind:
-            return None
-        block = self.block
-        candidates = block.start + self.canvas.noisy[block.start : block.stop].nonzero()[0]
-        return self.choose(candidates, candidates, np.zeros(len(candidates), dtype=np.float32))
-
-    def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read: by the rule's measure, after temperature and before filters."""
-        params = self._decoding.params
-        return RowGroup(
-            rows=rows,
-            measure=self._decoding.rule.measure,
-            basis="tempered",
-            temperature=0.0 if params.greedy else params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            seed=self._decoding.seed,
-            step=self.step,
-            positions=positions,
-        )
+            if threshold is None:
+                return select.Ranked(self._count)
+            return select.Ranked.beyond(threshold, self._count) if self._strict else select.Ranked.above(threshold)
+        return self._blindly() if threshold is None else None
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
         """Return which of the noisy `positions` of the block are transferred now, ascending."""
-        part = self._decoding.params.sub_block_length
+        part = self.params.blocks.sub_block_length
         if part is not None and len(positions):
             # Parts of the block are completed from left to right.
             stop = self.block.start + ((positions[0] - self.block.start) // part + 1) * part
             positions, confidence = positions[positions < stop], confidence[: int((positions < stop).sum())]
         return positions[self._chosen(positions, confidence)]
 
-    def final(self, written: Positions) -> Positions:
-        """Return `written`: what is transferred is final."""
-        return written
-
     def advance(self) -> None:
         """Go on to the next step, or to the next block when this one is complete."""
         self.step += 1
         self.block_step += 1
-        if not self._noisy() and self.block.stop < len(self.canvas):
-            self._index += 1
-            self._begin_block()
+        self._scheduled += 1
+        if self.block.stop < len(self.canvas) and not self._masks():
+            stop = self.block.stop
+            self._begin_block(range(stop, min(stop + self._length, len(self.canvas))))
+        self._skip_idle()
 
-    def _begin_block(self) -> None:
-        self.block_step = 0
-        masks = int(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
-        self._choose = self._decoding.rule.begin(BlockStart(masks, self._steps, self._decoding.params))
+    def _skip_idle(self) -> None:
+        """Go on in the schedule to a step that transfers something. Idle ones are not counted."""
+        if self._linear is not None and self._by_schedule:
+            self._scheduled = self._linear.busy(self._scheduled, self._masks())
 
-    def _noisy(self) -> bool:
-        return bool(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
+    def _begin_block(self, block: range) -> None:
+        self.block, self.block_step, self._scheduled = block, 0, 0
+        self._shared = self._length if self._strict else self._masks()
+        self._choose = self._rule.begin(BlockStart(self._masks(), self._steps, self.params.knobs))
 
     def _chosen(self, positions: Positions, confidence: Confidence) -> select.Chosen:
-        params, count = self._decoding.params, self._count
-        if params.threshold is not None and self._decoding.rule.counts == "schedule":
-            sure = np.flatnonzero(confidence > params.threshold)
+        params, count = self.params, self._count
+        if params.threshold is not None and self._rule.counts == "schedule":
+            sure = np.flatnonzero(confidence > params.threshold if self._strict else confidence >= params.threshold)
             if len(sure) >= count:
                 return sure
-            if params.fallback == "leftmost":
+            if params.remasking.fallback == "leftmost":
                 return np.flatnonzero(positions < positions[0] + count)
-        step = Step(
-            positions=positions,
-            confidence=confidence,
-            number=self.block_step,
-            count=count,
-            share=None,
-            order=None,
-            draw=self._draw,
-        )
-        return check_progress(self._decoding.rule, self._choose(step), step, self._steps)
+        return self._by_rule(positions, confidence, count)
+
+    @property
+    def _strict(self) -> bool:
+        """Whether a threshold must be passed, by as many as the schedule of a whole block says."""
+        return self._defaults.schedule == "even"
+
+    @property
+    def _by_schedule(self) -> bool:
+        """Whether the schedule says how many positions a step transfers, at least."""
+        return self._rule.counts == "schedule" and (self._strict or self.params.threshold is None)
 
     @property
     def _count(self) -> int:
-        """Positions that the schedule transfers; after its last step, an incomplete block gets one more a step."""
-        if self.block_step >= self._steps:
-            return 1
-        return max(1, even_count(self._decoding.block, self._steps, self.block_step))
+        """Positions that the schedule transfers; after its last step, an incomplete block gets one more a step.
 
-    def _draw(self, count: int) -> NDArray[np.float32]:
-        """Uniform numbers that depend on the request's seed and step alone."""
-        return np.random.default_rng([self._decoding.seed, self.step]).random(count, dtype=np.float32)
+        One, too, under a threshold that replaces it.
+        """
+        if self._scheduled >= self._steps or (self._rule.counts == "schedule" and not self._by_schedule):
+            return 1
+        if self._linear is not None:
+            return max(1, self._linear.count(self._scheduled, self._masks()))
+        return max(1, even_count(self._shared, self._steps, self._scheduled))
 
 
 class EditingDecoder(BlockCausalDecoder):
@@ -297,12 +260,12 @@ class EditingDecoder(BlockCausalDecoder):
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
         self._masked = canvas.noisy.copy()
         super().__init__(decoding, canvas)
-        given = decoding.params.edit_threshold
+        self._max_post_steps, given = decoding.max_post_steps, decoding.params.remasking.edit_threshold
         self._edit_threshold = EDIT_THRESHOLD if given is None else given
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read, where asked for with a penalty on the token to the left within the block."""
-        group, size = super().group(rows, positions), self._decoding.params.penalty_lambda
+        group, size = super().group(rows, positions), self.params.remasking.penalty_lambda
         if not size:
             return group
         left = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
@@ -325,10 +288,10 @@ class EditingDecoder(BlockCausalDecoder):
         editing = not self._masked[block].any()
         self._masked[written] = False
         self._post += not self._masked[block].any()
-        if (editing and not len(written)) or self._post > self._decoding.max_post_steps:
+        if (editing and not len(written)) or self._post > self._max_post_steps:
             return np.flatnonzero(self.canvas.noisy[block]) + block.start
         return written[:0]
 
-    def _begin_block(self) -> None:
-        super()._begin_block()
+    def _begin_block(self, block: range) -> None:
+        super()._begin_block(block)
         self._post = 0  # steps of the block without masks, the next one included

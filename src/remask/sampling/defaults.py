@@ -1,14 +1,18 @@
-"""The sampling parameters of a request that leaves some of them out: a server's defaults, then the model's own."""
+"""The sampling parameters of a request: those that it leaves out, and which have a meaning on its kind of model."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
-from remask.checks.fields import declared
+from remask.checks import ModelKind, in_words
+from remask.checks.fields import by_group, by_path, paths
 from remask.checks.values import POSITIONS
+from remask.errors import ConfigError
 from remask.plan.canvas import Template
+from remask.request.sampling_groups import PRESET_FIELDS
 from remask.request.sampling_params import SamplingParams
-from remask.request.uniform_presets import PRESET_FIELDS
 from remask.sampling.blocks import blocks_for, even_blocks, hole_blocks
+from remask.sampling.rules import RULES, names_on
 
 
 def fit(
@@ -22,45 +26,54 @@ def fit(
     """Return a request's `own` parameters, with `defaults` for the rest, which are made to fit them.
 
     What a request sets is taken as it is, and refused where it contradicts itself. The defaults give way: a default
-    `max_tokens` to the `room` beside the prompt, a default `block_length` to the longest one below it that
-    `max_tokens` is a multiple of, and default `steps` keep their number per token. Defaults of one group of declared
-    fields are dropped where the request sets another field of the group. None leaves a field out. The
-    response of a `template`, of `max_tokens` places, need not be a multiple of its block, and its steps follow the
-    places that are filled. The same goes for a canvas that grows, as it does where nobody sets `growing_canvas` and the
-    model's family is `growing`; a default `growing_canvas` gives way to a `template`. Raises `ConfigError`.
+    `max_tokens` to `min_tokens` and to the `room` beside the prompt, a default `min_tokens` to `max_tokens`, a default
+    `block_length` to the longest one below it that `max_tokens` is a multiple of, and default `steps` keep their number
+    per token. Defaults of one choice are dropped where the request sets another field of it.
+    None leaves a field out. The response of a `template`, of `max_tokens` places, need not be a multiple of its block,
+    and its steps follow the places that are filled. The same goes for a canvas that grows, as it does where nobody sets
+    `growing_canvas` and the model's family is `growing`; a default `growing_canvas` gives way to a `template`. Raises
+    `ConfigError`.
     """
     defaults, own = _given(defaults), _given(own)
     merged, kept = _layered(defaults, own), _kept(defaults, own)
-    if template is not None and "growing_canvas" not in own:  # such a canvas has its length
-        merged.pop("growing_canvas", None)
+    if template is not None and "blocks.growing_canvas" not in own:  # such a canvas has its length
+        merged.pop("blocks.growing_canvas", None)
     if "max_tokens" not in own:
         merged["max_tokens"] = _length(merged, merged.get("block_length", 1), room)
     length = merged["max_tokens"]
+    if "min_tokens" in kept and "min_tokens" not in own:
+        merged["min_tokens"] = min(kept["min_tokens"], length)
     if length >= 1:  # else nothing fits it, and its error is the one to report
-        if template is None and merged.get("growing_canvas", growing):
+        if template is None and merged.get("blocks.growing_canvas", growing):
             template = Template.plain(length)
         if "block_length" in kept and "block_length" not in own:
             most = kept["block_length"]
             merged["block_length"] = _divisor(length, most) if template is None else min(length, most)
         if "steps" in kept:
             block = merged.get("block_length", length)
-            usual = SamplingParams.from_mapping(defaults)
+            usual = _made(defaults)
             merged["steps"] = _steps(usual, length, block) if template is None else _shared(usual, template, block)
-    return SamplingParams.from_mapping(merged)
+    return _made(merged)
 
 
 def overlaid(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults that are `own` and, for the rest, `defaults` as far as they fit them. Raises `ConfigError`."""
     params = fit(defaults, own, POSITIONS)
-    return {name: getattr(params, name) for name in _layered(_given(defaults), _given(own))}
+    return by_group(
+        SamplingParams, {path: attrgetter(path)(params) for path in _layered(_given(defaults), _given(own))}
+    )
+
+
+def _made(values: Mapping[str, Any]) -> SamplingParams:
+    """Return the parameters that have these values by path."""
+    return SamplingParams.from_mapping(by_group(SamplingParams, values))
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are set, after a check of each by itself. Unknown ones are refused with the whole."""
-    found = {name: value for name, value in values.items() if value is not None}
-    known = declared(SamplingParams)
-    for name in found.keys() & known.keys():
-        known[name].check(name, found[name])
+    """Return the fields that are set by path, after a check of each. Unknown ones are refused with the whole."""
+    found, known = by_path(SamplingParams, values), paths(SamplingParams)
+    for path in found.keys() & known.keys():
+        known[path].check(path, found[path])
     return found
 
 
@@ -69,24 +82,29 @@ def _layered(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def _kept(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults whose group of declared fields `own` does not choose for itself.
+    """Return the defaults of choices that `own` does not make for itself.
 
     A preset and the fields that it sets give way to each other too.
     """
-    groups = {name: field.group for name, field in declared(SamplingParams).items() if field.group is not None}
-    replaced = {groups[name] for name in own if name in groups}
-    left = {name: value for name, value in defaults.items() if groups.get(name) not in replaced}
-    if "preset" in own:
-        return {name: value for name, value in left.items() if name not in PRESET_FIELDS}
-    if any(name in own for name in PRESET_FIELDS):
-        left.pop("preset", None)
+    choices = {path: field.choice for path, field in paths(SamplingParams).items() if field.choice is not None}
+    replaced = {choices[path] for path in own if path in choices}
+    left = {path: value for path, value in defaults.items() if choices.get(path) not in replaced}
+    if "uniform.preset" in own:
+        return {path: value for path, value in left.items() if path not in PRESET_FIELDS}
+    if any(path in own for path in PRESET_FIELDS):
+        left.pop("uniform.preset", None)
     return left
 
 
 def _length(merged: Mapping[str, Any], block: int, room: int) -> int:
-    """Return the default response length, or as much of it as fits into `room`, in whole blocks where one fits."""
-    most = min(int(merged.get("max_tokens", SamplingParams().max_tokens)), max(room, 1))
-    return most - most % block if 1 <= block <= most else most
+    """Return the default response length, or as much of it as fits into `room`, in whole blocks where one fits.
+
+    It is at least `min_tokens`, where that fits.
+    """
+    least = int(merged.get("min_tokens", 0))
+    usual = max(int(merged.get("max_tokens", SamplingParams().max_tokens)), least + -least % max(block, 1))
+    most = min(usual, max(room, 1))
+    return most - most % block if 1 <= block <= most and most - most % block >= least else most
 
 
 def _divisor(length: int, most: int) -> int:
@@ -107,5 +125,27 @@ def _shared(usual: SamplingParams, template: Template, block: int) -> int:
     if block < 1:
         return 1
     blocks = hole_blocks(SamplingParams(block_length=block), template)
-    usual_blocks = blocks_for(usual, None, growing=bool(usual.growing_canvas))
+    usual_blocks = blocks_for(usual, None, growing=bool(usual.blocks.growing_canvas))
     return max(blocks.count, round(template.open_places * usual_blocks.steps[0] / usual_blocks.length))
+
+
+_WHY = dict.fromkeys(
+    ("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    "Tokens are written over again here, so none has been used up; logit_bias and stop work on every model. ",
+)
+
+
+def check_fields(params: SamplingParams, kind: ModelKind) -> None:
+    """Raise `ConfigError` where a parameter is set that has no meaning on a model of this kind."""
+    fields = paths(SamplingParams)
+    for name, field in fields.items():
+        if kind not in field.kinds and attrgetter(name)(params) != field.default:
+            own = ", ".join(name for name, other in fields.items() if kind in other.kinds and not other.for_all)
+            raise ConfigError(
+                f"{name} is for {in_words(field.kinds)} models, and this one is {in_words((kind,))}; "
+                f"leave it out. {_WHY.get(name, '')}Parameters of such models alone: {own}"
+            )
+    rule = params.remasking.rule
+    if rule is not None and kind not in RULES.get(rule).kinds:
+        fitting = ", ".join(names_on(kind))
+        raise ConfigError(f"remasking {rule!r} is not defined on {in_words((kind,))} models; use {fitting}")

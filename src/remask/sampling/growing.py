@@ -6,109 +6,71 @@ response costs what it needs, whatever its limit is.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from typing import ClassVar
 
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling.decoder import Positions
 from remask.sampling.masked import MaskedDecoder, MaskedDecoding
 
 
 @dataclass(frozen=True, slots=True)
-class GrowingDecoding:
+class GrowingDecoding(MaskedDecoding):
     """Masked diffusion of one block, the last of the canvas as it is. All before it is final.
 
-    To a cache policy each block is a request of its own, whose canvas has what is decoded as fixed tokens.
+    To a cache policy each block is a request of its own, whose canvas has what is decoded as fixed tokens. Blocks and
+    steps are those of the response as far as it may go.
 
     Attributes:
-        whole: the decoding of all blocks, as far as the response may go.
         number: of the block, from 0 on.
         first_step: steps that the blocks before it have taken.
     """
 
-    whole: MaskedDecoding
     number: int = 0
     first_step: int = 0
 
-    @property
-    def seed(self) -> int:
-        """See `Decoding`."""
-        return self.whole.seed
+    growing: ClassVar[bool] = True
 
     @property
     def length(self) -> int:
         """Prompt, what is decoded, and the block."""
-        return self.whole.block_ranges[self.number].stop
+        return self.block_ranges[self.number].stop
 
     @property
     def longest(self) -> int:
         """Prompt and the longest response."""
-        return self.whole.length
+        return len(self.prompt) + self.params.max_tokens
 
     @property
     def grows(self) -> bool:
         """See `Decoding`."""
-        return self.number + 1 < self.whole.blocks.count
+        return self.number + 1 < self.blocks.count
 
     def grown(self, canvases: Sequence[Canvas], step: int) -> "GrowingDecoding":
         """See `Decoding`."""
         after = replace(self, number=self.number + 1, first_step=step)
         for canvas in canvases:
-            canvas.grow(after.length - len(canvas), self.whole.mask_id)
+            canvas.grow(after.length - len(canvas), self.mask_id)
         return after
 
     @property
     def last(self) -> "GrowingDecoding":
         """That of the last block, if all are needed."""
-        return replace(self, number=self.whole.blocks.count - 1)
-
-    @property
-    def block(self) -> int:
-        """See `Decoding`."""
-        return self.whole.block
-
-    @property
-    def block_ranges(self) -> list[range]:
-        """Those of all blocks."""
-        return self.whole.block_ranges
-
-    @property
-    def total_steps(self) -> int:
-        """Those of all blocks."""
-        return self.whole.total_steps
+        return replace(self, number=self.blocks.count - 1)
 
     @property
     def scheduled_steps(self) -> int | None:
         """Steps of the block; None where no schedule is followed."""
-        return None if self.whole.unscheduled else self.whole.blocks.steps[self.number]
-
-    def passes(self, *, skips: bool) -> int:
-        """Those of all blocks."""
-        return self.whole.passes(skips=skips)
-
-    @property
-    def ordered(self) -> bool:
-        """See `Decoding`."""
-        return self.whole.ordered
-
-    def ends_within(self, *, stop_written: bool) -> bool:
-        """See `Decoding`."""
-        return self.whole.ends_within(stop_written=stop_written)
+        return None if self.unscheduled else self.blocks.steps[self.number]
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt and the first block."""
-        first = self.whole.blocks.ranges[0]
-        return Canvas.masked(self.whole.prompt, len(first), self.whole.mask_id)
+        return Canvas.masked(self.prompt, len(self.blocks.ranges[0]), self.mask_id)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "GrowingDecoder":
         """Return a decoder at the first step of the block."""
-        whole = self.whole
-        return GrowingDecoder(
-            whole.params, whole.rule, whole.blocks, canvas, whole.seed, idle, first=self.number, step=self.first_step
-        )
+        return GrowingDecoder(self, canvas, idle, first=self.number, step=self.first_step)
 
 
 class GrowingDecoder(MaskedDecoder):
@@ -119,12 +81,6 @@ class GrowingDecoder(MaskedDecoder):
         """Whether the block is done."""
         return self.block_index > self.first
 
-    def _checked_orders(self) -> Sequence[Positions]:
-        # Orders that a request gives were checked on the whole canvas, when it arrived.
-        if self.params.order is None:
-            return super()._checked_orders()
-        return [np.asarray(order, dtype=np.int64) for order in self.params.order]
-
 
 def canvas_grows(params: SamplingParams, defaults: SamplingDefaults, template: Template | None) -> bool:
     """Whether the request, or else its model's family by `defaults`, asks for a canvas that grows.
@@ -132,8 +88,8 @@ def canvas_grows(params: SamplingParams, defaults: SamplingDefaults, template: T
     One with a `template` has its length, whatever the family does. Raises `ConfigError` where its request contradicts.
     """
     if template is None:
-        return defaults.growing_canvas if params.growing_canvas is None else params.growing_canvas
-    if params.growing_canvas:
+        return defaults.growing_canvas if params.blocks.growing_canvas is None else params.blocks.growing_canvas
+    if params.blocks.growing_canvas:
         raise ConfigError(
             "growing_canvas: a canvas that grows has nothing behind what is decoded, and the parts of this one have "
             "their places; leave growing_canvas out, or canvas and suffix"

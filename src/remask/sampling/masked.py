@@ -2,37 +2,78 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
+from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
-from remask.remasking import select
-from remask.remasking.rules import BlockStart, Step, check_progress, scheduled
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling.blocks import Blocks, blocks_for
-from remask.sampling.decoder import Confidence, FixedCanvas, Positions, Tokens, Transfers, Uncorrected, moved
-from remask.sampling.resolved_rule import Rule, resolve
-from remask.sampling.rows import Basis, RowGroup
-from remask.sampling.schedule import TimeSchedule
+from remask.sampling import select
+from remask.sampling.blocks import Blocks, LinearSchedule, TimeSchedule, blocks_for
+from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, Transfers, moved
+from remask.sampling.rules import REMASKING, RULES, BlockStart, Remasking, names_on, scheduled
+
+EPS = 1e-3  # end of Dream's time schedule, as published
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedDecoding(FixedCanvas):
+class Rule:
+    """How the noisy positions of one request are scored and chosen.
+
+    `eps` is set where Dream's time schedule decides how many positions a step transfers, `linear` where A2D's does.
+    """
+
+    remasking: Remasking
+    eps: float | None
+    linear: bool = False
+
+
+def resolve(params: SamplingParams, defaults: SamplingDefaults, blockwise: bool = False) -> Rule:
+    """Return the rule of one request on a masked model whose family has these defaults.
+
+    `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other.
+    """
+    dynamic = params.threshold is not None or params.remasking.factor is not None
+    rule = RULES.get(params.remasking.rule or defaults.remasking)
+    if dynamic and not rule.thresholds:
+        if params.remasking.rule is not None:
+            name = "threshold" if params.threshold is not None else "remasking.factor"
+            fitting = " or ".join(name for name in names_on("masked") if RULES.get(name).thresholds)
+            raise ConfigError(f"{name} compares probabilities: use it with remasking {fitting}, not {rule.name}")
+        rule = REMASKING["low_confidence"]
+    if dynamic and params.remasking.eps is not None:
+        raise ConfigError(
+            "remasking.eps shapes Dream's time schedule, and threshold and remasking.factor use no schedule; set one "
+            "of them"
+        )
+    by_family = rule.timed == "by_family" and (defaults.time_schedule or params.remasking.eps is not None)
+    timed = rule.timed == "always" or by_family
+    if params.remasking.eps is not None and not timed:
+        raise ConfigError(f"remasking.eps shapes Dream's time schedule; remasking {rule.name!r} does not use one")
+    linear = defaults.schedule == "linear"
+    if rule.blockwise is not None and blockwise:
+        return Rule(RULES.get(rule.blockwise), None, linear)
+    return Rule(rule, (EPS if params.remasking.eps is None else params.remasking.eps) if timed else None, linear)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedDecoding(Decoding):
     """Masked diffusion of one request (LLaDA, Dream): the response starts as masks, each of which is filled once.
 
     With a `template` its holes do. Fixed tokens on either side are seen from the first step on.
     """
 
-    prompt: Sequence[int]
     params: SamplingParams
     rule: Rule
     blocks: Blocks
     mask_id: int
-    seed: int
     template: Template | None = None
+
+    growing: ClassVar[bool] = False
+    """Whether the canvas grows block by block."""
 
     @classmethod
     def of(
@@ -45,21 +86,32 @@ class MaskedDecoding(FixedCanvas):
         *,
         blockwise: bool,
         template: Template | None = None,
-        growing: bool = False,
-    ) -> "MaskedDecoding":
+    ) -> Self:
         """Return the decoding on a model whose family has these `defaults`.
 
-        `blockwise` is that trait of the cache policy. With `growing`, blocks are those of a canvas that grows. Raises
-        `ConfigError` where parameters contradict each other or cannot be met.
+        `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other or
+        cannot be met.
         """
-        blocks = blocks_for(params, template, growing=growing)
-        decoding = cls(prompt, params, resolve(params, defaults, blockwise), blocks, mask_id, seed, template)
-        canvas = decoding.canvas()
-        decoding.decoder(canvas, "all")  # checks parameters against the canvas, and begins the first block
-        masks = np.add.reduceat(canvas.noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
+        rule = resolve(params, defaults, blockwise)
+        blocks = blocks_for(params, template, growing=cls.growing, ragged=rule.linear)
+        decoding = cls(prompt, seed, params, rule, blocks, mask_id, template)
+        noisy = Canvas.masked(prompt, params.max_tokens, mask_id, template).noisy
+        decoding._check_order(noisy)
+        masks = np.add.reduceat(noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
         for share in sorted(set(zip(masks.tolist(), blocks.steps, strict=True))):
-            decoding.rule.remasking.begin(BlockStart(*share, params))
+            rule.remasking.begin(BlockStart(*share, params.knobs))
         return decoding
+
+    def _check_order(self, noisy: Mask) -> None:
+        """Raise `ConfigError` where the request's order does not hold what is `noisy` [T] of each block once."""
+        for index, (order, block) in enumerate(zip(self.params.remasking.order or (), self.block_ranges, strict=False)):
+            wanted = block.start + np.flatnonzero(noisy[block.start : block.stop])
+            if sorted(order) != wanted.tolist():
+                fixed = "" if len(wanted) == len(block) else " that is to be filled"
+                raise ConfigError(
+                    f"order: list {index} must hold each canvas position from {block.start} to {block.stop - 1}"
+                    f"{fixed} once, got {list(order)}"
+                )
 
     @property
     def length(self) -> int:
@@ -97,7 +149,7 @@ class MaskedDecoding(FixedCanvas):
     @property
     def unscheduled(self) -> bool:
         """Whether a threshold, a factor or the rule itself decides how many positions a step transfers."""
-        by_value = self.params.threshold is not None or self.params.factor is not None
+        by_value = self.params.threshold is not None or self.params.remasking.factor is not None
         return by_value or self.rule.remasking.counts == "rule"
 
     @property
@@ -115,51 +167,33 @@ class MaskedDecoding(FixedCanvas):
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "MaskedDecoder":
         """Return a decoder at the first step."""
-        return MaskedDecoder(self.params, self.rule, self.blocks, canvas, self.seed, idle)
+        return MaskedDecoder(self, canvas, idle)
 
 
-class MaskedDecoder(Uncorrected):
-    """The decoding of one request in progress. It reads the canvas and never writes to it.
+class MaskedDecoder(RuleDecoder):
+    """The decoding of one request in progress. The first block is block `first`, which begins with `step`.
 
-    `block` holds the canvas positions of the current block. The first one is block `first`, which begins with `step`.
     `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
     no pass is run; "within_block" ends a block when it is complete; "all" runs the whole schedule.
     """
 
-    writes_once = True
-
     def __init__(
-        self,
-        params: SamplingParams,
-        rule: Rule,
-        blocks: Blocks,
-        canvas: Canvas,
-        seed: int,
-        idle: IdlePasses,
-        *,
-        first: int = 0,
-        step: int = 0,
+        self, decoding: MaskedDecoding, canvas: Canvas, idle: IdlePasses, *, first: int = 0, step: int = 0
     ) -> None:
-        self.params, self.rule, self.blocks, self.canvas, self.seed = params, rule, blocks, canvas, seed
-        self.idle = idle
-        self.step = self.first_step = step
-        self.block_step = 0
+        rule, params = decoding.rule.remasking, decoding.params
+        super().__init__(params, rule, "filtered" if rule.filtered else "logits", canvas, decoding.seed, step)
+        self.blocks, self.idle, self._timing = decoding.blocks, idle, decoding.rule
         self.first = self.block_index = first
-        by_value = params.threshold is not None or params.factor is not None
-        self._by_value = by_value and rule.remasking.counts != "rule"
-        self._skips = idle == "skipped" and rule.remasking.counts == "schedule" and not self._by_value
-        self._orders = self._checked_orders()
-        basis: Basis = "filtered" if rule.remasking.filtered else "logits"
-        temperature = 0.0 if params.greedy else params.temperature
-        self._reading = (rule.remasking.measure, basis, temperature, params.top_k, params.top_p)
+        by_value = params.threshold is not None or params.remasking.factor is not None
+        self._by_value = by_value and rule.counts != "rule"
+        self._skips = idle == "skipped" and rule.counts == "schedule" and not self._by_value
+        if params.remasking.order is not None:
+            self._orders: Sequence[Positions] = [np.asarray(order, dtype=np.int64) for order in params.remasking.order]
+        else:
+            self._orders = self._drawn_orders() if rule.order == "drawn" else ()
         self._begin_block()
         if self._skips:
             self._skip_idle()
-
-    @property
-    def sees(self) -> None:
-        """None: attention is fully bidirectional."""
-        return
 
     @property
     def finished(self) -> bool:
@@ -169,7 +203,7 @@ class MaskedDecoder(Uncorrected):
     @property
     def order(self) -> Positions | None:
         """The positions that this step transfers, in order, where the rule knows them before the pass; else None."""
-        if self.rule.remasking.order is None:
+        if self._rule.order is None:
             return None
         order = self._orders[self.block_index]
         return order[self.canvas.noisy[order]][: self._scheduled()]
@@ -179,17 +213,14 @@ class MaskedDecoder(Uncorrected):
         """See `Decoder`. Rules with a state of their own must be asked."""
         if self._by_value:
             threshold = self.params.threshold
-            return select.Ranked(1, factor=self.params.factor) if threshold is None else select.Ranked.above(threshold)
+            return (
+                select.Ranked(1, factor=self.params.remasking.factor)
+                if threshold is None
+                else select.Ranked.above(threshold)
+            )
         if self._choose is scheduled:
             return select.Ranked(self._scheduled())
-        if not self.rule.remasking.blind:
-            return None
-        candidates = self.block.start + self.canvas.noisy[self.block.start : self.block.stop].nonzero()[0]
-        return self.choose(candidates, candidates, np.zeros(len(candidates), dtype=np.float32))
-
-    def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read: by the rule's measure."""
-        return RowGroup(rows, *self._reading, self.seed, self.step, positions)
+        return self._blindly()
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
         """Return which of the noisy `positions` of the block are transferred now, ascending."""
@@ -197,24 +228,12 @@ class MaskedDecoder(Uncorrected):
             return positions
         if self._by_value and self.params.threshold is not None:
             return positions[select.above(confidence, self.params.threshold)]
-        if self._by_value and self.params.factor is not None:
-            return positions[select.by_factor(confidence, self.params.factor)]
+        if self._by_value and self.params.remasking.factor is not None:
+            return positions[select.by_factor(confidence, self.params.remasking.factor)]
         if self._choose is scheduled:
             return positions[select.top(confidence, self._scheduled())]
-        step = Step(
-            positions=positions,
-            confidence=confidence,
-            number=self.block_step,
-            count=self._scheduled(),
-            share=None if self._times is None else self._times.share(self.block_step),
-            order=self.order,
-            draw=self._draw,
-        )
-        return positions[check_progress(self.rule.remasking, self._choose(step), step, self._steps)]
-
-    def final(self, written: Positions) -> Positions:
-        """Return `written`: what is transferred is final."""
-        return written
+        share = None if self._times is None else self._times.share(self.block_step)
+        return positions[self._by_rule(positions, confidence, self._scheduled(), share)]
 
     def advance(self) -> None:
         """Go on to the next step that is run. The transfers of this one are on the canvas."""
@@ -228,7 +247,7 @@ class MaskedDecoder(Uncorrected):
         # A block whose first pass committed less than its share takes as many steps more as it needs.
         if self._masks():
             return
-        unscheduled = self._by_value or self.rule.remasking.counts == "rule"
+        unscheduled = self._by_value or self._rule.counts == "rule"
         if unscheduled or self.idle == "within_block" or self.block_step >= self._steps:
             self.block_index += 1
             if not self.finished:
@@ -237,13 +256,19 @@ class MaskedDecoder(Uncorrected):
     def _begin_block(self) -> None:
         self.block = self._block(self.block_index)
         self._steps = self.blocks.steps[self.block_index]
-        self._times = None if self.rule.eps is None else TimeSchedule(self._steps, self.rule.eps)
+        self._times = self._schedule()
         self.block_step = 0
         masks = self._masks()
         self._share, self._rest = divmod(masks, self._steps)  # as `even_count`
         self.cut = None
-        begun = BlockStart(masks, self._steps, self.params, self._leave_out)
-        self._choose = self.rule.remasking.begin(begun)
+        begun = BlockStart(masks, self._steps, self.params.knobs, self._leave_out)
+        self._choose = self._rule.begin(begun)
+
+    def _schedule(self) -> TimeSchedule | LinearSchedule | None:
+        """What says how many positions a step of the block transfers; None: they are shared evenly."""
+        if self._timing.eps is not None:
+            return TimeSchedule(self._steps, self._timing.eps)
+        return LinearSchedule(self._steps) if self._timing.linear else None
 
     def _leave_out(self, tail: int | None) -> None:
         if tail is None or (self.canvas.settled[tail:] == -1).any():  # what is fixed is not left out
@@ -253,10 +278,6 @@ class MaskedDecoder(Uncorrected):
 
     def _block(self, index: int) -> range:
         return moved(self.blocks.ranges[index], self.canvas.prompt)
-
-    def _masks(self) -> int:
-        # Of so few flags bytes are counted in half the time that NumPy takes.
-        return self.canvas.noisy[self.block.start : self.block.stop].tobytes().count(1)
 
     def _skip_idle(self) -> None:
         """Go to the next step that may transfer something, over any number of idle steps at once."""
@@ -281,27 +302,8 @@ class MaskedDecoder(Uncorrected):
             return self._masks()
         return self._share + (self.block_step < self._rest)
 
-    def _draw(self, count: int) -> NDArray[np.float32]:
-        """Draw `count` uniform numbers that depend on the request's seed and step alone."""
-        return np.random.default_rng([self.seed, self.step]).random(count, dtype=np.float32)
-
     def _drawn_orders(self) -> Sequence[Positions]:
         """Draw an order of every block's positions from the request's seed alone."""
         rng = np.random.default_rng(self.seed)
         blocks = [self._block(index) for index in range(self.blocks.count)]
         return [block.start + rng.permutation(len(block)) for block in blocks]
-
-    def _checked_orders(self) -> Sequence[Positions]:
-        if self.params.order is None:
-            return self._drawn_orders() if self.rule.remasking.order == "drawn" else ()
-        orders = [np.asarray(order, dtype=np.int64) for order in self.params.order]
-        for index, order in enumerate(orders):
-            block = self._block(index)
-            wanted = block.start + np.flatnonzero(self.canvas.noisy[block.start : block.stop])
-            if sorted(order.tolist()) != wanted.tolist():
-                fixed = "" if len(wanted) == len(block) else " that is to be filled"
-                raise ConfigError(
-                    f"order: list {index} must hold each canvas position from {block.start} to {block.stop - 1}"
-                    f"{fixed} once, got {order.tolist()}"
-                )
-        return orders

@@ -1,4 +1,4 @@
-"""The noise process of uniform and hybrid diffusion (GIDD)."""
+"""The noise process of uniform and hybrid diffusion (GIDD), and how noise falls over a block."""
 
 import math
 from dataclasses import dataclass
@@ -48,3 +48,15 @@ class Noise:
 def sigmoid(x: float) -> float:
     """Return 1 / (1 + exp(-x)), rounded to 0 and 1 where float32 would."""
     return float(np.float32(1 / (1 + math.exp(-x)))) if x > -700 else 0.0
+
+
+def log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
+    """Return GIDD's grid of log-SNRs over a block, float64 [steps + 1]: index 0 is the cleanest, `steps` the noisiest.
+
+    The clean probability falls from its highest to its lowest value along a line ("linear") or half a cosine.
+    """
+    times = np.arange(steps + 1) / steps
+    shape = 1 - times if kind == "linear" else (1 + np.cos(np.pi * times)) / 2
+    low, high = (1 / (1 + np.exp(-bound)) for bound in (lowest, highest))
+    clean = (high - low) * shape + low
+    return np.asarray(np.clip(np.log(clean) - np.log1p(-clean), lowest, highest))

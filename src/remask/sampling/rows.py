@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.machine.transfers import send
-from remask.remasking.rules import Measure
 from remask.sampling.filters import Draws
+from remask.sampling.rules import Measure
 from remask.sampling.uniform_score import NoisyRows
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
@@ -111,6 +111,8 @@ class RowGroup:
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
     A `penalty` lowers logits before all of that.
 
+    In `free` rows the mask token may be chosen like any other.
+
     `guide` are the rows of the unconditional canvas for the same positions, if it takes part. `reads` are the device
     parts of the request's readers.
     """
@@ -127,6 +129,7 @@ class RowGroup:
     guide: slice | None = None
     noisy: NoisyRows | None = None
     penalty: Penalty | None = None
+    free: bool = False
     reads: Sequence[DeviceRead] = ()
 
     def piece(self, start: int, stop: int) -> "RowGroup":

@@ -34,8 +34,8 @@ def score(
     largest count of any group.
 
     `logits` [M, V], or a rank's columns of them as `vocabulary` says, may be used as scratch. Positions of `groups`
-    that draw are sent to the device in one copy, and stay there. The mask token is never chosen, but counts in the
-    probabilities, as in the originals. With `per_group` each group is read
+    that draw are sent to the device in one copy, and stay there. The mask token is chosen in free rows alone, but
+    counts in the probabilities, as in the originals. With `per_group` each group is read
     by itself, and otherwise all greedy groups together: the last bits of a reduction may depend on the size of the
     whole tensor. Nothing waits for the device.
     """
@@ -46,12 +46,17 @@ def score(
     for group in groups:
         _change(logits, group, vocabulary)
     measured = {id(group): _measured(logits[group.rows], group, mask_id, vocabulary) for group in groups}
-    own = [group for group in groups if per_group or not _greedy(group)]
-    parts = {id(group): _read(logits[group.rows], group, mask_id, vocabulary) for group in own}
+    own = [group for group in groups if per_group or group.free or not _greedy(group)]
+    # Free rows are done before the mask is taken out of all others.
+    done = {
+        id(group): _completed(_read(logits[group.rows], group, mask_id, vocabulary), group, measured[id(group)], more)
+        for group in own
+    }
     if len(own) < len(groups):
         greedy = vocabulary.greedy(logits, mask_id)
-        parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
-    read = [_completed(parts[id(group)], group, measured[id(group)], more) for group in groups]
+        rest = [group for group in groups if id(group) not in done]
+        done |= {id(each): _completed(greedy[:, each.rows], each, measured[id(each)], more) for each in rest}
+    read = [done[id(group)] for group in groups]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
@@ -67,7 +72,7 @@ def _all_plain(groups: Sequence[RowGroup], rows: int) -> bool:
 
 def _plain(group: RowGroup) -> bool:
     """Whether only the greedy token and its probability are read, of unchanged logits."""
-    return not group.reads and group.guide is None and group.penalty is None and _greedy(group)
+    return not (group.reads or group.free) and group.guide is None and group.penalty is None and _greedy(group)
 
 
 def _greedy(group: RowGroup) -> bool:
@@ -101,7 +106,9 @@ def _send_positions(groups: Sequence[RowGroup], device: torch.device) -> None:
 
 def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]."""
-    return vocabulary.greedy(logits, mask_id) if _greedy(group) else _sampled(logits, group, mask_id, vocabulary)
+    if _greedy(group):
+        return vocabulary.greedy(logits, None if group.free else mask_id)
+    return _sampled(logits, group, mask_id, vocabulary)
 
 
 def _measured(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[Measured]:
@@ -163,7 +170,7 @@ def distributions(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what is measured (log-probabilities), and logits to choose by: of all tokens, and filtered; [rows, V].
 
-    The mask token is left out of the latter two, and so are barred ones.
+    The mask token is left out of the latter two but in free rows, and so are barred ones.
     """
 
     def filtered(logits: Tensor) -> Tensor:
@@ -176,7 +183,8 @@ def distributions(
         measured = filtered(measured)
     # The mask is taken out before filtering, or it could be all that a filter leaves.
     choice = tempered.clone()
-    vocabulary.bar(choice, [mask_id])
+    if not group.free:
+        vocabulary.bar(choice, [mask_id])
     _bar(choice, group, vocabulary)
     return vocabulary.log_softmax(measured), choice, filtered(choice)
 

@@ -1,7 +1,7 @@
 """Decoding by uniform and hybrid diffusion (GIDD): any token of the current block may change at any step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,12 @@ from remask.plan.canvas import OPEN, Canvas, Template
 from remask.plan.plan import Reach
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
-from remask.remasking import select
+from remask.request.sampling_groups import ANCESTRAL, MARGINAL
 from remask.request.sampling_params import SamplingParams, is_greedy
-from remask.request.uniform_presets import ANCESTRAL, MARGINAL
-from remask.sampling.decoder import Confidence, FixedCanvas, Positions, Tokens, Transfers, Unedited, blocks_of
-from remask.sampling.noise import Noise
-from remask.sampling.rows import RowGroup
-from remask.sampling.schedule import log_snrs
+from remask.sampling import select
+from remask.sampling.decoder import Confidence, Decoder, Decoding, Positions, Tokens, Transfers, blocks_of
+from remask.sampling.noise import Noise, log_snrs
+from remask.sampling.rows import Basis, RowGroup
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
@@ -25,7 +24,7 @@ BLOCK = 128  # the published code's default
 
 
 @dataclass(frozen=True, slots=True)
-class UniformDecoding(FixedCanvas):
+class UniformDecoding(Decoding):
     """Uniform diffusion of one request, block by block.
 
     The canvas is as long as the model's, or as `canvas_length` says; positions after the response are noise that is
@@ -34,12 +33,10 @@ class UniformDecoding(FixedCanvas):
     is done or passed, as a row sees a leading part of the canvas.
     """
 
-    prompt: Sequence[int]
     params: SamplingParams
     noise: Noise
     stop_ids: tuple[int, ...]
-    length: int
-    seed: int
+    length: int = field()  # without a default, which the property of the base would be
     structured: bool = True
     template: Template | None = None
 
@@ -61,8 +58,8 @@ class UniformDecoding(FixedCanvas):
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
-        given = params.initial_canvas
-        length = params.canvas_length or (model_length if given is None else len(prompt) + len(given))
+        given = params.uniform.initial_canvas
+        length = params.uniform.canvas_length or (model_length if given is None else len(prompt) + len(given))
         needed = len(prompt) + params.max_tokens
         if length < needed:
             raise ConfigError(
@@ -77,14 +74,14 @@ class UniformDecoding(FixedCanvas):
         foreign = [token for token in given or () if token >= noise.vocab]
         if foreign:
             raise ConfigError(f"initial_canvas holds {foreign[0]}; token ids go from 0 to {noise.vocab - 1}")
-        if noise.only_masks and params.correction_steps:
+        if noise.only_masks and params.uniform.correction_steps:
             raise ConfigError(
-                f"correction_steps={params.correction_steps}: this model's noise is masks alone, so it never learned "
-                "which tokens are wrong; leave it out"
+                f"correction_steps={params.uniform.correction_steps}: this model's noise is masks alone, so it never "
+                "learned which tokens are wrong; leave it out"
             )
-        decoding = cls(prompt, params, noise, stop_ids, length, seed, structured, template)
+        decoding = cls(prompt, seed, params, noise, stop_ids, length, structured, template)
         decoding._check_revision()
-        if decoding.ancestral and params.tokens_per_step is not None:
+        if decoding.ancestral and params.uniform.tokens_per_step is not None:
             raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral ones draw every position")
         changes = decoding.steps * decoding.per_step
         if noise.only_masks and not decoding.ancestral and changes > decoding.block:
@@ -95,7 +92,7 @@ class UniformDecoding(FixedCanvas):
         return decoding
 
     def _check_revision(self) -> None:
-        tokens = self.params.revision_tokens
+        tokens = self.params.uniform.revision_tokens
         if not tokens:
             return
         if self.structured:
@@ -109,13 +106,13 @@ class UniformDecoding(FixedCanvas):
             raise ConfigError(f"revision_tokens={tokens}: a canvas has fixed parts; leave one of the two out")
         if self.ancestral:
             raise ConfigError(
-                f"revision_tokens={tokens} is the adaptive sampler's; leave sampler={self.params.sampler!r} out"
+                f"revision_tokens={tokens} is the adaptive sampler's; leave sampler={self.params.uniform.sampler!r} out"
             )
 
     @property
     def ancestral(self) -> bool:
         """Whether every step draws all positions of the block from the reverse process."""
-        return self.params.sampler in ANCESTRAL
+        return self.params.uniform.sampler in ANCESTRAL
 
     @property
     def block(self) -> int:
@@ -133,17 +130,8 @@ class UniformDecoding(FixedCanvas):
     def total_steps(self) -> int:
         """Steps of all blocks, and of the correction."""
         return sum(self.steps_of(self._pinned(block)) for block in self.block_ranges) + (
-            self.params.correction_steps or 0
+            self.params.uniform.correction_steps or 0
         )
-
-    @property
-    def scheduled_steps(self) -> int:
-        """The same: a schedule says how many steps a block takes."""
-        return self.total_steps
-
-    def passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """Return the number of steps: all are run."""
-        return self.total_steps
 
     @property
     def steps(self) -> int:
@@ -163,24 +151,15 @@ class UniformDecoding(FixedCanvas):
     @property
     def per_step(self) -> int:
         """Positions that a step of the adaptive sampler may change."""
-        return self.params.tokens_per_step or 1
-
-    @property
-    def ordered(self) -> bool:
-        """False: positions are chosen after the pass."""
-        return False
-
-    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
-        """False: tokens may change until their block is done."""
-        return False
+        return self.params.uniform.tokens_per_step or 1
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt, with noise to its end."""
         noise: Sequence[int] | NDArray[np.int64]
-        if self.params.initial_canvas is None:
+        if self.params.uniform.initial_canvas is None:
             noise = self.noise.draw(self.length - len(self.prompt), self.seed)
         else:
-            noise = self.params.initial_canvas
+            noise = self.params.uniform.initial_canvas
         return Canvas(self.prompt, noise, self.params.max_tokens, self.template)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "UniformDecoder":  # noqa: ARG002
@@ -188,18 +167,18 @@ class UniformDecoding(FixedCanvas):
         return UniformDecoder(self, canvas)
 
 
-class UniformDecoder(Unedited):
-    """The decoding of one request in progress. It reads the canvas and never writes to it.
+class UniformDecoder(Decoder):
+    """The decoding of one request in progress.
 
-    Where the request has correction steps, nothing is final before the last of them.
+    Where the request has correction steps, nothing is final before the last of them. The current block is in a
+    correction the whole response, and at a border where completed blocks may be revised these and the one that begins.
     """
 
     def __init__(self, decoding: UniformDecoding, canvas: Canvas) -> None:
-        self._decoding, self.canvas = decoding, canvas
-        self.step = 0
-        self.block_step = 0
+        super().__init__(canvas, decoding.seed)
+        self._decoding, self._params = decoding, decoding.params
         self._index = 0
-        self._blocks = decoding.block_ranges
+        self._blocks = [range(block.start, min(block.stop, len(canvas))) for block in decoding.block_ranges]
         self._correction: Correction | None = None
         self._begin_block()
 
@@ -211,37 +190,9 @@ class UniformDecoder(Unedited):
         return self._index == len(self._blocks)
 
     @property
-    def block(self) -> range:
-        """Canvas positions of the current block; in a correction, those of the whole response.
-
-        At a border where completed blocks may be revised, these come first.
-        """
-        if self._correction is not None:
-            return self._correction.scope
-        if self.finished:  # nothing is left that noise could see
-            return range(self._blocks[-1].stop, self._blocks[-1].stop)
-        fresh = self._fresh
-        return range(self.canvas.prompt, fresh.stop) if self._revises else fresh
-
-    @property
     def fresh(self) -> range | None:
-        """The block that begins, at a border where completed ones may be revised; None elsewhere."""
-        return self._fresh if self._revises else None
-
-    @property
-    def _fresh(self) -> range:
-        block = self._blocks[self._index]
-        return range(block.start, min(block.stop, len(self.canvas)))
-
-    @property
-    def _revises(self) -> bool:
-        at_border = self.block_step == 0 and 0 < self._index < len(self._blocks) and self._correction is None
-        return at_border and bool(self._decoding.params.revision_tokens)
-
-    @property
-    def order(self) -> None:
-        """None: positions are chosen after the pass."""
-        return
+        """See `Decoder`."""
+        return self._fresh if self.block.start < self._fresh.start and self._correction is None else None
 
     @property
     def sees(self) -> Reach | None:
@@ -265,14 +216,14 @@ class UniformDecoder(Unedited):
     @property
     def corrections(self) -> int | None:
         """Correction steps so far; None where the request has none."""
-        if not self._decoding.params.correction_steps:
+        if not self._params.uniform.correction_steps:
             return None
         return 0 if self._correction is None else self._correction.steps
 
     @property
     def reads_best(self) -> bool:
         """See `Decoder`: a correction that has patience does."""
-        return self._correction is not None and self._decoding.params.correction_patience != 0
+        return self._correction is not None and self._params.uniform.correction_patience != 0
 
     def note(self, positions: Positions, best: Tokens) -> None:
         """See `Decoder`."""
@@ -282,47 +233,40 @@ class UniformDecoder(Unedited):
     @property
     def transfers(self) -> Transfers | None:
         """See `Decoder`. Unknown in corrections and revisions, which compare with results of earlier passes."""
-        params = self._decoding.params
-        if self._correction is not None or params.revision_tokens:
+        if self._correction is not None or self._params.uniform.revision_tokens:
             return None
         every = self._decoding.ancestral
         return select.Ranked(len(self._fresh) if every else self._decoding.per_step, changes=True)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: as gains (adaptive), draws of the reverse step (ancestral), or proposals."""
-        decoding, params = self._decoding, self._decoding.params
-        if self._correction is not None:
-            return self._proposals(rows, positions)
-        level = self._steps - self.block_step
-        before, after = float(self._levels[level]), float(self._levels[level - 1])
+        decoding, params = self._decoding, self._params
+        given, filters = params.temperature, (params.top_k, params.top_p)
+        basis: Basis = "logits"
         current = self.canvas.tokens[positions]
-        ancestral, marginal = decoding.ancestral, params.sampler == MARGINAL
-        noisy = NoisyRows(
-            current=current,
-            weights=None if ancestral else self._weights(positions, current, before),
-            table=None if ancestral or params.revision_tokens else self._table(len(positions), before),
-            transition=Transition(decoding.noise, before, after, marginal) if ancestral else None,
-            banned=decoding.stop_ids,
-            banned_rows=self._early(positions),
-        )
-        return RowGroup(
-            rows=rows,
-            measure="probability",
-            basis="logits",
-            temperature=0.0 if params.greedy else params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            seed=decoding.seed,
-            step=self.step,
-            positions=positions,
-            noisy=noisy,
-        )
+        noisy = NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._early(positions))
+        if self._correction is not None:
+            basis, filters = "tempered", (None, None)
+            given = (
+                TEMPERATURE if params.uniform.correction_temperature is None else params.uniform.correction_temperature
+            )
+        else:
+            level = self._steps - self.block_step
+            before, after = float(self._levels[level]), float(self._levels[level - 1])
+            if decoding.ancestral:
+                step = Transition(decoding.noise, before, after, marginal=params.uniform.sampler == MARGINAL)
+                noisy = replace(noisy, transition=step)
+            else:
+                table = None if params.uniform.revision_tokens else self._table(len(positions), before)
+                noisy = replace(noisy, weights=self._weights(positions, current, before), table=table)
+        temperature = 0.0 if is_greedy(given) else given
+        return RowGroup(rows, "probability", basis, temperature, *filters, self.seed, self.step, positions, noisy=noisy)
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
         """Return the positions whose token changes now, ascending."""
         if self._correction is not None:
-            scope = self._correction.scope
-            return self._correction.choose(self.canvas.tokens[scope.start : scope.stop], positions, tokens, confidence)
+            current = self.canvas.tokens[self.block.start : self.block.stop]
+            return self._correction.choose(current, positions, tokens, confidence)
         changed: NDArray[np.bool_] = tokens != self.canvas.tokens[positions]
         if self._decoding.ancestral:
             everywhere: Positions = positions[changed]
@@ -330,14 +274,14 @@ class UniformDecoder(Unedited):
         # A score of 0 means no gain: the best token stands there already, or noise cannot have put the current one.
         gains = confidence * (changed & (confidence > 0))
         begun = int(np.searchsorted(positions, self._fresh.start))
-        revised = select.top(gains[:begun], self._decoding.params.revision_tokens or 0)
+        revised = select.top(gains[:begun], self._params.uniform.revision_tokens or 0)
         chosen = np.concatenate([revised, begun + select.top(confidence[begun:], self._decoding.per_step)])
         written: Positions = positions[chosen[gains[chosen] > 0]]
         return written
 
     def edited(self, written: Positions) -> Positions:
         """Return those of `written` that revise a completed block."""
-        revised: Positions = written[written < self._fresh.start] if self._revises else written[:0]
+        revised: Positions = written[:0] if self.fresh is None else written[written < self._fresh.start]
         return revised
 
     def final(self, written: Positions) -> Positions:  # noqa: ARG002
@@ -345,12 +289,12 @@ class UniformDecoder(Unedited):
 
         With revisions or correction steps it is all blocks, in the last step of all.
         """
-        params = self._decoding.params
+        params = self._params
         if self._correction is not None:
             over, start = self._correction.finished, self.block.start
         else:
-            over, start = self.block_step + 1 == self._steps and not params.correction_steps, self._fresh.start
-            if params.revision_tokens:
+            over, start = self.block_step + 1 == self._steps and not params.uniform.correction_steps, self._fresh.start
+            if params.uniform.revision_tokens:
                 over, start = over and self._index + 1 == len(self._blocks), self.canvas.prompt
         return np.arange(start, self.block.stop) if over else np.empty(0, dtype=np.int64)
 
@@ -358,46 +302,40 @@ class UniformDecoder(Unedited):
         """Go on to the next step, to the next block at full noise after the last one, and to corrections in the end."""
         self.step += 1
         self.block_step += 1
-        if self._correction is None and self.block_step == self._steps:
+        if self._correction is not None:
+            return
+        self.block = self._fresh
+        if self.block_step == self._steps:
             self._index += 1
             self.block_step = 0
-            params, canvas = self._decoding.params, self.canvas
             if not self.finished:
                 self._begin_block()
-            elif params.correction_steps:
-                scope = range(canvas.prompt, canvas.end)
-                patience = PATIENCE if params.correction_patience is None else params.correction_patience
-                changes = params.correction_tokens or 1
-                tokens = int(np.count_nonzero(canvas.noisy[scope.start : scope.stop]))
-                self._correction = Correction(scope, params.correction_steps, changes, patience, tokens)
+            elif self._params.uniform.correction_steps:
+                self._begin_correction(self._params.uniform.correction_steps)
+            else:
+                self.block = range(self._fresh.stop, self._fresh.stop)  # nothing is left that noise could see
 
     def _begin_block(self) -> None:
         """Set the schedule of the block, which begins at full noise."""
-        decoding, block = self._decoding, self._fresh
-        noise, schedule = decoding.noise, decoding.params.schedule or "cosine"
+        decoding, block = self._decoding, self._blocks[self._index]
+        noise, schedule = decoding.noise, self._params.uniform.schedule or "cosine"
+        self._fresh = block
+        self.block = (
+            range(self.canvas.prompt, block.stop) if self._index and self._params.uniform.revision_tokens else block
+        )
         self._steps = decoding.steps_of(len(block) - int(np.count_nonzero(self.canvas.noisy[block.start : block.stop])))
         self._levels = log_snrs(schedule, self._steps, noise.min_log_snr, noise.max_log_snr)
 
-    def _proposals(self, rows: slice, positions: Positions) -> RowGroup:
-        decoding, params = self._decoding, self._decoding.params
-        current = self.canvas.tokens[positions]
-        temperature = TEMPERATURE if params.correction_temperature is None else params.correction_temperature
-        return RowGroup(
-            rows=rows,
-            measure="probability",
-            basis="tempered",
-            temperature=0.0 if is_greedy(temperature) else temperature,
-            top_k=None,
-            top_p=None,
-            seed=decoding.seed,
-            step=self.step,
-            positions=positions,
-            noisy=NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._early(positions)),
-        )
+    def _begin_correction(self, steps: int) -> None:
+        params, canvas = self._params, self.canvas
+        self.block = range(canvas.prompt, canvas.end)
+        patience = PATIENCE if params.uniform.correction_patience is None else params.uniform.correction_patience
+        tokens = int(np.count_nonzero(canvas.noisy[canvas.prompt : canvas.end]))
+        self._correction = Correction(self.block, steps, params.uniform.correction_tokens or 1, patience, tokens)
 
     def _early(self, positions: Positions) -> int:
         """Return how many of `positions` are too early for an end token."""
-        return int((positions < self.canvas.prompt + (self._decoding.params.min_tokens or 0)).sum())
+        return int((positions < self.canvas.prompt + (self._params.min_tokens or 0)).sum())
 
     def _weights(self, positions: Positions, current: Tokens, level: float) -> NDArray[np.float32]:
         """Return the probability of each current token as noise, normalised over the block, float32.

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.plan.spans import Mask
-from remask.remasking import select
+from remask.sampling import select
 from remask.sampling.decoder import Confidence, Positions, Tokens
 
 TEMPERATURE = 0.1  # the published code's default

@@ -49,16 +49,16 @@ class Vocabulary:
         values, tokens = logits.max(dim=-1)
         return values, tokens
 
-    def greedy(self, logits: Tensor, mask_id: int) -> Tensor:
+    def greedy(self, logits: Tensor, mask_id: int | None) -> Tensor:
         """The most probable token of every row, but for the mask token, and its probability, float32 [2, rows].
 
-        The mask token counts in the probabilities. May remove it from `logits`.
+        The mask token counts in the probabilities. May remove it from `logits`. None: no token is left out.
         """
         logits = logits.float()
-        total = self.logsumexp(logits)
-        self.bar(logits, [mask_id])
+        base, total = self.scale(logits)
+        self.bar(logits, [] if mask_id is None else [mask_id])
         best, tokens = self.best(logits)
-        return torch.stack((tokens.float(), (best - total).exp()))
+        return torch.stack((tokens.float(), (best - base).exp() / total))
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The `count` largest logits of every row, descending, and their tokens: [rows, count], the latter int64."""
@@ -80,6 +80,14 @@ class Vocabulary:
     def sum(self, values: Tensor) -> Tensor:
         """The sum of every row, [rows]."""
         return values.sum(dim=-1)
+
+    def scale(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers b and s of every row, [rows] each, such that exp(logit - b) / s are probabilities.
+
+        Of large logits they are exact to float32, which logsumexp rounds to its own size.
+        """
+        top = logits.amax(dim=-1)
+        return top, (logits - top[:, None]).exp_().sum(dim=-1)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """[rows]"""
@@ -175,6 +183,11 @@ class SplitVocabulary(Vocabulary):
     def sum(self, values: Tensor) -> Tensor:
         """See `Vocabulary`."""
         return self.gather(super().sum(values)).sum(dim=0)
+
+    def scale(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Vocabulary`. Ranks exchange one number a row, so it is as exact as `logsumexp`."""
+        total = self.logsumexp(logits)
+        return total, torch.ones_like(total)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """See `Vocabulary`."""

@@ -1,23 +1,88 @@
-"""The FastAPI application."""
+"""The endpoints, and the FastAPI application that serves them."""
 
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import get_args
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.routing import APIRoute
 
 from remask import __version__
 from remask.engine.async_engine import StepObserver
 from remask.llm import LLM
+from remask.server.answers.choice_types import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
+from remask.server.answers.messages import MessageAnswer, MessageEvent
+from remask.server.answers.responses import ResponseAnswer, ResponseEvent
+from remask.server.bodies import BodyRoute
 from remask.server.config import ServerConfig
-from remask.server.document import DescribedApp
-from remask.server.errors import add_handlers
+from remask.server.document import READS, RUNS, DescribedApp, Endpoint
+from remask.server.errors import MessagesError, add_handlers
 from remask.server.gate import Gate
-from remask.server.playground.sessions import Sessions
+from remask.server.metrics import CONTENT_TYPE
+from remask.server.pages import add_pages
+from remask.server.playground.example import Example
+from remask.server.playground.sandbox import SandboxState, Sessions
 from remask.server.routes import cache, decisions, inference, info, playground
+from remask.server.routes.cache import CacheContents, Dropped
+from remask.server.routes.decisions import DecisionsAnswer, RerankAnswer, ScoreAnswer
+from remask.server.routes.inference import DetokenizedText, TokenCount, Tokens
+from remask.server.routes.info import Health, Model, ModelInfo, Models, Version
+from remask.server.routes.playground import Closed
 from remask.server.service import Service
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/chat/completions", inference.chat_completions, ChatAnswer, RUNS, stream=ChatEvent),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        inference.completions,
+        CompletionAnswer,
+        RUNS,
+        stream=CompletionEvent,
+        others=["/v1/fim/completions"],  # the name that Inception's and Mistral's APIs have for a prompt and its suffix
+    ),
+    Endpoint("POST", "/v1/responses", inference.responses, ResponseAnswer, RUNS, stream=ResponseEvent),
+    Endpoint("POST", "/v1/messages", inference.messages, MessageAnswer, RUNS, stream=MessageEvent, error=MessagesError),
+    Endpoint(
+        "POST", "/v1/messages/count_tokens", inference.count_tokens, TokenCount, [*READS, 429], error=MessagesError
+    ),
+    Endpoint("POST", "/tokenize", inference.tokenize, Tokens, [*READS, 429]),
+    Endpoint("POST", "/detokenize", inference.detokenize, DetokenizedText, [*READS, 429]),
+    Endpoint("POST", "/v1/decisions", decisions.decisions, DecisionsAnswer, RUNS, others=["/v1/systemone"]),
+    Endpoint("POST", "/v1/score", decisions.score, ScoreAnswer, RUNS, others=["/score"]),
+    Endpoint("POST", "/v1/rerank", decisions.rerank, RerankAnswer, RUNS, others=["/rerank", "/v2/rerank"]),
+    Endpoint("GET", "/v1/models", info.models, Models),
+    Endpoint("GET", "/v1/models/{name:path}", info.model, Model, [404]),
+    Endpoint("GET", "/health", info.health, Health, [503]),
+    Endpoint("GET POST", "/ping", info.health, Health, [503]),
+    Endpoint("GET", "/version", info.version, Version),
+    Endpoint("GET", "/get_model_info", info.get_model_info, ModelInfo),
+    Endpoint("GET", "/metrics", info.metrics, CONTENT_TYPE.partition(";")[0]),
+    Endpoint("GET", "/v1/cache", cache.list_entries, CacheContents),
+    Endpoint("DELETE", "/v1/cache", cache.drop_all, Dropped),
+    Endpoint("DELETE", "/v1/cache/{prefix_id}", cache.drop, Dropped, [404, 409]),
+)
+_SESSION = "/playground/pages/{session}"
+_PLAYGROUND = (
+    Endpoint("GET", "/playground/example", playground.begin, Example, [400, 429]),
+    Endpoint("POST", "/playground/pages", playground.open_pages, SandboxState),
+    Endpoint("GET", _SESSION, playground.get_pages, SandboxState, [404]),
+    Endpoint("DELETE", _SESSION, playground.close_pages, Closed, [404]),
+    Endpoint("POST", f"{_SESSION}/step", playground.step_pages, SandboxState, [404]),
+    Endpoint("POST", f"{_SESSION}/caching", playground.switch_caching, SandboxState, [400, 404]),
+    Endpoint("POST", f"{_SESSION}/requests", playground.add_request, SandboxState, [400, 404, 409]),
+    Endpoint("DELETE", f"{_SESSION}/requests/{{number}}", playground.finish_request, SandboxState, [400, 404]),
+)
+
+
+def router() -> APIRouter:
+    """The routes of all endpoints and pages."""
+    made = APIRouter(route_class=BodyRoute)
+    for endpoint in (*ENDPOINTS, *_PLAYGROUND):
+        endpoint.add(made)
+    add_pages(made)
+    return made
 
 
 def create_app(
@@ -46,24 +111,16 @@ def create_app(
 
     # FastAPI's interactive pages load scripts from other hosts.
     app = DescribedApp(title="remask", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.streams = [event for each in ENDPOINTS for event in get_args(each.stream)]
     app.state.service = service
     app.state.sandboxes = Sessions(clock=clock)
     add_handlers(app)
-    routers = [part.router() for part in (inference, decisions, info, cache, playground)]
-    for router in routers:
-        # FastAPI builds the routes of an included router at the first request, which would wait for it.
-        app.router.routes.extend(router.routes)
+    # FastAPI builds the routes of an included router at the first request, which would wait for it.
+    app.router.routes.extend(router().routes)
     # What the error of an unknown path may suggest: neither the pages of the playground nor what has parameters.
-    paths = {route.path for router in routers[:-1] for route in router.routes if isinstance(route, APIRoute)}
+    paths = {path for each in ENDPOINTS for path in (each.path, *each.others)}
     app.state.paths = sorted(path for path in paths if "{" not in path)
-    app.add_middleware(
-        Gate,
-        api_keys=config.api_keys,
-        max_body_bytes=config.max_body_bytes,
-        priority_keys=config.priority_keys,
-        allowed_hosts=config.allowed_hosts,
-        body_timeout=config.body_timeout,
-    )
+    app.add_middleware(Gate, config=config)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -4,67 +4,74 @@ A large body takes up to half a second of one long operation that no other threa
 own reads it (`BodyReaders`).
 """
 
-import asyncio
 import json
+import os
 import pickle
 import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
+from remask.checks.values import parsed_json
 from remask.server.errors import ApiError, invalid_body
 from remask.server.texts import Turns
+from remask.text.template_worker import HEAD, allow, limit_memory
 from remask.text.workers import FrameWorkers, WorkerEndedError
 
-SMALL = 1 << 16  # bytes of a body that is read in some milliseconds
+SMALL = 1 << 14  # bytes of a body that is read in some milliseconds, whatever it holds
 MAX_SECONDS = 10.0  # processor time of one body; the largest by default take less than one
 MAX_BYTES = 2 << 30  # memory of the process
-READ, REFUSED = b"B", b"R"
+_READ, _REFUSED = b"B", b"R"
+_PROGRAM = "from remask.server.bodies import answer_frames; answer_frames()"
+_NICE = 5  # whoever waits for a step goes before whoever sends a large body
 # Texts, brackets that open, and what stands between marks. Possessive, so that no text is read twice.
-_ITEM = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
+_ITEM = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
 
 
-def items_in(body: bytes, most: int) -> int:
+def items_in(text: str, most: int) -> int:
     """How many values and names a JSON text holds; the counting ends beyond `most`. Nothing is parsed."""
-    if len(body) <= most:
-        return 0  # each takes a byte at least
-    if b"\0" in body:  # UTF-16 or UTF-32, in which a text's end is not seen byte by byte: all marks count
-        return sum(map(body.count, (b",", b"[", b"{")))
-    return sum(1 for _ in islice(_ITEM.finditer(body), most + 1))
+    if len(text) <= most:
+        return 0  # each takes a character at least
+    return sum(1 for _ in islice(_ITEM.finditer(text), most + 1))
 
 
-def check_items(content: bytes, most: int) -> None:
-    """Raise an `ApiError` where a body holds more than `most` values and names."""
-    if items_in(content, most) > most:
-        raise ApiError(
-            413,
-            f"the body holds more than {most} values and names, the most that this server accepts (max_body_items); "
-            "send fewer in one request",
-        )
+def is_json(kind: str) -> bool:
+    """Whether a `Content-Type` says JSON: in any case, and with any parameters."""
+    message = Message()
+    message["content-type"] = kind
+    subtype = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
 
 
 def read_body(model: type[BaseModel], content: bytes, most: int) -> BaseModel:
-    """The `model` of the JSON text `content`. Raises `ApiError`, as FastAPI and `errors.add_handlers` do together."""
-    check_items(content, most)
+    """The `model` of the JSON text `content`, which may hold `most` values and names. Raises `ApiError`."""
     try:
-        value = json.loads(content)
+        text = content.decode(json.detect_encoding(content), "surrogatepass")
+        if items_in(text, most) > most:
+            raise ApiError(
+                413,
+                f"the body holds more than {most} values and names, the most that this server accepts "
+                "(max_body_items); send fewer in one request",
+            )
+        value = parsed_json(text) if text else None
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ApiError(400, f"the body is not JSON that can be read: {error}") from error
     try:
-        read: BaseModel = TypeAdapter(model).validate_python(value, from_attributes=True)
+        return model.model_validate(value, from_attributes=True)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         raise invalid_body([{**problem, "loc": ("body", *problem["loc"])} for problem in problems]) from error
-    return read
 
 
 class BodyReaders:
@@ -77,16 +84,12 @@ class BodyReaders:
     def __init__(self, most: int) -> None:
         self.most = most
         job = pickle.dumps({"seconds": MAX_SECONDS, "bytes": MAX_BYTES, "most": most})
-        self._workers = FrameWorkers([sys.executable, "-m", "remask.server.body_worker"], job)
+        self._workers = FrameWorkers([sys.executable, "-c", _PROGRAM], job)
         self._thread, self._turns = ThreadPoolExecutor(1, thread_name_prefix="remask-bodies"), Turns(1)
 
     async def read(self, owner: str, model: type[BaseModel], content: bytes) -> BaseModel:
         """As `read_body`, away from the event loop. Raises `ApiError`."""
-        await self._turns.acquire(owner)
-        loop = asyncio.get_running_loop()
-        work = self._thread.submit(self._ask, model, content)
-        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._turns.release))
-        return await asyncio.wrap_future(work)
+        return await self._turns.run(owner, self._thread, self._ask, model, content)
 
     def close(self) -> None:
         """End the thread, and then the process."""
@@ -100,10 +103,44 @@ class BodyReaders:
             why = f"reading it took more than {MAX_SECONDS:g} s" if ended.status == -signal.SIGPROF else str(ended)
             raise ApiError(413, f"the body cannot be read: {why}; send less in one request") from ended
         found = pickle.loads(answer)  # of our own process
-        if kind == REFUSED:
+        if kind == _REFUSED:
             raise ApiError(**found)
         assert isinstance(found, BaseModel)
         return found
+
+
+def answer_frames() -> None:
+    """Answer frames (`remask.text.workers`) until standard input ends: the process that `BodyReaders` starts.
+
+    Their content is pickled: first the limits, then a model's name and a body each time. The answers are a body that
+    was read, or what the error is made of that says why it was refused.
+    """
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    job = pickle.loads(source.read(HEAD.unpack(source.read(HEAD.size))[1]))
+    if sys.platform != "win32":
+        os.nice(_NICE)
+        limit_memory(job["bytes"])
+    while len(head := source.read(HEAD.size)) == HEAD.size:
+        name, content = pickle.loads(source.read(HEAD.unpack(head)[1]))
+        module, _, model = name.partition(":")
+        allow(job["seconds"])
+        try:
+            kind, answer = _READ, pickle.dumps(read_body(getattr(import_module(module), model), content, job["most"]))
+        except ApiError as refused:
+            kind, answer = _REFUSED, pickle.dumps(error_fields(refused))
+        except MemoryError:
+            most = job["bytes"] >> 20
+            large = ApiError(413, f"reading the body takes more than {most} MiB of memory; send less in one request")
+            kind, answer = _REFUSED, pickle.dumps(error_fields(large))
+        allow(0)
+        target.write(HEAD.pack(kind, len(answer)))
+        target.write(answer)
+        target.flush()
+
+
+def error_fields(error: ApiError) -> dict[str, Any]:
+    """What an equal error is made of."""
+    return {"status": error.status, "message": str(error), "param": error.param, "code": error.code}
 
 
 class ReadRequest(Request):
@@ -123,7 +160,7 @@ class ReadRequest(Request):
 
 
 class BodyRoute(APIRoute):
-    """A route whose bodies are counted before they are parsed, and read in another process where they are large.
+    """A route whose bodies are read here, large ones in another process; FastAPI gets what was read.
 
     `app.state.service` is the server's `Service`.
     """
@@ -136,16 +173,13 @@ class BodyRoute(APIRoute):
             return handle
 
         async def read(request: Request) -> Response:
+            if not is_json(request.headers.get("content-type", "")):
+                raise ApiError(400, "the body must be JSON: send the header 'Content-Type: application/json'")
             content, service = await request.body(), request.app.state.service
             if len(content) <= SMALL:
-                check_items(content, service.bodies.most)
-            elif "json" in request.headers.get("content-type", ""):
-                request = ReadRequest(request, content, await service.read_body(request, model, content))
-            return await handle(request)
+                body = read_body(model, content, service.bodies.most)
+            else:
+                body = await service.read_body(request, model, content)
+            return await handle(ReadRequest(request, content, body))
 
         return read
-
-
-def error_fields(error: ApiError) -> Mapping[str, Any]:
-    """What an equal error is made of."""
-    return {"status": error.status, "message": str(error), "param": error.param, "code": error.code}

@@ -13,9 +13,8 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from remask.server.errors import ApiError, error_response
-from remask.server.limits import ServerLimits
-from remask.server.responses import CLOSED_BY_CLIENT
+from remask.server.config import ServerLimits
+from remask.server.errors import CLOSED_BY_CLIENT, ApiError, error_response
 
 MAX_HEAD_BYTES = 64 << 10  # of a request's line and headers, and of the trailers behind its body
 LINGER_S = 10.0  # an answer that was given early reaches the client while it still sends, for this long

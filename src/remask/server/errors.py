@@ -4,19 +4,22 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from remask.checks.fields import Nested, declared
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError, RemaskError, UnknownNameError
-from remask.server.fields import FOREIGN, FOREIGN_TO_READS
+from remask.request.sampling_params import SamplingParams
+from remask.server.answers.base import Answer, doc
+from remask.server.protocol.base import Body
 from remask.server.protocol.generation import ChatBody, CompletionBody
+from remask.server.protocol.messages import MessagesBody
 from remask.server.protocol.reads import DecisionsBody, RerankBody, ScoreBody
-from remask.server.surfaces.messages_body import FOREIGN_TO_MESSAGES, MessagesBody
-from remask.server.surfaces.responses_body import FOREIGN_TO_RESPONSES, ResponsesBody
+from remask.server.protocol.responses import ResponsesBody
 
 _INVALID = "invalid_request_error"
 _CODES = {
@@ -32,6 +35,7 @@ _CODES = {
     503: ("server_error", "draining"),
     504: ("server_error", "deadline_exceeded"),
 }
+CLOSED_BY_CLIENT = 499  # nginx's status, for the access log only
 MAX_SHOWN_PATH = 100  # characters of a path in its error
 MESSAGES_PATH = "/v1/messages/"
 _MESSAGES_TYPES = {
@@ -44,10 +48,54 @@ _MESSAGES_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_BODIES = (ChatBody, CompletionBody, DecisionsBody, ScoreBody, RerankBody, ResponsesBody, MessagesBody)
-_FOREIGN = (FOREIGN, FOREIGN_TO_READS, FOREIGN_TO_RESPONSES, FOREIGN_TO_MESSAGES)
-FIELDS = frozenset(name for each in (*(body.model_fields for body in _BODIES), *_FOREIGN) for name in each)
-_RETRY = {429: "1", 503: "5"}
+_BODIES: tuple[type[Body], ...] = (
+    ChatBody,
+    CompletionBody,
+    DecisionsBody,
+    ScoreBody,
+    RerankBody,
+    ResponsesBody,
+    MessagesBody,
+)
+_WITHIN = (declared(each.values.cls) for each in declared(SamplingParams).values() if isinstance(each.values, Nested))
+FIELDS = frozenset(name for body in _BODIES for name in (*body.model_fields, *(body.foreign or ()))).union(*_WITHIN)
+"""Names that a body may hold, or may be told that it holds in the wrong place, as those of sampling groups."""
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    408: {"Connection": "close"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "5"},
+}
+
+
+class ErrorDetail(Answer):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: Annotated[str | None, doc("The field of the body that caused it, where one did.")]
+    code: str | None
+
+
+class Error(Answer):
+    """An error, in OpenAI's form. In a stream that has begun it is the last event."""
+
+    error: ErrorDetail
+
+
+class MessagesErrorDetail(Answer):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesError(Answer):
+    """An error, in Anthropic's form. In a stream that has begun it is the last event."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str | None
 
 
 class ApiError(RemaskError):
@@ -56,6 +104,10 @@ class ApiError(RemaskError):
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
+
+
+class ClientGoneError(RemaskError):
+    """The client closed the connection."""
 
 
 def as_api_error(error: RemaskError) -> ApiError:
@@ -67,17 +119,17 @@ def as_api_error(error: RemaskError) -> ApiError:
     return ApiError(status, str(error), _named_field(error) if status == 400 else None)
 
 
-def error_object(error: RemaskError) -> dict[str, Any]:
+def error_object(error: RemaskError) -> Error:
     """Return the body `{"error": {...}}`. A stream that fails sends it as its last event."""
     known = as_api_error(error)
     kind, code = _CODES.get(known.status, (_INVALID, None))
     return {"error": {"message": str(known), "type": kind, "param": known.param, "code": known.code or code}}
 
 
-def messages_error(error: RemaskError, request_id: str | None = None) -> dict[str, Any]:
+def messages_error(error: RemaskError, request_id: str | None = None) -> MessagesError:
     """The same in Anthropic's form, for `/v1/messages`."""
     known = as_api_error(error)
-    told = {"type": _MESSAGES_TYPES.get(known.status, _INVALID), "message": str(known)}
+    told: MessagesErrorDetail = {"type": _MESSAGES_TYPES.get(known.status, _INVALID), "message": str(known)}
     return {"type": "error", "error": told, "request_id": request_id}
 
 
@@ -87,9 +139,7 @@ def error_response(error: RemaskError, scope: Scope | None = None) -> Response:
     It has the form of the API whose path is in `scope`, OpenAI's without one.
     """
     status = as_api_error(error).status
-    headers = {"Retry-After": _RETRY[status]} if status in _RETRY else {}
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
+    headers = _HEADERS.get(status)
     if scope is not None and (f"{scope['path']}/").startswith(MESSAGES_PATH):
         return json_response(messages_error(error, scope.get("state", {}).get("request_id")), status, headers)
     return json_response(error_object(error), status, headers)
@@ -111,20 +161,11 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        problems = error.errors()
-        # FastAPI does not parse a body of another content type, so its own message would not help.
-        if _field(problems[0]) is None and "json" not in request.headers.get("content-type", ""):
-            plain = ApiError(400, "the body must be JSON: send the header 'Content-Type: application/json'")
-            return error_response(plain, request.scope)
-        return error_response(invalid_body(problems), request.scope)
+        return error_response(invalid_body(error.errors()), request.scope)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        cause = error.__cause__
-        if isinstance(cause, ValueError | RecursionError):
-            unread = ApiError(400, f"the body is not JSON that can be read: {cause}")
-            return error_response(unread, request.scope)
         return error_response(ApiError(error.status_code, _explained(error, request)), request.scope)
 
 
@@ -147,13 +188,15 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return an error 400 that names the first invalid field and the reason."""
     first = problems[0]
     field = _field(first)
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     # A field that allows several types has one problem for each type; an error of our own says more than the others.
     causes = [problem.get("ctx", {}).get("error") for problem in problems if _field(problem) == field]
     cause = next((each for each in causes if isinstance(each, RemaskError)), None)
     if cause is not None:
         error = as_api_error(cause)
+        if isinstance(cause, UnknownNameError) and cause.kind == "field" and field is not None:
+            # of an object within the body
+            named = _field({"loc": (*first["loc"], cause.name)})
+            return ApiError(error.status, f"{named}: extra fields are not permitted. {error}", named)
         named = error.param if causes[0] is cause else None
         return ApiError(error.status, str(error), named or field, error.code)
     if field is None and first["type"] in ("missing", "model_attributes_type"):
@@ -175,8 +218,9 @@ def _field(problem: Mapping[str, Any]) -> str | None:
 
 
 def _named_field(error: RemaskError) -> str | None:
-    """Return the field that the message of a `ConfigError` begins with; None if it begins with another word."""
+    """Return the field, or the path to one of a group, that a `ConfigError` begins with; None if it is another word."""
     if isinstance(error, UnknownNameError):
         return error.name if error.kind == "field" else error.kind if error.kind in FIELDS else None
-    word = re.split(r"[ =:.\[]", str(error), maxsplit=1)[0]
-    return word if word in FIELDS else None
+    path = re.split(r"[ =:\[]", str(error), maxsplit=1)[0]
+    field, _, own = path.partition(".")
+    return None if field not in FIELDS else path if own in FIELDS else field

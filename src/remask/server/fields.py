@@ -1,4 +1,4 @@
-"""The fields of OpenAI's and vLLM's bodies, and what becomes of each: honoured, ignored, or refused for a reason.
+"""The fields of OpenAI's and vLLM's bodies that no body here has: each is ignored, or refused for a reason.
 
 A field that is ignored may have any value, as none could change an answer. One that is refused is let through with a
 value that asks for nothing. Null always asks for nothing.
@@ -8,51 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from remask.checks.fields import declared, unknown_name
 from remask.checks.values import shown
-from remask.errors import ConfigError, UnknownNameError
-
-_SAMPLING = "as [sampling parameter](sampling.md#sampling-parameters)"
-_TERM = "as [term](sampling.md#terms)"
-
-HONOURED: Mapping[str, str] = {
-    "add_generation_prompt": "chat; false leaves the assistant's turn unopened",
-    "cache_salt": _TERM,
-    "chat_template_kwargs": "chat; variables of the chat template",
-    "frequency_penalty": f"{_SAMPLING}; of block-causal models, and 0 of all",
-    "ignore_eos": _SAMPLING,
-    "include_stop_str_in_output": _SAMPLING,
-    "logit_bias": f"{_SAMPLING}; up to 1024 token ids, each from -100 to 100",
-    "logprobs": "of each token in the step that wrote it: true (chat), or 0 to 20 (completions)",
-    "max_completion_tokens": "chat; the newer name of `max_tokens`",
-    "max_tokens": _SAMPLING,
-    "messages": "chat; texts, tool calls and results of tools; `developer` is read as `system`",
-    "min_p": _SAMPLING,
-    "min_tokens": f"{_SAMPLING}; 0 on every model, more on uniform ones",
-    "model": "a served name",
-    "n": "choice i has `seed + i`",
-    "parallel_tool_calls": "chat; false reads one call from an answer at most",
-    "presence_penalty": f"{_SAMPLING}; of block-causal models, and 0 of all",
-    "priority": f"{_TERM}; lower numbers begin first, as in vLLM",
-    "prompt": "completions; a text, token ids, or a list of either",
-    "repetition_penalty": f"{_SAMPLING}; of block-causal models, and 1 of all",
-    "response_format": "`text`, `json_object` or `json_schema`: see [structured outputs](structured-outputs.md)",
-    "return_token_ids": "`token_ids` of each choice, and `prompt_token_ids`",
-    "seed": _SAMPLING,
-    "stop": _SAMPLING,
-    "stop_token_ids": _SAMPLING,
-    "stream": "server-sent events",
-    "stream_options": "`include_usage`; `include_obfuscation` is ignored",
-    "structured_outputs": "`regex`, `choice`, `json`, `json_object`: see [structured outputs](structured-outputs.md)",
-    "suffix": "text after the response: see [infilling](infilling.md)",
-    "temperature": _SAMPLING,
-    "tool_choice": "chat; `none`, `auto`, `required` or the name of one: see [tools](tools.md)",
-    "tools": "chat; functions: see [tools](tools.md)",
-    "top_k": f"{_SAMPLING}; -1 and 0 keep all",
-    "top_logprobs": "chat; 0 to 20, with `logprobs: true`",
-    "top_p": _SAMPLING,
-    "user": "goes into the access log",
-}
-"""Fields of those bodies that are honoured, and how."""
+from remask.errors import ConfigError
+from remask.policies.registry import check_setting
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +27,6 @@ class Foreign:
 
     reason: str
     neutral: tuple[Any, ...] | None = ()
-
-    @property
-    def ignored(self) -> bool:
-        """Whether every value is let through."""
-        return self.neutral is None
 
     def check(self, name: str, value: object) -> None:
         """Raise `ConfigError` on a value that asks for something."""
@@ -102,7 +58,6 @@ FOREIGN: Mapping[str, Foreign] = {
     # OpenAI's
     "audio": Foreign(_TEXT_ONLY),
     "best_of": Foreign("every choice is returned: send `n`", (1,)),
-    "echo": Foreign("an answer does not repeat its prompt", (False,)),
     "function_call": Foreign(_NO_FUNCTIONS, ("none", "auto")),
     "functions": Foreign(_NO_FUNCTIONS, ([],)),
     "metadata": _ignored(_NOT_KEPT),
@@ -125,7 +80,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "allowed_token_ids": Foreign(_NO_VOCABULARY),
     "bad_words": Foreign(_NO_VOCABULARY, ([],)),
     "chat_template": Foreign(_BY_OPERATOR),
-    "continue_final_message": Foreign("a response begins a turn of its own", (False,)),
     "documents": Foreign("they belong into the prompt", ([],)),
     "guided_choice": Foreign(_NO_STRUCTURE),
     "guided_decoding_backend": _ignored("it says how, and nothing is constrained"),
@@ -189,6 +143,7 @@ _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
+    "seed": (-1,),
     "top_k": (-1, 0),
 }
 """Values of honoured fields that leave them out."""
@@ -197,12 +152,15 @@ _NOTHING: Mapping[str, tuple[Any, ...]] = {
 def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign] = FOREIGN) -> Any:
     """Return `body` with those of its fields alone that are `known` and ask for something.
 
-    Anything but an object is returned as it is. Raises `ConfigError` on a field that asks for what is not supported,
-    and `UnknownNameError` on unknown names.
+    Sampling parameters, of bodies that have them, may stand in an object `sampling`. Anything but an object is returned
+    as it is. Raises `ConfigError` on a field that asks for what is not supported, or stands in the wrong place, and
+    `UnknownNameError` on unknown names.
     """
     if not isinstance(body, Mapping):
         return body
     names = frozenset(known)
+    if names >= declared(SamplingParams).keys():
+        body = flat(body, names | foreign.keys())
     kept = {}
     for name, value in body.items():
         if value is not None and any(_same(value, each) for each in _NOTHING.get(name, ())):
@@ -210,7 +168,9 @@ def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign] 
         if name in names:
             kept[name] = value
         elif name not in foreign:
-            raise UnknownNameError("field", str(name), names | foreign.keys())
+            if "cache_config" in names:
+                check_setting(str(name))
+            raise unknown_name(SamplingParams, "field", str(name), names | foreign.keys())
         else:
             foreign[name].check(name, value)
     return kept

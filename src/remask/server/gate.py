@@ -8,25 +8,25 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remask.machine.log_format import FIELDS
-from remask.server.errors import ApiError, error_response
-from remask.server.hosts import ANY, AllowedHosts
-from remask.server.playground.files import FILES
-from remask.server.reference.files import FILES as REFERENCE
-from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
+from remask.server.config import ServerConfig
+from remask.server.errors import CLOSED_BY_CLIENT, ApiError, ClientGoneError, error_response
+from remask.server.pages import FILES
 
 log = logging.getLogger(__name__)
 
 PROBES = frozenset(["/health", "/ping"])  # which say nothing of use to other sites' pages
-OPEN_PATHS = frozenset([*PROBES, *FILES, *REFERENCE])  # health probes have no key, and pages ask for one
+OPEN_PATHS = frozenset([*PROBES, *FILES])  # health probes have no key, and pages ask for one
 MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
+ANY = "*"
+LOOPBACK = "localhost"
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -38,21 +38,13 @@ class Gate:
     of the `priority_keys`, or there are none.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        api_keys: Sequence[str],
-        max_body_bytes: int,
-        *,
-        priority_keys: Sequence[str] = (),
-        allowed_hosts: Sequence[str] = (),
-        body_timeout: float,
-    ) -> None:
-        self.app, self.max_body_bytes, self.body_timeout = app, max_body_bytes, body_timeout
-        self._keys = tuple(key.encode() for key in api_keys)
-        self._priority_keys = tuple(key.encode() for key in priority_keys)
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self.app, self.max_body_bytes, self.body_timeout = app, config.max_body_bytes, config.body_timeout
+        self._keys, self._priority_keys = (
+            [key.encode() for key in keys] for keys in (config.api_keys, config.priority_keys)
+        )
         # A page of another site has no key, and browsers add none.
-        self._hosts = AllowedHosts([ANY] if api_keys or priority_keys else allowed_hosts)
+        self._hosts = AllowedHosts([ANY] if self._keys or self._priority_keys else config.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an HTTP request on, or refuse it."""
@@ -75,7 +67,12 @@ class Gate:
             await send(message)
 
         try:
-            await self._answer(scope, headers, receive, send_with_id)
+            try:
+                body = await self._admit(scope, headers, receive)
+            except ApiError as refused:
+                await error_response(refused, scope)(scope, receive, send_with_id)
+            else:
+                await self.app(scope, _replayed(body, receive), send_with_id)
         except ClientGoneError:
             log.debug("request %s: the client went away", name)
         # A defect of the server. The client still gets an answer, and the log has the traceback.
@@ -89,50 +86,26 @@ class Gate:
             line["total_ms"] = round(1e3 * (time.perf_counter() - started), 1)
             log.info("%s", json.dumps(line), extra={FIELDS: line})
 
-    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
+        """Return the body of a request that may be answered. Raises `ApiError` otherwise."""
         if not self._hosts.admit(headers.get("host", "")) and scope["path"] not in PROBES:
             name = headers["host"][:MAX_SHOWN]
-            foreign = ApiError(
+            raise ApiError(
                 403, f"this server is not called {name!r}; start it with --allowed-hosts {name}, or with an API key"
             )
-            await error_response(foreign, scope)(scope, receive, send)
-            return
         key, leads = self._key(headers)
-        known = key is not None or not (self._keys or self._priority_keys)
         scope["state"].update(leads=leads, client=_address(scope) if key is None else key)
-        if not known and scope["path"] not in OPEN_PATHS:
-            error = ApiError(
+        if key is None and (self._keys or self._priority_keys) and scope["path"] not in OPEN_PATHS:
+            raise ApiError(
                 401,
                 "an API key is needed, as the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'; this one is "
                 "unknown",
             )
-            await error_response(error, scope)(scope, receive, send)
-            return
         try:
             async with asyncio.timeout(self.body_timeout):
-                body = await self._body(headers, receive)
+                return await self._body(headers, receive)
         except TimeoutError:
-            slow = ApiError(408, f"the body was not complete within {self.body_timeout:g} s")
-            late = error_response(slow, scope)
-            late.headers["Connection"] = "close"
-            await late(scope, receive, send)
-            return
-        if body is None:
-            error = ApiError(
-                413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts"
-            )
-            await error_response(error, scope)(scope, receive, send)
-            return
-        replayed = False
-
-        async def replay() -> Message:
-            nonlocal replayed
-            if replayed:
-                return await receive()
-            replayed = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self.app(scope, replay, send)
+            raise ApiError(408, f"the body was not complete within {self.body_timeout:g} s") from None
 
     def _key(self, headers: Headers) -> tuple[str | None, bool]:
         """Which known key the headers hold, in words that do not tell it, if any; and whether the request may lead.
@@ -151,11 +124,12 @@ class Gate:
         name = f"key {found.index(True)}" if any(found) else None
         return name, any(leading) or not self._priority_keys
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """Read the whole body; None if it is too large."""
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """Read the whole body. Raises `ApiError` if it is too large."""
+        large = ApiError(413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS or int(length) > self.max_body_bytes:
-            return None
+            raise large
         parts, size = [], 0
         while True:
             message = await receive()
@@ -164,9 +138,20 @@ class Gate:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.max_body_bytes:
-                return None
+                raise large
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Gives the body that was read, and then what follows."""
+    given = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def replay() -> Message:
+        message = next(given, None)
+        return await receive() if message is None else message
+
+    return replay
 
 
 def _address(scope: Scope) -> str:
@@ -179,3 +164,41 @@ def _address(scope: Scope) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         return f"address {address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False)}"
     return f"address {address}"
+
+
+class AllowedHosts:
+    """The names that a server answers to: those of the loopback, and `names`; with `*` among these all.
+
+    A page of another site may give its own name this machine's address, and then calls as if it were a page of this
+    server (DNS rebinding); only the header `Host` tells.
+    Addresses are no names: no page has one that is not the server's own. No browser sends a request without a `Host`.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset({LOOPBACK, *map(_plain, names)})
+
+    def admit(self, header: str) -> bool:
+        """Whether a request with this `Host`, a name with or without a port, may be answered."""
+        host = _plain(header)
+        return (
+            ANY in self._names or not host or host in self._names or host.endswith(f".{LOOPBACK}") or _is_address(host)
+        )
+
+
+def _plain(host: str) -> str:
+    """A host without its port and the dot at its end."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, colon, port = host.rpartition(":")
+    if colon and ":" not in name and (port.isdecimal() or not port):
+        host = name
+    return host.removesuffix(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

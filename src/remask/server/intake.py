@@ -5,24 +5,23 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from remask.checks.values import LARGEST
-from remask.engine.build_request import request_of
-from remask.engine.request import Request
+from remask.engine.request import Request, request_of
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy, parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.request.questions import Decisions
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.server.config import ServerConfig
+from remask.server.config import CHARS_A_TOKEN, ServerConfig
 from remask.server.errors import ApiError
-from remask.server.limits import CHARS_A_TOKEN
-from remask.server.protocol.conversation import Message
+from remask.server.protocol.conversation import Message, TokenizeBody
 from remask.server.protocol.generation import ChatBody, CompletionBody, GenerationBody
-from remask.server.protocol.texts import TokenizeBody
+from remask.server.protocol.reads import ReadBody
 from remask.server.texts import ITEM, LONG
 from remask.server.tools import ToolCalls
 from remask.text.prompts import text_tokens
@@ -43,10 +42,18 @@ class Intake:
             )
         self.llm, self.config = llm, config
         self.tokenizer: Tokenizer = llm.tokenizer
-        policy = llm.policy(llm.cache, llm.cache_config)  # profiles the model now, where the default policy needs it
+        for name in config.model_names:
+            if name in llm.loaded.adapters or name in llm.refused_adapters:
+                raise ConfigError(f"{name!r} is a name of the model and of an adapter; name the adapter otherwise")
+        adapters = (None, *llm.loaded.adapters)
+        # The model is profiled now, where the default policy names a table that is not there.
+        policy, *_ = [llm.session.policy(*llm.session.default_cache(adapter), adapter=adapter) for adapter in adapters]
         # A default policy or parameter that the model cannot take fails now, and not with the first request.
-        llm.engine.check(Request("defaults", [0], llm.params({}, config.sampling, prompt_tokens=1), policy=policy))
-        self._lookup = llm.depth_table.lookup if llm.has_depth_table else None
+        llm.engine.check(
+            Request("defaults", [0], llm.session.params({}, config.sampling, prompt_tokens=1), policy=policy)
+        )
+        known = filter(llm.session.has_depth_table_of, adapters)
+        self._lookups = {adapter: llm.session.depth_table_of(adapter).lookup for adapter in known}
         self._numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
         self._seeds = random.Random(config.seed)
         self.max_prompt_chars = config.max_prompt_chars or CHARS_A_TOKEN * llm.engine.max_model_len
@@ -54,9 +61,31 @@ class Intake:
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 for a model that is not served. No name means the one that is."""
-        if name is not None and name not in self.config.model_names:
-            served = ", ".join(self.config.model_names)
-            raise ApiError(404, f"the model {name!r} does not exist; served: {served}", "model", "model_not_found")
+        if name is not None and name not in self.model_names:
+            served = ", ".join(self.model_names)
+            why = self.llm.refused_adapters.get(name)
+            wrong = "does not exist" if why is None else f"is an adapter that could not be loaded: {why}"
+            raise ApiError(404, f"the model {name!r} {wrong}; served: {served}", "model", "model_not_found")
+
+    @property
+    def model_names(self) -> Sequence[str]:
+        """The names that requests may give as `model`: those of the model, then those of its adapters."""
+        return *self.config.model_names, *self.llm.loaded.adapters
+
+    def terms(self, body: GenerationBody | ReadBody) -> Terms:
+        """The terms of a body, whose `model` may name an adapter.
+
+        Raises a 404 for a model that is not served, and `ConfigError` where two of its fields contradict each other.
+        """
+        self.check_model(body.model)
+        terms = body.terms
+        if terms.adapter in self.llm.refused_adapters:
+            self.check_model(terms.adapter)
+        if body.model not in self.llm.loaded.adapters:
+            return terms
+        if terms.adapter not in (None, body.model):
+            raise ConfigError(f"model={body.model!r} and adapter={terms.adapter!r} are two adapters; send one of them")
+        return replace(terms, adapter=body.model)
 
     def check_priority(self, priority: int, *, leads: bool) -> None:
         """Raise `ConfigError` for a priority before that of others which the request may not have.
@@ -111,8 +140,8 @@ class Intake:
         """Whether the form of its answers, or that of a call that must be made, is still to be compiled."""
         calls = self.calls(body)
         if calls is not None and calls.forced is not None:
-            return self.llm.compiles(calls.constraint)
-        return self.llm.compiles(body.own_terms.structured_outputs) if body.asks_form else False
+            return self.llm.session.compiles(calls.constraint)
+        return self.llm.session.compiles(body.own_terms.structured_outputs) if body.asks_form else False
 
     def check_decisions(self, asked: Sequence[Decisions]) -> int:
         """Return about how many characters are to be tokenized for decisions.
@@ -139,10 +168,11 @@ class Intake:
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         control_tokens: bool | None = None,
     ) -> list[int]:
-        """Token ids of a conversation; `variables` are those of the chat template.
+        """Token ids of a conversation, which ends as in `Tokenizer.render_chat`; `variables` are those of its template.
 
         Raises `ConfigError` where it holds calls of tools or their results, of which the template tells nothing.
         """
@@ -154,24 +184,33 @@ class Intake:
                 "that does"
             )
         rendered = [message.rendered for message in messages]
-        control = control_tokens is True
-        return self.tokenizer.apply_chat(rendered, add_generation_prompt, variables, control_tokens=control)
+        return self.tokenizer.apply_chat(
+            rendered,
+            add_generation_prompt,
+            variables,
+            continue_final_message=continue_final_message,
+            control_tokens=control_tokens is True,
+        )
 
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
-        self.check_model(body.model)
-        tokens = self.conversation(body.messages, body.add_generation_prompt, body.variables, body.terms.control_tokens)
-        calls, terms, around = self.calls(body), body.terms, None
+        terms = self.terms(body)
+        tokens = self.conversation(body.messages, *body.ending, body.variables, terms.control_tokens)
+        calls, around = self.calls(body), None
+        given = body.continued if terms.canvas is None else ""  # the form of a canvas is that of its hole
         if calls is not None and calls.forced is not None:
-            if self.llm.loaded.config.kind == "uniform":
+            kind = self.llm.loaded.config.kind
+            if kind == "uniform":
                 raise ConfigError(
                     "tool_choice: a call that must be made is held to its schema, and tokens of a uniform model may "
                     "change once they are chosen; send 'auto', or use a masked or block-causal model"
                 )
-            terms, around = replace(terms, structured_outputs=calls.constraint), calls.around
+            terms, around, given = replace(terms, structured_outputs=calls.constraint), calls.around, ""
+            if kind == "block_causal":  # no block sees what is behind it, so that what closes a call would say nothing
+                around = around[0], ""
         marked = any(message.cache_control is not None for message in body.messages)
         prompts = [(tokens, self._shared(body, tokens))]
-        return self._requests(body, terms, prompts, request_id, around, find_prefix=not marked)
+        return self._requests(body, terms, prompts, request_id, around, given, find_prefix=not marked)
 
     def calls(self, body: GenerationBody) -> ToolCalls | None:
         """What a body says of calls of tools; None where it offers none. Raises `ConfigError` as `ChatBody.calls`."""
@@ -179,12 +218,12 @@ class Intake:
 
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
-        self.check_model(body.model)
-        control = body.terms.control_tokens
+        terms = self.terms(body)
+        control = terms.control_tokens
         tokens = [
             text_tokens(item, self.tokenizer, control) if isinstance(item, str) else item for item in prompts_of(body)
         ]
-        return self._requests(body, body.terms, [(each, 0) for each in tokens], request_id)
+        return self._requests(body, terms, [(each, 0) for each in tokens], request_id)
 
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
@@ -207,6 +246,7 @@ class Intake:
         prompts: Sequence[tuple[list[int], int]],
         request_id: str,
         around: tuple[str, str] | None = None,
+        given: str = "",
         *,
         find_prefix: bool = True,
     ) -> list[Request]:
@@ -218,12 +258,13 @@ class Intake:
         if terms.replay is not None and choices * len(prompts) > 1:
             raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
         policy, kind, drafts = self.policy(terms), self.llm.loaded.config.kind, bool(body.stream_drafts)
-        constraint = self.llm.constraint(terms.structured_outputs)
+        constraint = self.llm.session.constraint(terms.structured_outputs, given)
         more: dict[str, Any] = {"constraint": constraint, "drafts": drafts, "find_prefix": find_prefix}
+        more["continues"] = bool(body.continued)
         requests: list[Request] = []
         for tokens, shared in prompts:
             usual = self.config.sampling
-            params, template = self.llm.response(terms, own, len(tokens), defaults=usual, around=around)
+            params, template = self.llm.session.response(terms, own, len(tokens), defaults=usual, around=around)
             for choice in range(choices):
                 name = f"{request_id}-{self.number()}"
                 seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
@@ -242,26 +283,27 @@ class Intake:
 
     def policy(self, terms: Terms) -> CachePolicy:
         """The cache policy of a request. Raises `ConfigError` where its terms name none that can be."""
+        cache: str | CachePolicy | None
         cache, settings = terms.policy
         if cache is None:
-            return parse(self.llm.cache, self.llm.cache_config if settings is None else settings, self._table)
-        return parse(cache, settings, self._table)
+            cache, settings = self.llm.session.default_cache(terms.adapter, settings)
+        return parse(cache, settings, partial(self._table, terms.adapter))
 
-    def _table(self) -> DepthLookup:
-        if self._lookup is None:
+    def _table(self, adapter: str | None) -> DepthLookup:
+        if adapter not in self._lookups:
             raise ConfigError(
                 "cache 'bicache' needs a depth table, and this server has none for its model: send a number of "
                 'layers, as cache_config {"depth": 2}, or start the server with --depth-table, or with --cache '
                 "bicache, which measures one"
             )
-        return self._lookup
+        return self._lookups[adapter]
 
     def _seeded(self, params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed gives the same ones again."""
         if seed is None:
             seed = self._seeds.randrange(LARGEST) if self.config.seed is not None else None
         else:
-            seed = (seed + choice) % LARGEST
+            seed = (seed + choice) % LARGEST  # a negative one, too, as an engine takes it
         return params if seed is None else replace(params, seed=seed)
 
 

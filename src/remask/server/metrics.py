@@ -1,14 +1,16 @@
 """Prometheus metrics under the prefix `remask:`; those that vLLM's dashboards ask for under its names too."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from remask.engine.async_engine import AsyncEngine
+from remask.policies.base import Reason
 from remask.request.result import Event, Result
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -18,29 +20,32 @@ _STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _LAYERS = (0, 1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 _PER_FORWARD = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16)
 
-# Our names of what vLLM's dashboards ask for, and vLLM's.
+# Those that vLLM's dashboards ask for, by our names and vLLM's.
+_SAME = (
+    "inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds "
+    "request_queue_time_seconds num_requests_running num_requests_waiting kv_cache_usage_perc prompt_tokens "
+    "generation_tokens prefix_cache_queries prefix_cache_hits request_success"
+)
 VLLM: Mapping[str, str] = {
-    f"remask:{own}": f"vllm:{theirs}"
-    for own, theirs in {
-        "time_to_first_settled_token_seconds": "time_to_first_token_seconds",
-        **{
-            name: name
-            for name in (
-                "inter_token_latency_seconds",
-                "request_time_per_output_token_seconds",
-                "e2e_request_latency_seconds",
-                "request_queue_time_seconds",
-                "num_requests_running",
-                "num_requests_waiting",
-                "kv_cache_usage_perc",
-                "prompt_tokens",
-                "generation_tokens",
-                "prefix_cache_queries",
-                "prefix_cache_hits",
-                "request_success",
-            )
-        },
-    }.items()
+    "remask:time_to_first_settled_token_seconds": "vllm:time_to_first_token_seconds",
+    **{f"remask:{name}": f"vllm:{name}" for name in _SAME.split()},
+}
+
+_HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
+    "request_queue_time_seconds": ("Waiting, until the request began.", _SECONDS),
+    "time_to_first_settled_token_seconds": (
+        "From arrival to the first final token of the response.",
+        _SECONDS,
+    ),
+    "inter_token_latency_seconds": (
+        "Between two steps that settled tokens of a request, for each token of the later one.",
+        _SECONDS,
+    ),
+    "request_time_per_output_token_seconds": ("Of a request, after its first final token.", _SECONDS),
+    "e2e_request_latency_seconds": ("From arrival to the end.", _SECONDS),
+    "request_denoising_steps": ("Denoising steps of a request.", _STEPS),
+    "request_prefix_depth": ("Leading layers of a request that read its prefix from the store.", _LAYERS),
+    "tokens_per_forward": ("Response tokens per forward pass of a request.", _PER_FORWARD),
 }
 
 REASONS = ("stop", "length", "cancelled", "timeout", "error")
@@ -60,28 +65,14 @@ class Metrics:
         self._settled: dict[str, float] = {}  # when a running request last had new settled tokens
         ProcessCollector(registry=self.registry)
         self._model = model
-        self._totals: dict[str, int] = {"prompt": 0, "generation": 0, "queried": 0, "hit": 0}
+        self._totals = Counter[str]()
         self._ended = dict.fromkeys(REASONS, 0)
-        self._queue = self._histogram("request_queue_time_seconds", "Waiting, until the request began.", _SECONDS)
-        self._first = self._histogram(
-            "time_to_first_settled_token_seconds", "From arrival to the first final token of the response.", _SECONDS
-        )
-        self._between = self._histogram(
-            "inter_token_latency_seconds",
-            "Between two steps that settled tokens of a request, for each token of the later one.",
-            _SECONDS,
-        )
-        self._per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Of a request, after its first final token.", _SECONDS
-        )
-        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
-        self._steps = self._histogram("request_denoising_steps", "Denoising steps of a request.", _STEPS)
-        self._depth = self._histogram(
-            "request_prefix_depth", "Leading layers of a request that read its prefix from the store.", _LAYERS
-        )
-        self._per_forward = self._histogram(
-            "tokens_per_forward", "Response tokens per forward pass of a request.", _PER_FORWARD
-        )
+        self._histograms = {
+            name: Histogram(
+                f"remask:{name}", text, ["model_name"], buckets=tuple(buckets), registry=self.registry
+            ).labels(model)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
 
     def watch(self, engine: AsyncEngine) -> None:
         """Report the counters of `engine`. Every scrape reads them. Call it once."""
@@ -94,12 +85,12 @@ class Metrics:
     def observe(self, event: Event) -> None:
         """Count an event of a request."""
         if event.queued_s is not None:
-            self._queue.observe(event.queued_s)
+            self._note("request_queue_time_seconds", event.queued_s)
         if event.settled:
             now = self._clock()
             before = self._settled.get(event.id)
             if before is not None:
-                self._between.observe((now - before) / len(event.settled))
+                self._note("inter_token_latency_seconds", (now - before) / len(event.settled))
             self._settled[event.id] = now
         if event.result is not None:
             self._settled.pop(event.id, None)
@@ -108,20 +99,23 @@ class Metrics:
     def _end(self, result: Result) -> None:
         self._ended[result.finish_reason] += 1
         if result.first_settled_s is not None:
-            self._first.observe(result.first_settled_s)
+            self._note("time_to_first_settled_token_seconds", result.first_settled_s)
         if result.finish_reason not in ("stop", "length"):
             return
         usage = result.usage
         self._totals["prompt"] += usage.prompt_tokens
         self._totals["generation"] += usage.completion_tokens
-        self._totals["queried"] += usage.prompt_tokens
         self._totals["hit"] += usage.cached_tokens
-        self._whole.observe(result.elapsed_s)
+        self._note("e2e_request_latency_seconds", result.elapsed_s)
         if result.first_settled_s is not None and usage.completion_tokens > 1:
-            self._per_token.observe((result.elapsed_s - result.first_settled_s) / (usage.completion_tokens - 1))
-        self._steps.observe(usage.steps)
-        self._depth.observe(usage.prefix_depth)
-        self._per_forward.observe(usage.completion_tokens / max(usage.forwards, 1))
+            after = (result.elapsed_s - result.first_settled_s) / (usage.completion_tokens - 1)
+            self._note("request_time_per_output_token_seconds", after)
+        self._note("request_denoising_steps", usage.steps)
+        self._note("request_prefix_depth", usage.prefix_depth)
+        self._note("tokens_per_forward", usage.completion_tokens / max(usage.forwards, 1))
+
+    def _note(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
 
     def families(self, engine: AsyncEngine) -> Iterator[Metric]:
         """Read the engine's counters. A value may come from the middle of a step."""
@@ -135,13 +129,12 @@ class Metrics:
         counters: dict[str, tuple[str, float]] = {
             "prompt_tokens": ("Prompt tokens of answered requests.", self._totals["prompt"]),
             "generation_tokens": ("Response tokens of answered requests.", self._totals["generation"]),
-            "prefix_cache_queries": ("Prompt tokens of answered requests.", self._totals["queried"]),
+            "prefix_cache_queries": ("Prompt tokens of answered requests.", self._totals["prompt"]),
             "prefix_cache_hits": ("Those of them that were read from the prefix store.", self._totals["hit"]),
             "prefix_store_hits": ("Requests that leased a stored prefix.", store.hits),
             "prefix_store_misses": ("Requests that brought a new prefix.", store.misses),
             "prefix_store_found": ("Requests whose shared prefix was found, not named.", store.found),
             "prefix_store_evictions": ("Prefixes that left the store.", store.evictions),
-            "prefix_store_refused": ("Requests whose prefix exceeds the store's budget.", store.refused),
             "engine_steps": ("Forward passes of the engine, each over many requests.", stats.steps),
             "engine_step_seconds": ("Time that the engine's thread spent in steps.", stats.step_seconds),
             "engine_step_cpu_seconds": (
@@ -179,27 +172,27 @@ class Metrics:
             counter = CounterMetricFamily(f"remask:{name}", text, labels=["model_name"])
             counter.add_metric([self._model], value)
             yield counter
-        success = CounterMetricFamily(
-            "remask:request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
-        )
-        for reason, count in self._ended.items():
-            success.add_metric([self._model, reason], count)
-        yield success
-
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Any:
-        histogram = Histogram(f"remask:{name}", text, ["model_name"], buckets=tuple(buckets), registry=self.registry)
-        return histogram.labels(self._model)
+        unread = {reason: store.unread[reason] for reason in get_args(Reason)}
+        by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
+            "request_success": ("Requests that ended, by reason.", "finished_reason", self._ended),
+            "prefix_unread": ("Requests that read no shared prefix, by reason.", "reason", unread),
+        }
+        for name, (text, label, counts) in by_reason.items():
+            counter = CounterMetricFamily(f"remask:{name}", text, labels=["model_name", label])
+            for reason, count in counts.items():
+                counter.add_metric([self._model, reason], count)
+            yield counter
 
 
 class _EngineCollector(Collector):
     """Reads the engine's counters whenever the registry is scraped."""
 
     def __init__(self, metrics: Metrics, engine: AsyncEngine) -> None:
-        self._families: Callable[[], Iterator[Metric]] = lambda: metrics.families(engine)
+        self._metrics, self._engine = metrics, engine
 
     def collect(self) -> Iterable[Metric]:
         """All metric families."""
-        return self._families()
+        return self._metrics.families(self._engine)
 
 
 class _Renamed(Collector):

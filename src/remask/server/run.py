@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import signal
 import socket
 from types import FrameType
 
@@ -52,7 +53,7 @@ def url_of(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """A uvicorn server that drains on the first SIGTERM or SIGINT: accepted requests finish, new ones get a 503.
 
-    A second signal stops it at once.
+    A second signal ends the process at once, whatever the engine does.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
@@ -74,7 +75,6 @@ class Server(uvicorn.Server):
         self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
-        self._stopping = False
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on the listener until a signal arrives."""
@@ -88,11 +88,12 @@ class Server(uvicorn.Server):
             log.info("running on %s", url_of(self._listener))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal handlers' signature
-        """Handle a signal: drain on the first one, stop on the second."""
-        if self._stopping or self._loop is None:
+        """Handle the first signal: drain. The next one has the system's handler, which waits for no step that hangs."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        if self._loop is None:
             self.should_exit = self.force_exit = True
             return
-        self._stopping = True
         self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
     async def _drained(self) -> None:
         timeout = self._service.config.drain_timeout
         engine = self._service.engine
-        log.info("draining: %d requests have %g s to finish", engine.running + engine.waiting, timeout)
+        open_requests = engine.running + engine.waiting
+        log.info("draining: %d requests have %g s to finish; a second signal ends them", open_requests, timeout)
         await engine.drain(timeout)
         self.should_exit = True

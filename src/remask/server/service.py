@@ -1,31 +1,31 @@
 """The state that the endpoints share: the engine, the intake, the metrics, and the way an answer is made."""
 
+import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from remask.answers.answer import Answer
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
-from remask.engine.pending import PendingRequest
-from remask.engine.request import Owner
-from remask.errors import QueueFullError
+from remask.engine.request import Owner, PendingRequest
+from remask.errors import QueueFullError, RemaskError
 from remask.llm import LLM
+from remask.server.answers.base import Names
+from remask.server.answers.generation import Generation
 from remask.server.bodies import BodyReaders
 from remask.server.config import ServerConfig
-from remask.server.errors import json_response
-from remask.server.generation import Generation
+from remask.server.errors import CLOSED_BY_CLIENT, ClientGoneError, error_response, json_response
 from remask.server.intake import Intake
 from remask.server.metrics import Metrics
 from remask.server.protocol.generation import GenerationBody
-from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, run_while_connected
-from remask.server.shapes import Names
 from remask.server.texts import SHORT, TextWorkers
 
 MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
@@ -62,6 +62,7 @@ class Service:
         self.metrics.watch(self.engine)
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
+        self.token_bytes = functools.lru_cache(maxsize=1 << 17)(self.intake.tokenizer.bytes_of)
         self.texts, self.bodies = TextWorkers(config.text_workers), BodyReaders(config.max_body_items)
         # Bodies that are being read or whose texts are being tokenized, or that wait for either.
         self._taking, self._long = 0, Counter[str]()  # all, and of each client those that take long
@@ -86,7 +87,7 @@ class Service:
         return await self._away(request, lambda: self.bodies.read(client, model, content), long=True)
 
     async def _away(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
-        most, client = self.llm.engine_config.max_num_seqs + self.config.max_queue, request.state.client
+        most, client = self.llm.session.engine_config.max_num_seqs + self.config.max_queue, request.state.client
         if self._taking >= most:
             raise QueueFullError(f"the bodies of {most} requests wait to be read and tokenized; try again later")
         if long and self._long[client] >= (half := -(-most // 2)):
@@ -132,9 +133,9 @@ class Service:
             pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
         except ClientGoneError:
             return Response(status_code=CLOSED_BY_CLIENT)
-        names = Names(
-            name, int(time.time()), body.model or self.config.model_names[0], self._fingerprint, self.token_text
-        )
+        fingerprint = self.llm.session.fingerprint_of(pending[0].request.adapter)
+        model = body.model or self.config.model_names[0]
+        names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
         token_text = self.token_text if body.stream_drafts else None
         stops = self.llm.loaded.config.stop_ids
@@ -145,7 +146,7 @@ class Service:
             for i, each in enumerate(pending)
         ]
         calls = self.intake.calls(body)
-        generation = present(ticket, answers, names, body, self.llm.loaded.fingerprint, calls)
+        generation = present(ticket, answers, names, body, fingerprint, calls)
 
         def finish() -> None:
             ticket.cancel()
@@ -178,12 +179,19 @@ class Service:
                 self.engine.check_room(owner.client, len(requests), work)
         return checked
 
-    @property
-    def _fingerprint(self) -> str:
-        return f"fp_{self.llm.loaded.fingerprint[:10]}"
-
     def _token_text(self, token: int) -> str:
         return self.intake.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def service_of(request: Request) -> Service:
+    """The service of the application that got `request`."""
+    service: Service = request.app.state.service
+    return service
+
+
+def _shown(fingerprint: str) -> str:
+    """What answers tell of the model: its beginning, and that of an adapter after it."""
+    return "fp_" + "-".join(part[:10] for part in fingerprint.split("-"))
 
 
 def _summary(generation: Generation) -> dict[str, Any]:
@@ -203,3 +211,62 @@ def _summary(generation: Generation) -> dict[str, Any]:
     if firsts:
         fields["first_settled_ms"] = round(1e3 * min(firsts), 1)
     return fields
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns. If the client disconnects first, cancel `work` and raise `ClientGoneError`."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError("the client closed the connection")
+        return task.result()
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events. The status goes out with the first event, so an earlier failure can have its own status.
+
+    `finish` is called once at the end, after success and after failure.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], finish: Callable[[], None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._finish = events, finish
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events, or stop when the client disconnects."""
+        scope["state"]["comment"] = b":\n\n"  # may stand between two events
+        try:
+            await run_while_connected(receive, self._pump(scope, receive, send))
+        except ClientGoneError:
+            pass
+        finally:
+            self._finish()
+
+    async def _pump(self, scope: Scope, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
+        started = False
+        try:
+            async for event in self._events:
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except RemaskError as error:
+            if started:
+                raise
+            await error_response(error, scope)(scope, receive, send)
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -49,6 +49,14 @@ class Turns:
             return
         self._free += 1
 
+    async def run(self, owner: str, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
+        """Return what `call` returns on a thread of `pool`, which holds a place until it has ended."""
+        await self.acquire(owner)
+        loop = asyncio.get_running_loop()
+        work = pool.submit(call, *args)
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self.release))
+        return await asyncio.wrap_future(work)
+
 
 class TextWorkers:
     """`threads` threads, two at least. Long texts never hold all of them, so short ones do not wait for long ones.
@@ -69,11 +77,7 @@ class TextWorkers:
         """
         if size <= SHORT:
             return await asyncio.wrap_future(self._pool.submit(call, *args))
-        await self._long.acquire(owner)
-        loop = asyncio.get_running_loop()
-        work = self._pool.submit(call, *args)
-        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._long.release))
-        return await asyncio.wrap_future(work)
+        return await self._long.run(owner, self._pool, call, *args)
 
     def close(self) -> None:
         """End the threads once they have done what they were given."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from remask.checks.values import shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
 
@@ -36,6 +37,12 @@ HERMES = CallFormat("<tool_call>\n", "\n</tool_call>", "arguments")
 LLAMA = CallFormat("", "", "parameters")
 
 
+_SAY_PROPERTIES = frozenset(
+    ["$ref", "additionalProperties", "allOf", "anyOf", "const", "enum", "oneOf", "properties", "propertyNames"]
+)
+"""Keywords that say what arguments there may be. Without any of them there are none."""
+
+
 def format_of(template: str | None) -> CallFormat:
     """The format that a chat template teaches, or by default Hermes'."""
     reads = template is not None and "tools" in template
@@ -51,8 +58,17 @@ class Tool:
 
     @property
     def form(self) -> Mapping[str, Any]:
-        """The schema of its arguments."""
-        return self.parameters if self.parameters and self.parameters.get("properties") else {"const": {}}
+        """The schema of its arguments. Raises `ConfigError` where they are no object."""
+        said = dict(self.parameters or {})
+        kinds = said.get("type", "object")
+        if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+            raise ConfigError(
+                f"tools: the parameters of {self.name!r} have the type {shown(kinds)}, and arguments are an object; "
+                "send the type 'object', and what is meant as one of its properties"
+            )
+        if not _SAY_PROPERTIES & said.keys():
+            said["properties"] = {}
+        return said | {"type": "object"}
 
 
 @dataclass(frozen=True)
@@ -84,17 +100,14 @@ class ToolCalls:
 
         Raises `ConfigError` on schemas that cannot be guaranteed.
         """
-        if len(self.tools) == 1:
-            return _form(self.tools[0], self.tools[0].form)
+        alone = [_guaranteed(tool) for tool in self.tools]
+        if len(alone) == 1:
+            return alone[0]
         every = []
         for tool in self.tools:
-            if {"$defs", "definitions"} & tool.form.keys():
-                raise ConfigError(
-                    f"tools: the parameters of {tool.name!r} hold $defs, which one call of several tools cannot refer "
-                    "to; write the schemas where they are used, or name the tool in tool_choice"
-                )
-            _form(tool, tool.form)
-            properties = {"name": {"const": tool.name}, self.format.arguments: tool.form}
+            # With an `$id` of its own the references in a schema are relative to it.
+            arguments = {"$id": f"tool:{tool.name}", **tool.form}
+            properties = {"name": {"const": tool.name}, self.format.arguments: arguments}
             every.append({"type": "object", "properties": properties, "required": list(properties)})
         return StructuredOutputs(json={"anyOf": every})
 
@@ -103,11 +116,11 @@ class ToolCalls:
         return CallReader(self)
 
 
-def _form(tool: Tool, schema: Mapping[str, Any]) -> StructuredOutputs:
-    if schema == {"const": {}}:
-        return StructuredOutputs(regex=r"\{\}")
+def _guaranteed(tool: Tool) -> StructuredOutputs:
+    """The form of a tool's arguments."""
+    form = tool.form
     try:
-        return StructuredOutputs(json=schema)
+        return StructuredOutputs(json=form)
     except ConfigError as error:
         reason = str(error).replace("structured_outputs.json", "its schema")
         raise ConfigError(f"tools: the parameters of {tool.name!r} cannot be guaranteed: {reason}") from error
@@ -168,8 +181,9 @@ class CallReader:
         if self.asked.forced is None:
             return self._parsed(text, final)
         if len(self.asked.tools) == 1:
-            opening = [] if self.calls else [self._begin(self.asked.tools[0].name, "")]
-            return "", opening + ([CallPiece(0, text)] if text else [])
+            if not self.calls:  # one piece a step: clients read one of each index
+                return "", [self._begin(self.asked.tools[0].name, text)]
+            return "", [CallPiece(0, text)] if text else []
         self._held += text
         if not final:
             return "", []

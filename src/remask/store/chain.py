@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from remask.errors import IntegrityError
-from remask.store.hashing import prefix_hash
+from remask.store.entries import prefix_hash
 from remask.store.pages import PageAllocator, PageRange
 
 
 @dataclass(slots=True, eq=False)
 class Page:
-    """A published page. Its K/V depend on its own tokens and those of its ancestors, and on nothing else."""
+    """A published page. Its K/V depend on the tokens that it is known by and on its ancestors', and on nothing else."""
 
     key: int
     parent: int | None  # None: the first of a chain
@@ -70,18 +70,29 @@ class PageChain:
         """Tokens held."""
         return len(self._pages) * self.page_size
 
+    @property
+    def idle_pages(self) -> int:
+        """Pages that no request reads."""
+        return sum(map(self._unread, self._pages.values()))
+
     def identity(self, tokens: Sequence[int], parent: int | None, salt: str = "") -> int:
         """Identity of a page after the page `parent`, or of a first one; `salt` separates tenants."""
         # A chain starts from the salt of model and tenant, because K/V depend on more than tokens.
         root = self.salt + b"\0" + salt.encode() if parent is None else parent.to_bytes(8, "little")
         return self.hash(tokens, root)
 
-    def identities(self, tokens: Sequence[int], salt: str = "") -> list[int]:
-        """Identities of the whole pages that `tokens` fill, from the first on."""
-        size = self.page_size
+    def known_by(self, number: int, ahead: int = 0) -> slice:
+        """Places of the tokens that the page `number` is known by.
+
+        They are its own and the next `ahead`, up to the end of the block in which it ends: its K/V depend on these too.
+        """
+        return slice(number * self.page_size, (number + 1) * self.page_size + ahead)
+
+    def identities(self, tokens: Sequence[int], salt: str = "", ahead: int = 0) -> list[int]:
+        """Identities of the whole pages that `tokens` fill with the `ahead` next ones, from the first on."""
         keys: list[int] = []
-        for start in range(0, len(tokens) // size * size, size):
-            keys.append(self.identity(tokens[start : start + size], keys[-1] if keys else None, salt))
+        for number in range(max(0, len(tokens) - ahead) // self.page_size):
+            keys.append(self.identity(tokens[self.known_by(number, ahead)], keys[-1] if keys else None, salt))
         return keys
 
     def match(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
@@ -91,15 +102,14 @@ class PageChain:
             self.allocator.retain(page.extent)
         return found
 
-    def find(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
+    def find(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "", ahead: int = 0) -> list[Page]:
         """The longest run of leading pages that are stored. Changes nothing.
 
-        `keys` are the identities of `tokens`. Token ids and salts are compared too, because hashes may collide.
+        `keys` are the `identities` of `tokens`. Token ids and salts are compared too, because hashes may collide.
         """
         found: list[Page] = []
         for number, key in enumerate(keys):
-            part = tokens[number * self.page_size : (number + 1) * self.page_size]
-            page = self._pages.get(key)
+            part, page = tokens[self.known_by(number, ahead)], self._pages.get(key)
             if page is None or not page.holds(part, found[-1].key if found else None, salt):
                 break
             found.append(page)

@@ -1,6 +1,7 @@
 """The store of shared prefixes: K, V and boundary states of prefix-only passes, leased to running requests in place."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -8,12 +9,9 @@ from torch import Tensor
 
 from remask.checks.values import one_of
 from remask.errors import IntegrityError
-from remask.store.entry import EntryInfo, PrefixEntry
-from remask.store.eviction import Eviction, EvictionOrder
-from remask.store.hashing import prefix_hashes
+from remask.store import EVICTIONS, PREFIX_MATCHES, Eviction, PrefixMatch
+from remask.store.entries import EntryInfo, Hashes, PrefixEntry, PrefixIndex, prefix_hashes
 from remask.store.pages import PageAllocator, PageRange
-from remask.store.prefix_index import Hashes, PrefixIndex
-from remask.store.prefix_names import PREFIX_MATCHES, PrefixMatch
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ class StoreStats:
     misses: int = 0
     found: int = 0  # lookups of prefixes that no request had named
     evictions: int = 0
-    refused: int = 0  # prefixes larger than the whole budget
+    unread: Counter[str] = field(default_factory=Counter)  # requests that read no prefix, by reason
 
 
 @dataclass(slots=True)
@@ -65,17 +63,16 @@ class PrefixStore:
     hashes: Hashes = prefix_hashes
     stats: StoreStats = field(default_factory=StoreStats)
     _index: PrefixIndex = field(init=False)
-    _order: EvictionOrder = field(init=False)
 
     def __post_init__(self) -> None:
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
+        one_of("eviction", self.eviction, EVICTIONS)
         self._index = PrefixIndex(self.salt, self.hashes)
-        self._order = EvictionOrder(self.eviction)
 
     @property
     def entries(self) -> tuple[PrefixEntry, ...]:
         """All entries, the next to be evicted first."""
-        return tuple(self._index.entries[key] for key in self._order)
+        return tuple(self._index.entries.values())
 
     @property
     def tokens(self) -> int:
@@ -86,6 +83,11 @@ class PrefixStore:
     def state_bytes(self) -> int:
         """Bytes of boundary states held; K and V are the pool's."""
         return sum(entry.states.nbytes for entry in self._index.entries.values())
+
+    @property
+    def idle_pages(self) -> int:
+        """Pages of a layer that `give_way` can free."""
+        return sum(len(entry.extent.pages) for entry in self._index.entries.values() if entry.idle)
 
     def fits(self, tokens: int) -> bool:
         """Whether a prefix of this length can be admitted at all."""
@@ -138,13 +140,9 @@ class PrefixStore:
             self.stats.partial_hits += 1
             self._index.ask(tokens, entry.cache_salt)
         entry.hits += 1
-        self._order.used(entry.key)
+        if self.eviction == "lru":
+            self._index.entries.move_to_end(entry.key)
         return self._lease(entry, layers, hit=True)
-
-    def match(self, tokens: Sequence[int], layers: int, cache_salt: str = "") -> Lease | None:
-        """`find` and `lend` in one call, for a number of layers that does not depend on the entry."""
-        entry = self.find(tokens, cache_salt)
-        return None if entry is None else self.lend(entry, layers, tokens)
 
     def reserve(self, tokens: Sequence[int], layers: int, cache_salt: str = "") -> Lease | None:
         """Make room for a new entry and lease it to the request whose prefix-only pass will fill it.
@@ -165,7 +163,6 @@ class PrefixStore:
         self.stats.misses += 1
         entry = PrefixEntry(key, tuple(int(t) for t in tokens), extent, states, cache_salt=cache_salt)
         self._index.add(entry)
-        self._order.add(key)
         return self._lease(entry, layers, hit=False)
 
     def has_room(
@@ -184,7 +181,6 @@ class PrefixStore:
     def withdraw(self, entry: PrefixEntry) -> None:
         """Remove an entry whose pass cannot run. Call `release` for its leases first."""
         self._index.remove(entry)
-        self._order.remove(entry.key)
         self.allocator.release(entry.extent)
 
     def publish(self, entry: PrefixEntry) -> None:
@@ -205,14 +201,14 @@ class PrefixStore:
         `spare` are the entries that the request itself would read. They stay, or it would need their pages again.
         """
         for entry in self.entries:
-            if not _among(entry, spare) and entry.leases == 0 and entry.ready:
+            if not _among(entry, spare) and entry.idle:
                 self._evict(entry)
                 return True
         return False
 
     def drop(self, key: int | None = None) -> int:
         """Evict the entry of this hash, or all entries, except leased ones. Returns the number of evicted entries."""
-        free = [e for e in self.entries if e.leases == 0 and e.ready and key in (None, e.key)]
+        free = [e for e in self.entries if e.idle and key in (None, e.key)]
         for entry in free:
             self._evict(entry)
         return len(free)
@@ -262,7 +258,7 @@ class PrefixStore:
         for entry in line:
             if tokens < self.budget_tokens - held and free.sum() >= need and len(victims) >= len(colliding):
                 return victims
-            if entry.leases or not entry.ready or _among(entry, kept):
+            if not entry.idle or _among(entry, kept):
                 if _among(entry, colliding):
                     return None
                 continue
@@ -274,7 +270,6 @@ class PrefixStore:
     def _evict(self, entry: PrefixEntry) -> None:
         log.debug("evicting a prefix of %d tokens", len(entry))
         self._index.remove(entry)
-        self._order.remove(entry.key)
         self.allocator.release(entry.extent)
         self.stats.evictions += 1
 

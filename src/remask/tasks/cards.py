@@ -21,7 +21,7 @@ class Question:
 
     Attributes:
         question: the user's turn.
-        answer: the right answer.
+        answer: the right answer; empty where there are many.
         canvas: the answer with holes; `[[n]]` is one of n tokens.
         decision: a question of `POST /v1/decisions` whose right choice is the first name or stop to be found; None for
             a uniform model, which takes none.
@@ -39,7 +39,7 @@ class Card:
 
     Attributes:
         answers: a sentence that says it.
-        system: the system prompt that all questions are about.
+        system: the system prompt that all questions are about; empty where there is none, and conversations may go on.
         draw: the question of a number, from 0 on.
     """
 
@@ -54,7 +54,8 @@ class Card:
 
     def messages(self, question: Question) -> list[dict[str, str]]:
         """The conversation that asks `question`."""
-        return [{"role": "system", "content": self.system}, {"role": "user", "content": question.question}]
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": question.question}]
 
     def as_json(self) -> dict[str, Any]:
         """The card as JSON values."""
@@ -152,8 +153,24 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
     }
 
 
+_ENGLISH: Final = (
+    ("What is the capital of France?", "The capital of France is[[1-3]]."),
+    ("Why is the sky blue?", "The sky is [[1]] because[[4-16]]."),
+    ("Give me three tips for sleeping better.", "1.[[4-12]]\n2.[[4-12]]\n3.[[4-12]]"),
+)
+
+
+def _smollm2() -> Card:
+    return Card(
+        "SmolLM2-135M, made a diffusion model: it answers in English, and is small enough to be wrong often.",
+        "",
+        lambda number: Question(_ENGLISH[number % OFFERED][0], "", _ENGLISH[number % OFFERED][1], None),
+    )
+
+
 _CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
     {
+        "smollm2": _smollm2,
         "bundled": _relay,
         "bundled-tariff": _tariff,
         "bundled-transit": _transit,

@@ -1,7 +1,7 @@
 """GSM8K: grade-school arithmetic, answered after `##` under a system prompt of rules and worked examples.
 
-`data/gsm8k.jsonl` holds the first 200 questions and answers of GSM8K's train split (OpenAI, MIT licence beside it),
-without the calculator annotations.
+`data/gsm8k.jsonl` holds the first 200 questions and answers of GSM8K's test split (OpenAI, MIT licence beside it),
+without the calculator annotations: models are trained on the other split.
 """
 
 import json
@@ -10,18 +10,32 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import ClassVar, Final
 
-from remask.tasks.transit import SEPARATOR, Message
+from remask.checks.fields import declare
+from remask.checks.values import Whole
+from remask.tasks.transit import SEPARATOR
+from remask.tasks.workload import Message, TaskSettings
 
 RULES: Final = (
     "You solve arithmetic word problems. Think step by step, in short sentences. End with a line that holds "
     f"{SEPARATOR} and the answer as a plain number, without units."
 )
 EXAMPLES: Final = 8
-"""Worked examples in every system prompt."""
+"""Worked examples in every system prompt, at most."""
+MAX_PROMPTS: Final = 12
+"""System prompts of a workload, at most: half of the questions are left to be asked."""
 
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Gsm8kSettings(TaskSettings):
+    """How long a system prompt is. A bad setting raises `ConfigError`, naming it, its value and what is allowed."""
+
+    shots: int = declare(EXAMPLES, Whole(0, EXAMPLES), "Worked examples of a system prompt.")
+
+    task: ClassVar[str] = "gsm8k"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +44,36 @@ class Question:
 
     messages: tuple[Message, ...]
     answer: str
+    reference: str
+    """The worked answer, in the form that the system prompt asks for."""
 
 
 @cache
-def conversations() -> tuple[tuple[Message, Message], ...]:
-    """The shipped questions and worked answers, as a user's and an assistant's message each."""
-    lines = (files("remask.tasks") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
+def conversations(name: str = "gsm8k") -> tuple[tuple[Message, Message], ...]:
+    """The shipped questions and worked answers, as a user's and an assistant's message each.
+
+    Those of "humaneval" are the first 40 problems of HumanEval and their reference solutions (OpenAI, MIT licence in
+    `data/LICENSE.humaneval`), as prompts; nothing runs code.
+    """
+    lines = (files("remask.tasks") / "data" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return tuple(tuple(json.loads(line)["messages"]) for line in lines)
 
 
-def make_questions(requests: int, prompts: int, seed: int) -> list[Question]:
-    """Draws `requests` questions over `prompts` system prompts, dealt out evenly.
+def make_questions(requests: int, prompts: int, seed: int, shots: int = EXAMPLES) -> list[Question]:
+    """Draws `requests` questions over `prompts` system prompts with `shots` worked examples each, dealt out evenly.
 
-    A worked example of one prompt is not a question under any prompt. Questions repeat after all others were used.
+    A worked example of one prompt is not a question under any prompt, nor is one that more shots would show, so the
+    questions are the same under any number of them. They repeat after all others were used.
     """
     rng = random.Random(seed)
     order = rng.sample(conversations(), len(conversations()))
     examples, asked = order[: prompts * EXAMPLES], order[prompts * EXAMPLES :]
-    systems = [_system(examples[i * EXAMPLES : (i + 1) * EXAMPLES]) for i in range(prompts)]
+    systems = [_system(examples[i * EXAMPLES :][:shots]) for i in range(prompts)]
     drawn = []
     for number in range(requests):
         user, worked = asked[number % len(asked)]
-        drawn.append(Question((systems[number % prompts], user), _split(worked)[1]))
+        steps, answer = _split(worked)
+        drawn.append(Question((systems[number % prompts], user), answer, f"{steps} {answer}"))
     return drawn
 
 

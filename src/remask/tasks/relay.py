@@ -25,13 +25,13 @@ come from a `random.Random`, so a seed fixes a workload.
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Final
+from functools import cache, partial
+from typing import ClassVar, Final, TypeAlias
 
-from remask.checks.fields import check, declare, parse
+from remask.checks.fields import check, declare
 from remask.checks.values import Whole
 from remask.errors import ConfigError
-from remask.tasks.sizes import check_sizes
+from remask.tasks.workload import TaskRequest, TaskSettings, deal
 
 SEASONS: Final = ("spring", "summer", "autumn", "winter")
 """The seasons of the list of shippers."""
@@ -69,17 +69,16 @@ MAX_SEASONS: Final = 2
 OPENING: Final = "Goods:"
 """What opens every system prompt."""
 
-Message = dict[str, str]
-"""One chat message with the keys ``role`` and ``content``."""
-
 
 @dataclass(frozen=True, slots=True)
-class RelaySettings:
+class RelaySettings(TaskSettings):
     """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
 
     rows: int = declare(len(TOWNS), Whole(MIN_ROWS, len(TOWNS)), "Goods of a system prompt, and towns that occur.")
     seasons: int = declare(2, Whole(1, MAX_SEASONS), "Seasons in which one system prompt is asked about.")
     legs: int = declare(1, Whole(1, MAX_SEASONS), "Legs of a route, each in a season of its own; at most `seasons`.")
+
+    task: ClassVar[str] = "relay"
 
     def __post_init__(self) -> None:
         check(self)
@@ -88,11 +87,6 @@ class RelaySettings:
                 f"legs is {self.legs}, and the legs of a route have seasons of their own: it is at most seasons, "
                 f"{self.seasons}."
             )
-
-    @classmethod
-    def from_mapping(cls, values: object) -> "RelaySettings":
-        """Settings from JSON-like values. Raises `ConfigError` on unknown names and on values that are not allowed."""
-        return parse(cls, values, "task settings", "setting of the task relay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +136,7 @@ class RelayQuestion:
         return self.season if self.then is None or hop < LEG else self.then
 
 
-@dataclass(frozen=True, slots=True)
-class RelayRequest:
-    """One request of a workload: a question about the system prompt number `prompt_index`."""
-
-    prompt_index: int
-    prompt: RelayPrompt
-    question: RelayQuestion
-
-    @property
-    def messages(self) -> list[Message]:
-        """The chat messages to send; everything before the last one is shared by all requests about these goods."""
-        return messages(self.prompt, self.question)
-
-    @property
-    def reference(self) -> str:
-        """The only right response."""
-        return reference_response(self.prompt, self.question)
+RelayRequest: TypeAlias = TaskRequest[RelayPrompt, RelayQuestion]
 
 
 @cache
@@ -202,11 +180,6 @@ def draw_question(rng: random.Random, prompt: RelayPrompt, legs: int = 1) -> Rel
     return RelayQuestion(season, rng.choice(starts), others[0] if legs > 1 else None)
 
 
-def messages(prompt: RelayPrompt, question: RelayQuestion) -> list[Message]:
-    """Returns the chat messages of one request: the shared system prompt, then the question."""
-    return [{"role": "system", "content": prompt.text}, {"role": "user", "content": question.text}]
-
-
 def route(prompt: RelayPrompt, question: RelayQuestion) -> list[str]:
     """Returns the `HOPS` towns behind the start. Raises `ConfigError` where the route ends before them."""
     hops = {season: prompt.hops(season) for season in (question.season, question.season_of(HOPS))}
@@ -236,21 +209,14 @@ def right_hops(text: str, answer: str) -> float:
 
 
 def make_workload(requests: int, prompts: int, seed: int, settings: RelaySettings | None = None) -> list[RelayRequest]:
-    """Draws `requests` questions over `prompts` different system prompts, in shuffled order.
-
-    System prompts are dealt out evenly (every count differs from the others by at most one). The same arguments always
-    give the same list. Raises `ConfigError` where there are no requests, or fewer than prompts.
-    """
+    """Draws `requests` questions over `prompts` different system prompts, as `deal` does; a seed fixes them."""
     settings = settings or RelaySettings()
-    check_sizes(requests, prompts)
-    rng = random.Random(seed)
-    drawn = [draw_prompt(rng, settings) for _ in range(prompts)]
-    workload = []
-    for number in range(requests):
-        index = number % prompts
-        workload.append(RelayRequest(index, drawn[index], draw_question(rng, drawn[index], settings.legs)))
-    rng.shuffle(workload)
-    return workload
+
+    def ask(rng: random.Random, prompt: RelayPrompt, _: None) -> RelayQuestion:
+        return draw_question(rng, prompt, settings.legs)
+
+    dealt = deal(random.Random(seed), requests, prompts, partial(draw_prompt, settings=settings), ask)
+    return [TaskRequest(*each, reference_response(*each[1:])) for each in dealt]
 
 
 def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:

@@ -23,13 +23,13 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Final
+from functools import cache, partial
+from typing import ClassVar, Final, TypeAlias
 
-from remask.checks.fields import check, declare, parse
+from remask.checks.fields import check, declare
 from remask.checks.values import Choice, ListOf, Whole
 from remask.errors import ConfigError
-from remask.tasks.sizes import check_sizes
+from remask.tasks.workload import TaskRequest, TaskSettings, deal
 
 PLANS: Final = ("basic", "silver", "gold", "family", "student", "night")
 """The plans of the price list."""
@@ -68,12 +68,9 @@ MAX_PLANS: Final = 3
 ORDERS: Final = "Orders:"
 """What opens every system prompt."""
 
-Message = dict[str, str]
-"""One chat message with the keys ``role`` and ``content``."""
-
 
 @dataclass(frozen=True, slots=True)
-class TariffSettings:
+class TariffSettings(TaskSettings):
     """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
 
     orders: int = declare(40, Whole(MAX_ASKED, len(NAMES)), "Orders of a system prompt.")
@@ -82,6 +79,8 @@ class TariffSettings:
         ("plan",), ListOf(Choice(KINDS), "kinds", len(KINDS)), "Kinds of questions, dealt out evenly."
     )
     plans: int = declare(2, Whole(1, MAX_PLANS), "Plans under which one system prompt is asked about.")
+
+    task: ClassVar[str] = "tariff"
 
     def __post_init__(self) -> None:
         check(self)
@@ -93,11 +92,6 @@ class TariffSettings:
                 f"orders is {self.orders}; with plans={self.plans} a system prompt has at least "
                 f"{self.plans * MAX_ASKED}. Raise orders or lower plans"
             )
-
-    @classmethod
-    def from_mapping(cls, values: object) -> "TariffSettings":
-        """Settings from JSON-like values. Raises `ConfigError` on unknown names and on values that are not allowed."""
-        return parse(cls, values, "task settings", "setting of the task tariff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +148,7 @@ class TariffQuestion:
         return f"{start} {', '.join(self.asked)}?"
 
 
-@dataclass(frozen=True, slots=True)
-class TariffRequest:
-    """One request of a workload: a question about the orders number `prompt_index`."""
-
-    prompt_index: int
-    prompt: TariffPrompt
-    question: TariffQuestion
-
-    @property
-    def messages(self) -> list[Message]:
-        """The chat messages to send; everything before the last one is shared by all requests about these orders."""
-        return messages(self.prompt, self.question)
-
-    @property
-    def reference(self) -> str:
-        """The only right response."""
-        return reference_response(self.prompt, self.question)
+TariffRequest: TypeAlias = TaskRequest[TariffPrompt, TariffQuestion]
 
 
 @cache
@@ -219,11 +197,6 @@ def draw_question(rng: random.Random, prompt: TariffPrompt, kind: str, asked: in
     return TariffQuestion(plan, tuple(str(cost) for cost in rng.sample(prices, asked)))
 
 
-def messages(prompt: TariffPrompt, question: TariffQuestion) -> list[Message]:
-    """Returns the chat messages of one request: the shared system prompt, then the question."""
-    return [{"role": "system", "content": prompt.text}, {"role": "user", "content": question.text}]
-
-
 def reference_response(prompt: TariffPrompt, question: TariffQuestion) -> str:
     """Returns the right response: what was asked for, each followed by the name."""
     return " ".join(f"{asked} {name}" for asked, name in zip(question.asked, names(prompt, question), strict=True))
@@ -250,26 +223,15 @@ def right_names(text: str, answer: str) -> float:
 def make_workload(
     requests: int, prompts: int, seed: int, settings: TariffSettings | None = None
 ) -> list[TariffRequest]:
-    """Draws `requests` questions over `prompts` different system prompts, in shuffled order.
-
-    System prompts and kinds are dealt out evenly (every count differs from the others by at most one), so that a small
-    workload is no easier or harder than a large one by chance of the draw. The same arguments always give the same
-    list.
-    """
+    """Draws `requests` questions over `prompts` different system prompts, as `deal` does; a seed fixes them."""
     settings = settings or TariffSettings()
-    check_sizes(requests, prompts)
-    rng = random.Random(seed)
-    drawn = [draw_prompt(rng, settings) for _ in range(prompts)]
-    # Kinds are shuffled apart from the prompts: both cycle through the requests and would otherwise be tied together.
-    kinds = [settings.kinds[number % len(settings.kinds)] for number in range(requests)]
-    rng.shuffle(kinds)
-    workload = []
-    for number, kind in enumerate(kinds):
-        index = number % prompts
-        question = draw_question(rng, drawn[index], kind, settings.asked)
-        workload.append(TariffRequest(index, drawn[index], question))
-    rng.shuffle(workload)
-    return workload
+
+    def ask(rng: random.Random, prompt: TariffPrompt, kind: str) -> TariffQuestion:
+        return draw_question(rng, prompt, kind, settings.asked)
+
+    draw = partial(draw_prompt, settings=settings)
+    dealt = deal(random.Random(seed), requests, prompts, draw, ask, settings.kinds)
+    return [TaskRequest(*each, reference_response(*each[1:])) for each in dealt]
 
 
 def _titles(asked: dict[str, list[int]]) -> tuple[dict[tuple[str, int], list[str]], list[str]]:

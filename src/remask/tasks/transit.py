@@ -18,12 +18,13 @@ come from a `random.Random`, so a seed fixes a workload.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import ClassVar, Final
 
-from remask.checks.fields import check, declare, parse
+from remask.checks.fields import declare
 from remask.checks.values import Whole
 from remask.errors import ConfigError
-from remask.tasks.sizes import check_sizes
+from remask.tasks.workload import TaskRequest, TaskSettings, deal
 
 # fmt: off
 STOPS: Final[tuple[str, ...]] = (
@@ -51,23 +52,14 @@ DEFAULT_ROWS: Final = 56
 MAX_HOPS: Final = 3
 """The longest ride that a question asks about."""
 
-Message = dict[str, str]
-"""One chat message with the keys ``role`` and ``content``."""
-
 
 @dataclass(frozen=True, slots=True)
-class TransitSettings:
+class TransitSettings(TaskSettings):
     """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
 
     rows: int = declare(DEFAULT_ROWS, Whole(MAX_HOPS + 1, len(STOPS)), "Stops of a line: rows of its table.")
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    @classmethod
-    def from_mapping(cls, values: object) -> "TransitSettings":
-        """Settings from JSON-like values. Raises `ConfigError` on unknown names and on values that are not allowed."""
-        return parse(cls, values, "task settings", "setting of the task transit")
+    task: ClassVar[str] = "transit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +93,13 @@ class TransitQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class TransitRequest:
-    """One request of a workload: a question about the line number `prompt_index`, with its only right answer."""
-
-    prompt_index: int
-    prompt: TransitPrompt
-    question: TransitQuestion
-
-    @property
-    def messages(self) -> list[Message]:
-        """The chat messages to send; everything before the last one is shared by all requests about this line."""
-        return messages(self.prompt, self.question)
+class TransitRequest(TaskRequest[TransitPrompt, TransitQuestion]):
+    """A question about one line."""
 
     @property
     def answer(self) -> str:
         """The stop that must follow the last ``##`` of the response."""
-        return route(self.prompt, self.question)[-1]
-
-    @property
-    def reference(self) -> str:
-        """The response that the model is trained to give."""
-        return reference_response(self.prompt, self.question)
+        return self.reference.rpartition(SEPARATOR)[2].strip()
 
 
 def format_rows(rows: Sequence[tuple[str, str]]) -> str:
@@ -149,11 +127,6 @@ def draw_question(rng: random.Random, prompt: TransitPrompt, hops: int | None = 
         raise ConfigError(f"hops is {hops}; a question asks for 1 to {MAX_HOPS} hops.")
     start, _ = rng.choice(prompt.rows)
     return TransitQuestion(start, rng.randint(1, MAX_HOPS) if hops is None else hops)
-
-
-def messages(prompt: TransitPrompt, question: TransitQuestion) -> list[Message]:
-    """Returns the chat messages of one request: the shared system prompt, then the question."""
-    return [{"role": "system", "content": prompt.text}, {"role": "user", "content": question.text}]
 
 
 def route(prompt: TransitPrompt, question: TransitQuestion) -> list[str]:
@@ -199,21 +172,7 @@ def keeps_format(text: str) -> bool:
 
 
 def make_workload(requests: int, prompts: int, seed: int, rows: int = DEFAULT_ROWS) -> list[TransitRequest]:
-    """Draws `requests` questions over `prompts` different lines, in shuffled order.
-
-    Lines and numbers of hops are dealt out evenly (every count differs from the others by at most one), so that
-    a small workload is no easier or harder than a large one by chance of the draw. The same arguments always give the
-    same list.
-    """
-    check_sizes(requests, prompts)
-    rng = random.Random(seed)
-    lines = [draw_prompt(rng, rows) for _ in range(prompts)]
-    # Hops are shuffled apart from the lines: both cycle through the requests and would otherwise be tied together.
-    hops = [1 + number % MAX_HOPS for number in range(requests)]
-    rng.shuffle(hops)
-    workload = []
-    for number, ride in enumerate(hops):
-        index = number % prompts
-        workload.append(TransitRequest(index, lines[index], draw_question(rng, lines[index], ride)))
-    rng.shuffle(workload)
-    return workload
+    """Draws `requests` questions over `prompts` different lines, as `deal` does; a seed fixes them."""
+    hops = range(1, MAX_HOPS + 1)
+    dealt = deal(random.Random(seed), requests, prompts, partial(draw_prompt, rows=rows), draw_question, hops)
+    return [TransitRequest(*each, reference_response(*each[1:])) for each in dealt]

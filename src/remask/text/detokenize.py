@@ -66,6 +66,7 @@ class ResponseText:
     """Turns the tokens of a response into text as they settle, left to right, by its template.
 
     Padding, and what stands behind a stop in its hole, is no part of the text. A part ends with a whole character.
+    `context` holds tokens that stand before the response, where its text goes on from theirs.
 
     Attributes:
         holes: the text of each hole so far.
@@ -73,14 +74,16 @@ class ResponseText:
         stop: the stop text that ended a hole, if one did.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: Template, params: SamplingParams) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: Template, params: SamplingParams, context: Sequence[int] = ()
+    ) -> None:
         self.holes = [""] * len(template.holes)
         self.stop: str | None = None
         self._tokenizer, self._template, self._params = tokenizer, template, params
         self._parts = _parts(template)
         self._padding, self._stop_ids = frozenset(template.padding), frozenset(params.stop_token_ids)
         self._place = self._part = self._before = 0
-        self._context: list[int] = []
+        self._context = list(context)
         self._begin()
 
     @property

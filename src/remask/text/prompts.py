@@ -62,16 +62,23 @@ def encode(
     tokenizer: Tokenizer | None,
     control_tokens: bool | None = None,
     variables: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> tuple[list[int], int]:
     """Return the token ids, and how many leading ones are the shared prefix by default.
 
     Of messages, everything before the last user turn is shared; of a text or of token ids, nothing. `control_tokens` is
-    the term of that name, and `variables` are those of the chat template. Raises `ConfigError` if text is given and the
-    model folder has no tokenizer, and on an object that is no prompt.
+    the term of that name, `variables` are those of the chat template, and the last two say how messages end, as in
+    `Tokenizer.render_chat`. Raises `ConfigError` if text is given and the model folder has no tokenizer, and on an
+    object that is no prompt.
     """
     if isinstance(prompt, Mapping):
         prompt = _of_form(prompt)
-    if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+    listed = not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt)
+    if continue_final_message and (listed or isinstance(prompt, str)):
+        raise ConfigError("continue_final_message is of conversations; a text or token ids are gone on with anyway")
+    if listed:
         return [int(item) for item in prompt], 0  # type: ignore[arg-type]
     if tokenizer is None:
         raise ConfigError("this model folder has no tokenizer, so prompts must be token ids (prompt_token_ids)")
@@ -79,7 +86,13 @@ def encode(
         return text_tokens(prompt, tokenizer, control_tokens), 0
     messages: list[Any] = list(prompt)
     control = control_tokens is True
-    tokens = tokenizer.apply_chat(messages, variables=variables, control_tokens=control)
+    tokens = tokenizer.apply_chat(
+        messages,
+        add_generation_prompt,
+        variables,
+        continue_final_message=continue_final_message,
+        control_tokens=control,
+    )
     return tokens, tokenizer.shared_prefix(messages, tokens, variables, control_tokens=control)
 
 

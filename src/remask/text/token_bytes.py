@@ -20,8 +20,7 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
     that of one after that of the other.
     """
     names = backend.convert_ids_to_tokens(list(range(min(vocab, len(backend)))))
-    decoders = _decoders(json.loads(backend.backend_tokenizer.to_str()).get("decoder"))
-    kinds = [each["type"] for each in decoders]
+    kinds = decoder_kinds(backend)
     if kinds == ["ByteLevel"]:
         table = printable_bytes()
         found = [None if name is None else _from_printable(name, table) for name in names]
@@ -34,10 +33,21 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
     return found + [None] * (vocab - len(found))
 
 
-def _decoders(decoder: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
-    if decoder is None:
-        return ()
-    return decoder["decoders"] if decoder["type"] == "Sequence" else (decoder,)
+def decoder_kinds(backend: Any) -> list[str]:
+    """What decodes the tokens of a tokenizer, step by step, such as ["ByteLevel"]."""
+    if backend.backend_tokenizer.decoder is None:
+        return []
+    decoder = json.loads(backend.backend_tokenizer.decoder.__getstate__())
+    return [each["type"] for each in (decoder["decoders"] if decoder["type"] == "Sequence" else [decoder])]
+
+
+def named_bytes(name: str, kinds: Sequence[str]) -> bytes | None:
+    """The bytes that a token's name spells under decoders of these kinds; None where it is a text as any other."""
+    if "ByteLevel" in kinds:
+        return _from_printable(name, printable_bytes())
+    if "ByteFallback" in kinds and _is_byte(name):
+        return _from_fallback(name)
+    return None
 
 
 def printable_bytes() -> dict[str, int]:
@@ -51,10 +61,12 @@ def _from_printable(name: str, table: Mapping[str, int]) -> bytes | None:
     return bytes(table[char] for char in name) if all(char in table for char in name) else None
 
 
+def _is_byte(name: str) -> bool:
+    return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
+
+
 def _from_fallback(name: str) -> bytes:
-    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-        return bytes([int(name[3:5], 16)])
-    return name.encode()
+    return bytes([int(name[3:5], 16)]) if _is_byte(name) else name.encode()
 
 
 def _check(backend: Any, found: Sequence[bytes | None]) -> None:

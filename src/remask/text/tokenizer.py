@@ -1,32 +1,83 @@
 """Text to token ids and back, chat templates, and the prefix that conversations share."""
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from itertools import zip_longest
-from pathlib import Path
+from itertools import takewhile, zip_longest
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
-
-from remask.errors import CheckpointError, ConfigError
-from remask.gguf.header import is_gguf, read_header
-from remask.gguf.tokenizer import read_backend
+from remask.checks.values import shown
+from remask.errors import ConfigError
 from remask.text.chat_template import ChatTemplate
-from remask.text.quoting import Quoting
-from remask.text.token_bytes import token_bytes
+from remask.text.incremental import INCOMPLETE
+from remask.text.token_bytes import decoder_kinds, named_bytes, token_bytes
+
+_FIRST = 0x100000
+"""The private characters from here on stand for names, in their order.
+
+The one behind them stands before a private character that a text has itself.
+"""
+
+
+class Quoting:
+    """Quotes the names of some special tokens."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        ordered = sorted(set(names) - {""})
+        self._marks = {name: chr(_FIRST + place) for place, name in enumerate(ordered)}
+        self._names = {mark: name for name, mark in self._marks.items()}
+        self._escape = chr(_FIRST + len(ordered))
+        private = f"[{chr(_FIRST)}-{self._escape}]"
+        self.pattern = re.compile(_any_of(ordered) if ordered else "(?!)")
+        self._quotable = re.compile(f"{self.pattern.pattern}|{private}")
+        self._quote = re.compile(f"{self._escape}.|{private}", re.DOTALL)
+
+    def quoted(self, value: Any) -> Any:
+        """A text, or all texts of lists and objects, keys included, with private characters in place of names."""
+        if isinstance(value, str):
+            return self._quotable.sub(self._mark, value)
+        if isinstance(value, Mapping):
+            return {self.quoted(key): self.quoted(each) for key, each in value.items()}
+        return [self.quoted(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def holds_quotes(self, text: str) -> bool:
+        """Whether a text holds a private character."""
+        return self._quote.search(text) is not None
+
+    def plain(self, text: str) -> str:
+        """A quoted text as it was."""
+        return self._quote.sub(lambda found: self._names.get(found[0], found[0][-1]), text)
+
+    def _mark(self, found: re.Match[str]) -> str:
+        return self._marks.get(found[0], self._escape + found[0])
+
+
+def _any_of(names: list[str]) -> str:
+    """An expression of the longest of `names` that begins at a place, which looks at no character twice."""
+    if names == [""]:
+        return ""
+    rest: dict[str, list[str]] = {}
+    for name in names:
+        if name:
+            rest.setdefault(name[0], []).append(name[1:])
+    branches = "|".join(re.escape(first) + _any_of(others) for first, others in rest.items())
+    if "" in names:
+        return f"(?:{branches})?"
+    return f"(?:{branches})" if len(rest) > 1 else branches
+
 
 ROLES = ("system", "user", "assistant", "tool")
 
-_WHOLE, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
-_FILES = (
-    _WHOLE,
-    _VOCAB,
-    _MERGES,
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
+_PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+
+_HERE = "\U0010fffd"
+"""Stands for the text of a turn that is continued while its template is applied; quoted texts have no use for it."""
+
+_THINKING = "enable_thinking"  # of Qwen3's template, whose diffusion models were trained without
 
 Messages = Sequence[Mapping[str, Any]]
 Variables = Mapping[str, Any]
@@ -41,6 +92,7 @@ class Tokenizer:
         # read: from here on any thread may encode and decode.
         backend.encode("", verbose=False)
         self._template: ChatTemplate | None = None
+        self._kinds: Sequence[str] | None = None  # of its decoders, once they were asked for
         added = backend.added_tokens_decoder.items()
         self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
         names = {*backend.all_special_tokens, *(token.content for _, token in added if token.special)}
@@ -48,6 +100,10 @@ class Tokenizer:
         # How a text is read is a state of the native tokenizer, so no one of them can serve both readings at a time.
         self._literal = deepcopy(backend)
         self._literal.encode("", split_special_tokens=True, verbose=False)
+
+    def __len__(self) -> int:
+        """Number of tokens, added ones included."""
+        return len(self._backend)
 
     @property
     def has_chat_template(self) -> bool:
@@ -117,6 +173,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Variables | None = None,
         *,
+        continue_final_message: bool = False,
         control_tokens: bool = False,
     ) -> list[int]:
         """Token ids of `render_chat`'s text. Raises `ConfigError` as `render_chat` does.
@@ -127,21 +184,31 @@ class Tokenizer:
         if not control_tokens:
             _check(messages)
             messages, variables = self.quoted(messages), self.quoted(variables)
-            return self.encode_quoted(self.render_chat(messages, add_generation_prompt, variables))
+        text = self.render_chat(
+            messages, add_generation_prompt, variables, continue_final_message=continue_final_message
+        )
         # The template writes the special tokens itself.
-        return self.encode(self.render_chat(messages, add_generation_prompt, variables), add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False) if control_tokens else self.encode_quoted(text)
 
     def render_chat(
-        self, messages: Messages, add_generation_prompt: bool = True, variables: Variables | None = None
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        variables: Variables | None = None,
+        *,
+        continue_final_message: bool = False,
     ) -> str:
         """The text of a conversation by the checkpoint's chat template, with its special tokens.
 
         `messages` are objects of `role` (system, user, assistant or tool) and `content` (text).
-        `add_generation_prompt` begins the assistant's turn at the end. `variables` are further ones of the template.
+        `add_generation_prompt` begins the assistant's turn at the end; with `continue_final_message` in its place the
+        conversation ends within the assistant's last turn, behind its text as it was given. `variables` are further
+        ones of the template; `enable_thinking` is false unless they say otherwise.
 
         Raises:
             ConfigError: there is no chat template, a message is malformed, or the template refuses the conversation,
-                fails on it, or goes beyond a limit of `remask.text.chat_template`.
+                fails on it, or goes beyond a limit of `remask.text.chat_template`; or the last turn cannot be
+                continued.
         """
         _check(messages)
         if not self.has_chat_template:
@@ -152,7 +219,20 @@ class Tokenizer:
             )
         template = self._template or self._chat_template()
         self._template = template
-        return template.render(messages, add_generation_prompt, variables)
+        if _THINKING in (self.chat_template or ""):
+            variables = {_THINKING: False, **(variables or {})}
+        if not continue_final_message:
+            return template.render(messages, add_generation_prompt, variables)
+        _check_continued(messages[-1], add_generation_prompt)
+        # Templates trim texts and cut them up, so the template gets another text in its place.
+        turns = [*messages[:-1], {**messages[-1], "content": _HERE}]
+        opened, found, _ = template.render(turns, False, variables).rpartition(_HERE)
+        if not found:
+            raise ConfigError(
+                "continue_final_message: the model's chat template does not write the text of the assistant's last "
+                "turn, so it cannot be continued; leave continue_final_message out"
+            )
+        return f"{opened}{messages[-1]['content']}"
 
     def shared_prefix(
         self,
@@ -206,10 +286,27 @@ class Tokenizer:
         """The bytes of each token id below `vocab`; None for special tokens. Raises `ConfigError` as `token_bytes`."""
         return token_bytes(self._backend, self.special_ids, vocab)
 
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes of a token, which may be a part of a character; None where the tokenizer does not tell them."""
+        if self._kinds is None:
+            self._kinds = decoder_kinds(self._backend)
+        name = self._backend.convert_ids_to_tokens(token)
+        found = None if name is None or token in self.special_ids else named_bytes(name, self._kinds)
+        if found is not None:
+            return found
+        text = self.decode([token], skip_special_tokens=False)
+        return None if INCOMPLETE in text else text.encode()
+
     def use_chat_template(self, template: str) -> None:
         """Render conversations by `template` (Jinja), in place of the checkpoint's own."""
         self._backend.chat_template = template
         self._template = None
+
+    def use_plain_template(self) -> None:
+        """Render conversations as a paragraph a turn, behind the special tokens that texts begin with."""
+        first = list(takewhile(self.special_ids.__contains__, self.encode("a")))
+        opening = json.dumps(self.decode(first, skip_special_tokens=False))
+        self.use_chat_template(f"{{{{ {opening} }}}}{_PLAIN_TEMPLATE}")
 
     def _chat_template(self) -> ChatTemplate:
         try:
@@ -227,56 +324,6 @@ class Tokenizer:
         return next(i for i, (one, other) in enumerate(zip_longest(whole, before)) if one != other)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint, a folder or a GGUF file; None if there is none.
-
-    In a folder two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2
-    tokenizer.
-    Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in the
-    folder is never run, even if `auto_map` or `tokenizer_class` name some.
-
-    Raises:
-        CheckpointError: the files are incomplete or malformed.
-    """
-    if is_gguf(folder):
-        return _in_gguf(folder)
-    held = [name for name in _FILES if (folder / name).is_file()]
-    if not held:
-        return None
-    # Each class is named here, because `AutoTokenizer` reads `auto_map`, and stops if that names remote code.
-    if _WHOLE in held:
-        layout: Any = PreTrainedTokenizerFast
-    elif _VOCAB in held and _MERGES in held:
-        layout = Qwen2Tokenizer
-    else:
-        raise CheckpointError(
-            f"{folder} has a tokenizer's {', '.join(held)}, but neither {_WHOLE} nor {_VOCAB} with {_MERGES}, one of "
-            "which it takes to load it. The download is incomplete, or the tokenizer is of another kind: save it as "
-            f"{_WHOLE}."
-        )
-    try:
-        return Tokenizer(layout.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
-    # Malformed files raise anything from KeyError to the bare Exception of the tokenizers' native code.
-    except Exception as error:
-        raise CheckpointError(
-            f"The tokenizer in {folder} ({', '.join(held)}) cannot be loaded: {type(error).__name__}: {error}. "
-            "Download its files again."
-        ) from error
-
-
-def _in_gguf(path: Path) -> Tokenizer | None:
-    try:
-        backend = read_backend(read_header(path))
-        return None if backend is None else Tokenizer(backend)
-    except CheckpointError:
-        raise
-    # As below: whatever the native code raises on parts that do not fit each other.
-    except Exception as error:
-        raise CheckpointError(
-            f"The tokenizer in {path} cannot be loaded: {type(error).__name__}: {error}. Download it again."
-        ) from error
-
-
 def _check_unicode(text: str) -> None:
     """Raise `ConfigError` for a text that no encoding can carry."""
     try:
@@ -289,13 +336,32 @@ def _check(messages: Messages) -> None:
     """Raise `ConfigError` for the first malformed message."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError(
-            f"'messages' is {messages!r}; it must be a non-empty list of objects of 'role' and 'content'."
+            f"'messages' is {shown(messages)}; it must be a non-empty list of objects of 'role' and 'content'."
         )
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise ConfigError(f"messages[{place}] is {message!r}; it must be an object of 'role' and 'content'.")
+            raise ConfigError(f"messages[{place}] is {shown(message)}; it must be an object of 'role' and 'content'.")
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
-            raise ConfigError(f"messages[{place}]: 'role' is {role!r}; it must be one of {', '.join(ROLES)}.")
+            raise ConfigError(f"messages[{place}]: 'role' is {shown(role)}; it must be one of {', '.join(ROLES)}.")
         if not isinstance(content, str):
-            raise ConfigError(f"messages[{place}]: 'content' is {content!r}; it must be text.")
+            raise ConfigError(f"messages[{place}]: 'content' is {shown(content)}; it must be text.")
+
+
+def _check_continued(last: Mapping[str, Any], add_generation_prompt: bool) -> None:
+    """Raise `ConfigError` where the `last` turn of a conversation is none that an answer can continue."""
+    if add_generation_prompt:
+        raise ConfigError(
+            "continue_final_message=true needs add_generation_prompt=false: the last turn stays open, and none is "
+            "begun behind it; send both"
+        )
+    if last["role"] != "assistant":
+        raise ConfigError(
+            f"messages: the last one is of the role {last['role']!r}, and an answer continues one of the assistant's "
+            "(continue_final_message); end with such a message, or leave continue_final_message out"
+        )
+    if last.get("tool_calls"):
+        raise ConfigError(
+            "messages: the last one calls tools, so their results follow it and it cannot be continued; send these, "
+            "or leave the calls out"
+        )

@@ -1,7 +1,7 @@
 """Compares cache policies on one workload. Their turns are interleaved in one run."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,18 +12,21 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.machine.cpu import read_cpu
-from remask.observe import observe_cache
-from remask.plan.meter import CacheMeter
 from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.contenders import Contender
-from remask_lab.bench.workload import Task, Workload, prefix_clusters, token_agreement
+from remask_lab.bench.reference import Losses, Reference, beside, mean_loss, measured_loss
+from remask_lab.bench.workload import Task, Workload, prefix_clusters, steps_of, token_agreement
+from remask_lab.observe import CacheMeter, observe_cache
 from remask_lab.ops.flops import Executed
-from remask_lab.records.interval import clustered
+from remask_lab.records.interval import by_cluster, clustered, mean_interval, paired
 from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about
 
 LEAST_ACCURACY = 0.1
 """Share of right answers below which a baseline says nothing: what a cache loses cannot be seen beside it."""
+
+FIRST = 8
+"""Questions after which a baseline that has answered none of them is told from one that answers some."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class BenchRow:
         rounds: rounds with full batches.
         alone: rounds with one request at a time.
         meter, executed: cache use and FLOPs of the warm-up turn, where details are wanted.
+        losses, no_loss: of the reference answers, and why there are none; None where losses are not wanted.
     """
 
     contender: Contender
@@ -64,6 +68,20 @@ class BenchRow:
     alone: list[BenchRound] = field(default_factory=list)
     meter: CacheMeter = field(default_factory=CacheMeter)
     executed: Executed | None = None
+    losses: Losses | None = None
+    no_loss: str | None = None
+
+    @property
+    def clusters(self) -> dict[str, int]:
+        """The cluster of each task, by its request's id."""
+        return {task.request.id: own for task, own in zip(self.tasks, prefix_clusters(self.tasks), strict=True)}
+
+    def loss(self, baseline: "BenchRow") -> dict[str, Any]:
+        """What a result says of the reference answers, alone and beside the baseline's; empty where not wanted."""
+        if self.losses is None or baseline.losses is None:
+            return {}
+        compared = beside(self.losses, baseline.losses, self.clusters)
+        return {**mean_loss(self.losses), "no_loss": self.no_loss, **compared}
 
 
 def run_bench(
@@ -77,6 +95,9 @@ def run_bench(
     detail: bool = False,
     alone: bool = True,
     answers: bool = True,
+    losses: bool = False,
+    responses: bool = False,
+    warm_up: int = 2,
 ) -> Record:
     """Run every contender over the workload `rounds` times, and return the record that `remask bench` writes.
 
@@ -90,17 +111,20 @@ def run_bench(
         alone: whether a detailed bench has these further turns.
         answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything
             (`check_answers`).
+        losses: whether to measure the loss of the reference answers under each policy (`reference`), untimed.
+        responses: whether the record holds every response of the last round.
+        warm_up: requests of each contender's first turn, which is not timed, unless all of them are.
     """
     rows = [BenchRow(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
     few = -(-len(workload.tasks) // engine.max_num_seqs)
     began = read_cpu()
     singly = detail and alone and engine.max_num_seqs > 1
-    warm_up = [row.tasks if detail else row.tasks[:2] for row in rows]
+    first = [row.tasks if detail else row.tasks[:warm_up] for row in rows]
     measured = [row.tasks for row in rows] + ([row.tasks[:few] for row in rows] if singly else [])
-    requests = sum(map(len, warm_up)) + rounds * sum(map(len, measured))
+    requests = sum(map(len, first)) + rounds * sum(map(len, measured))
     with tqdm(total=requests, desc="bench", unit="req", disable=not progress) as bar:
-        for row, tasks in zip(rows, warm_up, strict=True):
+        for row, tasks in zip(rows, first, strict=True):
             _turn(llm, row, tasks, engine, bar, metered=detail)
         for _ in range(rounds):
             for row in rows:
@@ -109,47 +133,74 @@ def run_bench(
                     _check_answers(row)
             for row in rows if singly else ():
                 row.alone.append(_turn(llm, row, row.tasks[:few], single, bar))
+    for row in rows if losses else ():
+        known = [Reference(task.request, task.reference) for task in row.tasks if task.reference is not None]
+        row.losses, row.no_loss = measured_loss(llm, known, row.contender.policy, workload.seed)
     by_name = {row.contender.name: row for row in rows}
     settings = _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {})
+    settings["metric"] = "agreement" if losses else "accuracy"
     results = [_result(row, by_name[row.contender.baseline], detail) for row in rows]
-    data = {"results": results, "conditions": conditions(began)}
+    data: dict[str, Any] = {"results": results, "conditions": conditions(began)}
+    if responses:
+        data["answers"] = list(_responses(llm, rows, by_name))
     return Record("bench", about(llm, seed=workload.seed, settings=settings), data)
 
 
-def _check_answers(row: BenchRow) -> None:
+def _check_answers(row: BenchRow, questions: int | None = None) -> None:
     """Raise what `check_answers` raises on a baseline's turn. One in random order is another sampler's, and may."""
     params = row.tasks[0].request.params
-    if row.contender.name != row.contender.baseline or params.remasking == "random":
+    if row.contender.name != row.contender.baseline or params.remasking.rule == "random":
         return
     verdicts = [task.correct(output.text) for task, output in zip(row.tasks, row.rounds[-1].outputs, strict=True)]
     right = [verdict for verdict in verdicts if verdict is not None]
     if right:
-        check_answers(row.contender.name, sum(right) / len(right), params)
+        asked = "" if questions is None else f" (the first {len(row.tasks)} of {questions} were asked)"
+        check_answers(row.contender.name, sum(right) / len(right), params, asked)
 
 
-def check_answers(name: str, accuracy: float, params: SamplingParams) -> None:
-    """Raise `ConfigError` where the baseline `name` answers less than `LEAST_ACCURACY` of its questions."""
+def check_first_answers(llm: LLM, workload: Workload, engine: EngineConfig) -> None:
+    """Ask the first questions without a cache, before anything long begins. Raises what `check_answers` raises.
+
+    It does where none of `FIRST` answers is right. A workload of no more questions, or without right answers, passes.
+    """
+    tasks = workload.tasks[:FIRST]
+    if len(workload.tasks) <= FIRST or tasks[0].answer is None:
+        return
+    row = BenchRow(Contender("none", llm.session.policy("none")), tasks)
+    with tqdm(disable=True) as bar:
+        row.rounds.append(_turn(llm, row, tasks, engine, bar))
+    if not any(task.correct(output.text) for task, output in zip(tasks, row.rounds[0].outputs, strict=True)):
+        _check_answers(row, len(workload.tasks))
+
+
+def check_answers(name: str, accuracy: float, params: SamplingParams, asked: str = "") -> None:
+    """Raise `ConfigError` where the baseline `name` answers less than `LEAST_ACCURACY` of its questions.
+
+    `asked` says how many of them were asked, where that was not all.
+    """
     if accuracy < LEAST_ACCURACY:
         raise ConfigError(
             f"{name!r}, without any cache, answers {100 * accuracy:.1f} % of the questions, less than "
-            f"{100 * LEAST_ACCURACY:g} %, so nothing can be said of caches: the sampling ({params.max_tokens} tokens "
-            f"in {_steps(params)} steps, blocks of {params.block_length or params.max_tokens}) does not fit the task, "
-            "or the task the model; leave the sampling out to take the task's own, or measure work and speed alone "
-            "on random tokens (--task random, in tables of papers --workload random)"
+            f"{100 * LEAST_ACCURACY:g} %{asked}, so nothing can be said of what caches cost in accuracy: the sampling "
+            f"({params.max_tokens} tokens in {steps_of(params)} steps, blocks of "
+            f"{params.block_length or params.max_tokens}) does not fit the task, or the task the model; leave the "
+            "sampling out to take the task's own, or compare what can be measured all the same: agreement with 'none', "
+            "the loss of the reference answers, work and time (--metric agreement of remask bench and remask eval; "
+            "--metric accuracy runs to the end)"
         )
 
 
 def _turn(
     llm: LLM, row: BenchRow, tasks: Sequence[Task], config: EngineConfig, bar: "tqdm[Any]", *, metered: bool = False
 ) -> BenchRound:
-    engine = llm.new_engine(replace(config, prefix_match=row.contender.prefix_match))
+    engine = llm.session.new_engine(replace(config, prefix_match=row.contender.prefix_match))
     if metered:
         observe_cache(engine, row.meter)
         row.executed = Executed(engine)
     work = [task.request.with_policy(row.contender.policy) for task in tasks]
     start = time.perf_counter()
     outputs = {}
-    for output in llm.run(work, engine=engine, progress=False):
+    for output in llm.session.run(work, engine=engine, progress=False):
         outputs[output.id] = output
         bar.set_postfix_str(row.contender.name, refresh=False)
         bar.update()
@@ -164,8 +215,35 @@ def _turn(
     )
 
 
+def _responses(llm: LLM, rows: Sequence[BenchRow], by_name: Mapping[str, BenchRow]) -> Iterator[dict[str, Any]]:
+    """Each prompt, what is right, and what each contender made of it in its last round."""
+    for place, task in enumerate(rows[0].tasks):
+        answers = []
+        for row in rows:
+            baseline = row.contender.baseline
+            output, other = (each.rounds[-1].outputs[place] for each in (row, by_name[baseline]))
+            answers.append(
+                {
+                    "cache": row.contender.name,
+                    "baseline": baseline,
+                    "text": output.text,
+                    "token_ids": output.token_ids,
+                    "correct": row.tasks[place].correct(output.text),
+                    "agreement": token_agreement(output.token_ids, other.token_ids),
+                    "forwards": output.usage.forwards,
+                    "row_layers": output.usage.row_layers,
+                    "seconds": output.elapsed_s,
+                    "finish_reason": output.finish_reason,
+                }
+            )
+        tokens = task.request.prompt_token_ids
+        prompt = " ".join(map(str, tokens)) if llm.tokenizer is None else llm.tokenizer.decode(tokens)
+        yield {"prompt": prompt, "right": task.answer, "answers": answers}
+
+
 def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -> dict[str, Any]:
-    params = workload.tasks[0].request.params
+    asked = [task.request.params for task in workload.tasks]
+    params = asked[0]
     uniform = llm.loaded.config.kind == "uniform"
     return {
         "name": workload.name,
@@ -174,18 +252,17 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
         "prefix_ratio": round(workload.prefix_ratio, 3),
         "concurrency": engine.max_num_seqs,
         "rounds": rounds,
-        "max_tokens": params.max_tokens,
-        "steps": _steps(params),
-        "block_length": params.block_length or params.max_tokens,
-        "canvas_length": params.canvas_length or (llm.engine.max_model_len if uniform else None),
+        "max_tokens": _span([each.max_tokens for each in asked]),
+        "steps": _span([steps_of(each) for each in asked]),
+        "block_length": _span([each.block_length or each.max_tokens for each in asked]),
+        "canvas_length": params.uniform.canvas_length or (llm.engine.max_model_len if uniform else None),
     }
 
 
-def _steps(params: SamplingParams) -> int:
-    """The number of steps of a whole response that the parameters ask for."""
-    block = params.block_length or params.max_tokens
-    per_block = params.steps_per_block or max(1, block // (params.tokens_per_step or 1))
-    return params.steps or per_block * -(-params.max_tokens // block)
+def _span(numbers: Sequence[int]) -> int | str:
+    """A number that all share, or the least and the largest in words."""
+    least, largest = min(numbers), max(numbers)
+    return least if least == largest else f"{least} to {largest}"
 
 
 def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
@@ -197,6 +274,9 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         if verdict is not None
     ]
     right, clusters = [verdict for verdict, _ in judged], [cluster for _, cluster in judged]
+    theirs = [task.correct(output.text) for task, output in zip(row.tasks, reference.outputs, strict=True)]
+    compared = [each for each in zip(verdicts, theirs, prefix_clusters(row.tasks), strict=True) if None not in each]
+    over = paired(*zip(*compared, strict=True)) if compared else None
     agreement = [
         token_agreement(output.token_ids, other.token_ids)
         for output, other in zip(last.outputs, reference.outputs, strict=True)
@@ -209,8 +289,13 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
         "accuracy_interval": list(clustered(right, clusters)) if right else None,
+        "accuracy_over_none": None if over is None else over[0],
+        "accuracy_over_none_interval": None if over is None else list(over[1:]),
+        "verdicts": by_cluster(right, clusters),
         "parts": part_scores(row.tasks, last.outputs),
         "agreement_with_none": float(np.mean(agreement)),
+        "agreement_interval": list(mean_interval(agreement, prefix_clusters(row.tasks))),
+        **row.loss(baseline),
         "forwards": sum(output.usage.forwards for output in last.outputs),
         "row_layers": last.row_layers,
         "prefix_hits": last.prefix_hits,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from remask.depth.table import DepthTable
 from remask.llm import LLM
 from remask_lab.bench.contenders import Contender, contender
-from remask_lab.bench.rows import Row, holds, quality_bars
+from remask_lab.bench.plot import Row, holds, quality_bars
 from remask_lab.bench.workload import Workload
 from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, whole_ticks
 from remask_lab.records.record import Record

@@ -1,18 +1,23 @@
 """The contenders of a bench: the policies that can run on a workload, and the reasons why others cannot."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from remask.checks.fields import by_path
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy, name_of, names_for, settings_of
-from remask.store.prefix_names import PrefixMatch
+from remask.policies import CachePolicy, DepthLookup, name_of, names_for, settings_of
+from remask.request.sampling_params import SamplingParams, layered
+from remask.request.terms import check_sampling
+from remask.store import PrefixMatch
 from remask_lab.bench.workload import Workload
 
 log = logging.getLogger(__name__)
 
+Table: TypeAlias = Callable[[], DepthLookup]
 COMPOSITIONS = ("bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
 DRAWN = "none, random order"
 
@@ -46,18 +51,25 @@ class LeftOut:
     reason: str
 
 
-def contender(llm: LLM, cache: str | CachePolicy, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
+def contender(
+    llm: LLM,
+    cache: str | CachePolicy,
+    settings: Mapping[str, Any] | None,
+    workload: Workload,
+    table: Table | None = None,
+) -> Contender:
     """Returns the policy `cache`, a name or an object, as a contender.
 
-    Raises `ConfigError` where it cannot run `workload`.
+    A depth is looked up in `table`, by default the model's. Raises `ConfigError` where it cannot run `workload`.
     """
-    policy = llm.policy(cache, settings)
-    llm.engine.check(workload.tasks[0].request.with_policy(policy))
+    policy = llm.session.policy(cache, settings, table)
+    for task in workload.tasks:
+        llm.engine.check(task.request.with_policy(policy))
     return Contender(cache if isinstance(cache, str) else name_of(cache), policy, settings=settings_of(policy))
 
 
 def every_contender(
-    llm: LLM, workload: Workload, settings: Mapping[str, Mapping[str, Any]]
+    llm: LLM, workload: Workload, settings: Mapping[str, Mapping[str, Any]], table: Table | None = None
 ) -> tuple[list[Contender], list[LeftOut]]:
     """Returns `none`, then every other policy and the compositions that the papers measure, and what is left out.
 
@@ -66,13 +78,13 @@ def every_contender(
     on the model at all is left out. Policies of other kinds of models are not listed. Raises `ConfigError` on settings
     that no request could use.
     """
-    rows = [contender(llm, "none", settings.get("none"), workload)]
+    rows = [contender(llm, "none", settings.get("none"), workload, table)]
     left_out: list[LeftOut] = []
     kind = llm.loaded.config.kind
     for name in (*names_for(kind), *(COMPOSITIONS if kind == "masked" else ())):
         if name == "none":
             continue
-        policy = llm.policy(name, settings.get(name))
+        policy = llm.session.policy(name, settings.get(name), table)
         reason = _refusal(llm, policy, workload)
         if reason is None:
             rows.append(Contender(name, policy, settings=settings_of(policy)))
@@ -84,9 +96,54 @@ def every_contender(
             continue
         drawn = {"remasking": "random"}
         if all(row.name != DRAWN for row in rows):
-            rows.append(Contender(DRAWN, llm.policy("none"), variant, drawn, DRAWN))
+            rows.append(Contender(DRAWN, llm.session.policy("none"), variant, drawn, DRAWN))
         rows.append(Contender(name, policy, variant, settings_of(policy) | drawn, DRAWN))
     return rows, left_out
+
+
+def variants(llm: LLM, given: Sequence[Any], workload: Workload, table: Table | None = None) -> list[Contender]:
+    """Returns policies with sampling parameters on top of each request's, all compared with the first.
+
+    `given` holds names of policies, or objects of "cache" (a name or a `CachePolicy`), "cache_config" and "sampling".
+    Raises `ConfigError` on what cannot be used, where a request cannot run so, and where two are alike.
+    """
+    rows: list[Contender] = []
+    for each in given:
+        row = _variant(llm, {"cache": each} if isinstance(each, str) else each, workload, table)
+        if any(row.name == other.name for other in rows):
+            raise ConfigError(f"variant {row.name!r} is there twice; variants must differ")
+        rows.append(replace(row, baseline=rows[0].name if rows else row.name))
+    if not rows:
+        raise ConfigError("--variants names none; give at least one policy")
+    return rows
+
+
+def _variant(llm: LLM, given: Any, workload: Workload, table: Table | None) -> Contender:
+    if not isinstance(given, dict) or set(given) - {"cache", "cache_config", "sampling"}:
+        raise ConfigError(f"a variant is an object of cache, cache_config and sampling, got {given!r}")
+    cache, settings, sampling = given.get("cache", "none"), given.get("cache_config", {}), given.get("sampling", {})
+    if not isinstance(cache, str | CachePolicy) or not isinstance(settings, dict) or not isinstance(sampling, dict):
+        raise ConfigError(f"a variant's cache is a name, its cache_config and sampling are objects; got {given!r}")
+    check_sampling(sampling)
+    SamplingParams.from_mapping(sampling)
+    own = workload
+    if sampling:
+        tasks = [replace(task, request=_with(task.request, sampling)) for task in workload.tasks]
+        own = replace(workload, tasks=tuple(tasks))
+    chosen = settings if isinstance(cache, str) else settings_of(cache)
+    changed = by_path(SamplingParams, sampling)
+    words = described({**chosen, **changed})
+    try:
+        row = contender(llm, cache, settings, own, table)
+    except ConfigError as error:
+        raise ConfigError(f"{f'{cache} {words}'.strip()}: {error}") from error
+    return replace(row, name=f"{row.name} {words}".strip(), workload=own, settings={**row.settings, **changed})
+
+
+def _with(request: Request, sampling: Mapping[str, Any]) -> Request:
+    """The request with sampling parameters on top of its own."""
+    own = {name: getattr(request.params, name) for name in SamplingParams.__dataclass_fields__}
+    return replace(request, params=SamplingParams.from_mapping(layered(own, sampling)))
 
 
 def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
@@ -104,9 +161,9 @@ def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
 def _drawn(workload: Workload) -> Workload | None:
     """The same requests with positions drawn at random. None where no schedule fixes how many a step transfers."""
     params = workload.tasks[0].request.params
-    if params.threshold is not None or params.factor is not None or params.slowfast is not None:
+    if params.threshold is not None or params.remasking.factor is not None or params.slowfast is not None:
         return None
-    return workload.under(replace(params, remasking="random", eps=None, order=None))
+    return workload.under(replace(params, remasking="random"))
 
 
 def described(settings: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remask.checkpoint.bundled import BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.checks import BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.checks.values import one_of
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -47,7 +47,7 @@ def _masked(tokens: int, block: int, window: int) -> Grid:
             f"{tokens} steps": {},
             **few,
             "threshold 0.9": {"steps": None, "threshold": 0.9},
-            "factor 1": {"steps": None, "factor": 1.0},
+            "factor 1": {"steps": None, "remasking": {"factor": 1.0}},
             "slowfast": {"steps": None, "remasking": "slowfast"},
             RANDOM_ORDER: {"remasking": "random"},
         },
@@ -79,9 +79,13 @@ GRIDS: Mapping[str, Grid] = {
         {
             "1 token a step": {},
             "the same in half the steps": {"steps_per_block": 6},
-            "3 tokens in each of 6 steps": {"steps_per_block": 6, "tokens_per_step": 3},
+            "3 tokens in each of 6 steps": {"steps_per_block": 6, "uniform": {"tokens_per_step": 3}},
             "blocks of 3": {"block_length": 3, "steps_per_block": 6},
-            "ancestral in 32 steps, temperature 0": {"sampler": "ancestral", "steps_per_block": 32, "temperature": 0.0},
+            "ancestral in 32 steps, temperature 0": {
+                "uniform": {"sampler": "ancestral"},
+                "steps_per_block": 32,
+                "temperature": 0.0,
+            },
         },
         (
             ("none", {}),
@@ -110,7 +114,7 @@ def measure(llm: LLM, decoding: str, requests: int, seed: int) -> Record:
     prefixes = None if llm.loaded.config.kind == "uniform" else -(-requests // 2)
     workload = usual_workload(llm, requests, seed, grid.sampling, prefixes=prefixes).seeded
     rows, left_out = _contenders(llm, grid, decoding, workload)
-    record = run_bench(llm, workload, rows, 1, llm.engine_config, llm.progress)
+    record = run_bench(llm, workload, rows, 1, llm.session.engine_config, llm.session.progress)
     about = {**record.about, "settings": {**record.about["settings"], "decoding": decoding}}
     data = {**record.data, "left_out": {each.name: each.reason for each in left_out}}
     return Record(SUBJECT, about, data)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_groups import ANCESTRAL
 from remask.request.sampling_params import SamplingParams
-from remask.request.uniform_presets import ANCESTRAL
 from remask.sampling.blocks import even_blocks
 from remask_lab.bench.contenders import Contender, LeftOut
-from remask_lab.bench.workload import Workload, has_own_task
+from remask_lab.bench.workload import Workload, has_own_task, steps_of
 
-KINDS = "half, few, or a number of steps"
+FEW = "few"
+KINDS = f"half, {FEW}, or a number of steps"
 USUAL, OFF = "1,half", "off"
 """What a bundled model's own task is run with where nothing is asked for, and the word that leaves baselines out."""
 
@@ -28,18 +29,18 @@ def step_baselines(
     than its baseline. Raises `ConfigError` on other words, on numbers that the schedule cannot have, and where the
     sampler has no schedule.
     """
-    _check_scheduled(workload.tasks[0].request.params)
+    _check_scheduled(workload)
     found: dict[str, Contender] = {}
     left_out: list[LeftOut] = []
     for word in (part.strip() for part in text.split(",")):
-        wanted = _few(llm, workload, rows, engine) if word == "few" else iter([(_number(word, workload), None)])
+        wanted = _few(llm, workload, rows, engine) if word == FEW else iter([(_number(word, workload), None)])
         for target, row in wanted:
             base = workload if row is None or row.workload is None else row.workload
             full = base.tasks[0].request.params
             params = with_steps(full, target)
-            if params.steps == _steps(full) and even_blocks(params).length == even_blocks(full).length:
+            if params.steps == steps_of(full) and even_blocks(params).length == even_blocks(full).length:
                 name = f"none in {word} steps" + ("" if row is None else f", as much work as {row.name}")
-                left_out.append(LeftOut(name, f"no schedule comes closer than all {_steps(full)} steps"))
+                left_out.append(LeftOut(name, f"no schedule comes closer than all {steps_of(full)} steps"))
                 continue
             made = _baseline(llm, base, params, row)
             settings = dict(found.get(made.name, made).settings)
@@ -68,7 +69,7 @@ def asked_step_baselines(
 
 def _possible(text: str, params: SamplingParams) -> str:
     """The words of `text` without the numbers that are not below the schedule's steps."""
-    return ",".join(word for word in text.split(",") if not word.isdigit() or int(word) < _steps(params))
+    return ",".join(word for word in text.split(",") if not word.isdigit() or int(word) < steps_of(params))
 
 
 def with_steps(params: SamplingParams, target: float) -> SamplingParams:
@@ -95,7 +96,7 @@ def _joins(params: SamplingParams, block: int, size: int) -> bool:
 
 def _number(word: str, workload: Workload) -> float:
     params = workload.tasks[0].request.params
-    full = _steps(params)
+    full = steps_of(params)
     if word == "half":
         return full / 2
     try:
@@ -113,15 +114,15 @@ def _number(word: str, workload: Workload) -> float:
     return steps
 
 
-def _steps(params: SamplingParams) -> int:
-    blocks = even_blocks(params)
-    if params.tokens_per_step is not None and params.steps is None and params.steps_per_block is None:
-        return blocks.count * max(1, blocks.length // params.tokens_per_step)
-    return blocks.total_steps
-
-
-def _check_scheduled(params: SamplingParams) -> None:
-    if params.threshold is not None or params.factor is not None or params.remasking in ("order", "slowfast"):
+def _check_scheduled(workload: Workload) -> None:
+    params = workload.tasks[0].request.params
+    if len({(steps_of(each.request.params), even_blocks(each.request.params).length) for each in workload.tasks}) > 1:
+        raise ConfigError("--baseline-steps shortens one schedule, and these requests have several; leave it out")
+    if (
+        params.threshold is not None
+        or params.remasking.factor is not None
+        or params.remasking.rule in ("order", "slowfast")
+    ):
         raise ConfigError(
             "--baseline-steps shortens a schedule of steps, and the sampling given has none that could be shortened: "
             "leave out threshold, factor and remasking 'order' and 'slowfast'"
@@ -140,13 +141,13 @@ def _few(
         params = (row.workload or workload).tasks[0].request.params
         share = work[row.name] / work[row.baseline]
         if share < 1:
-            yield share * _steps(params), row
+            yield share * steps_of(params), row
 
 
 def _row_layers(llm: LLM, row: Contender, workload: Workload, engine: EngineConfig) -> int:
     tasks = (row.workload or workload).tasks[: engine.max_num_seqs]
     work = [task.request.with_policy(row.policy) for task in tasks]
-    outputs = llm.run(work, engine=llm.new_engine(engine), progress=False)
+    outputs = llm.session.run(work, engine=llm.session.new_engine(engine), progress=False)
     return sum(output.usage.row_layers for output in outputs)
 
 
@@ -162,16 +163,17 @@ def _baseline(llm: LLM, workload: Workload, params: SamplingParams, row: Contend
     if llm.loaded.config.kind == "uniform":
         each = blocks.total_steps // blocks.count
         schedule |= {"steps": None, "steps_per_block": each}
-        if params.sampler not in ANCESTRAL:
-            schedule["tokens_per_step"] = own["tokens_per_step"] = -(-blocks.length // each)
+        if params.uniform.sampler not in ANCESTRAL:
+            own["tokens_per_step"] = -(-blocks.length // each)
+            schedule["uniform"] = replace(params.uniform, tokens_per_step=own["tokens_per_step"])
     baseline = "none" if row is None else row.baseline
     name = f"{baseline} {' '.join(f'{key}={value}' for key, value in own.items())}"
-    settings = {**own, **({"remasking": params.remasking} if baseline != "none" else {})}
+    settings = {**own, **({"remasking": params.remasking.rule} if baseline != "none" else {})}
     # Each request keeps what is its own, such as the seed of its noise.
     tasks = [
         replace(task, request=replace(task.request, params=replace(task.request.params, **schedule)))
         for task in workload.tasks
     ]
-    reduced, policy = replace(workload, tasks=tuple(tasks)), llm.policy("none")
+    reduced, policy = replace(workload, tasks=tuple(tasks)), llm.session.policy("none")
     llm.engine.check(reduced.tasks[0].request.with_policy(policy))
     return Contender(name, policy, reduced, settings, baseline)

@@ -1,4 +1,7 @@
-"""Grids: policies at every combination of settings, each beside `none` in the same run."""
+"""Grids: policies at every combination of settings, each beside `none` in the same run.
+
+Among them may be dKV-Cache without its delay: an ablation that shows what the delay is worth. No command serves it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -8,19 +11,55 @@ from typing import Any
 
 from tqdm import tqdm
 
+from remask.checks.values import real, whole
+from remask.depth.rule import check_tau, depth_entries
+from remask.depth.table import DepthTable
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.plan.plan import Plan, View
+from remask.plan.spans import Span
 from remask.policies import CachePolicy
-from remask.policies.depth_lookup import DepthLookup
-from remask.policies.registry import setting_names
+from remask.policies.base import RequestFacts
+from remask.policies.bicache import DepthLookup
+from remask.policies.registry import POLICIES
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, described
-from remask_lab.bench.undelayed import UndelayedDecode
 from remask_lab.bench.workload import Workload
-from remask_lab.records.record import Record
-from remask_lab.records.sweep import Sweep
+from remask_lab.records.record import Record, Sweep
+
+
+@dataclass(frozen=True, slots=True)
+class UndelayedDecode(CachePolicy):
+    """Computes the noisy rows only, and all rows at a block's first step and every `refresh_interval` steps after it.
+
+    This is the ablation of dKV-Cache (arXiv 2505.15781, section 3 and figure 3) with M_t in place of M_(t-1). The K/V
+    of a decoded token are those of its noisy position until the next refresh. `dkv-decode` computes a decoded token
+    once more before it keeps the K/V.
+    """
+
+    refresh_interval: int | None = 8
+
+    def __post_init__(self) -> None:
+        whole("refresh_interval", self.refresh_interval, low=1, optional=True)
+
+    def check(self, facts: RequestFacts) -> None:
+        """Refuses rows that predict another position: the paper's ablation is of LLaDA."""
+        if facts.shift:
+            raise ConfigError(
+                "the ablation of dkv-decode's delay is defined for models whose rows predict their own position "
+                "(LLaDA), not Dream"
+            )
+
+    def plan(self, view: View) -> Plan:
+        """One span over the rows that are not cached."""
+        interval = self.refresh_interval
+        due = view.block_step == 0 or (interval is not None and view.block_step % interval == 0)
+        return Plan((Span(range(view.layers), view.everything if due else view.noisy.copy()),), view.candidates)
+
 
 UNDELAYED = "dkv-decode without delay"
+TAU = "tau"
+"""An axis of policies that look a depth up: the similarity that a layer must exceed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +162,46 @@ class Grid:
     def policy(self, llm: LLM, point: Point) -> CachePolicy:
         """The policy of a point. Raises `ConfigError` on values out of range."""
         if point.cache != UNDELAYED:
-            return llm.policy(point.cache, {**self.fixed.get(point.cache, {}), **point.settings})
+            settings = {**self.fixed.get(point.cache, {}), **point.settings}
+            tau = settings.pop(TAU, None)
+            real(TAU, tau, low=0, high=1, optional=True)
+            return llm.session.policy(
+                point.cache, settings, None if tau is None else lambda: lookup_at(llm.depth_table, tau)
+            )
         own = {**self.fixed.get("dkv-decode", {}), **point.settings}
         return UndelayedDecode(own.get("refresh_interval", UndelayedDecode().refresh_interval))
 
     def _taken(self, llm: LLM, name: str) -> tuple[str, ...]:
         """Settings that a policy takes; they do not depend on a depth table."""
-        llm.policy(name, self.fixed.get(name), lambda: DepthLookup({}))
-        return setting_names(name)
+        llm.session.policy(name, self.fixed.get(name), lambda: DepthLookup({}))
+        return (*setting_names(name), *([TAU] if "bicache" in name.split("+") else []))
+
+
+def lookup_at(table: DepthTable, tau: float) -> DepthLookup:
+    """The table at another tau, by the same rule. Raises `ConfigError` where it holds no similarities."""
+    check_tau(tau)
+    if not table.limits:
+        raise ConfigError(
+            f"the depth table of {table.model!r} holds no similarities ({table.source}), so its depths at tau "
+            f"{tau:g} are unknown; measure one with 'remask profile --output FILE' and name it with --depth-table"
+        )
+    if tau < table.tau and any(len(limits) < table.layers for limits in table.limits.values()):
+        raise ConfigError(
+            f"the depth table of {table.model!r} was measured in the layers that tau {table.tau:g} needs, so its "
+            f"depths at tau {tau:g} are unknown; use {table.tau:g} or more, or measure it without --needed-layers"
+        )
+    return DepthLookup(depth_entries(table.limits, tau))
+
+
+def setting_names(spec: str) -> tuple[str, ...]:
+    """The settings that `spec` takes, as `settings_of` names them, whether their defaults are shown or not.
+
+    Raises `UnknownNameError` on a name that does not exist.
+    """
+    found: list[str] = []
+    for name in spec.split("+"):
+        found += [f"{name}.{key}" if key in found else key for key in POLICIES.get(name).settings]
+    return tuple(found)
 
 
 MakeWorkload = Callable[[Mapping[str, Any], int | None], Workload]
@@ -149,7 +220,7 @@ def run_grid(
     for point in grid.points(llm):
         try:
             workload = make_workload(point.sampling, point.prompt_tokens)
-            contenders = [Contender("none", llm.policy("none"))]
+            contenders = [Contender("none", llm.session.policy("none"))]
             if point.cache != "none":
                 contenders.append(Contender(point.cache, grid.policy(llm, point)))
             for contender in contenders:
@@ -176,7 +247,7 @@ def _all(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def _measure(
     llm: LLM, contenders: Sequence[Contender], workload: Workload, concurrency: int, rounds: int, *, answers: bool
 ) -> dict[str, Any]:
-    config = replace(llm.engine_config, max_num_seqs=concurrency)
+    config = replace(llm.session.engine_config, max_num_seqs=concurrency)
     record = run_bench(llm, workload, contenders, rounds, config, False, detail=True, alone=False, answers=answers)
     none, *others = record.data["results"]
     return {"none": none, "policy": others[0] if others else none}

@@ -2,14 +2,22 @@
 
 from collections.abc import Mapping
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM
-from remask.checks.kinds import ModelKind
+from remask.checks import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM, SMOLLM2, ModelKind
 
-OWN_TASKS = {BUNDLED: "relay", BUNDLED_TARIFF: "tariff", BUNDLED_TRANSIT: "transit", BUNDLED_UNIFORM: "relay"}
+OWN_TASKS = {
+    BUNDLED: "relay",
+    BUNDLED_TARIFF: "tariff",
+    BUNDLED_TRANSIT: "transit",
+    BUNDLED_UNIFORM: "relay",
+    SMOLLM2: "town",
+}
 """The task that each bundled model is made for."""
 TASKS = (*dict.fromkeys(OWN_TASKS.values()), "gsm8k", "random")
 PREFIXES = 4  # different shared prefixes of a workload
 PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # lengths of a random shared prefix, and of the random tokens after it
+
+METRICS = ("accuracy", "agreement")
+"""What caches are judged by: right answers, or what can be measured all the same of a model that gives none."""
 
 COMPARED_CACHES: Mapping[ModelKind, tuple[str, ...]] = {
     "masked": ("none", "reuse", "bicache"),

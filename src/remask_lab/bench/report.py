@@ -20,17 +20,19 @@ WARNING = "⚠"
 NOTHING = "="  # beside work or FLOPs that are those of the baseline
 
 
-def table(record: Record, *, detail: bool = False) -> str:
+def table(record: Record, *, detail: bool = False, parts: bool = True) -> str:
     """Returns the results of a bench's `record`, one row a policy, and notes on the conditions of the measurement.
 
     "speed" and "work saved" are ratios to the baseline: of time, with the range over rounds, and of row-layers
-    computed, prefix-only passes included. `detail` adds what a detailed bench measures. A warning sign marks a policy
-    that computes less than its baseline and is slower, an equals sign one that saves nothing at these settings.
-    Efficiencies are not shown where the rounds differ too much for them.
+    computed, prefix-only passes included. `detail` adds what a detailed bench measures, `parts` how much of each part
+    of the answers is right. A warning sign marks a policy that computes less than its baseline and is slower, an equals
+    sign one that saves nothing at these settings. Efficiencies are not shown where the rounds differ too much for them.
     """
-    columns = DETAILED if detail else SHORT
+    columns = [_judged(column, record) for column in (DETAILED if detail else SHORT)]
     rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
-    return "\n\n".join([markdown_table([name for name, _ in columns], rows, aligned=True), *_notes(record, detail)])
+    return "\n\n".join(
+        [markdown_table([name for name, _ in columns], rows, aligned=True), *_notes(record, detail, parts)]
+    )
 
 
 def csv_text(record: Record) -> str:
@@ -58,7 +60,7 @@ def _flat(result: Result, before: str = "") -> dict[str, Any]:
             ends = (None, None) if value is None else value
             cells |= {f"{before}{name}_{end}": each for end, each in zip(("low", "high"), ends, strict=True)}
         else:
-            cells[before + name] = json.dumps(value) if isinstance(value, Mapping | bool) else value
+            cells[before + name] = json.dumps(value) if isinstance(value, Mapping | bool | list) else value
     return cells
 
 
@@ -70,6 +72,10 @@ def _accuracy(result: Result) -> str:
 
 def _agreement(result: Result) -> str:
     return f"{100 * result['agreement_with_none']:.1f} %"
+
+
+def _loss(result: Result) -> str:
+    return "-" if result["loss"] is None else f"{result['loss']:.3f}"
 
 
 def _speed(compared: Result) -> str:
@@ -102,9 +108,10 @@ def _staleness(result: Result) -> str:
     return ("<= " if result["staleness_is_upper_bound"] else "") + f"{result['staleness']:.2f}"
 
 
+ACCURACY: Column = ("accuracy (95 % interval)", _accuracy)
 SHORT: tuple[Column, ...] = (
     ("cache", lambda result: str(result["cache"])),
-    ("accuracy (95 % interval)", _accuracy),
+    ACCURACY,
     ("agreement", _agreement),
     ("tok/s", lambda result: f"{result['throughput_tok_s']:.0f}"),
     ("speed", _speed),
@@ -115,7 +122,7 @@ SHORT: tuple[Column, ...] = (
 DETAILED: tuple[Column, ...] = (
     ("method", lambda result: str(result["cache"])),
     ("settings", lambda result: described(result["settings"])),
-    ("accuracy (95 % interval)", _accuracy),
+    ACCURACY,
     ("agreement", _agreement),
     ("speed", _speed),
     ("speed alone", lambda result: _speed(result["alone"])),
@@ -130,6 +137,15 @@ DETAILED: tuple[Column, ...] = (
 )
 
 
+def _by_agreement(record: Record) -> bool:
+    return bool(record.about["settings"].get("metric") == "agreement")
+
+
+def _judged(column: Column, record: Record) -> Column:
+    """A column of the table; where answers are not judged, the loss stands in the place of the accuracy."""
+    return ("loss (nats a token)", _loss) if column is ACCURACY and _by_agreement(record) else column
+
+
 def _canvas(work: Mapping[str, Any]) -> str:
     """The canvas length of a uniform model, whose noise after the response costs time too. Else nothing."""
     return "" if work["canvas_length"] is None else f" on canvases of {work['canvas_length']}"
@@ -141,7 +157,7 @@ def _shared(work: Mapping[str, Any]) -> str:
     return f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
 
 
-def _notes(record: Record, detail: bool) -> list[str]:
+def _notes(record: Record, detail: bool, parts: bool) -> list[str]:
     about, results = record.about, record.data["results"]
     work, machine = about["settings"], about["machine"]
     notes = [
@@ -161,12 +177,27 @@ def _notes(record: Record, detail: bool) -> list[str]:
         )
     others = [result for result in results if result["baseline"] not in ("none", result["cache"])]
     notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]
-    bases = [result for result in results if result["cache"] == result["baseline"] and result["accuracy"] is not None]
+    if _by_agreement(record):
+        notes.append(
+            "Loss: of the tokens of the reference answers, written in random order, each read in the step that writes "
+            "it; answers of the model's own are not judged."
+        )
+        unread = [result for result in results if result["no_loss"] is not None]
+        notes += [f"{result['cache']} has no loss: {result['no_loss']}" for result in unread]
+    judged = [] if _by_agreement(record) else results
+    bases = [result for result in judged if result["cache"] == result["baseline"] and result["accuracy"] is not None]
     notes += [
         f"{base['cache']} answers hardly anything itself: rows that are compared with it show work, and no quality."
         for base in bases
         if base["accuracy"] < LEAST_ACCURACY
     ]
+    shares = {row["cache"]: row.get("parts", {}) for row in judged}
+    if parts and len({name for each in shares.values() for name in each}) > 1:
+        told = [
+            f"{cache} {', '.join(f'{name} {share:.3f}' for name, share in each.items())}"
+            for cache, each in shares.items()
+        ]
+        notes.append(f"Parts of answers: {'; '.join(told)}.")
     if any(result["cache"] != result["baseline"] and result["work_ratio_to_none"] <= 1 for result in results):
         notes.append(f"{NOTHING} Saves nothing at these settings: it computes what its baseline computes.")
     if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):

@@ -12,19 +12,13 @@ from remask.checks.values import one_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.request.sampling_params import SamplingParams
-from remask.tasks import gsm8k, relay, tariff
+from remask.request.sampling_params import SamplingParams, layered
+from remask.tasks import gsm8k, relay, tariff, town, transit
+from remask.tasks.gsm8k import Gsm8kSettings
 from remask.tasks.relay import RelaySettings
 from remask.tasks.tariff import TariffSettings
-from remask.tasks.transit import (
-    TransitSettings,
-    draw_question,
-    is_correct,
-    is_ride,
-    keeps_format,
-    make_workload,
-    reference_response,
-)
+from remask.tasks.town import TownSettings
+from remask.tasks.transit import TransitSettings, draw_question, is_correct, make_workload, reference_response
 from remask_lab.bench.names import OWN_TASKS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
 
 TARIFF_SAMPLING = {"max_tokens": 8, "steps": 8, "block_length": 8}
@@ -32,25 +26,13 @@ RELAY_SAMPLING = {"max_tokens": relay.HOPS, "steps": relay.HOPS, "block_length":
 TRANSIT_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
 # Of the bundled uniform model: in twice as many steps as towns, those that were changed too early are changed again.
 UNIFORM_SAMPLING = {"max_tokens": relay.HOPS, "block_length": relay.HOPS, "steps_per_block": 2 * relay.HOPS}
+TOWN_SAMPLING = {"max_tokens": 32, "block_length": 16}  # the longest answer, a record, has 30 tokens
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
-MAX_GSM8K_PREFIXES = 12
 Parts: TypeAlias = Mapping[str, Callable[[str], float]]
-Settings: TypeAlias = TariffSettings | RelaySettings | TransitSettings
+Settings: TypeAlias = TariffSettings | RelaySettings | TransitSettings | TownSettings | Gsm8kSettings
 MAX_HISTORY = 2  # the transit model is trained on conversations of up to three turns
-_SETTINGS: Mapping[str, type[TariffSettings] | type[RelaySettings] | type[TransitSettings]] = {
-    "tariff": TariffSettings,
-    "relay": RelaySettings,
-    "transit": TransitSettings,
-}
-_SAMPLING: Mapping[str, Mapping[str, Any]] = {
-    "tariff": TARIFF_SAMPLING,
-    "relay": RELAY_SAMPLING,
-    "transit": TRANSIT_SAMPLING,
-    "gsm8k": GSM8K_SAMPLING,
-    "random": RANDOM_SAMPLING,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +44,7 @@ class Task:
         parts: further scores of a text from 0 to 1 by name, such as whether it follows one part of the system prompt.
             Tasks of one workload may have different ones.
         question: what is asked, without the shared prefix and what a chat template adds; None for random tokens.
+        reference: a response in which the answer is right; None for random tokens.
     """
 
     request: Request
@@ -69,10 +52,20 @@ class Task:
     check: Callable[[str, str], bool] = is_correct
     parts: Parts = field(default_factory=dict)
     question: str | None = None
+    reference: str | None = None
 
     def correct(self, text: str | None) -> bool | None:
         """Whether `text` gives the right answer. None where the task has no answer."""
         return None if self.answer is None or text is None else self.check(text, self.answer)
+
+
+def says(text: str, answer: str) -> bool:
+    """Whether `text`, or what stands after its last `##`, is `answer`.
+
+    Capitals, white space and a full stop at the end do not count.
+    """
+    told, right = (" ".join(each.rpartition("##")[2].split()).rstrip(".").casefold() for each in (text, answer))
+    return told == right
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +122,89 @@ def prefix_clusters(tasks: Sequence[Task]) -> list[int]:
     return [numbers[prefix] if prefix else alone + place for place, prefix in enumerate(shared)]
 
 
+def steps_of(params: SamplingParams) -> int:
+    """The number of steps of a whole response that the parameters ask for."""
+    block = params.block_length or params.max_tokens
+    per_block = params.steps_per_block or max(1, block // (params.uniform.tokens_per_step or 1))
+    return params.steps or per_block * -(-params.max_tokens // block)
+
+
 def seeded(request: Request, seed: int) -> Request:
     """The same request, which gets `seed` where it has none: every run of it draws the same."""
     params = request.params
     return request if params.seed is not None else replace(request, params=replace(params, seed=seed))
+
+
+def _tariff(item: tariff.TariffRequest, settings: Any) -> dict[str, Any]:
+    """Right is a response in which every name is; the parts are their share, and accuracy by kind of question."""
+    parts: dict[str, Callable[[str], float]] = {"names": partial(tariff.right_names, answer=item.reference)}
+    if len(settings.kinds) > 1:
+        parts[item.question.kind] = partial(tariff.is_correct, answer=item.reference)
+    return {"answer": item.reference, "check": tariff.is_correct, "parts": parts, "reference": item.reference}
+
+
+def _relay(item: relay.RelayRequest, _: Any) -> dict[str, Any]:
+    """Right is a response in which every town is; the part is the share of them."""
+    parts = {"hops": partial(relay.right_hops, answer=item.reference)}
+    return {"answer": item.reference, "check": relay.is_correct, "parts": parts, "reference": item.reference}
+
+
+def _transit(item: transit.TransitRequest, _: Any) -> dict[str, Any]:
+    """The parts are whether the ride is right, and whether the form is."""
+    parts = {"rules": partial(transit.is_ride, item.prompt, item.question), "format": transit.keeps_format}
+    return {"answer": item.answer, "parts": parts, "reference": reference_response(item.prompt, item.question)}
+
+
+def _town(item: town.TownRequest, _: Any) -> dict[str, Any]:
+    """Right is a response that says what was asked; the part is its kind of question."""
+
+    def right(text: str, answer: str = "") -> bool:  # noqa: ARG001
+        return town.is_correct(item, text)
+
+    return {"answer": item.asked, "check": right, "parts": {item.kind: right}, "reference": item.answer}
+
+
+def _gsm8k(item: gsm8k.Question, _: Any) -> dict[str, Any]:
+    """The parts are whether it is solved, and whether the form is right."""
+    parts = {"rules": partial(gsm8k.is_solved, item.answer), "format": gsm8k.keeps_format}
+    return {"answer": item.answer, "parts": parts, "reference": item.reference}
+
+
+def _gsm8k_questions(requests: int, prefixes: int, seed: int, settings: Gsm8kSettings) -> Sequence[Any]:
+    if not 1 <= prefixes <= gsm8k.MAX_PROMPTS:
+        raise ConfigError(f"GSM8K workloads have 1 to {gsm8k.MAX_PROMPTS} shared prefixes, got {prefixes}")
+    return gsm8k.make_questions(requests, prefixes, seed, settings.shots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A task whose system prompts are shared.
+
+    Attributes:
+        settings: the class of its settings.
+        sampling: its usual sampling parameters.
+        draw: its items, each with `messages`, by the number of requests, that of prefixes, the seed and the settings.
+        judged: the fields of `Task` that judge an item.
+    """
+
+    settings: Any
+    sampling: Mapping[str, Any]
+    draw: Callable[[int, int, int, Any], Sequence[Any]]
+    judged: Callable[[Any, Any], dict[str, Any]]
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "tariff": _Kind(TariffSettings, TARIFF_SAMPLING, tariff.make_workload, _tariff),
+    "relay": _Kind(RelaySettings, RELAY_SAMPLING, relay.make_workload, _relay),
+    "transit": _Kind(
+        TransitSettings,
+        TRANSIT_SAMPLING,
+        lambda requests, prefixes, seed, settings: make_workload(requests, prefixes, seed, settings.rows),
+        _transit,
+    ),
+    "town": _Kind(TownSettings, TOWN_SAMPLING, town.make_workload, _town),
+    "gsm8k": _Kind(Gsm8kSettings, GSM8K_SAMPLING, _gsm8k_questions, _gsm8k),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +221,8 @@ class TaskChoice:
 
     def __post_init__(self) -> None:
         one_of("task", self.name, TASKS)
-        own = _SETTINGS.get(self.name)
-        if self.settings is not None and not (own and isinstance(self.settings, own)):
+        own = _KINDS.get(self.name)
+        if self.settings is not None and not (own and isinstance(self.settings, own.settings)):
             raise ConfigError(f"the task {self.name} does not take {type(self.settings).__name__}")
 
 
@@ -167,9 +239,9 @@ def choose_task(name: str | None, settings: Mapping[str, Any]) -> TaskChoice | N
     one_of("--task", name, TASKS)
     if not settings:
         return TaskChoice(name)
-    if name not in _SETTINGS:
-        raise ConfigError(f"the task {name} has no settings; --task-settings are for {', '.join(_SETTINGS)}")
-    return TaskChoice(name, _SETTINGS[name].from_mapping(settings))
+    if name not in _KINDS:
+        raise ConfigError(f"the task {name} has no settings; --task-settings are for {', '.join(_KINDS)}")
+    return TaskChoice(name, _KINDS[name].settings.from_mapping(settings))
 
 
 def own_task(llm: LLM) -> TaskChoice:
@@ -196,17 +268,17 @@ def usual_workload(
     """
     if task is None:
         task = own_task(llm) if prefix_tokens is None and prompt_tokens is None else TaskChoice("random")
-    uniform = llm.loaded.config.kind == "uniform"
-    usual = UNIFORM_SAMPLING if uniform and task.name == "relay" else _SAMPLING[task.name]
-    params = SamplingParams.from_mapping({**usual, **sampling})
-    if task.name in _SETTINGS:
+    uniform, kind = llm.loaded.config.kind == "uniform", _KINDS.get(task.name)
+    usual = RANDOM_SAMPLING if kind is None else kind.sampling
+    if uniform and task.name == "relay":
+        usual = UNIFORM_SAMPLING
+    params = SamplingParams.from_mapping(layered(usual, sampling))
+    if kind is not None:
         prefixes = prefixes or (requests if uniform else PREFIXES)
         workload = chat_workload(llm, task, requests, prefixes, seed, params)
         # The seed of a request decides its initial noise, so every policy begins with the same canvas.
         return workload.seeded if uniform else workload
     prefixes = prefixes or PREFIXES
-    if task.name == "gsm8k":
-        return gsm8k_workload(llm, requests, prefixes, seed, params)
     prefix = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
     prompt = PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
     return random_workload(llm, requests, prefixes, seed, params, prefix, prompt)
@@ -222,90 +294,25 @@ def chat_workload(
     *,
     with_prefix: bool = True,
 ) -> Workload:
-    """Held-out questions of the tasks whose system prompts are shared. Without the prefix, the questions stand alone.
+    """Held-out questions of a task whose system prompts are shared. Without the prefix, the questions stand alone.
 
-    Raises `ConfigError` for tasks of another kind.
+    Raises `ConfigError` for tasks of another kind, and for more prefixes than GSM8K has.
     """
-    settings = task.settings or (_SETTINGS[task.name]() if task.name in _SETTINGS else None)
-    if isinstance(settings, TariffSettings):
-        return tariff_workload(llm, requests, prefixes, seed, sampling, settings, with_prefix=with_prefix)
-    if isinstance(settings, RelaySettings):
-        return relay_workload(llm, requests, prefixes, seed, sampling, settings, with_prefix=with_prefix)
-    if isinstance(settings, TransitSettings):
-        return transit_workload(llm, requests, prefixes, seed, sampling, settings, with_prefix=with_prefix)
-    raise ConfigError(
-        f"the questions of the task {task.name} make no sense without their prefix, or have none; "
-        f"{', '.join(_SETTINGS)} can be asked so"
-    )
-
-
-def tariff_workload(
-    llm: LLM,
-    requests: int,
-    prefixes: int,
-    seed: int,
-    sampling: SamplingParams,
-    settings: TariffSettings | None = None,
-    *,
-    with_prefix: bool = True,
-) -> Workload:
-    """Held-out questions about orders. Right is a response in which every name is right.
-
-    The parts are the share of right names, and strict accuracy by kind of question where there are several.
-    """
-    settings = settings or TariffSettings()
-    prefixes = min(prefixes, requests)
+    kind = _KINDS.get(task.name)
+    if kind is None or (task.name == "gsm8k" and not with_prefix):
+        raise ConfigError(
+            f"the questions of the task {task.name} make no sense without their prefix, or have none; "
+            f"{', '.join(name for name in _KINDS if name != 'gsm8k')} can be asked so"
+        )
+    settings = task.settings or kind.settings()
+    prefixes = prefixes if task.name == "gsm8k" else min(prefixes, requests)
     tasks = []
-    for index, item in enumerate(tariff.make_workload(requests, prefixes, seed, settings)):
-        right = partial(tariff.is_correct, answer=item.reference)
-        parts: dict[str, Callable[[str], float]] = {"names": partial(tariff.right_names, answer=item.reference)}
-        if len(settings.kinds) > 1:
-            parts[item.question.kind] = right
-        request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
-        tasks.append(Task(request, item.reference, tariff.is_correct, parts, item.messages[-1]["content"]))
-    return Workload(_named("tariff", settings, with_prefix), seed, tuple(tasks), prefixes)
-
-
-def relay_workload(
-    llm: LLM,
-    requests: int,
-    prefixes: int,
-    seed: int,
-    sampling: SamplingParams,
-    settings: RelaySettings | None = None,
-    *,
-    with_prefix: bool = True,
-) -> Workload:
-    """Held-out questions about routes. Right is a response in which every town is; the part is the share of them."""
-    settings = settings or RelaySettings()
-    prefixes = min(prefixes, requests)
-    tasks = []
-    for index, item in enumerate(relay.make_workload(requests, prefixes, seed, settings)):
-        parts: Parts = {"hops": partial(relay.right_hops, answer=item.reference)}
-        request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
-        tasks.append(Task(request, item.reference, relay.is_correct, parts, item.messages[-1]["content"]))
-    return Workload(_named("relay", settings, with_prefix), seed, tuple(tasks), prefixes)
-
-
-def transit_workload(
-    llm: LLM,
-    requests: int,
-    prefixes: int,
-    seed: int,
-    sampling: SamplingParams,
-    settings: TransitSettings | None = None,
-    *,
-    with_prefix: bool = True,
-) -> Workload:
-    """Held-out questions about loop lines. The parts are whether the ride is right, and whether the form is."""
-    settings = settings or TransitSettings()
-    prefixes = min(prefixes, requests)
-    tasks = []
-    for index, item in enumerate(make_workload(requests, prefixes, seed, settings.rows)):
-        parts: Parts = {"rules": partial(is_ride, item.prompt, item.question), "format": keeps_format}
-        request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
-        tasks.append(Task(request, item.answer, parts=parts, question=item.messages[-1]["content"]))
-    return Workload(_named("transit", settings, with_prefix), seed, tuple(tasks), prefixes)
+    for index, item in enumerate(kind.draw(requests, prefixes, seed, settings)):
+        messages = item.messages
+        request = _chat(llm, index, messages if with_prefix else messages[-1:], sampling)
+        tasks.append(Task(request, question=messages[-1]["content"], **kind.judged(item, settings)))
+    name = "GSM8K" if task.name == "gsm8k" else task.name
+    return Workload(_named(name, settings, with_prefix), seed, tuple(tasks), prefixes)
 
 
 def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
@@ -326,24 +333,9 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
         messages = [*history, {"role": "user", "content": question.text}]
         answer = reference_response(line.prompt, question)
         request = _chat(llm, index, messages, sampling)
-        tasks.append(Task(request, answer.rsplit(maxsplit=1)[-1], question=question.text))
+        tasks.append(Task(request, answer.rsplit(maxsplit=1)[-1], question=question.text, reference=answer))
         history = [*messages, {"role": "assistant", "content": answer}]
     return Workload("transit, conversations", seed, tuple(tasks), prefixes)
-
-
-def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
-    """GSM8K questions under shared system prompts of rules and worked examples, answered after `##`.
-
-    Raises `ConfigError` for more shared prompts than the questions at hand allow.
-    """
-    if not 1 <= prefixes <= MAX_GSM8K_PREFIXES:
-        raise ConfigError(f"GSM8K workloads have 1 to {MAX_GSM8K_PREFIXES} shared prefixes, got {prefixes}")
-    tasks = []
-    for index, item in enumerate(gsm8k.make_questions(requests, prefixes, seed)):
-        request = _chat(llm, index, item.messages, sampling)
-        parts: Parts = {"rules": partial(gsm8k.is_solved, item.answer), "format": gsm8k.keeps_format}
-        tasks.append(Task(request, item.answer, parts=parts, question=item.messages[-1]["content"]))
-    return Workload("GSM8K", seed, tuple(tasks), prefixes)
 
 
 def random_workload(

@@ -11,9 +11,9 @@ COMMANDS: Mapping[str, Command] = {
         "lab",
         examples=("remask demo", "remask demo --uniform --requests 32"),
         opening="loading PyTorch and the model, a few seconds; then questions are answered under each cache policy",
-        arguments="remask_lab.cli.arguments.demo",
+        arguments="remask_lab.cli.options:demo",
         banner=(
-            "the comparison goes to standard output, its picture into the file of --picture",
+            "the comparison goes to standard output, and a picture of it into the file of --picture, if that is given",
             "remask serve {model} offers an API and a page in the browser; remask chat --model {model} talks to it",
         ),
     ),
@@ -23,9 +23,9 @@ COMMANDS: Mapping[str, Command] = {
         "lab",
         examples=(
             "remask bench --model bundled --requests 48 --json bench.json",
-            "remask bench --model GSAI-ML/LLaDA-8B-Instruct --caches none,reuse,bicache --detail",
+            "remask bench --model GSAI-ML/LLaDA-8B-Instruct --input prompts.jsonl --page answers.html",
         ),
-        arguments="remask_lab.cli.arguments.bench",
+        arguments="remask_lab.cli.options:bench",
         banner=(
             "the table goes to standard output, all figures into the file of --json",
             "remask analyze curves --model {model} moves every knob of every cache",
@@ -39,17 +39,16 @@ COMMANDS: Mapping[str, Command] = {
             "remask bench serve --base-url http://127.0.0.1:8000 --max-concurrency 8",
             "remask bench serve --base-url http://127.0.0.1:8000 --request-rate 2 --num-prompts 100 --json load.json",
         ),
-        arguments="remask_lab.cli.arguments.bench_serve",
     ),
-    "profile-ops": Command(
+    "profile ops": Command(
         "remask_lab.cli.profile_ops",
         "time a policy's operations, and set them against the machine's roofline",
         "lab",
         examples=(
-            "remask profile-ops --model bundled --cache bicache",
-            "remask profile-ops --model llada-100m --load-format dummy --dtype float32 --plot roofline.png",
+            "remask profile ops --model bundled --cache bicache",
+            "remask profile ops --model llada-100m --load-format dummy --dtype float32 --plot roofline.png",
         ),
-        arguments="remask_lab.cli.arguments.profile_ops",
+        arguments="remask_lab.cli.options:profile_ops",
         banner=(
             "the table goes to standard output, all figures into the file of --json",
             "remask bench --model {model} compares whole answers",
@@ -63,7 +62,6 @@ COMMANDS: Mapping[str, Command] = {
             "remask analyze reuse --model bundled --plots pictures",
             "remask analyze drift --model bundled --input requests.jsonl --output drift.json",
         ),
-        arguments="remask_lab.cli.arguments.analyze",
         banner=(
             "the findings go to standard output, all figures into the file of --output",
             "remask analyze --help lists the other subjects",
@@ -77,7 +75,6 @@ COMMANDS: Mapping[str, Command] = {
             "remask eval tasks --model GSAI-ML/LLaDA-8B-Instruct --tasks remask_gsm8k --caches none,bicache --limit 9",
             "remask eval likelihood --model GSAI-ML/LLaDA-8B-Base --prompts pairs.jsonl --output likelihood.json",
         ),
-        arguments="remask_lab.cli.arguments.evaluate",
         banner=(
             "the scores go to standard output, every row into the file of --output",
             "remask bench --model {model} compares speed",

@@ -1,25 +1,282 @@
-"""`remask analyze SUBJECT`: runs a subject, prints its outcome, and keeps it.
+"""`remask analyze SUBJECT`: the subjects with their options; runs one, prints its outcome, and keeps it.
 
-A subject is two modules of one name, which is that of the command with underscores for hyphens. Nothing else has to
-know of it. The one in `remask_lab.arguments.subjects` imports no PyTorch and has
-
-- `SUMMARY`, a line of `remask analyze --help`,
-- `EXAMPLES`, two commands with which its own help ends,
-- `add_arguments(parser)`, which adds its options, those of `remask_lab.arguments.results` among them.
-
-The one in `remask_lab.subjects` has `measure(args) -> Outcome`.
+What a subject measures is the module of its name in `remask_lab.subjects`, which has `measure(args) -> Outcome`. Help
+and misspelled words wait for this module, so that it imports no PyTorch.
 """
 
 import argparse
 import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from remask_lab import subjects
-from remask_lab.asked.results import check_result_options, keep
+from remask.cli.arguments import add_rule_options, add_similarity_options, add_system_prompt_option
+from remask.cli.parser import examples
+from remask.cli.shared_options import add_model_options
+from remask_lab.cli.options import TAU, add, add_shape, add_source, add_task, add_workload
+
+Group = Callable[[argparse.ArgumentParser], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One subject.
+
+    Attributes:
+        summary: its line in `remask analyze --help`.
+        examples: two commands with which its own help ends.
+        options: defaults by name, as `options.add` takes them.
+        groups: what adds further options, those of requests and of the model among them.
+        description: stands above its help.
+    """
+
+    summary: str
+    examples: Sequence[str]
+    options: Mapping[str, Any]
+    groups: Sequence[Group]
+    description: str | None = None
+
+
+def add_without_depths(parser: argparse.ArgumentParser) -> None:
+    """The model, for what runs no policy that looks a depth up."""
+    add_model_options(parser, depths=False)
+
+
+RESULTS = {"output": None, "plots": None}
+COMPARED = {
+    "caches": {"help": "policies beside none (default: what suits the model)"},
+    "cache_config": None,
+}
+SUBJECTS: Mapping[str, Subject] = {
+    "curves": Subject(
+        "accuracy against work, with every knob of every policy swept",
+        (
+            "remask analyze curves --model bundled --dtype float32 --output curves.json --plots pictures",
+            "remask analyze curves --model bundled --knobs '{\"bicache\": {\"depth\": [2, 4]}}' --sampling-knobs '{}'",
+        ),
+        {
+            "knobs": {
+                "metavar": "JSON",
+                "help": 'values of knobs, instead of the usual ones: {"bicache": {"depth": [0, 2]}}',
+            },
+            "sampling_knobs": {"metavar": "JSON", "help": 'the same for the sampler: {"none": {"steps": [2, 4]}}'},
+            "concurrency": 8,
+            "rounds": 1,
+            **RESULTS,
+        },
+        (partial(add_workload, requests=200), add_model_options),
+        "Every policy that can run the requests, at its defaults and with one knob moved at a time, in one run.",
+    ),
+    "decoding": Subject(
+        "how K and V move around the step that decodes a token, by layer",
+        (
+            "remask analyze decoding --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
+            "remask analyze decoding --model bundled --input requests.jsonl --plots pictures",
+        ),
+        {
+            "window": {"type": int, "default": 8, "metavar": "N", "help": "passes before and after that are reported"},
+            **RESULTS,
+        },
+        (add_source, add_without_depths),
+    ),
+    "depth": Subject(
+        "depth of reuse by task and ratio, its convergence, and its stability under other system prompts",
+        (
+            "remask analyze depth --model bundled --samples 8 --plots pictures",
+            "remask analyze depth --model bundled --tau 0.95 --ratios 50 75 90 --output depth.json",
+        ),
+        {
+            "task": {
+                "action": "append",
+                "default": [],
+                "metavar": "NAME=FILE",
+                "help": "a kind of task and its prompts, as 'profile --prompts' takes them; may be given again "
+                "(default: those that the model's tokenizer reads)",
+            },
+            "tau": TAU,
+            "ratios": None,
+            "samples": {"help": "requests per ratio and task (default 16)"},
+            "system_prompts": {"type": int, "default": 8, "metavar": "N", "help": "how many"},
+            "behind_masks": {
+                "action": "store_true",
+                "help": "what requests share stands behind the masks, as a suffix (default: in front, as a prefix)",
+            },
+            "canvas": None,
+            "response": None,
+            "seed": {"default": 0, "help": "of the choice of prompts"},
+            **RESULTS,
+        },
+        (add_system_prompt_option, add_similarity_options, add_rule_options, add_without_depths),
+    ),
+    "drift": Subject(
+        "K/V drift, attention mass, entropy and token changes by region and pass",
+        (
+            "remask analyze drift --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
+            "remask analyze drift --model bundled --input requests.jsonl --plots pictures",
+        ),
+        RESULTS,
+        (add_source, add_without_depths),
+    ),
+    "features": Subject(
+        "similarity of K, V, attention and FFN outputs between passes, and how V foretells the others",
+        (
+            "remask analyze features --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
+            "remask analyze features --model bundled --input requests.jsonl --plots pictures",
+        ),
+        {
+            "ratio": {
+                "type": float,
+                "default": 0.25,
+                "metavar": "RHO",
+                "help": "share of the response that is picked",
+            },
+            **RESULTS,
+        },
+        (add_source, add_without_depths),
+    ),
+    "grid": Subject(
+        "accuracy, speed, work and memory of policies over grids of their settings",
+        (
+            """remask analyze grid --model bundled --cache bicache --grid '{"depth": [0, 4, 8]}' --requests 16""",
+            """remask analyze grid --model bundled --cache reuse --sampling-grid '{"steps": [8, 16]}' --output x""",
+        ),
+        {
+            "cache": {"required": True, "metavar": "SPEC,...", "help": "policies or compositions"},
+            "cache_config": {"help": "settings that stay, as one object per policy"},
+            "grid": {"metavar": "JSON", "help": 'settings that vary, bicache\'s tau too: {"refresh_interval": [1, 8]}'},
+            "sampling": {"help": "sampling parameters that stay"},
+            "sampling_grid": {"metavar": "JSON", "help": 'sampling parameters that vary: {"steps": [8, 16]}'},
+            "prompt_tokens": {"type": str, "metavar": "N,...", "help": "random prompts of these lengths, on any model"},
+            "concurrency": {"type": str, "default": "8", "metavar": "C,..."},
+            "without_delay": {"action": "store_true", "help": "also dkv-decode without its one-step delay"},
+            "requests": {"default": 32, "help": "of each point"},
+            "rounds": 1,
+            "seed": 2024,
+            "beside": None,
+            "x": {"metavar": "AXIS", "help": "what the pictures' lines run over: an axis, or cache_ratio"},
+            **RESULTS,
+        },
+        (add_task, add_model_options),
+        "Each policy at every combination of the values that vary. With --output, rows are written as they are "
+        "measured, and rows that the file holds are not measured again.",
+    ),
+    "leakage": Subject(
+        "attention from a shared prefix to the rest over the ratio, and the depth that it guarantees",
+        (
+            "remask analyze leakage --model bundled --samples 4 --plots pictures",
+            "remask analyze leakage --model bundled --ratios 50 90 --output leakage.json",
+        ),
+        {
+            "prompts": None,
+            "tau": TAU,
+            "ratios": (10, 30, 50, 70, 80, 90, 95),
+            "samples": 4,
+            "steps": {"type": int, "default": 4, "metavar": "S", "help": "denoising steps of a request"},
+            "canvas": None,
+            "response": None,
+            "seed": {"default": 0, "help": "of the choice of prompts"},
+            **RESULTS,
+        },
+        (add_without_depths,),
+    ),
+    "memory": Subject(
+        "bytes that cache policies keep between passes, and their formulas",
+        (
+            "remask analyze memory --model bundled --caches none,reuse,bicache",
+            "remask analyze memory --model bundled --requests 8 --prefix-tokens 256 --plots pictures",
+        ),
+        {
+            "caches": {"help": "policies, separated by commas (default: every one that the model can have)"},
+            "cache_config": None,
+            **RESULTS,
+        },
+        (add_shape,),
+    ),
+    "precision": Subject(
+        "tokens that change where only rounding does: dtype, batch, kernel",
+        (
+            "remask analyze precision --model bundled --requests 8",
+            "remask analyze precision --model bundled --dtypes float32,bfloat16 --batch 4 --output precision.json",
+        ),
+        {
+            "dtypes": {"default": "float32,bfloat16", "metavar": "D,...", "help": "the first is compared with"},
+            "batch": 8,
+            "requests": {"default": 32, "help": "of the model's usual workload"},
+            "prompt_tokens": {"help": "random prompts of this length, on any model"},
+            "sampling": None,
+            "seed": 2024,
+            **RESULTS,
+        },
+        (add_without_depths,),
+    ),
+    "prefix-similarity": Subject(
+        "K/V of a shared prefix in its canvas against the prefix alone, by layer and step",
+        (
+            "remask analyze prefix-similarity --model bundled --requests 8 --plots pictures",
+            "remask analyze prefix-similarity --model bundled --tau 0.95 --official",
+        ),
+        {
+            "official": {"action": "store_true", "help": "the authors' profiler: one cosine per token"},
+            "tau": TAU,
+            **RESULTS,
+        },
+        (partial(add_workload, requests=16), add_without_depths),
+    ),
+    "reuse": Subject(
+        "K/V reuse in deep layers in three settings; throughput and collapse of plain reuse",
+        (
+            "remask analyze reuse --model bundled --requests 16 --plots pictures",
+            "remask analyze reuse --model bundled --depth 4 --refresh-interval 4 --output reuse.json",
+        ),
+        {
+            "depth": {"type": int, "metavar": "B", "help": "shallow layers (default: the depth table's)"},
+            "refresh_interval": 8,
+            "traced": {"type": int, "default": 8, "metavar": "N", "help": "requests compared by step"},
+            "concurrency": 8,
+            "rounds": 3,
+            **RESULTS,
+        },
+        (partial(add_workload, requests=48), add_model_options),
+    ),
+    "routing": Subject(
+        "expert choices: how they change between steps, and how far caches move them, by layer",
+        (
+            "remask analyze routing --model MODEL --task tariff --requests 40 --caches reuse,bicache,dllm-cache",
+            "remask analyze routing --model llada-moe-tiny --load-format dummy --requests 2 --max-tokens 8 "
+            "--plots pictures",
+        ),
+        {**COMPARED, **RESULTS},
+        (partial(add_workload, requests=16), add_model_options),
+    ),
+    "steps": Subject(
+        "entropy, largest probability, token changes, drift, row-layers and milliseconds by pass",
+        (
+            "remask analyze steps --model bundled-transit --prompt 'from abbey go 2 , where am i ?' --caches bicache",
+            "remask analyze steps --model bundled --input requests.jsonl --plots pictures",
+        ),
+        {**COMPARED, "rounds": {"default": 3, "help": "timed turns of each policy"}, **RESULTS},
+        (add_source, add_model_options),
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a parser for each subject."""
+    found = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    for name, subject in SUBJECTS.items():
+        own = found.add_parser(name, help=subject.summary, epilog=examples(*subject.examples))
+        own.description = subject.description
+        add(own, **subject.options)
+        for group in subject.groups:
+            group(own)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, and keep what was asked for."""
+    from remask_lab.asked import check_result_options, keep
+
     check_result_options(args)
-    subject = importlib.import_module(f"{subjects.__name__}.{args.subject.replace('-', '_')}")
+    subject = importlib.import_module(f"remask_lab.subjects.{args.subject.replace('-', '_')}")
     keep(args, subject.measure(args))
     return 0

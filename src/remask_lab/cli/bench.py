@@ -4,53 +4,115 @@ import argparse
 from dataclasses import asdict, replace
 from functools import partial
 
-from remask.checkpoint.bundled import BUNDLED_TRANSIT
-from remask.cli.options import check_folder, object_option, open_llm
-from remask.cli.policy_file import policy_option
-from remask.engine.config import EngineConfig
+from remask.checks import BUNDLED_TRANSIT
+from remask.checks.values import json_list
+from remask.cli.options import check_folder, engine_config, object_option, open_llm
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.disk import write_whole
-from remask.request.sampling_params import SamplingParams
-from remask_lab.arguments.common import check_least, separated
-from remask_lab.asked.results import check_result_options, keep_pictures
-from remask_lab.asked.workload import asked_sampling, asked_task, asked_workload
-from remask_lab.bench.bench import run_bench
+from remask.policies import DepthLookup
+from remask.policies.registry import from_file
+from remask.request.sampling_params import SamplingParams, layered
+from remask_lab.asked import (
+    asked_sampling,
+    asked_task,
+    asked_workload,
+    check_least,
+    check_result_options,
+    check_workload_options,
+    keep_pictures,
+    own_workload,
+    read_by,
+    separated,
+)
+from remask_lab.bench import answers
+from remask_lab.bench.bench import check_first_answers, run_bench
 from remask_lab.bench.by_depth import at_depths
-from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
-from remask_lab.bench.fewer_steps import asked_step_baselines
+from remask_lab.bench.contenders import Contender, LeftOut, Table, contender, every_contender, variants
+from remask_lab.bench.fewer_steps import FEW, OFF, asked_step_baselines
 from remask_lab.bench.names import COMPARED_CACHES, PREFIXES
 from remask_lab.bench.plot import plot_bench
 from remask_lab.bench.report import csv_text, table
 from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, chat_workload, conversation_workload, own_task
-from remask_lab.cli.arguments.bench import ALL
+from remask_lab.cli.options import ALL, REQUESTS
 from remask_lab.records.record import write_record
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and put the result where the options say."""
-    check_least(args, concurrency=1, rounds=1)
-    check_folder("--json", args.json)
-    check_result_options(args)
-    limits = EngineConfig(max_num_seqs=args.concurrency, batch_invariant=args.batch_invariant)
-    replace(limits, prefix_match=args.prefix_match)  # what cannot be combined is refused now, not between two rows
-    with open_llm(args, engine=limits) as llm:
+    _check_options(args)
+    limits = engine_config(args)  # what cannot be combined is refused now, not between two rows
+    limits = replace(limits, max_num_seqs=args.concurrency or limits.max_num_seqs, prefix_match="exact")
+    reads = read_by(asked_task(args)) if args.prompt is None else "text"
+    with open_llm(args, engine=limits, reads=reads) as llm:
         workload = _workload(llm, args)
+        if not llm.session.has_depth_table:  # rows that cannot be are refused before the model is profiled for others
+            _contenders(llm, args, workload, lambda: DepthLookup({}))
+        if args.metric is None:
+            check_first_answers(llm, workload, llm.session.engine_config)
         rows, left_out = _contenders(llm, args, workload)
         detail = args.detail or args.caches == ALL
-        record = run_bench(llm, workload, rows, args.rounds, llm.engine_config, args.progress, detail=detail)
+        judged = {"answers": args.metric is None, "losses": args.metric == "agreement"}
+        shown = args.answers or args.page is not None
+        record = run_bench(
+            llm,
+            workload,
+            rows,
+            args.rounds,
+            llm.session.engine_config,
+            args.progress,
+            detail=detail,
+            responses=shown,
+            **judged,
+        )
     record.data["left_out"] = [asdict(left) for left in left_out]
     if args.json:
         write_record(args.json, record)
     if args.csv:
         write_whole("--csv:", args.csv, csv_text(record))
     print(table(record, detail=detail))
+    if args.answers:
+        print(f"\n{answers.text(record)}")
+    if args.page:
+        write_whole("--page:", args.page, answers.page(record))
+        print(f"\nPage: {args.page}")
     if args.plots:
         keep_pictures(partial(plot_bench, record), args.plots)
     return 0
 
 
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` on what no model could run, before one is loaded."""
+    check_least(args, concurrency=1, rounds=1)
+    check_folder("--json", args.json)
+    check_result_options(args)
+    check_workload_options(args)
+    _depths(args.depths, 0)
+    object_option("--cache-config", args.cache_config)
+    if args.variants is not None:
+        _check_unset(args, "--variants names all rows", "caches", "cache_config", "depths", "without_prefix")
+    if args.prompt is not None or args.input is not None:
+        own = "task", "task_settings", "prefixes", "prefix_tokens", "prompt_tokens", "without_prefix"
+        _check_unset(args, "--prompt and --input are requests of your own", *own)
+    elif args.requests is None:
+        args.requests = REQUESTS
+    if args.prefix_match != "longest":
+        return
+    if args.prefix_tokens is not None or args.prompt_tokens is not None:
+        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; conversations have their own")
+    if args.without_prefix:
+        raise ConfigError("--without-prefix asks single questions, not turns of conversations; leave one of them out")
+
+
+def _check_unset(args: argparse.Namespace, why: str, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) not in (None, False):
+            raise ConfigError(f"{why}; leave --{name.replace('_', '-')} out")
+
+
 def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
+    if args.prompt is not None or args.input is not None:
+        return own_workload(llm, args)
     if args.prefix_match != "longest":
         return asked_workload(llm, args)
     task = asked_task(args) or own_task(llm)
@@ -61,21 +123,24 @@ def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
         )
     if task.settings is not None:
         raise ConfigError("--prefix-match longest asks about lines of the usual length; leave --task-settings out")
-    if args.prefix_tokens is not None or args.prompt_tokens is not None:
-        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; conversations have their own")
-    params = SamplingParams.from_mapping({**TRANSIT_SAMPLING, **asked_sampling(args)})
+    params = SamplingParams.from_mapping(layered(TRANSIT_SAMPLING, asked_sampling(args)))
     return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
 
 
-def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:
+def _contenders(
+    llm: LLM, args: argparse.Namespace, workload: Workload, table: Table | None = None
+) -> tuple[list[Contender], list[LeftOut]]:
+    """The rows of the table and what is left out; with a `table` for depths the rows are there to be checked alone."""
     settings = object_option("--cache-config", args.cache_config)
     left_out: list[LeftOut] = []
     caches = ",".join(COMPARED_CACHES[llm.loaded.config.kind]) if args.caches is None else args.caches
-    if caches == ALL:
-        rows, left_out = every_contender(llm, workload, settings)
+    if args.variants is not None:
+        rows = variants(llm, json_list("--variants", args.variants), workload, table)
+    elif caches == ALL:
+        rows, left_out = every_contender(llm, workload, settings, table)
     else:
         names = dict.fromkeys(["none", *separated(caches)])
-        rows = [contender(llm, *policy_option(name, settings.get(name)), workload) for name in names]
+        rows = [contender(llm, *from_file(name, settings.get(name), "--caches"), workload, table) for name in names]
     known = [row.name for row in rows] + [left.name for left in left_out] + separated(caches)
     for name in settings:
         if name not in known:
@@ -83,17 +148,19 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
     rows += at_depths(llm, workload, _depths(args.depths, llm.loaded.config.layers), settings.get("bicache"))
     if args.prefix_match == "longest":
         rows += [replace(row, name=f"{row.name}, longest", prefix_match="longest") for row in rows[1:]]
-    baselines, unmade = asked_step_baselines(llm, args.baseline_steps, workload, rows, llm.engine_config)
+    own = any(getattr(args, name) is not None for name in ("variants", "prompt", "input"))
+    words = OFF if own and args.baseline_steps is None else args.baseline_steps
+    if table is not None and words is not None:  # as few steps as a cache's work are known once that is
+        words = ",".join(word for word in separated(words) if word != FEW) or OFF
+    baselines, unmade = asked_step_baselines(llm, words, workload, rows, llm.session.engine_config)
     rows, left_out = rows + baselines, left_out + unmade
     if args.without_prefix:
-        if args.prefix_match == "longest":
-            raise ConfigError(
-                "--without-prefix asks single questions, not turns of conversations; leave one of them out"
-            )
         sampling = workload.tasks[0].request.params
         task = asked_task(args) or own_task(llm)
         bare = chat_workload(llm, task, args.requests, workload.prefixes, args.seed, sampling, with_prefix=False)
-        rows.append(Contender("none, prefix removed", llm.policy("none"), replace(bare, prefixes=workload.prefixes)))
+        rows.append(
+            Contender("none, prefix removed", llm.session.policy("none"), replace(bare, prefixes=workload.prefixes))
+        )
     return rows, left_out
 
 

@@ -1,4 +1,4 @@
-"""`remask profile-ops`: times the operations of a policy's steps, and compares them with the machine's roofline."""
+"""`remask profile ops`: times the operations of a policy's steps, and compares them with the machine's roofline."""
 
 import argparse
 import statistics
@@ -8,17 +8,15 @@ from itertools import groupby
 from typing import Any
 
 from remask.cli.options import check_folder, object_option
-from remask_lab.arguments.common import check_least
-from remask_lab.asked.shape import open_with_requests, settings_of
+from remask_lab.asked import check_least, open_with_requests, shape_settings
 from remask_lab.drawing import check_drawing
 from remask_lab.ops.operations import OperationProfile, Profile, profile_operations
-from remask_lab.ops.peaks import Peaks, measure_peaks
-from remask_lab.ops.plot import plot_roofline
+from remask_lab.ops.roofline import Peaks, measure_peaks, plot_roofline
 from remask_lab.records.machine import machine, processor_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, about, write_record
 
-SUBJECT = "profile-ops"
+SUBJECT = "profile ops"
 LINES = 12  # most lines of steps that are printed
 
 
@@ -31,16 +29,16 @@ def run(args: argparse.Namespace) -> int:
         check_drawing()
     settings = object_option("--cache-config", args.cache_config)
     llm, workload = open_with_requests(args)
-    policy = llm.policy(args.cache, settings)
+    policy = llm.session.policy(args.cache, settings)
     work = [task.request.with_policy(policy) for task in workload.tasks]
-    profile = profile_operations(llm, work, steps=args.steps, rounds=args.rounds, progress=llm.progress)
+    profile = profile_operations(llm, work, steps=args.steps, rounds=args.rounds, progress=llm.session.progress)
     peaks = measure_peaks(llm.model.device, llm.model.dtype)
     facts = machine(llm)
     where = f"{facts['dtype']} on {processor_text(facts)}"
     print(f"{llm.loaded.name}, {args.cache}: {len(profile.steps)} steps, {args.requests} requests at a time, {where}\n")
     print(text(profile, peaks))
     if args.json is not None:
-        chosen = settings_of(args) | {name: getattr(args, name) for name in ("cache", "steps", "rounds")}
+        chosen = shape_settings(args) | {name: getattr(args, name) for name in ("cache", "steps", "rounds")}
         chosen["cache_config"] = settings
         write_record(args.json, Record(SUBJECT, about(llm, seed=args.seed, settings=chosen), data(profile, peaks)))
         print(f"\nSaved as {args.json}")

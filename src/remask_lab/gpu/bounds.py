@@ -1,9 +1,9 @@
 """Lower bounds of a pass' time on GPUs that need not be there, launch by launch, from shapes and compiled kernels.
 
-    python -m remask_lab.gpu.bounds [--shape llada-8b] [--gpu h100]
+    python -m remask_lab gpu-bounds [--shape llada-8b] [--gpu h100]
 
 A launch takes at least the time of its FLOPs at the matrix units' peak, and that of the bytes that it must read and
-write. Attention takes at least the issue slots of the instructions of its compiled loop, too. Nothing is run on a GPU:
+write. Attention takes at least the issue slots of the instructions of its compiled loop, too. Nothing is run:
 a real pass is slower, as products and copies stay below the peaks. Needs Triton.
 
 The page tells, for a full pass and for a cached one of one block a request, the milliseconds of all launches, the share
@@ -18,16 +18,16 @@ from typing import Final
 import numpy as np
 import torch
 
-from remask.checkpoint.presets import preset
 from remask.errors import UnknownNameError
+from remask.families import preset
 from remask.model.config import ModelConfig
 from remask.model.work_list import WorkList, WorkListBuilder
 from remask_lab.gpu.kernels import Variant, compiled, variants
-from remask_lab.gpu.shapes import Shape, find_shape
+from remask_lab.gpu.steady import Shape, find_shape
 from remask_lab.speed.command import command_parser, run_command
 
 BF16 = 2  # bytes
-EAGER_S: Final = 5e-6  # that the host takes for a launch: assumed, and of PyTorch's usual size
+EAGER_S: Final = 35e-6  # that the host of an H100 took for a launch (`docs/lab/log.md`)
 
 
 @dataclass(frozen=True, slots=True)

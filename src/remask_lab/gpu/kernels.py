@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import torch
 
-from remask.checkpoint.presets import presets
 from remask.errors import ConfigError
+from remask.families import presets
 from remask.model.config import ModelConfig
 from remask_lab.speed.command import command_parser, run_command
 
@@ -140,7 +140,7 @@ def variants(shapes: Iterable[ModelConfig]) -> Iterator[Variant]:
 
 def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
     from remask.model import attention_triton, layer_triton
-    from remask.sampling import vocabulary_triton
+    from remask.sampling import kernels_triton
 
     heads, groups, dim, capped = shape.heads, shape.kv_heads, shape.head_dim, shape.score_cap is not None
     own = f"*{NAMES[dtype]}"
@@ -149,8 +149,9 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
     plain = {"EMULATED": False}
     for merged in (False, True):
         _, options = attention_triton.attend_options(heads, groups, dim, dtype, capped=capped, merged=merged)
-        pointers = {"q": own, "k": own, "v": own, "units": "*i32", "slots": "*i32", "reach": "*i32", "sums": "*fp32"}
-        pointers |= {"outputs": "*fp32" if merged else own, **numbers, **dict.fromkeys(strides, "i32")}
+        pointers = {"q": own, "k": own, "v": own, "units": "*i32", "slots": "*i32", "reach": "*i32"}
+        pointers |= {"skip": "*i32", "sums": "*fp32", "outputs": "*fp32" if merged else own}
+        pointers |= numbers | dict.fromkeys(strides, "i32")
         yield Variant("remask.model.attention_triton:_attend", dtype, pointers, options | plain, frozenset(strides))
     for sink in {False, shape.sink}:
         _, options = attention_triton.merge_options(heads, groups, dim, capped=capped, sink=sink)
@@ -159,7 +160,7 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
         yield Variant("remask.model.attention_triton:_merge", dtype, pointers, options | plain, frozenset(strides[:2]))
     layer = "remask.model.layer_triton"
     for add, norm, keep in ((False, True, False), (True, True, True), (True, False, True)):
-        options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, keep=keep)
+        options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, keep=keep, centred=shape.norm == "layer")
         pointers = {"h": own, "new": own, "weight": own, "out": own, "kept": own, "slots": "*i64", "eps": "fp32"}
         yield Variant(f"{layer}:_sum_and_norm", dtype, pointers, options | plain)
     pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "cos", "sin", "q", "k", "v"), own)
@@ -168,13 +169,17 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
         pointers |= dict.fromkeys(("cos", "sin"), "*fp32")
     yield Variant(f"{layer}:_heads", dtype, pointers, layer_triton.heads_options(shape) | plain)
     pointers = {"x": own, "out": own, "total": "i32", "SIZE": "i32"}
-    yield Variant(
-        f"{layer}:_gate", dtype, pointers, {"BLOCK": layer_triton.BLOCK} | plain, frozenset(("total", "SIZE"))
-    )
+    options = {"BLOCK": layer_triton.BLOCK, "GELU": shape.mlp == "geglu"}
+    yield Variant(f"{layer}:_gate", dtype, pointers, options | plain, frozenset(("total", "SIZE")))
     pointers = {"logits": own, "out": "*fp32", **dict.fromkeys(("rows", "size", "barred", "stride"), "i32")}
-    options = {"BLOCK": vocabulary_triton.BLOCK}
+    options = {"BLOCK": kernels_triton.BLOCK}
     aligned = frozenset(("size", "stride"))
-    yield Variant("remask.sampling.vocabulary_triton:_greedy", dtype, pointers, options, aligned)
+    yield Variant("remask.sampling.kernels_triton:_greedy", dtype, pointers, options, aligned)
+    pointers = {"answer": "*fp32", **dict.fromkeys(("values", "rules", "ways", "targets"), "*i64")}
+    pointers |= dict.fromkeys(("requests", "total", "last"), "i32")
+    for rows in (32, kernels_triton.LARGEST):
+        options = kernels_triton.transfer_options(rows) | {"CANVASES": 1}
+        yield Variant("remask.sampling.kernels_triton:_transfer", dtype, pointers, options)
 
 
 def compiled(variant: Variant, target: int) -> Compiled:
@@ -183,7 +188,7 @@ def compiled(variant: Variant, target: int) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from remask.model.triton_support import OPTIONS
+    from remask.model.layer_triton import OPTIONS
 
     module, _, name = variant.kernel.partition(":")
     kernel = getattr(__import__(module, fromlist=[name]), name)
@@ -249,7 +254,7 @@ def _told(tool: str, option: str, cubin: bytes) -> str:
 
 
 def _interpreted() -> bool:
-    from remask.model.triton_support import INTERPRETED
+    from remask.model.layer_triton import INTERPRETED
 
     return INTERPRETED
 

@@ -1,36 +1,46 @@
 """The parts of a run. Each yields what it has found so far, so that one that is ended keeps what it had."""
 
+import os
+import re
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
-from xml.etree import ElementTree
 
 import torch
 
-from remask import LLM
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import presets
+from remask import LLM, EngineConfig
+from remask.checkpoint.loaded import dummy_weights
+from remask.checks import AttentionName, Quantization
 from remask.engine.proof import prove
 from remask.errors import ConfigError, RemaskError
-from remask.model.attention_names import AttentionName
+from remask.families import presets
 from remask.model.executors import check_graphs, resolve_executor
-from remask.model.quantization_names import Quantization
 from remask.model.transformer import Transformer
-from remask_lab.gpu.children import run_child
+from remask_lab.gpu.plain import ROWS, plain_row, time_products
+from remask_lab.gpu.profile import profile_cell, warm_up
 from remask_lab.gpu.results import Result
-from remask_lab.gpu.shapes import Shape
-from remask_lab.gpu.steady import Cell, measure_cell
-from remask_lab.ops.peaks import Peaks, measure_peaks
+from remask_lab.gpu.steady import Cell, Shape, find_shape, measure_cell
+from remask_lab.ops.roofline import Peaks, measure_peaks
 from remask_lab.records.machine import host, versions
 
 CHECKOUT = Path(__file__).parents[3]
-COMPILER = CHECKOUT / "scripts" / "kernels"
-KERNELS = ("tests/model/test_layer_triton.py", "tests/model/test_capture.py", "tests/engine/test_attention.py")
-GOLDENS = tuple(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_moe"))
+TESTS = (
+    *(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_moe")),
+    "tests/engine/test_proof.py",
+    "tests/engine/test_attention.py",
+    "tests/model/test_layer_triton.py",
+    "tests/model/test_capture.py",
+)
+PROCESSES = 8  # of the tests: more have no more to do
 
 Finding: TypeAlias = dict[str, Any]
 
@@ -71,59 +81,57 @@ class Part:
         about: what it shows, as a heading says it.
         work: yields the part's finding, each time as far as it has come. Raises `PartError` on a finding that is wrong.
         share: of the time that is left when it begins, what it may take.
+        needs: packages that other parts do without, by the names of their imports.
     """
 
     about: str
     work: Callable[[Setting], Iterator[Finding]]
     share: float
+    needs: Mapping[str, str] = field(default_factory=dict)
 
 
-def _compile(setting: Setting) -> Iterator[Finding]:
-    """Compiling needs no device: what fails here fails on every one."""
-    output = setting.folder / "compile.txt"
-    words = [str(COMPILER)]
-    if setting.device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(setting.device)
-        words += ["--targets", f"{10 * major + minor}", "--all"]
-    else:  # a rehearsal
-        words += ["--targets", "90", "--match", "_gate"]
-    status = run_child(words, CHECKOUT, output, setting.left)
-    lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    yield {"status": status, "last": lines[-1] if lines else ""}
-    if status != 0:
-        raise PartError(f"{COMPILER.name} {'was out of time' if status is None else 'failed'}; {output.name} says how")
+def run_child(words: Sequence[str], folder: Path, output: Path, seconds: float) -> int | None:
+    """Run a process in `folder`. What it prints goes to the file `output`.
+
+    Returns its status; None where it was ended, with its own children, as it had not ended after `seconds`.
+    """
+    with output.open("wb") as target:
+        child = subprocess.Popen(words, cwd=folder, stdout=target, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            return child.wait(max(seconds, 0))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def _proof(setting: Setting) -> Iterator[Finding]:
-    """What the start of an engine proves, on a small model of every family and on the one that is timed.
+    """What the start of an engine proves, on the model that is timed, and how long it takes: twice.
 
-    On a CPU NumPy's attention stands in for Triton's, and graphs are not tried, as they need a CUDA device.
+    The first proof compiles kernels, unless an earlier process of this machine did. On a CPU NumPy's attention stands
+    in for Triton's, and graphs are not tried, as they need a CUDA device.
     """
     device, kernels = setting.device, setting.device.type == "cuda"
     name: AttentionName = "triton" if kernels else "numpy"
-    found: Finding = {"executor": name, "proven": [], "faults": [], "graph_faults": []}
-    shapes = presets()
-    tiny = [(preset, dtype) for preset in shapes if preset.endswith("-tiny") for dtype in _proof_dtypes(kernels)]
-    for preset, dtype in [*tiny, *([(setting.shape.preset, setting.shape.dtype)] if kernels else [])]:
-        config = shapes[preset]
-        model = Transformer(config, dummy_weights(config, getattr(torch, dtype), device))
-        for graphs in (False, True) if kernels else (False,):
-            if graphs and check_graphs(model) is not None:
-                continue
-            try:
-                executor = resolve_executor(name, config, device)
-                faults = prove(model, executor, graphs=graphs)
-            except ConfigError as error:
-                faults = [str(error)]
-            found["graph_faults" if graphs else "faults"] += [f"{preset} {dtype}: {fault}" for fault in faults]
-        found["proven"].append(f"{preset} {dtype}")
+    found: Finding = {"executor": name, "proven": [], "faults": [], "graph_faults": [], "seconds": {}}
+    config = presets()[setting.shape.preset]
+    model = Transformer(config, dummy_weights(config, getattr(torch, setting.shape.dtype), device))
+    for when, graphs in (("first", False), ("graphs", True), ("again", True)) if kernels else (("first", False),):
+        if graphs and check_graphs(model) is not None:
+            continue
+        start = time.perf_counter()
+        try:
+            faults = prove(model, resolve_executor(name, config, device), graphs=graphs)
+        except ConfigError as error:
+            faults = [str(error)]
+        found["seconds"][when] = time.perf_counter() - start
+        found["graph_faults" if graphs else "faults"] += faults
+        found["proven"].append(f"{setting.shape.preset} {setting.shape.dtype}{' in graphs' if graphs else ''}")
         yield found
     if found["faults"] or found["graph_faults"]:
         raise PartError("; ".join([*found["faults"], *found["graph_faults"]]))
-
-
-def _proof_dtypes(kernels: bool) -> tuple[str, ...]:
-    return ("bfloat16", "float32") if kernels else ("float32",)
 
 
 def _machine(setting: Setting) -> Iterator[Finding]:
@@ -145,123 +153,185 @@ def _triton() -> str | None:
         return None
 
 
-def _tests(name: str, *words: str) -> Callable[[Setting], Iterator[Finding]]:
-    """The work of the part `name`, which runs tests as they are, on the device: pytest with these files and options."""
-
-    def work(setting: Setting) -> Iterator[Finding]:
-        report, output = setting.folder / f"{name}.xml", setting.folder / f"{name}.txt"
-        report.unlink(missing_ok=True)
-        options = ["--tier", "thorough", "-p", "no:cacheprovider", "--device", str(setting.device)]
-        options.append(f"--junitxml={report}")
-        chosen = ["-k", setting.tests] if setting.tests else []
-        run_child([sys.executable, "-m", "pytest", *options, *chosen, *words], CHECKOUT, output, setting.left)
-        if not report.exists():
-            raise PartError(f"the tests did not come to their end; {output.name} holds what they printed")
-        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-        failed = [str(case.get("name")) for case in cases if _has(case, "failure") or _has(case, "error")]
-        skipped = sum(_has(case, "skipped") for case in cases)
-        yield {"passed": len(cases) - len(failed) - skipped, "skipped": skipped, "failed": failed}
-        if failed or not cases:
-            raise PartError(f"{len(failed)} of {len(cases)} tests failed; {output.name} says how")
-
-    return work
+def _tests(setting: Setting) -> Iterator[Finding]:
+    """Tests as they are, on the device, in several processes. Where their time is over, those that have ended count."""
+    output, places = setting.folder / "tests.txt", max(1, min(PROCESSES, (os.cpu_count() or 1) // 2))
+    # Machines with GPUs often have pytest-benchmark, which refuses to run beside pytest-xdist.
+    options = ["--tier", "thorough", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(places), "-vv"]
+    # Some take a hundred times as long as others.
+    options += ["--dist", "worksteal", "--device", str(setting.device)]
+    options += ["-k", setting.tests] if setting.tests else []
+    run_child([sys.executable, "-u", "-m", "pytest", *options, *TESTS], CHECKOUT, output, setting.left)
+    printed = output.read_text(encoding="utf-8", errors="replace")
+    ended = {test: word for word, test in _ENDED.findall(printed)}
+    failed = sorted(test for test, word in ended.items() if word in ("FAILED", "ERROR"))
+    counts = Counter(ended.values())
+    yield {"passed": counts["PASSED"], "skipped": counts["SKIPPED"], "failed": failed}
+    if failed or not ended:
+        raise PartError(f"{len(failed)} of {len(ended)} tests failed; {output.name} says how")
+    if not _COUNTED.search(printed):
+        raise PartError(f"the tests did not come to their end; {output.name} holds what they printed")
 
 
-def _has(case: ElementTree.Element, child: str) -> bool:
-    return case.find(child) is not None
+# As pytest-xdist prints a test's end, and pytest that of a session without failures.
+_ENDED = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|SKIPPED|ERROR) (\S.*?) *$", re.MULTILINE)
+_COUNTED = re.compile(r"^(?:=+ )?(?:\d+ \w+, )*\d+ passed.* in [\d.]+s", re.MULTILINE)
 
 
-def read_peaks(folder: Path, dtype: str) -> Peaks:
-    """The peaks that the part `machine` measured. Raises `ConfigError` where it has not."""
-    machine = Result.read(folder, "machine")
-    peaks = {} if machine is None else machine.found.get("peaks", {})
-    if dtype not in peaks:
-        raise ConfigError(f"{folder} holds no peaks of {dtype}; run the part 'machine' first")
-    return Peaks(**peaks[dtype])
+Measure: TypeAlias = Callable[[], dict[str, Any]]
 
 
-def _attention(setting: Setting) -> AttentionName:
-    """What computes attention where speed is measured: what was proven, whatever an earlier run has decided."""
-    proof = Result.read(setting.folder, "proof")
-    right = proof is not None and proof.found.get("executor") == "triton" and not proof.found["faults"]
-    return "triton" if right else "torch"
+class _Bench:
+    """The model whose speed is measured, with random weights; its own engine takes next to no memory."""
 
-
-def _speed(
-    cells: Callable[[Shape], Iterable[Cell]], *, quantised: bool = False
-) -> Callable[[Setting], Iterator[Finding]]:
-    """The work of a part that measures `cells`. A cell that is refused, or for which memory is short, is told.
-
-    With `quantised` the model's weights are quantized: fp8 on CUDA devices, and int8 on a CPU.
-    """
-
-    def work(setting: Setting) -> Iterator[Finding]:
-        shape = setting.shape
-        few: Quantization = "fp8" if setting.device.type == "cuda" else "int8"
-        quantization = few if quantised else None
-        peaks = read_peaks(setting.folder, shape.dtype)
-        llm = LLM(
+    def __init__(self, setting: Setting, shape: Shape | None = None, quantization: Quantization | None = None) -> None:
+        self.shape = shape = shape or setting.shape
+        limits = EngineConfig(max_num_seqs=1, max_model_len=shape.block, store_budget_tokens=0)
+        self.llm = LLM(
             shape.preset,
             load_format="dummy",
             dtype=shape.dtype,
             device=str(setting.device),
             quantization=quantization,
+            engine=limits,
         )
-        attention = _attention(setting)
-        found: Finding = {"shape": asdict(shape), "quantization": quantization, "rows": [], "refused": []}
-        for cell in cells(shape):
-            try:
-                found["rows"].append(measure_cell(llm, shape, cell, peaks, attention))
-            except (RemaskError, torch.OutOfMemoryError) as error:
-                found["refused"].append({"cell": cell.name, "reason": str(error).splitlines()[0]})
-            yield found
+        # Attention is computed by what was proven, and peaks are those of the part `machine`, where these have run.
+        proof, machine = (Result.read(setting.folder, part) for part in ("proof", "machine"))
+        right = proof is not None and proof.found.get("executor") == "triton" and not proof.found["faults"]
+        self.attention: AttentionName = "triton" if right else "torch"
+        known = {} if machine is None else machine.found.get("peaks", {})
+        dtype = shape.dtype
+        self.peaks = Peaks(**known[dtype]) if dtype in known else measure_peaks(setting.device, getattr(torch, dtype))
 
-    return work
+    def cell(self, cache: str, requests: int, tokens_per_step: int = 2, **engine: bool) -> Cell:
+        """A cell, with the depth of the shape and a refresh every 16 steps where the policy has them."""
+        settings = {"depth": self.shape.depth, "refresh_interval": 16} if "bicache" in cache else {}
+        return Cell(cache, requests, settings, tokens_per_step, engine)
+
+    def speed(self, cell: Cell, attention: AttentionName | None = None) -> tuple[str, Measure]:
+        """How a cell's speed is measured, and what that is called."""
+        executor = attention or self.attention
+        return f"{executor} {cell.name}", partial(measure_cell, self.llm, self.shape, cell, self.peaks, executor)
+
+    def profile(self, cell: Cell) -> tuple[str, Measure]:
+        """How it is profiled."""
+        return cell.name, partial(profile_cell, self.llm, self.shape, cell, self.attention)
 
 
-R16, NO_REFRESH = {"refresh_interval": 16}, {"refresh_interval": None}
-OVERLAP, GRAPHS = {"overlap": True}, {"graphs": True}
+def _measured(found: Finding, cells: Iterable[tuple[str, Measure]], rows: str = "rows") -> Iterator[Finding]:
+    """`found` with a row more for each cell. One that is refused or fails is told."""
+    found |= {rows: [], "refused": found.get("refused", [])}
+    for name, measure in cells:
+        start = time.perf_counter()
+        try:
+            row = measure()
+            found[rows].append(row | {"took_s": time.perf_counter() - start})
+        except RemaskError as error:
+            found["refused"].append({"cell": name, "reason": str(error)})
+        # Kernels, compilers and allocators raise errors of any kind, and other cells may run all the same.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            found["refused"].append({"cell": name, "reason": reason})
+        yield found
+
+
 BOTH = "bicache+block-dual"
+FAST = {"overlap": True, "graphs": True}
 
 
-def _policies(shape: Shape) -> Iterator[Cell]:
-    """Every policy at every number of requests, the slowest last."""
-    depth = {"depth": shape.depth}
-    for cache, settings, tokens, engine in (
-        (BOTH, depth | R16, 2, {}),
-        (BOTH, depth | R16, 2, OVERLAP),
-        (BOTH, depth | R16, 2, GRAPHS),
-        (BOTH, depth | R16, 2, OVERLAP | GRAPHS),
-        ("block-dual", {}, 2, {}),
-        ("block-dual", {}, 2, OVERLAP),
-        ("block-dual", {}, 2, GRAPHS),
-        ("block-dual", {}, 2, OVERLAP | GRAPHS),
-        (BOTH, depth | NO_REFRESH, 2, {}),
-        (BOTH, depth | R16, 4, {}),
-        (BOTH, depth | NO_REFRESH, 4, {}),
-        ("bicache", depth | R16, 2, {}),
-        ("none", {}, 2, {}),
-    ):
-        for requests in shape.batches:
-            yield Cell(cache, requests, settings, tokens, engine)
+def _speed(setting: Setting) -> Iterator[Finding]:
+    bench = _Bench(setting)
+    shape = bench.shape
+    yield from _measured({"shape": asdict(shape), "quantization": None}, _speed_cells(bench, setting.device))
 
 
-def _quantised(shape: Shape) -> Iterator[Cell]:
-    """What has the most passes of few rows, and what has the most rows, alone and many at a time."""
-    for requests in shape.batches:
-        yield Cell(BOTH, requests, {"depth": shape.depth} | R16)
-        yield Cell(BOTH, requests, {"depth": shape.depth} | R16, engine=OVERLAP | GRAPHS)
-        yield Cell("none", requests)
+def _speed_cells(bench: _Bench, device: torch.device) -> Iterator[tuple[str, Measure]]:
+    """Every cache at every number of requests, by both kinds of attention, and the plain loop.
 
+    What is most worth knowing comes first, with what it is compared to.
+    """
+    cell, speed, (alone, several, *many) = bench.cell, bench.speed, bench.shape.batches
+    for requests in (alone, several):
+        yield speed(cell(BOTH, requests, **FAST))
+        yield speed(cell("none", requests))
+        yield f"plain {requests}", partial(plain_row, bench.llm.model.config, bench.shape, requests, device)
+        yield speed(cell("bicache", requests))
+        yield speed(cell(BOTH, requests))
+        yield speed(cell("block-dual", requests, **FAST))
+    for requests in many:
+        yield speed(cell(BOTH, requests, **FAST))
+        yield speed(cell(BOTH, requests))
+        yield speed(cell("block-dual", requests, **FAST))
+    for requests in (alone, several):
+        yield speed(cell("bicache", requests, **FAST))
+        yield speed(cell("block-dual", requests))
+    if bench.attention != "torch":
+        yield speed(cell(BOTH, several), "torch")
+    yield speed(cell("none", alone, **FAST))
+    for requests in (alone, several):
+        yield speed(cell(BOTH, requests, graphs=True))
+    yield speed(cell(BOTH, several, overlap=True))
+    yield speed(cell(BOTH, several, 4, **FAST))
+    for requests in many:
+        yield speed(cell("block-dual", requests))
+    if bench.attention != "torch":
+        yield speed(cell("none", several), "torch")
+
+
+def _small(setting: Setting) -> Iterator[Finding]:
+    """A model of which a step takes the host longer than the device."""
+    bench = _Bench(setting, None if setting.device.type == "cpu" else find_shape("llada-100m", setting.device))
+    requests, engines = 8 * bench.shape.batches[1], [FAST, {"graphs": True}, dict[str, bool]()]
+    cells = [bench.cell(cache, requests, **own) for cache in (BOTH, "block-dual", "bicache", "none") for own in engines]
+    found: Finding = {"shape": asdict(bench.shape), "quantization": None}
+    yield from _measured(found, map(bench.speed, cells))
+    yield from _measured(found, map(bench.profile, cells[:3]), "profiles")
+
+
+def _quantised(setting: Setting) -> Iterator[Finding]:
+    """Quantized weights: fp8 on CUDA devices, and int8 on a CPU.
+
+    Timed are what has the most passes of few rows, and what has the most rows, alone and many at a time.
+    """
+    shape = setting.shape
+    quantization: Quantization = "fp8" if setting.device.type == "cuda" else "int8"
+    products = [(str(rows), partial(time_products, quantization, shape, rows, setting.device)) for rows in ROWS]
+    found: Finding = {"shape": asdict(shape), "quantization": quantization}
+    yield from _measured(found, products, "products")
+    bench = _Bench(setting, quantization=quantization)
+    cells = [bench.cell(BOTH, requests, **FAST) for requests in shape.batches]
+    for requests in shape.batches[:2]:
+        cells += [bench.cell("none", requests), bench.cell(BOTH, requests)]
+    yield from _measured(found, map(bench.speed, cells))
+
+
+def _profile(setting: Setting) -> Iterator[Finding]:
+    bench = _Bench(setting)
+    cell, (alone, several, *_), most = bench.cell, bench.shape.batches, bench.shape.batches[-1]
+    warm_up(setting.device)
+    cells = (
+        cell(BOTH, alone, **FAST),
+        cell(BOTH, several, **FAST),
+        cell("bicache", alone),
+        cell("none", several),
+        cell(BOTH, most, **FAST),
+        cell(BOTH, alone),
+        cell("bicache", alone, **FAST),
+        cell("block-dual", several, **FAST),
+        cell("none", alone, **FAST),
+        cell("bicache", several, **FAST),
+    )
+    yield from _measured({"shape": asdict(bench.shape)}, map(bench.profile, cells), "profiles")
+
+
+TESTED = {"pytest": "pytest", "xdist": "pytest-xdist", "hypothesis": "hypothesis"}
 
 PARTS: Mapping[str, Part] = {
-    "compile": Part("Every kernel compiled for every kind of GPU", _compile, 0.2),
-    "proof": Part("What the start of an engine proves", _proof, 0.2),
+    "proof": Part("What the start of an engine proves", _proof, 0.25),
     "machine": Part("The machine and its peaks", _machine, 0.2),
-    "kernels": Part("Kernels against PyTorch's own operations", _tests("kernels", *KERNELS), 0.2),
-    "goldens": Part("Recorded runs of the original codes, in float32", _tests("goldens", *GOLDENS), 0.4),
-    "policies": Part("Speed of the policies", _speed(_policies), 0.6),
-    "quantised": Part("Speed with quantized weights", _speed(_quantised, quantised=True), 0.4),
-    "overlap": Part("Recorded runs where passes overlap", _tests("overlap", "--overlap", *GOLDENS), 0.5),
-    "graphs": Part("The same where graphs repeat layers too", _tests("graphs", "--overlap", "--graphs", *GOLDENS), 1.0),
+    "speed": Part("Speed of the caches", _speed, 0.6),
+    "profile": Part("Where the time of a step goes", _profile, 0.4),
+    "small": Part("Speed of a small model", _small, 0.35),
+    "tests": Part("Kernels, and recorded runs of the original codes", _tests, 0.65, TESTED),
+    "quantised": Part("Speed with quantized weights", _quantised, 1.0),
 }

@@ -1,25 +1,81 @@
-"""The steady speed of an engine: whole cycles of its refreshes, timed while every request of a batch is running.
+"""The workloads that are timed, and the steady speed of an engine on them.
 
 A whole response of 128 steps at 32 requests would take minutes without a cache. As every block repeats the same cycle
-of passes, one cycle tells the speed. The prefix-only pass and the first block are run before and are not timed.
+of passes, one cycle of refreshes tells the speed, timed while every request of a batch is running. The prefix-only pass
+and the first block are run before and are not timed.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from remask import LLM, EngineConfig, SamplingParams
+from remask.checks import AttentionName
 from remask.engine.engine import Engine
-from remask.model.attention_names import AttentionName
-from remask.observe import observe_costs
+from remask.errors import UnknownNameError
 from remask.plan.cost import PassCost
-from remask.plan.pass_cost import CostMeter, ExecutedPlan
+from remask.plan.pass_cost import ExecutedPlan
 from remask_lab.bench.workload import random_workload
-from remask_lab.gpu.shapes import Shape
-from remask_lab.ops.peaks import Peaks
+from remask_lab.observe import CostMeter, observe_costs
+from remask_lab.ops.roofline import Peaks
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A preset with random weights, and requests for it.
+
+    Attributes:
+        name: of the shape.
+        preset: the model's shape.
+        dtype: of weights, activations and K/V.
+        canvas: tokens of a request, its response included.
+        prefix: of the prompt's tokens, those that all requests share.
+        depth: of `bicache`.
+        response: tokens that are denoised, in blocks of `block`.
+        batches: numbers of requests that run at a time.
+        memory: bytes that a GPU must have free for the largest of them.
+    """
+
+    name: str
+    preset: str
+    dtype: str
+    canvas: int
+    prefix: int
+    depth: int
+    response: int
+    block: int
+    batches: tuple[int, ...]
+    memory: int
+
+    @property
+    def suffix(self) -> int:
+        """Tokens of the prompt that a request does not share."""
+        return self.canvas - self.response - self.prefix
+
+
+# The shared prefix is 0.9 of the prompt, and the depth that of LLaDA-8B-Instruct's shipped table at this ratio.
+_PAPER = Shape("llada-8b", "llada-8b", "bfloat16", 1280, 922, 18, 256, 32, (1, 8, 32), 60 << 30)
+SHAPES = (
+    _PAPER,
+    replace(_PAPER, name="llada-8b-short", batches=(1, 4), memory=24 << 30),
+    replace(_PAPER, name="llada-100m", preset="llada-100m", depth=6, memory=4 << 30),
+    Shape("tiny", "llada-tiny", "float32", 72, 36, 1, 32, 8, (1, 2), 0),
+)
+
+
+def find_shape(name: str, device: torch.device) -> Shape:
+    """The shape of that name. "auto" is the first one for which a GPU has the memory, and "tiny" on a CPU.
+
+    Raises `UnknownNameError`.
+    """
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    for each in SHAPES:
+        if each.name == name or (name == "auto" and each.memory <= free):
+            return each
+    raise UnknownNameError("shape", name, ["auto", *(each.name for each in SHAPES)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +133,16 @@ def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks, attention: At
     Raises `ConfigError` where the cell's settings cannot be, and what PyTorch raises where memory is short.
     """
     cycle = shape.block // cell.tokens_per_step
-    engine = _filled(llm, shape, cell, attention)
-    _run(engine, cycle)
+    engine = filled(llm, shape, cell, attention)
+    run_steps(engine, cycle)
     synchronize(llm.model.device)
     start, computed = time.perf_counter(), engine.stats.step_cpu_seconds
-    _run(engine, cycle)
+    run_steps(engine, cycle)
     synchronize(llm.model.device)
     seconds, host = time.perf_counter() - start, engine.stats.step_cpu_seconds - computed
     meter = RoofMeter(llm.model.config.widths(llm.model.dtype.itemsize), peaks=peaks)
     observe_costs(engine, meter)
-    _run(engine, cycle)
+    run_steps(engine, cycle)
     return {
         "cell": cell.name,
         "cache": cell.cache,
@@ -109,15 +165,15 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _filled(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -> Engine:
+def filled(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -> Engine:
     """An engine whose requests have all begun to denoise."""
     # Nothing is left to what an earlier run has found.
     settings = {"overlap": False, "graphs": False, **cell.engine}
     limits = EngineConfig(max_num_seqs=cell.requests, max_model_len=shape.canvas, attention=attention, **settings)
-    engine = llm.new_engine(limits)
+    engine = llm.session.new_engine(limits)
     steps = shape.response // cell.tokens_per_step
     sampling = SamplingParams(max_tokens=shape.response, steps=steps, block_length=shape.block, ignore_eos=True)
-    policy = llm.policy(cell.cache, cell.settings)
+    policy = llm.session.policy(cell.cache, cell.settings)
     workload = random_workload(llm, cell.requests, 1, 0, sampling, shape.prefix, shape.suffix)
     for task in workload.tasks:
         engine.add(task.request.with_policy(policy))
@@ -127,7 +183,7 @@ def _filled(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -> Eng
     return engine
 
 
-def _run(engine: Engine, steps: int) -> None:
+def run_steps(engine: Engine, steps: int) -> None:
     """Take so many steps."""
     for _ in range(steps):
         engine.step()

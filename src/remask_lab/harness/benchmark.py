@@ -83,6 +83,16 @@ def benchmark(task: str) -> Benchmark:
     )
 
 
+def listed() -> str:
+    """Our own tasks as text, and where lm-eval finds them."""
+    lines = [f"{'task':<22}{'scored by':<12}data set"]
+    for task in task_names():
+        own = benchmark(task)
+        lines.append(f"{task:<22}{'tests' if own.scoring == 'code' else '## match':<12}{own.data}")
+    lines.append(f"\nFor lm-eval's own command line: --include_path {FOLDER}")
+    return "\n".join(lines)
+
+
 @cache
 def usual_role() -> str:
     """The default first part of the system prompt: role and rules."""

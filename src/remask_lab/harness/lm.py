@@ -1,18 +1,31 @@
-"""The engine as a model of lm-eval, in the same process."""
+"""The engine as a model of lm-eval in the same process, and tasks that are run so, one row of results a task."""
 
+import logging
+import socket
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+import datasets.config
+from huggingface_hub import constants
+from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
 
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
+from remask.request.sampling_params import layered
 from remask.text.prompts import Message
-from remask_lab.harness.generation import Generation, generate, sampling_of
-from remask_lab.likelihood.estimator import LikelihoodEstimator
-from remask_lab.likelihood.pairs import Pair, encode_pair
+from remask_lab.harness.benchmark import FOLDER, is_own
+from remask_lab.harness.run import Generation, generate, sampling_of
+from remask_lab.harness.score import shares
+from remask_lab.likelihood.draws import LikelihoodEstimator
+from remask_lab.likelihood.passes import Pair, encode_pair
+from remask_lab.records.interval import wilson
 
 _MAX_TOKENS = 256  # where a task gives no length
 _GENERATION = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k")
@@ -72,7 +85,7 @@ class RemaskLM(LM):
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Returns one response a request, up to the first of its stop texts."""
         work = [self._request(str(number), *request.args) for number, request in enumerate(requests)]
-        self.generation = generate(self._llm, work, self._policy, self._seed, self._llm.progress)
+        self.generation = generate(self._llm, work, self._policy, self._seed, self._llm.session.progress)
         return [output.text or "" for output in self.generation.outputs]
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
@@ -83,7 +96,7 @@ class RemaskLM(LM):
         estimator = self._likelihoods()
         pairs = [self._pair(*request.args) for request in requests]
         groups = [request.doc_id or 0 for request in requests]
-        found = estimator.score(pairs, groups, self._llm.progress)
+        found = estimator.score(pairs, groups, self._llm.session.progress)
         self.standard_errors = [each.standard_error for each in found]
         greedy = estimator.are_greedy(pairs)
         return [(each.log_likelihood, same) for each, same in zip(found, greedy, strict=True)]
@@ -104,7 +117,9 @@ class RemaskLM(LM):
                 pairs.append(Pair(tokens[max(0, at - half) : at], tokens[at:stop]))
                 owner.append(number)
         sums = [0.0] * len(requests)
-        for number, found in zip(owner, estimator.score(pairs, range(len(pairs)), self._llm.progress), strict=True):
+        for number, found in zip(
+            owner, estimator.score(pairs, range(len(pairs)), self._llm.session.progress), strict=True
+        ):
             sums[number] += found.log_likelihood
         return sums
 
@@ -118,7 +133,7 @@ class RemaskLM(LM):
         if asked.get("do_sample") or asked.get("temperature"):
             own = {name: asked[name] for name in ("temperature", "top_p", "top_k") if asked.get(name) is not None}
         length = asked.get("max_gen_toks") or asked.get("max_tokens") or _MAX_TOKENS
-        params = sampling_of(self._llm, {**own, **self._sampling}, length, stop)
+        params = sampling_of(self._llm, layered(own, self._sampling), length, stop)
         # A chat template writes the special tokens itself.
         shared = self._shared.get(context)
         tokens = self._tokenizer.encode(context, add_special_tokens=shared is None)
@@ -137,3 +152,147 @@ class RemaskLM(LM):
                 f"{self._llm.loaded.name!r} is a {self._llm.loaded.config.kind} one"
             )
         return self._estimator
+
+
+class Harness:
+    """lm-eval with our own tasks beside its own. The index of its tasks is read once."""
+
+    def __init__(self, *, own_only: bool, folders: Sequence[str] = ()) -> None:
+        """`folders` hold further configs. `own_only` leaves out lm-eval's own tasks."""
+        self._manager = TaskManager(include_path=[str(FOLDER), *folders], include_defaults=not own_only)
+
+    def check(self, tasks: Sequence[str]) -> None:
+        """Raise `ConfigError` on a task that lm-eval does not know, and on a tag. Then look for the network."""
+        known = self._manager.all_tasks
+        for task in tasks:
+            if task not in known:
+                raise ConfigError(f"Unknown task {task!r}: neither one of ours nor of lm-eval's ('lm_eval ls tasks')")
+            if task in self._manager.all_tags:
+                raise ConfigError(f"{task!r} is a tag of several tasks, which have no common score; name them instead")
+        go_offline_without_network()
+
+    def run(
+        self,
+        lm: RemaskLM,
+        task: str | Mapping[str, Any],
+        *,
+        role: str | None = None,
+        chat: bool = False,
+        limit: int | None = None,
+        run_code: bool = False,
+        seed: int = 0,
+        shots: int | None = None,
+    ) -> dict[str, Any]:
+        """Return one row: metrics, samples, and the costs of generation. `task` is a name, or a config that has one.
+
+        Args:
+            role: the first part of the system prompt. None leaves the task's own prompt alone.
+            chat: whether the chat template renders the prompts.
+            limit: documents of a task. None takes all.
+            run_code: whether tasks that execute generated code may run.
+            seed, shots: of few-shot examples, and their number; None leaves a task's own.
+
+        Raises `ConfigError` where lm-eval cannot run the task: its data are missing, or it would run code and may not.
+        """
+        logging.getLogger("lm_eval").setLevel(logging.WARNING)
+        try:
+            found = simple_evaluate(
+                model=lm,
+                tasks=[task if isinstance(task, str) else dict(task)],
+                limit=limit,
+                num_fewshot=shots,
+                fewshot_as_multiturn=bool(shots) and chat,
+                bootstrap_iters=0,
+                system_instruction=role,
+                apply_chat_template=chat,
+                task_manager=self._manager,
+                confirm_run_unsafe_code=run_code,
+                random_seed=seed,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
+            )
+        except (OSError, ValueError, ImportError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            way_out = ". The hub cannot be reached: give local data by --data" if constants.HF_HUB_OFFLINE else ""
+            raise ConfigError(f"lm-eval cannot run {task!r}: {type(error).__name__}: {error}{way_out}") from error
+        assert found is not None
+        name = task if isinstance(task, str) else task["task"]
+        row: dict[str, Any] = {} if lm.generation is None else lm.generation.costs()
+        if is_own(name):
+            samples = _own_samples(found["samples"][name], lm)
+            return {**row, "metrics": shares(samples), "samples": samples}
+        samples = _samples(found["samples"])
+        return {**row, "metrics": _metrics(found["results"][name], samples), "samples": samples}
+
+
+def _own_samples(samples: Sequence[Mapping[str, Any]], lm: RemaskLM) -> list[dict[str, Any]]:
+    assert lm.generation is not None
+    rows = []
+    ordered = sorted(samples, key=lambda sample: int(sample["doc_id"]))
+    for sample, output in zip(ordered, lm.generation.outputs, strict=True):
+        metrics = {name: float(sample[name]) for name in sample["metrics"]}
+        rows.append(
+            {"text": output.text, "token_ids": list(output.token_ids), "right": sample["doc"]["right"], **metrics}
+        )
+    return rows
+
+
+def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Metrics by document. Metrics that are no single number, such as perplexities, are left out."""
+    return [
+        {
+            "task": task,
+            "doc": sample["doc_id"],
+            "filter": sample["filter"],
+            **{name: sample[name] for name in sample["metrics"] if isinstance(sample[name], int | float)},
+        }
+        for task, each in samples.items()
+        for sample in each
+    ]
+
+
+def _metrics(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """lm-eval's numbers ("metric,filter"), with Wilson's interval where a number is the share of right documents."""
+    found = {}
+    for key, value in results.items():
+        metric, separator, chosen = key.partition(",")
+        if not separator or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        each = [sample[metric] for sample in samples if sample["filter"] == chosen and metric in sample]
+        share = each and all(one in (0, 1) for one in each) and abs(sum(each) / len(each) - value) < 1e-9
+        found[key] = {"value": float(value), "interval": list(wilson(int(sum(each)), len(each))) if share else None}
+    return found
+
+
+log = logging.getLogger(__name__)
+
+SECONDS = 4.0
+
+
+def go_offline_without_network() -> None:
+    """Where the hub cannot be reached, have data sets come from its cache on this machine, or fail at once."""
+    if constants.HF_HUB_OFFLINE or getproxies().get("https") or reachable(constants.ENDPOINT):
+        return
+    log.warning("%s cannot be reached: data sets come from the cache on this machine", constants.ENDPOINT)
+    # Read by their packages when they are imported, so the variable of the environment comes too late.
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = True
+
+
+def reachable(url: str) -> bool:
+    """Whether the host of `url` takes a connection within `SECONDS`, the look-up of its name included."""
+    parts, found = urlsplit(url), threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 443), SECONDS).close()
+        except OSError:
+            return
+        found.set()
+
+    # The look-up of a name knows no limit of time, so a thread that is not waited for makes it.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return found.is_set()

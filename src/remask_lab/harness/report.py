@@ -17,11 +17,34 @@ HEADER = ("task", "cache", "score (95 % interval)", "up to notation", "agreement
 
 
 def table(rows: Sequence[EvalRow]) -> str:
-    """Returns one line a row. Agreement is the mean share of positions with the same token as under the first cache."""
+    """Returns one line a row. Agreement is the mean share of positions with the same token as under the first cache.
+
+    Rows of one task with losses are told `by_agreement`.
+    """
+    if "loss" in rows[0]["result"]:
+        return by_agreement(rows)
     first: dict[str, EvalRow] = {}
     for row in rows:
         first.setdefault(row["task"], row)
     return markdown_table(HEADER, [_cells(row, first[row["task"]]) for row in rows], aligned=True)
+
+
+def by_agreement(rows: Sequence[EvalRow]) -> str:
+    """Returns one line a row of results with a loss, and why a row has none. The first row is the baseline.
+
+    "work saved" is the ratio of row-layers, prefix-only passes included, and "speed" that of time.
+    """
+    lines, base = [], rows[0]["result"]
+    for row in rows:
+        result = row["result"]
+        loss = "-" if result["loss"] is None else f"{result['loss']:.3f}"
+        work, speed = base["row_layers"] / result["row_layers"], base["seconds"] / result["seconds"]
+        lines.append(
+            [row["cache"], _agreement(result, base), loss, f"{work:.2f}x", f"{speed:.2f}x", str(result["prefix_hits"])]
+        )
+    header = ("cache", "agreement", "loss (nats a token)", "work saved", "speed", "prefix hits")
+    unread = [f"{row['cache']} has no loss: {row['result']['no_loss']}" for row in rows if row["result"]["no_loss"]]
+    return "\n\n".join([markdown_table(header, lines, aligned=True), *unread])
 
 
 def _cells(row: EvalRow, baseline: EvalRow) -> list[str]:

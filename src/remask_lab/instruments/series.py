@@ -1,4 +1,4 @@
-"""Means of series that may have gaps and different lengths."""
+"""Means of series that may have gaps and different lengths, and correlations of two quantities by layer."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -19,9 +19,9 @@ def mean(values: Floats) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-def by_pass(series: Sequence[Floats]) -> tuple[float, ...]:
+def by_pass(series: Sequence[Sequence[float] | Floats]) -> Series:
     """Mean over requests of what each pass showed, for as many passes as the longest request has."""
-    return tuple(mean_of_known(padded(series)).tolist())
+    return tuple(mean_of_known(padded([np.asarray(own, dtype=np.float64) for own in series])).tolist())
 
 
 def padded(series: Sequence[Floats], length: int | None = None) -> Floats:
@@ -47,3 +47,68 @@ def mean_of_known(values: Floats) -> Floats:
 def as_table(values: Floats) -> Table:
     """A matrix as plain numbers."""
     return tuple(tuple(row) for row in values.tolist())
+
+
+class Moments:
+    """First and second moments of the drift of K and V, or of two other quantities, in all layers.
+
+    One sample is a position from pass to pass. The sums grow with every pass.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.layers, self.samples = layers, 0
+        self._sum = np.zeros(2 * layers)
+        self._products = np.zeros((2 * layers, 2 * layers))
+
+    def add(self, k: Floats, v: Floats) -> None:
+        """Take in drifts [layers, positions]."""
+        both = np.concatenate([k, v]).astype(np.float64)
+        self.samples += both.shape[1]
+        self._sum += both.sum(axis=1)
+        self._products += both @ both.T
+
+    def merge(self, other: "Moments") -> None:
+        """Take in all samples of `other`, which is not changed."""
+        self.samples += other.samples
+        self._sum += other._sum
+        self._products += other._products
+
+    def layer_correlations(self) -> tuple[Floats, Floats]:
+        """Pearson's r between layers, of K and of V, [layers, layers] each; NaN where a layer's drift never varies."""
+        r = self._correlations()
+        return r[: self.layers, : self.layers], r[self.layers :, self.layers :]
+
+    def paired_correlations(self) -> Floats:
+        """Pearson's r between the drift of K and of V in each layer, [layers]; NaN where one of them never varies."""
+        found: Floats = np.diag(self._correlations()[: self.layers, self.layers :])
+        return found
+
+    def kv_correlation(self) -> float:
+        """Pearson's r between the drift of K and of V, over all layers, positions and passes; NaN without variance."""
+        count = self.samples * self.layers
+        if count == 0:
+            return float("nan")
+        k, v = slice(0, self.layers), slice(self.layers, None)
+        mean_k, mean_v = self._sum[k].sum() / count, self._sum[v].sum() / count
+        cross = np.trace(self._products[k, v]) / count - mean_k * mean_v
+        spread = [np.trace(self._products[part, part]) / count - m * m for part, m in ((k, mean_k), (v, mean_v))]
+        scale = float(np.sqrt(max(0.0, spread[0]) * max(0.0, spread[1])))
+        return float(cross) / scale if scale > 0 else float("nan")
+
+    def _correlations(self) -> Floats:
+        """Pearson's r of all layers' K and V with one another."""
+        if self.samples == 0:
+            return np.full_like(self._products, np.nan)
+        mean = self._sum / self.samples
+        covariance: Floats = self._products / self.samples - np.outer(mean, mean)
+        # Rounding may leave a constant's variance a little below 0.
+        deviation = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+        np.fill_diagonal(covariance, deviation**2)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            r: Floats = covariance / np.outer(deviation, deviation)
+        return r
+
+
+def off_diagonal_mean(r: Floats) -> float:
+    """Mean of all entries off the diagonal; NaN for a single layer."""
+    return mean(np.where(np.eye(len(r), dtype=np.bool_), np.nan, r))

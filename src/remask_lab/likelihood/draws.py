@@ -1,5 +1,7 @@
-"""What a Monte-Carlo likelihood is, and draws that are spread evenly over a range."""
+"""What a Monte-Carlo likelihood is, its draws, which are spread evenly over a range, and what every estimator has."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +9,7 @@ from numpy.typing import NDArray
 
 from remask.checks.values import whole
 from remask.errors import ConfigError
+from remask_lab.likelihood.passes import Pair
 
 Floats = NDArray[np.float64]
 
@@ -63,3 +66,33 @@ class StratifiedDraws:
         """The estimate for a response of `tokens` tokens from the mean of each of its strata, float64."""
         error = float(strata.std(ddof=1) / np.sqrt(len(strata)))
         return Likelihood(float(strata.mean()), error, tokens, self.samples)
+
+
+class LikelihoodEstimator(ABC):
+    """Estimates log-likelihoods of responses after prompts; `draws` is how it draws."""
+
+    draws: StratifiedDraws
+
+    @abstractmethod
+    def check(self, pair: Pair) -> None:
+        """Raise `ConfigError` on a pair that cannot be scored."""
+
+    def score(
+        self, pairs: Sequence[Pair], groups: Sequence[int] | None = None, progress: bool = False
+    ) -> list[Likelihood]:
+        """Return the log-likelihood of every response after its prompt.
+
+        Pairs of one group share what is drawn where their responses are equally long, which takes noise out of their
+        comparison: the choices of a question form a group. By default all pairs are in one group. A result does not
+        depend on the other pairs. Raises `ConfigError`, before anything runs, on a pair that cannot run.
+        """
+        for pair in pairs:
+            self.check(pair)
+        return self._score(pairs, [0] * len(pairs) if groups is None else groups, progress)
+
+    @abstractmethod
+    def _score(self, pairs: Sequence[Pair], groups: Sequence[int], progress: bool) -> list[Likelihood]: ...
+
+    @abstractmethod
+    def are_greedy(self, pairs: Sequence[Pair]) -> list[bool]:
+        """Return whether greedy decoding would give each response. Raises `ConfigError` as `score`."""

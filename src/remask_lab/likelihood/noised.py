@@ -1,7 +1,19 @@
-"""Likelihoods under a uniform diffusion model: the variational bound for GIDD's noise, by Monte Carlo.
+"""Likelihoods under a uniform diffusion model: the variational bound for GIDD's noise, term by term, by Monte Carlo.
 
 A draw takes one step of the chain, uniformly, and noises the response to the step's noisier level. Each draw gives T
-times the summed divergences of `noise_bound` at that step. The mean over draws estimates the negative bound.
+times the summed divergences at that step. The mean over draws estimates the negative bound.
+
+A chain has T steps between T + 1 levels of noise. Level 0 is the clean token, level T noise alone, and the levels
+between lie on the sampler's grid of log-SNRs. The negative bound (D3PM, arXiv 2107.03006; the Uniform-Cache thesis,
+equation 2.6) is a sum over the steps of
+
+    KL(q(z_s | z_t, x) || p(z_s | z_t)),    s = t - 1,
+
+in the mean over z_t drawn from q(z_t | x). At s = 0 the term is -log p(x | z_1). What the equation adds for the prior
+is 0 here, as level T keeps nothing of x. p is the reverse step of a sampler, and the bound is one of that sampler:
+
+    "ancestral": q with the predicted distribution of the clean token in the token's place (GIDD, arXiv 2503.04482);
+    "ancestral_marginal": the mean of q over the predicted clean tokens (equation 2.4 of the thesis).
 """
 
 from collections.abc import Sequence
@@ -10,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from tqdm import tqdm
 
 from remask.checks.values import one_of, whole
@@ -17,14 +30,14 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.plan.canvas import Canvas
+from remask.request.sampling_groups import ANCESTRAL, MARGINAL
 from remask.request.sampling_params import SamplingParams
-from remask.request.uniform_presets import ANCESTRAL, MARGINAL
-from remask_lab.likelihood.draws import Likelihood, StratifiedDraws
-from remask_lab.likelihood.names import MAX_ROWS, SCHEDULES
-from remask_lab.likelihood.noise_bound import chain, divergences
-from remask_lab.likelihood.pairs import Pair
-from remask_lab.likelihood.uncached_pass import Job, UncachedPasses
+from remask.sampling.noise import Noise, log_snrs
+from remask_lab.likelihood import MAX_ROWS, SCHEDULES
+from remask_lab.likelihood.draws import Likelihood, LikelihoodEstimator, StratifiedDraws
+from remask_lab.likelihood.passes import Job, Pair, UncachedPasses
 
+TINY = 1e-300  # stands for 0 under a logarithm whose factor is 0
 GREEDY_TOKENS = 3  # positions that a step of greedy decoding may change, as in the Uniform-Cache thesis
 
 
@@ -68,7 +81,7 @@ class Noised:
     tail: NDArray[np.int64]
 
 
-class NoiseLikelihoods:
+class NoiseLikelihoods(LikelihoodEstimator):
     """Estimates log-likelihoods of responses under a uniform model. Raises `ConfigError` on other kinds of models.
 
     A response is noised as a whole, as one block: under structured attention the prompt sees itself alone.
@@ -80,12 +93,12 @@ class NoiseLikelihoods:
             raise ConfigError(
                 f"the bound is of GIDD's noise, and {llm.loaded.name!r} is a {config.kind} model; use a uniform one"
             )
-        self.draws = draws or NoiseDraws()
+        self.draws: NoiseDraws = draws or NoiseDraws()
         self._llm, self._noise, self._passes = llm, config.noise, UncachedPasses(llm, max_rows)
         self._chain = chain(self._noise, self.draws.levels, self.draws.schedule, llm.model.device)
 
     def check(self, pair: Pair) -> None:
-        """Raise `ConfigError` on a pair that cannot be scored."""
+        """See `LikelihoodEstimator`."""
         self._passes.check(pair)
         if self._noise.mask_id in pair.response:
             raise ConfigError(f"the response holds the mask token {self._noise.mask_id}, which no uniform model writes")
@@ -96,22 +109,10 @@ class NoiseLikelihoods:
                 f"{longest}"
             )
 
-    def score(
-        self, pairs: Sequence[Pair], groups: Sequence[int] | None = None, progress: bool = False
-    ) -> list[Likelihood]:
-        """Return the log-likelihood of every response after its prompt.
-
-        Pairs of one group get the same steps, and the same noise where their responses are equally long. By default
-        all pairs are in one group. A result does not depend on the other pairs.
-
-        Raises `ConfigError`, before anything runs, on a pair that cannot run.
-        """
-        for pair in pairs:
-            self.check(pair)
-        each = [0] * len(pairs) if groups is None else groups
+    def _score(self, pairs: Sequence[Pair], groups: Sequence[int], progress: bool) -> list[Likelihood]:
         scored = []
         for pair, group in tqdm(
-            list(zip(pairs, each, strict=True)), desc="likelihood", unit="resp", disable=not progress
+            list(zip(pairs, groups, strict=True)), desc="likelihood", unit="resp", disable=not progress
         ):
             found = self.terms(pair, self.draw(pair, group))
             estimates = -self.draws.levels * found.reshape(-1, self.draws.strata).mean(axis=1)
@@ -166,7 +167,7 @@ class NoiseLikelihoods:
             self.check(pair)
             if not len(pair.prompt):
                 raise ConfigError("greedy decoding begins after a prompt, and this response has none; give one token")
-        policy = self._llm.policy("none")
+        policy = self._llm.session.policy("none")
         changes = 1 if self._noise.only_masks else GREEDY_TOKENS
         requests = [
             Request(
@@ -176,15 +177,14 @@ class NoiseLikelihoods:
                     max_tokens=len(pair.response),
                     block_length=len(pair.response),
                     steps_per_block=len(pair.response),
-                    tokens_per_step=changes,
-                    canvas_length=self.draws.canvas_length,
+                    uniform={"tokens_per_step": changes, "canvas_length": self.draws.canvas_length},
                     seed=self.draws.seed,
                     ignore_eos=True,
                 ),
             ).with_policy(policy)
             for number, pair in enumerate(pairs)
         ]
-        outputs = {output.id: output for output in self._llm.run(requests)}
+        outputs = {output.id: output for output in self._llm.session.run(requests)}
         return [tuple(outputs[str(number)].token_ids) == tuple(pair.response) for number, pair in enumerate(pairs)]
 
     def _job(self, pair: Pair, noised: Noised) -> Job:
@@ -195,3 +195,94 @@ class NoiseLikelihoods:
         if not self._passes.config.structured_attention:
             return Job(canvas, predict)
         return Job(canvas, predict, np.where(every < prompt, prompt, len(canvas)))
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Levels of noise, one for each row or for each level of a chain.
+
+    Attributes:
+        clean: the probability that a token is clean, float64 [N].
+        uniform: the probability that noise is not the mask, float64 [N].
+    """
+
+    clean: Tensor
+    uniform: Tensor
+
+    def at(self, index: Tensor) -> "Levels":
+        """The levels numbered `index` [M]."""
+        return Levels(self.clean[index], self.uniform[index])
+
+    def noise(self, vocab: int, mask_id: int) -> Tensor:
+        """The probability of each token as noise, float64 [N, V]."""
+        each = (self.uniform / (vocab - 1))[:, None].repeat(1, vocab)
+        each[:, mask_id] = 1 - self.uniform
+        return each
+
+
+def chain(noise: Noise, steps: int, schedule: str, device: torch.device | None = None) -> Levels:
+    """The levels 0 to `steps` of a chain on the grid `schedule`, "cosine" or "linear"."""
+    log_snr = torch.from_numpy(log_snrs(schedule, steps, noise.min_log_snr, noise.max_log_snr)).to(device)
+    clean = log_snr.sigmoid()
+    clean[0], clean[-1] = 1.0, 0.0
+    return Levels(clean, (log_snr + noise.shift).sigmoid())
+
+
+def divergences(
+    logits: Tensor,
+    clean: Tensor,
+    noisy: Tensor,
+    before: Levels,
+    after: Levels,
+    mask_id: int,
+    *,
+    marginal: bool = False,
+) -> Tensor:
+    """Return KL(q(z_s | z_t, x) || p(z_s | z_t)) of each row in nats, float64 [N]. Differentiable in `logits`.
+
+    `logits` [N, V] predict the clean tokens; the mask is never predicted. `clean` [N] are the tokens x, `noisy` [N] the
+    tokens z_t, int64; `before` are the rows' levels t, `after` their levels s. p is the marginal reverse step, or else
+    the one with the prediction in the clean token's place.
+    """
+    vocab = logits.shape[-1]
+    barred = torch.arange(vocab, device=logits.device) == mask_id
+    predicted = logits.double().masked_fill(barred, -torch.inf).softmax(dim=-1)
+    known = torch.zeros_like(predicted).scatter_(1, clean[:, None], 1.0)
+    then, now = after.noise(vocab, mask_id), before.noise(vocab, mask_id)
+    kept = before.clean / after.clean  # the probability that a step from s to t keeps a token
+    fresh = (1 - before.clean) * _at(now, noisy) - kept * (1 - after.clean) * _at(then, noisy)  # that it puts z_t there
+
+    def forward(of: Tensor) -> tuple[Tensor, Tensor]:
+        """q(z_s | x) [N, V], and q(z_t | x) [N] of the token that stands there."""
+        ahead = after.clean[:, None] * of + (1 - after.clean)[:, None] * then
+        return ahead, before.clean * _at(of, noisy) + (1 - before.clean) * _at(now, noisy)
+
+    true, seen = forward(known)
+    model, expected = _marginal(predicted, noisy, before, after, now, then) if marginal else forward(predicted)
+    logs = true.clamp_min(TINY).log() - model.clamp_min(TINY).log()
+    kept_term = kept * _at(true, noisy) * _at(logs, noisy)
+    found: Tensor = (fresh * (true * logs).sum(dim=-1) + kept_term) / seen
+    found = found + expected.clamp_min(TINY).log() - seen.log()
+    if not marginal:
+        return found
+    # Noise that cannot have put z_t there leaves one clean token, and both steps keep it.
+    return torch.where(_at(now, noisy) * (1 - before.clean) > 0, found, torch.zeros_like(found))
+
+
+def _marginal(
+    predicted: Tensor, noisy: Tensor, before: Levels, after: Levels, now: Tensor, then: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean over x of q(z_s | x) / q(z_t | x), [N, V], and 1 [N]: what q(z_s | x) and q(z_t | x) are of one x.
+
+    Each x has its own evidence q(z_t | x): the share of noise alone, and for the x that stands there the kept one more.
+    """
+    other = ((1 - before.clean) * _at(now, noisy)).clamp_min(TINY)
+    evidence = other[:, None].repeat(1, predicted.shape[-1])
+    evidence = evidence.scatter_add(1, noisy[:, None], before.clean[:, None])
+    shares = predicted / evidence
+    ahead = after.clean[:, None] * shares + (1 - after.clean)[:, None] * then * shares.sum(dim=-1, keepdim=True)
+    return ahead, torch.ones_like(other)
+
+
+def _at(values: Tensor, tokens: Tensor) -> Tensor:
+    return values.gather(1, tokens[:, None])[:, 0]

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from remask.checkpoint.bundled import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT
+from remask.checks import BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT
 from remask.checks.values import real, whole
 from remask.errors import ConfigError, UnknownNameError
 from remask.tasks import gsm8k, relay, tariff, transit
-from remask_lab.bench.workload import MAX_GSM8K_PREFIXES
+from remask.tasks.workload import messages
 from remask_lab.load.target import Target
 
 Body: TypeAlias = dict[str, Any]
@@ -83,58 +83,46 @@ class PromptMix:
         places: list[int | None] = [number % self.prefixes for number in range(shared)]
         places += [None] * (self.num_prompts - shared)
         rng.shuffle(places)
-        if name == "tariff":
-            return _tariff(rng, places, self.prefixes)
-        if name == "relay":
-            return _relay(rng, places, self.prefixes)
-        if name == "transit":
-            return _transit(rng, places, self.prefixes)
         if name == "gsm8k":
             return _gsm8k(places, self.prefixes, self.seed)
-        return _random(rng, places, self, target)
+        if name == "random":
+            return _random(rng, places, self, target)
+        task = _TASKS[name]
+        prompts, requests = [task.prompt(rng) for _ in range(self.prefixes)], []
+        for place in places:
+            prompt = task.prompt(rng) if place is None else prompts[place]
+            question = task.question(rng, prompt)
+            body = {"messages": messages(prompt, question)}
+            answer = task.module.reference_response(prompt, question)
+            requests.append(HttpRequest(CHAT, body, task.answer(answer), check=task.module.is_correct))
+        return requests
 
 
-def _tariff(rng: random.Random, places: list[int | None], prefixes: int) -> list[HttpRequest]:
-    settings = tariff.TariffSettings()
-    shared = [tariff.draw_prompt(rng, settings) for _ in range(prefixes)]
-    requests = []
-    for place in places:
-        prompt = tariff.draw_prompt(rng, settings) if place is None else shared[place]
-        question = tariff.draw_question(rng, prompt, "plan", settings.asked)
-        body = {"messages": tariff.messages(prompt, question)}
-        answer = tariff.reference_response(prompt, question)
-        requests.append(HttpRequest(CHAT, body, answer, check=tariff.is_correct))
-    return requests
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A bundled model's task: how a prompt and a question are drawn, and what of the response is the answer."""
+
+    module: Any
+    prompt: Callable[[random.Random], Any]
+    question: Callable[[random.Random, Any], Any]
+    answer: Callable[[str], str] = str
 
 
-def _relay(rng: random.Random, places: list[int | None], prefixes: int) -> list[HttpRequest]:
-    settings = relay.RelaySettings()
-    shared = [relay.draw_prompt(rng, settings) for _ in range(prefixes)]
-    requests = []
-    for place in places:
-        prompt = relay.draw_prompt(rng, settings) if place is None else shared[place]
-        question = relay.draw_question(rng, prompt)
-        body = {"messages": relay.messages(prompt, question)}
-        answer = relay.reference_response(prompt, question)
-        requests.append(HttpRequest(CHAT, body, answer, check=relay.is_correct))
-    return requests
-
-
-def _transit(rng: random.Random, places: list[int | None], prefixes: int) -> list[HttpRequest]:
-    lines = [transit.draw_prompt(rng) for _ in range(prefixes)]
-    requests = []
-    for place in places:
-        line = transit.draw_prompt(rng) if place is None else lines[place]
-        question = transit.draw_question(rng, line)
-        requests.append(
-            HttpRequest(CHAT, {"messages": transit.messages(line, question)}, transit.route(line, question)[-1])
-        )
-    return requests
+_ORDERS, _ROUTES = tariff.TariffSettings(), relay.RelaySettings()
+_TASKS = {
+    "tariff": _Task(
+        tariff,
+        lambda rng: tariff.draw_prompt(rng, _ORDERS),
+        lambda rng, prompt: tariff.draw_question(rng, prompt, "plan", _ORDERS.asked),
+    ),
+    "relay": _Task(relay, lambda rng: relay.draw_prompt(rng, _ROUTES), relay.draw_question),
+    "transit": _Task(transit, transit.draw_prompt, transit.draw_question, lambda said: said.rsplit(maxsplit=1)[-1]),
+}
 
 
 def _gsm8k(places: list[int | None], prefixes: int, seed: int) -> list[HttpRequest]:
-    if prefixes > MAX_GSM8K_PREFIXES:
-        raise ConfigError(f"--prefixes must be at most {MAX_GSM8K_PREFIXES} with GSM8K questions, got {prefixes}")
+    if prefixes > gsm8k.MAX_PROMPTS:
+        raise ConfigError(f"--prefixes must be at most {gsm8k.MAX_PROMPTS} with GSM8K questions, got {prefixes}")
     questions = gsm8k.make_questions(prefixes * len(places), prefixes, seed)
     requests = []
     for number, place in enumerate(places):

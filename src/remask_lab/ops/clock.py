@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from remask.engine.engine import Engine
-from remask.observe import SECTIONS, run_in_sections
+from remask_lab.observe import SECTIONS, run_in_sections
 
 REST = "rest"  # planning, scheduling, embedding, residuals, and rows carried or restored between stages
 OPERATIONS = (*SECTIONS, REST)

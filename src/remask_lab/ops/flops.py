@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from remask.engine.engine import Engine
 from remask.model.attention import Attention, Sink
 from remask.model.work_list import WorkList
-from remask.observe import observe_costs, replace_attention
-from remask.plan.pass_cost import CostMeter
+from remask_lab.observe import CostMeter, observe_costs, replace_attention
 
 
 @dataclass(slots=True)

@@ -163,7 +163,7 @@ def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
 
 def _engine(llm: LLM, work: Sequence[Request]) -> Engine:
     """Return a new engine with the requests queued."""
-    engine = llm.new_engine()
+    engine = llm.session.new_engine()
     touch_memory(engine, [item.policy for item in work])
     for item in work:
         engine.add(item)

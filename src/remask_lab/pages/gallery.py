@@ -1,51 +1,34 @@
-"""Writes docs/gallery.md from docs/gallery/entries.toml, and draws the pictures by the commands in that file.
+"""Writes docs/lab/gallery.md from docs/lab/gallery/entries.toml, and draws the pictures by the commands in that file.
 
-    python -m remask_lab.pages.gallery                 # write the page
-    python -m remask_lab.pages.gallery --draw [TEXT]   # first run the commands of pictures whose name contains TEXT
+    python -m remask_lab pages gallery                 # write the page
+    python -m remask_lab pages gallery --draw [TEXT]   # first run the commands of pictures whose name contains TEXT
 
-An entry has a picture below docs/gallery, the command that makes it in the root of a checkout, and a reading.
+An entry has a picture below docs/lab/gallery, the command that makes it in the root of a checkout, and a reading.
 """
 
 import argparse
 import os
 import shlex
 import subprocess
-import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from remask.cli.commands import missing
-from remask.errors import ConfigError, RemaskError, UnknownNameError
+from remask.errors import ConfigError, UnknownNameError
 from remask.machine.disk import write_whole
+from remask_lab.pages.page import NOTEBOOK, ROOT, fill, page_parser, run_page
 from remask_lab.speed.command import REMASK
 
-ROOT = Path(__file__).parents[3]
 GROUPS = ("The caches beside each other", "BiCache", "dKV-Cache", "dLLM-Cache", "Uniform models", "The engine")
 LARGEST = 100_000  # bytes of a picture
 COLORS = (192, 64, 32)  # sizes of palettes; the first that makes a picture small enough is taken
-HEAD = """# Gallery
-
-The papers' figures, measured on the models that come with the package. These are small models of narrow tasks: the
-pictures show that a measurement works and what it looks like, not what a model of 8B would show. Below each picture is
-the command that made it. Run it in the root of a checkout; `--model` takes any other model.
-`python -m remask_lab.pages.gallery` writes this page.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture.
-
-    Attributes:
-        picture: its path below docs/gallery.
-        group: the heading of its section.
-        title: its subject.
-        source: the published figures and tables that it answers.
-        command: the command that makes it.
-        reading: what it shows.
-    """
+    """One picture: its path below docs/lab/gallery, what it shows, and the figures of papers that it answers."""
 
     picture: str
     group: str
@@ -57,26 +40,20 @@ class Picture:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw pictures where `--draw` asks for it, and write the page. Returns 0, or 2 on an error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m remask_lab.pages.gallery",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = page_parser("gallery", __doc__)
     parser.add_argument(
         "--draw", nargs="?", const="", metavar="TEXT", help="make the pictures whose name contains TEXT"
     )
     parser.add_argument("--root", default=str(ROOT), metavar="FOLDER", help="of the checkout (default: this one)")
-    args = parser.parse_args(argv)
+    return run_page(_run, parser, argv)
+
+
+def _run(args: argparse.Namespace) -> None:
     root = Path(args.root)
-    try:
-        entries = read_entries(root / "docs" / "gallery" / "entries.toml")
-        if args.draw is not None:
-            draw(entries, args.draw, root)
-        write_whole("the page", root / "docs" / "gallery.md", page(entries))
-    except RemaskError as error:
-        print(f"remask_lab.pages.gallery: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    entries = read_entries(root / NOTEBOOK / "gallery" / "entries.toml")
+    if args.draw is not None:
+        draw(entries, args.draw, root)
+    write_whole("the page", root / NOTEBOOK / "gallery.md", page(entries))
 
 
 def read_entries(path: Path) -> list[Picture]:
@@ -86,33 +63,28 @@ def read_entries(path: Path) -> list[Picture]:
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path.name} is no list of entries: {error}") from error
     known = [field.name for field in fields(Picture)]
-    entries = []
+    entries: list[Picture] = []
     for number, item in enumerate(raw, start=1):
         for key in item:
             if key not in known:
                 raise UnknownNameError(f"key of entry {number}", key, known)
-        missing = [key for key in known if not item.get(key)]
-        if missing:
-            raise ConfigError(f"entry {number} of {path.name} has no {', '.join(missing)}")
-        entries.append(Picture(**item))
-    _check(entries)
+        absent = [key for key in known if not item.get(key)]
+        if absent:
+            raise ConfigError(f"entry {number} of {path.name} has no {', '.join(absent)}")
+        entry = Picture(**item)
+        if entry.group not in GROUPS:
+            raise UnknownNameError(f"group of {entry.picture}", entry.group, GROUPS)
+        if not entry.command.startswith("remask "):
+            raise ConfigError(f"{entry.picture}: its command must be one of remask, got {entry.command!r}")
+        if any(entry.picture == other.picture for other in entries):
+            raise ConfigError(f"two entries have one picture, {entry.picture}")
+        entries.append(entry)
     return entries
 
 
 def page(entries: Sequence[Picture]) -> str:
     """Returns the page in Markdown."""
-    parts = [HEAD.rstrip()]
-    for group in GROUPS:
-        own = [entry for entry in entries if entry.group == group]
-        parts += [f"## {group}"] if own else []
-        for entry in own:
-            parts += [
-                f"### {entry.title}",
-                f"![{entry.title}](gallery/{entry.picture})",
-                f"{entry.reading.strip()} ({entry.source})",
-                f"```\n{entry.command}\n```",
-            ]
-    return "\n\n".join(parts) + "\n"
+    return fill("gallery", groups=GROUPS, entries=entries)
 
 
 def draw(entries: Sequence[Picture], text: str, root: Path) -> None:
@@ -120,12 +92,12 @@ def draw(entries: Sequence[Picture], text: str, root: Path) -> None:
 
     Raises `ConfigError` where a command fails, does not make its picture, or makes one that is too large.
     """
-    folder = root / "docs" / "gallery"
+    folder = root / NOTEBOOK / "gallery"
     commands = dict.fromkeys(entry.command for entry in entries if text in entry.picture)
     if not commands:
         raise ConfigError(f"no picture's name contains {text!r}; there are {', '.join(e.picture for e in entries)}")
     for command in commands:
-        own = {folder / entry.picture for entry in entries if entry.command == command}
+        own = sorted({folder / entry.picture for entry in entries if entry.command == command})
         for picture in own:
             picture.parent.mkdir(parents=True, exist_ok=True)
         print(f"$ {command}", flush=True)
@@ -133,14 +105,11 @@ def draw(entries: Sequence[Picture], text: str, root: Path) -> None:
         done = subprocess.run(words, cwd=root, env=dict(os.environ), stdout=subprocess.DEVNULL)
         if done.returncode:
             raise ConfigError(f"the command failed with status {done.returncode}: {command}")
-        for extra in {path for picture in own for path in picture.parent.glob("*.png")} - _pictures(entries, folder):
+        known = {folder / entry.picture for entry in entries}
+        for extra in {path for picture in own for path in picture.parent.glob("*.png")} - known:
             extra.unlink()
-        for picture in sorted(own):
+        for picture in own:
             _reduce(picture)
-
-
-def _pictures(entries: Sequence[Picture], folder: Path) -> set[Path]:
-    return {folder / entry.picture for entry in entries}
 
 
 def _reduce(picture: Path) -> None:
@@ -158,18 +127,3 @@ def _reduce(picture: Path) -> None:
         if picture.stat().st_size < LARGEST:
             return
     raise ConfigError(f"{str(picture)!r} has {picture.stat().st_size} bytes; a picture has less than {LARGEST}")
-
-
-def _check(entries: Sequence[Picture]) -> None:
-    for entry in entries:
-        if entry.group not in GROUPS:
-            raise UnknownNameError(f"group of {entry.picture}", entry.group, GROUPS)
-        if not entry.command.startswith("remask "):
-            raise ConfigError(f"{entry.picture}: its command must be one of remask, got {entry.command!r}")
-    pictures = [entry.picture for entry in entries]
-    if len(set(pictures)) != len(pictures):
-        raise ConfigError("two entries have one picture")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

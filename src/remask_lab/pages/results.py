@@ -1,73 +1,50 @@
-"""Writes docs/results.md, and the tables that the README quotes, from the result files in benchmarks/results.
+"""Writes docs/lab/results.md, and the tables that the README quotes, from the result files in benchmarks/results.
 
-    python -m remask_lab.pages.results [--results FOLDER] [--output FILE] [--readme FILE]
+    python -m remask_lab pages results [--results FOLDER] [--output FILE] [--readme FILE]
 
-Reads the files that `python -m remask_lab.papers` and `remask bench` write. Each file of a table has its own section,
+Reads the files that `python -m remask_lab papers` and `remask bench` write. Each file of a table has its own section,
 with its model and machine. The README quotes a file of `remask bench` between `<!-- table: NAME.json -->` and
-`<!-- end of table -->`.
+`<!-- end of table -->`, and by the name `gpu` what the folder `gpu` keeps of `scripts/gpu`.
 """
 
 import argparse
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from remask import __version__
-from remask.errors import ConfigError, RecordError, RemaskError
+from remask.errors import ConfigError, RecordError
 from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
-from remask_lab.pages.claims import claims_table
+from remask_lab.gpu.results import read_kept, speed_table
+from remask_lab.pages.claims import claims_table, read_claims
+from remask_lab.pages.page import PAGES, README, RESULTS, fill, page_parser, run_page
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
 from remask_lab.papers.show import beside, published
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 
-ROOT = Path(__file__).parents[3]
-RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
 QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-BENCH, DEPTH = "bench", "analyze depth"
-HEAD = """# Results
-
-`python -m remask_lab.pages.results` writes this page from the result files in `benchmarks/results`. The papers' numbers
-are copied from the papers. They come from other models and machines, so compare ratios, not absolute figures.
-[Benchmarks](../benchmarks/README.md#the-papers-tables) defines the columns. `python -m remask_lab.pages.stale` says
-which of these figures are older than what they measure.
-
-## Claim by claim
-**Everything that was run is a model of one to two million parameters, trained for a task of our own.** "yes" and "no"
-follow from the kept results by the 95 % intervals, which count
-[prefixes, not questions](../benchmarks/README.md#what-remask-bench-measures). Nothing here says what a model of
-billions of parameters does.
-"""
-
-PUBLISHED_VARIANTS = (
-    "Published: BiCache, appendix D.1: variants of one system prompt, at least half of whose tokens differ, 500 "
-    "samples a ratio; the standard deviation of the depth is 0.014 on average."
-)
+BENCH, DEPTH, GPU = "bench", "analyze depth", "gpu"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and the README's tables. Returns 0, or 2 where a result file cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m remask_lab.pages.results",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = page_parser("results", __doc__)
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
-    parser.add_argument("--output", default=str(PAGE), metavar="FILE", help="default docs/results.md")
+    parser.add_argument("--output", default=str(PAGES["results"]), metavar="FILE", help="default docs/lab/results.md")
     parser.add_argument("--readme", default=str(README), metavar="FILE", help="default README.md")
-    args = parser.parse_args(argv)
-    try:
-        records = read_all(args.results)
-        text, readme = page(records), quoted(Path(args.readme).read_text(encoding="utf-8"), records)
-        write_whole("the page", args.output, text)
-        write_whole("the README", args.readme, readme)
-    except RemaskError as error:
-        print(f"remask_lab.pages.results: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_page(_run, parser, argv)
+
+
+def _run(args: argparse.Namespace) -> None:
+    records = read_all(args.results)
+    gpus = read_kept(Path(args.results) / "gpu")
+    text, readme = page(records), quoted(Path(args.readme).read_text(encoding="utf-8"), records, gpus)
+    write_whole("the page", args.output, text)
+    write_whole("the README", args.readme, readme)
 
 
 def read_all(folder: str | Path) -> dict[str, Record]:
@@ -87,92 +64,92 @@ def read_all(folder: str | Path) -> dict[str, Record]:
     return records
 
 
-def page(records: dict[str, Record]) -> str:
+def page(records: Mapping[str, Record]) -> str:
     """Returns the page. Raises `RecordError` where a record is incomplete, or of another version of its table."""
-    own = {name: record for name, record in records.items() if record.subject == SUBJECT}
+    of_tables, benches, depths = (
+        {name: record for name, record in records.items() if record.subject == subject}
+        for subject in (SUBJECT, BENCH, DEPTH)
+    )
     known = table_names()
-    for name, record in own.items():
+    for name, record in of_tables.items():
         if record.about["settings"]["table"] not in known:
             raise RecordError(f"{name} is of table {record.about['settings']['table']!r}, which is none of ours")
-    parts = [HEAD.rstrip(), claims_table(own.values())]
+    tables = []
     for table in map(load_table, known):
-        mine = {name: record for name, record in own.items() if record.about["settings"]["table"] == table.name}
-        parts.append(f"## {table.name}: {table.title}")
-        parts += _measured(table, mine) if mine else [_unmeasured(table)]
-    variants = [record for record in records.values() if record.subject == DEPTH]
-    parts += ["## bicache-d-1: Depth under variants of a system prompt", *map(_variants, variants)] if variants else []
-    benches = {name: record for name, record in records.items() if record.subject == BENCH}
-    for name, record in benches.items():
-        parts += [f"## {Path(name).stem}", _marked(record, bench_table(record, detail="alone" in _first(record)))]
-    return "\n\n".join(parts) + "\n"
+        own = {name: each for name, each in of_tables.items() if each.about["settings"]["table"] == table.name}
+        tables.append((f"{table.name}: {table.title}", _measured(table, own)))
+    return fill(
+        "results",
+        claims=claims_table(read_claims(), of_tables.values()),
+        tables=tables,
+        variants=[_variants(record) for record in depths.values()],
+        benches=[(Path(name).stem, _bench(record, detailed=True)) for name, record in benches.items()],
+    )
 
 
-def _variants(record: Record) -> str:
+def _variants(record: Record) -> dict[str, Any]:
     """BiCache's appendix D.1: how far the depth moves where half of a system prompt's tokens are others."""
-    about, data = record.about, record.data
-    prompts, asked, dtype = data["system_prompts"], about["settings"], about["machine"]["dtype"]
-    task, spread = data["tasks"][0], prompts["spread"]
+    data = record.data
+    prompts, task = data["system_prompts"], data["tasks"][0]
+    spread = prompts["spread"]
+    titles = ["prefix ratio", "mean depth, layers", "standard deviation over variants, layers"]
     rows = [[f"{ratio} %", f"{task['mean'][ratio]:.2f}", f"{each:.3f}"] for ratio, each in spread.items()]
-    command = (
-        f"remask analyze depth --model {about['model']} --dtype {dtype} --samples {asked['samples']} "
-        f"--ratios {' '.join(map(str, asked['ratios']))} --system-prompts {asked['system_prompts']}"
-    )
-    return "\n\n".join(
-        [
-            markdown_table(["prefix ratio", "mean depth, layers", "standard deviation over variants, layers"], rows),
-            PUBLISHED_VARIANTS,
-            f"Ours: {prompts['prompts']} system prompts that differ in {100 * prompts['changed']:.0f} % of their "
-            f"tokens, a standard deviation of {sum(spread.values()) / len(rows):.3f} layers on average over the "
-            "ratios. Their tokens are those of other conversations, where a language model wrote the paper's: ours "
-            "change what a prompt says, and not how.",
-            f"`{about['model']}` ({about['layers']} layers), task {task['task']}, {asked['samples']} requests a ratio, "
-            f"tau {data['tau']:g}, {dtype}; commit {about['commit'] or 'unknown'}, {about['date']}: `{command}`.",
-        ]
-    )
+    return {
+        "about": record.about,
+        "asked": record.about["settings"],
+        "dtype": record.about["machine"]["dtype"],
+        "table": markdown_table(titles, rows),
+        "prompts": prompts["prompts"],
+        "changed": f"{100 * prompts['changed']:.0f}",
+        "spread": f"{sum(spread.values()) / len(rows):.3f}",
+        "task": task["task"],
+        "tau": f"{data['tau']:g}",
+    }
 
 
-def quoted(text: str, records: dict[str, Record]) -> str:
-    """Returns `text` with the tables that it quotes.
+def quoted(text: str, records: Mapping[str, Record], gpus: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Returns `text` with the tables that it quotes, of `records` and of what is kept of `gpus`.
 
     Raises `RecordError` where it names a file that is not there, and where a table has no end.
     """
 
-    def fill(found: re.Match[str]) -> str:
+    def fill_in(found: re.Match[str]) -> str:
         begin, name, end = found.groups()
+        if name == GPU and gpus:
+            return f"{begin}{speed_table(gpus)}\n{end}"
         if name not in records or records[name].subject != BENCH:
             raise RecordError(f"the README quotes {name}, which is no result file of 'remask bench'")
-        return f"{begin}{_marked(records[name], bench_table(records[name]))}\n{end}"
+        return f"{begin}{_bench(records[name])}\n{end}"
 
     found, tables = text.count("<!-- table: "), QUOTED.findall(text)
     if len(tables) != found:
         raise RecordError(
             f"the README begins {found} tables and ends {len(tables)} with a line '<!-- end of table -->'"
         )
-    return QUOTED.sub(fill, text)
+    return QUOTED.sub(fill_in, text)
 
 
-def _measured(table: PaperTable, records: dict[str, Record]) -> list[str]:
+def _measured(table: PaperTable, records: Mapping[str, Record]) -> str:
+    """The published numbers beside those of `records`, each under a heading of its own where there are several."""
+    if not records:
+        command = f"python -m remask_lab papers {table.name}"
+        return f"{published(table)}\n\nNo results of ours are kept: `{command}` makes them."
     parts = []
     for name, record in records.items():
-        about = record.about
-        machine = about["machine"]
+        model, machine = record.about["model"], record.about["machine"]
         if len(records) > 1:
-            parts.append(f"### {about['model']}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({name})")
+            parts.append(f"### {model}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({name})")
         try:
-            text = beside(table, record)
+            parts.append(_marked(record, beside(table, record)))
         except RecordError as error:
             raise RecordError(f"{name}: {error}") from error
-        parts.append(_marked(record, text))
-    return parts
+    return "\n\n".join(parts)
 
 
-def _unmeasured(table: PaperTable) -> str:
-    return f"{published(table)}\n\nNo results of ours are kept: `python -m remask_lab.papers {table.name}` makes them."
-
-
-def _first(record: Record) -> dict[str, object]:
-    first: dict[str, object] = record.data["results"][0]
-    return first
+def _bench(record: Record, *, detailed: bool = False) -> str:
+    return _marked(
+        record, bench_table(record, detail=detailed and "alone" in record.data["results"][0], parts=detailed)
+    )
 
 
 def _marked(record: Record, text: str) -> str:
@@ -181,7 +158,3 @@ def _marked(record: Record, text: str) -> str:
     if version == __version__:
         return text
     return f"**Measured with remask {version}; this is {__version__}.**\n\n{text}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

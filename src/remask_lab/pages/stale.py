@@ -1,6 +1,6 @@
 """Says which kept figures are stale: those whose commit is older than the last change to what they measure.
 
-    python -m remask_lab.pages.stale [--results FOLDER] [--root FOLDER]
+    python -m remask_lab pages stale [--results FOLDER] [--root FOLDER]
 
 Looks at the result files in benchmarks/results, and at the figures of README.md and docs that name a commit and the
 command that made them. What stands below a date is of that day, and not looked at. "Numbers" (answers, work, agreement)
@@ -9,60 +9,47 @@ Nothing is measured.
 """
 
 import argparse
+import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from remask.checkpoint.bundled import BUNDLED_MODELS
-from remask.errors import ConfigError, RemaskError
-from remask_lab.pages.results import PAGE, RESULTS, ROOT, read_all
+from remask.checks import BUNDLED_MODELS
+from remask.errors import ConfigError
+from remask.policies.registry import POLICIES
+from remask_lab.pages.page import PAGES, RESULTS, ROOT, page_parser, run_page
+from remask_lab.pages.results import read_all
+from remask_lab.records.machine import git
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record
+from remask_lab.speed.__main__ import MEASUREMENTS
 
 CORE, LAB = "src/remask", "src/remask_lab"
 # Whatever runs has a part in every time.
 TIMES = tuple(f"{CORE}/{name}" for name in ("engine", "model", "store", "plan", "machine"))
 # What decides answers, whatever the policy.
-NUMBERS = (
-    *(f"{CORE}/sampling/{name}.py" for name in ("score", "filters", "philox", "schedule")),
-    f"{CORE}/remasking/select.py",
-)
+NUMBERS = tuple(f"{CORE}/sampling/{name}.py" for name in ("score", "filters", "blocks", "noise", "select"))
 DECODERS = {"masked": "masked", "uniform": "uniform", "block_causal": "block_causal"}
-POLICY_FILES = {
-    "none": "dense",
-    "reuse": "reuse",
-    "bicache": "bicache",
-    "block-prefix": "block",
-    "block-dual": "block",
-    "uniform-cache": "block",
-    "dkv-decode": "dkv",
-    "dkv-greedy": "dkv",
-    "dkv-prefill": "dkv",
-    "dkv-pd": "dkv",
-    "dllm-cache": "dllm",
-    "elastic-cache": "elastic",
-    "entropy-cache": "entropy",
-    "exact": "exact",
-}
+POLICY_FILES = {name: each.make.__module__.rpartition(".")[2] for name, each in POLICIES.built_in.items()}
 # Beside its plans, what a policy's results rest on.
 BEHIND = {
-    "bicache": (f"{CORE}/depth", f"{CORE}/policies/depth_lookup.py"),
-    "elastic-cache": (f"{CORE}/policies/on_device/elastic.py", f"{CORE}/model/row_attention.py"),
-    "uniform-cache": (f"{CORE}/policies/drift.py", f"{CORE}/policies/on_device/drift.py"),
+    "bicache": (f"{CORE}/depth",),
+    "acache": (f"{CORE}/policies/on_device.py", f"{CORE}/model/row_attention.py"),
+    "elastic-cache": (f"{CORE}/policies/on_device.py", f"{CORE}/model/row_attention.py"),
+    "uniform-cache": (f"{CORE}/policies/block.py", f"{CORE}/policies/on_device.py"),
 }
 MODELS = {name: name.replace("-", "_") for name in BUNDLED_MODELS}
 _COMMIT = re.compile(r"\bcommit\s+([0-9a-f]{7,40})\b")
 _DATED = re.compile(r"^## (?=20\d\d-)", re.MULTILINE)
-_MODULE = re.compile(r"python -m (remask_lab(?:\.\w+)+)")
+_MODULE = re.compile(r"python -m remask_lab[ .]([\w.-]+)(?: ([a-z]\w*))?")  # a command, or a module
+_ELSEWHERE = {"gpu-bounds": "gpu.bounds", "paper-shapes": "papers.uniform_shapes"}
 _COMMAND = re.compile(
-    r"\bremask (?:--quiet )?(analyze|eval) (\w[\w-]*)|\bremask (?:--quiet )?(bench|profile-ops|profile)\b"
+    r"\bremask (?:--quiet )?(analyze|eval) (\w[\w-]*)|\bremask (?:--quiet )?(bench|profile[- ]ops|profile)\b"
 )
 _OF_COMMAND = {
     "bench": ("bench",),
+    "profile ops": ("ops",),
     "profile-ops": ("ops",),
     "profile": (),
     "eval": ("harness", "cli/evaluate", "likelihood"),
@@ -89,35 +76,29 @@ class Verdict:
     known: bool = True
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print a row a figure. Returns 0, or 2 where the files or the history cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m remask_lab.pages.stale",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = page_parser("stale", __doc__)
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--root", default=str(ROOT), metavar="FOLDER", help="the checkout; default this one")
-    args = parser.parse_args(argv)
-    try:
-        root = Path(args.root)
-        figures = [*recorded(read_all(args.results)), *quoted(root)]
-        print(report([judge(root, figure) for figure in figures]))
-    except RemaskError as error:
-        print(f"remask_lab.pages.stale: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_page(_run, parser, argv)
 
 
-def recorded(records: dict[str, Record]) -> Iterator[Figure]:
+def _run(args: argparse.Namespace) -> None:
+    root = Path(args.root)
+    figures = [*recorded(read_all(args.results)), *quoted(root)]
+    print(report([judge(root, figure) for figure in figures]))
+
+
+def recorded(records: Mapping[str, Record]) -> Iterator[Figure]:
     """The figures of result files."""
     for name, record in records.items():
         about = record.about
-        caches = sorted(set(_caches(record.data)))
-        own = [*_policies(caches), *NUMBERS, f"{CORE}/sampling/{DECODERS[about['kind']]}.py"]
+        caches = re.findall(r'"cache": "([^"]+)"', json.dumps(record.data))
+        own = [*_policies(sorted(set(caches))), *NUMBERS, f"{CORE}/sampling/{DECODERS[about['kind']]}.py"]
         own.append(f"{CORE}/families/{about['family'].replace('-', '_')}.py")
         if "slowfast" in str(record.data):
-            own.append(f"{CORE}/remasking/slowfast.py")
+            own.append(f"{CORE}/sampling/slowfast.py")
         if about["model"] in MODELS:
             own.append(f"{CORE}/{MODELS[about['model']]}")
         table = about["settings"].get("table")
@@ -127,8 +108,8 @@ def recorded(records: dict[str, Record]) -> Iterator[Figure]:
 
 def quoted(root: Path) -> Iterator[Figure]:
     """The figures of README.md and docs that name a commit, by the commands of their paragraph."""
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
-    for path in [page for page in pages if page.name != PAGE.name]:  # that page shows result files
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    for path in [page for page in pages if page.name != PAGES["results"].name]:  # that page shows result files
         line = 1
         undated = _DATED.split(path.read_text(encoding="utf-8"), maxsplit=1)[0]
         for paragraph in undated.split("\n\n"):
@@ -141,8 +122,11 @@ def quoted(root: Path) -> Iterator[Figure]:
 def judge(root: Path, figure: Figure) -> Verdict:
     """What has changed since `figure` was measured. Raises `ConfigError` outside a checkout."""
     commit = None if figure.commit is None else figure.commit.removesuffix("+changes")
-    if commit is None or _git(root, "cat-file", "-t", commit) != "commit":
-        _history(root)
+    if commit is None or git(root, "cat-file", "-t", commit) != "commit":
+        if git(root, "rev-parse", "HEAD") is None:
+            raise ConfigError(
+                f"--root: {str(root)!r} is no checkout with a history, so nothing can be said of its figures"
+            )
         return Verdict(figure, None, None, known=False)
     return Verdict(figure, _changed(root, commit, figure.numbers), _changed(root, commit, figure.times))
 
@@ -164,19 +148,6 @@ def report(verdicts: Iterable[Verdict]) -> str:
     return f"{grid}\n\n{len(ordered)} figures: the numbers of {stale} are stale, of {unknown} the commit is unknown."
 
 
-def _caches(data: Any) -> Iterator[str]:
-    """Every policy that a record's numbers are of."""
-    if isinstance(data, dict):
-        cache = data.get("cache")
-        if isinstance(cache, str):
-            yield cache
-        for value in data.values():
-            yield from _caches(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _caches(value)
-
-
 def _policies(caches: Iterable[str]) -> list[str]:
     """The files of policies, and of those that they are composed of."""
     paths: dict[str, None] = {}
@@ -188,7 +159,11 @@ def _policies(caches: Iterable[str]) -> list[str]:
 
 def _named(root: Path, text: str) -> list[str]:
     """What the commands in `text` measure with, and the policies that it names."""
-    paths = [f"{LAB}/{'/'.join(module.split('.')[1:])}" for module in _MODULE.findall(text)]
+    paths = []
+    for command, word in _MODULE.findall(text):
+        room, _, module = _ELSEWHERE.get(command, command).partition(".")
+        module = module or (word.replace("-", "_") if room in ("speed", "pages") else "")
+        paths.append(f"{LAB}/{room}/{MEASUREMENTS.get(module, (module, ''))[0]}".rstrip("/"))
     for group, subject, alone in _COMMAND.findall(text):
         if group == "analyze":
             paths.append(f"{LAB}/subjects/{subject.replace('-', '_')}.py")
@@ -201,21 +176,4 @@ def _named(root: Path, text: str) -> list[str]:
 
 def _changed(root: Path, commit: str, paths: tuple[str, ...]) -> str | None:
     """The newest commit after `commit` that touched one of `paths`, with its date and subject; None without one."""
-    return _git(root, "log", "-1", "--format=%h %as %s", f"{commit}..HEAD", "--", *paths) or None
-
-
-def _history(root: Path) -> None:
-    if _git(root, "rev-parse", "HEAD") is None:
-        raise ConfigError(f"--root: {str(root)!r} is no checkout with a history, so nothing can be said of its figures")
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return git(root, "log", "-1", "--format=%h %as %s", f"{commit}..HEAD", "--", *paths) or None

@@ -1,8 +1,8 @@
 """Measures the papers' tables, and prints our results beside the published numbers.
 
-    python -m remask_lab.papers bicache-1 [--json FILE]
-    python -m remask_lab.papers bicache-1 --scale paper --model GSAI-ML/LLaDA-8B-Instruct
-    python -m remask_lab.papers --all --out benchmarks/results
+    python -m remask_lab papers bicache-1 [--json FILE]
+    python -m remask_lab papers bicache-1 --scale paper --model GSAI-ML/LLaDA-8B-Instruct
+    python -m remask_lab papers --all --out benchmarks/results
 
 The scale "bundled" takes about a minute a table on a laptop's CPU, with the models that come with the package. "paper"
 uses the paper's lengths. An interrupted run resumes where it stopped. `--list` names the tables.
@@ -16,11 +16,10 @@ from pathlib import Path
 from remask import LLM, EngineConfig
 from remask.cli.options import check_folder
 from remask.errors import ConfigError, RemaskError
-from remask_lab.arguments.common import check_least
-from remask_lab.likelihood.judge import Judge
+from remask_lab.asked import check_least
+from remask_lab.likelihood.perplexity import Judge
 from remask_lab.papers.definition import SCALES, WORKLOADS, PaperTable, load_table, table_names
 from remask_lab.papers.measure import Measurer, check_kind, run_table
-from remask_lab.papers.resolve import override
 from remask_lab.papers.show import beside, published
 
 
@@ -40,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m remask_lab.papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m remask_lab papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="names, as --list gives them")
     parser.add_argument("--all", action="store_true", help="every table that the model's kind allows")
@@ -114,7 +113,7 @@ def _check(args: argparse.Namespace, tables: int) -> None:
 def _table(table: PaperTable, args: argparse.Namespace) -> None:
     own = table.scales[args.scale]
     workload = "texts" if args.prompts is not None and args.workload is None else args.workload
-    scale = override(own, args.requests, args.rounds, workload)
+    scale = own.overridden(args.requests, args.rounds, workload)
     load_format = args.load_format or (own.load_format if args.model is None else "auto")
     llm = LLM(
         args.model or own.model,
@@ -134,14 +133,11 @@ def _table(table: PaperTable, args: argparse.Namespace) -> None:
             return
     judge = None if args.judge is None else Judge(args.judge, "auto", llm.model.device)
     measurer = Measurer(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model)
-    path = args.json if args.out is None else Path(args.out) / f"{table.name}.{_slug(llm.loaded.name)}.json"
+    model = llm.loaded.name
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(model).name if Path(model).is_dir() else model)
+    path = args.json if args.out is None else Path(args.out) / f"{table.name}.{slug}.json"
     record = run_table(table, args.scale, scale, measurer, path, progress=not args.quiet)
     print(f"## {table.name}: {table.title}\n\n{beside(table, record)}\n", flush=True)
-
-
-def _slug(model: str) -> str:
-    """`model` as part of a file name."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", Path(model).name if Path(model).is_dir() else model)
 
 
 if __name__ == "__main__":

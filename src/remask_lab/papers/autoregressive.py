@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.bench.workload import Workload
-from remask_lab.likelihood.judge import load_causal_model
+from remask_lab.likelihood.perplexity import load_causal_model
 
 
 class Autoregressive:

@@ -8,11 +8,13 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from remask.errors import ConfigError, UnknownNameError
+from remask.request.sampling_params import SamplingParams, layered
+from remask_lab.bench.fewer_steps import with_steps
 
 FOLDER = Path(__file__).parent / "tables"
 MEASURES = ("bench", "detailed", "operations", "autoregressive")
@@ -39,14 +41,11 @@ class Scale:
     """The model and the settings of a measurement of a table, unless the command gives others.
 
     Attributes:
-        model: a value of `--model`; a preset with `load_format` "dummy".
+        model: a value of `--model`; a preset with `load_format` "dummy", as on the command line.
         workload: `name` is "questions" (of a bundled model, or GSM8K), "texts" or "random". `requests` and `prefixes`
             are numbers of requests and of shared prefixes. `prefix_tokens` and `prompt_tokens` are the lengths of
             random shared prefixes and of the prompts after them; the latter is the length of texts too.
-        sampling: sampling parameters.
-        concurrency: requests that run at a time.
-        rounds: turns of each contender.
-        load_format, dtype: as on the command line.
+        concurrency: requests that run at a time; `rounds` are turns of each contender.
         counterparts: published columns whose benchmark the workload is. The others are not run at this scale.
     """
 
@@ -63,6 +62,12 @@ class Scale:
     def random_weights(self) -> bool:
         """Whether the model has random weights, which show work and speed and no quality."""
         return self.load_format == "dummy"
+
+    def overridden(self, requests: int | None, rounds: int | None, workload: str | None) -> "Scale":
+        """This scale with the command's overrides."""
+        own = {"requests": requests, "name": workload}
+        changed = {name: value for name, value in own.items() if value is not None}
+        return replace(self, workload={**self.workload, **changed}, rounds=self.rounds if rounds is None else rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +108,10 @@ class PaperRow:
 
 @dataclass(frozen=True, slots=True)
 class PaperTable:
-    """One published table.
+    """One published table: where its numbers stand, under which `setting` they were measured, and its rows.
 
-    Attributes:
-        name: of the file, and on the command line.
-        title: its subject.
-        paper, source: the paper, and the place of the numbers in it.
-        setting: the published conditions of the measurement. None without published numbers.
-        kind: the kind of model.
-        metrics: the numbers of a cell, in order.
-        columns: published columns, in order.
-        rows: in order, baselines included.
-        scales: "bundled" and "paper".
-        notes: facts that a reader needs for the comparison.
+    `metrics` are the numbers of a cell, in order; `rows` hold baselines too; `setting` is None without published
+    numbers; `notes` are facts that a reader needs for the comparison.
     """
 
     name: str
@@ -143,22 +139,23 @@ class PaperTable:
 
     @property
     def identity(self) -> str:
-        """A hash of the measurement: of the scales and our part of the rows, without the published numbers."""
+        """A hash of the measurement: of the scales and our part of the rows, without what is compared with them."""
         ours = [{name: value for name, value in _plain(row).items() if name != "published"} for row in self.rows]
-        scales = {name: _plain(scale) for name, scale in self.scales.items()}
-        for scale in scales.values():
-            del scale["counterparts"]  # it says what is compared, and changes nothing that is measured
+        scales = {
+            name: {key: value for key, value in _plain(scale).items() if key != "counterparts"}
+            for name, scale in self.scales.items()
+        }
         text = json.dumps({"rows": ours, "scales": scales}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def table_names() -> list[str]:
     """The names of all tables, sorted, with numbers in them by value."""
-    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=_order)
 
+    def order(name: str) -> list[tuple[int, str]]:
+        return [(int(part) if part.isdigit() else 1000, part) for part in name.split("-")]
 
-def _order(name: str) -> list[tuple[int, str]]:
-    return [(int(part) if part.isdigit() else 1000, part) for part in name.split("-")]
+    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=order)
 
 
 def load_table(name: str) -> PaperTable:
@@ -171,8 +168,7 @@ def load_table(name: str) -> PaperTable:
 def read_table(path: Path) -> PaperTable:
     """Read the table in a file. Raises `ConfigError` on an invalid file."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _table(path.stem, raw)
+        return _table(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"{path.name}: {said}") from error
@@ -249,3 +245,57 @@ def _made(kind: Any, what: str, raw: Mapping[str, Any]) -> Any:
 
 def _plain(item: Any) -> dict[str, Any]:
     return {field.name: getattr(item, field.name) for field in fields(item)}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRow:
+    """A row at a scale: one measurement, complete. Equal ones of several rows are measured once.
+
+    `sampling` and `workload` include the scale's; `baseline` is the measurement to compare with, None for a baseline;
+    the rest is as in `PaperRow`.
+    """
+
+    measure: str
+    cache: str
+    settings: Mapping[str, Any]
+    tau: float | None
+    sampling: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    concurrency: int
+    baseline: "ResolvedRow | None"
+
+    @property
+    def params(self) -> SamplingParams:
+        """The checked sampling parameters."""
+        return SamplingParams.from_mapping(dict(self.sampling))
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """The point of the measurement in a sweep."""
+        return asdict(self)
+
+
+def resolve(table: PaperTable, row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
+    """Returns the measurement of `row`. `scale` is the table's own, with the command's overrides.
+
+    Raises `ConfigError` on invalid sampling parameters.
+    """
+    own, baseline = _resolved(row, scale_name, scale), table.baseline(row)
+    if row.measure == "operations":
+        return replace(own, baseline=replace(own, measure="bench", cache="none", settings={}))
+    return own if baseline is row else replace(own, baseline=_resolved(baseline, scale_name, scale))
+
+
+def _resolved(row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
+    own = (row.at or {}).get(scale_name, {})
+    kept = {name: value for name, value in scale.sampling.items() if name not in row.without}
+    sampling = layered(kept, row.sampling or {}, own.get("sampling", {}))
+    if row.steps is not None:
+        full = SamplingParams.from_mapping(sampling)
+        assert full.steps is not None
+        shorter = with_steps(full, row.steps * full.steps)
+        sampling |= {"steps": shorter.steps, "block_length": shorter.block_length}
+    # The command's workload has priority. A row changes its lengths only.
+    workload = {**scale.workload, **(row.workload or {}), **own.get("workload", {})}
+    concurrency = scale.concurrency if row.concurrency is None else row.concurrency
+    return ResolvedRow(row.measure, row.cache, row.settings or {}, row.tau, sampling, workload, concurrency, None)

@@ -1,28 +1,37 @@
 """Measures a table: every row side by side with its baseline, into a result file that a later run resumes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
+from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.bench import check_answers, run_bench
 from remask_lab.bench.contenders import Contender
-from remask_lab.bench.workload import Workload
-from remask_lab.likelihood.judge import Judge
-from remask_lab.likelihood.perplexity import Policy
+from remask_lab.bench.grid import lookup_at
+from remask_lab.bench.workload import (
+    Task,
+    Workload,
+    chat_workload,
+    has_own_task,
+    own_task,
+    random_workload,
+    reads_chats,
+)
+from remask_lab.likelihood.perplexity import Judge, Policy, cut_prompts, read_texts
 from remask_lab.likelihood.perplexity import measure as perplexity
 from remask_lab.ops.operations import profile_operations
 from remask_lab.papers.autoregressive import Autoregressive
-from remask_lab.papers.definition import PaperTable, Scale
-from remask_lab.papers.resolve import ResolvedRow, resolve
-from remask_lab.papers.workload import draw
-from remask_lab.records.record import Record, about
-from remask_lab.records.sweep import Sweep
+from remask_lab.papers.definition import PaperTable, ResolvedRow, Scale, resolve
+from remask_lab.records.record import Record, Sweep, about
 
 KEPT = (
     "throughput_tok_s",
@@ -31,6 +40,7 @@ KEPT = (
     "work_ratio_to_none",
     "accuracy",
     "accuracy_interval",
+    "verdicts",
     "agreement_with_none",
     "forwards",
     "row_layers",
@@ -51,9 +61,7 @@ class Measurer:
     """Measures rows on one model.
 
     Attributes:
-        llm: the model.
-        rounds: turns of each contender.
-        seed: of the workload.
+        rounds, seed: turns of each contender, and the seed of the workload.
         prompts: the file of texts, for rows that read texts.
         judge: scores the responses, where perplexities are wanted.
         ar_model: folder or hub id of the autoregressive model. None takes random weights of the same shape.
@@ -82,7 +90,7 @@ class Measurer:
             return self._operations(baseline, ours)
         contenders = [baseline] if ours is baseline else [baseline, ours]
         detail = row.measure == "detailed"
-        config = replace(self.llm.engine_config, max_num_seqs=row.concurrency)
+        config = replace(self.llm.session.engine_config, max_num_seqs=row.concurrency)
         record = run_bench(
             self.llm,
             _workload(baseline),
@@ -100,15 +108,13 @@ class Measurer:
 
     def _contender(self, row: ResolvedRow, name: str) -> Contender:
         workload = draw(self.llm, row.workload, row.params, self.seed, self.prompts)
-        policy = self._policy(row)
+        if row.tau is None:
+            policy = self.llm.session.policy(row.cache, row.settings)
+        else:
+            lookup = partial(lookup_at, self.llm.depth_table, row.tau)
+            policy = self.llm.session.policy(row.cache, row.settings, lookup)
         self.llm.engine.check(workload.tasks[0].request.with_policy(policy))
         return Contender(name, policy, workload, baseline=BASELINE)
-
-    def _policy(self, row: ResolvedRow) -> CachePolicy:
-        if row.tau is None:
-            return self.llm.policy(row.cache, row.settings)
-        tau = row.tau
-        return self.llm.policy(row.cache, row.settings, lambda: self.llm.depth_table.lookup_at(tau))
 
     def _judged(self, row: ResolvedRow, workload: Workload) -> dict[str, Any]:
         if self.judge is None:
@@ -126,7 +132,7 @@ class Measurer:
         }
 
     def _autoregressive(self, baseline: Contender) -> dict[str, Any]:
-        model, config = Autoregressive(self.llm, self.ar_model), self.llm.engine_config
+        model, config = Autoregressive(self.llm, self.ar_model), self.llm.session.engine_config
         workload, batch = _workload(baseline), config.max_num_seqs
         lengths = self._answer_lengths(workload, baseline.policy)
         model.seconds(workload, lengths, batch)
@@ -146,7 +152,10 @@ class Measurer:
     def _answer_lengths(self, workload: Workload, policy: CachePolicy) -> list[int]:
         """Tokens of each answer, up to its end token, which is what a speed in tokens/s counts of every row."""
         work = [task.request.with_policy(policy) for task in workload.tasks]
-        answers = {output.id: output for output in self.llm.run(work, engine=self.llm.new_engine(), progress=False)}
+        answers = {
+            output.id: output
+            for output in self.llm.session.run(work, engine=self.llm.session.new_engine(), progress=False)
+        }
         return [max(1, answers[task.request.id].usage.completion_tokens) for task in workload.tasks]
 
 
@@ -155,8 +164,38 @@ def _workload(contender: Contender) -> Workload:
     return contender.workload
 
 
+def draw(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int, prompts: str | None) -> Workload:
+    """Draw the requests that `spec` (the `workload` of a scale) describes. The same seed gives the same requests.
+
+    Every request has its own seed, so that every policy begins with the same noise.
+
+    Raises `ConfigError` where the model has no questions, or texts are wanted and `prompts` names no file of them.
+    """
+    count, prefixes = spec["requests"], spec.get("prefixes", 0)
+    if spec["name"] == "random":
+        # Random tokens have no meaning, so an end token among them must not shorten the response.
+        endless = replace(sampling, ignore_eos=True)
+        lengths = spec["prefix_tokens"], spec["prompt_tokens"]
+        return random_workload(llm, count, prefixes, seed, endless, *lengths).seeded
+    if spec["name"] == "texts":
+        if prompts is None:
+            raise ConfigError(
+                f"this table reads texts of {spec['prompt_tokens']} tokens: give a file of them with --prompts, or "
+                "--workload random for speed on random tokens"
+            )
+        tokens = cut_prompts(llm, read_texts(prompts), spec["prompt_tokens"], count)
+        tasks = tuple(Task(Request(str(number), ids, sampling)) for number, ids in enumerate(tokens))
+        return Workload("texts", seed, tasks, 0).seeded
+    if has_own_task(llm) or reads_chats(llm):
+        return chat_workload(llm, own_task(llm), count, prefixes, seed, sampling).seeded
+    raise ConfigError(
+        f"the model {llm.loaded.name!r} has no chat template, so it cannot be asked questions; "
+        "--workload random measures speed on random tokens of the table's lengths"
+    )
+
+
 def operation_times(llm: LLM, workload: Workload, policy: CachePolicy, rounds: int) -> dict[str, float]:
-    """Milliseconds of all steps of `workload` by operation, and in "total", measured as `remask profile-ops` does.
+    """Milliseconds of all steps of `workload` by operation, and in "total", measured as `remask profile ops` does.
 
     "overhead" is the share of time that the instruments add.
     """

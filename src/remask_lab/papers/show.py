@@ -3,25 +3,49 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from remask.checks.fields import by_path
 from remask.errors import RecordError
-from remask_lab.papers.definition import Metric, PaperRow, PaperTable, Scale
-from remask_lab.papers.resolve import resolve
-from remask_lab.records.interval import percent_text
+from remask.request.sampling_params import SamplingParams
+from remask_lab.papers.definition import Metric, PaperRow, PaperTable, Scale, resolve
+from remask_lab.records.interval import accuracy_over, percent_text
 from remask_lab.records.machine import processor_text
-from remask_lab.records.markdown import narrow_tables
+from remask_lab.records.markdown import narrow_tables, percent
 from remask_lab.records.record import Record, as_json
 
 Result: TypeAlias = Mapping[str, Any]
-Column: TypeAlias = tuple[str, Callable[[Result], str | None]]
+Cell: TypeAlias = Callable[[Result], str]
 
 NONE = "-"
 ASKED = {"questions": "questions of the model's own task", "texts": "texts", "random": "random tokens"}
+PREFIX = "prefix ratio"
+# Our columns: the key of a result that each shows, and how; a result without the key has no cell.
+OURS: Mapping[str, tuple[str, Cell]] = {
+    PREFIX: ("prefix_ratio", lambda result: percent(result["prefix_ratio"])),
+    "depth": ("prefix_depth", lambda result: f"{result['prefix_depth']:.1f}"),
+    "tok/s": ("throughput_tok_s", lambda result: f"{result['throughput_tok_s']:.0f}"),
+    "speed": ("ratio_to_none", lambda result: f"{result['ratio_to_none']:.2f}x"),
+    "work saved": ("work_ratio_to_none", lambda result: f"{result['work_ratio_to_none']:.2f}x"),
+    "FLOPs saved": ("flops_saved", lambda result: f"{result['flops_saved']:.2f}x"),
+    "accuracy (95 % interval)": (
+        "accuracy",
+        lambda result: percent_text(result["accuracy"], result["accuracy_interval"]),
+    ),
+    "agreement": ("agreement_with_none", lambda result: percent(result["agreement_with_none"])),
+    "perplexity (95 % interval)": (
+        "perplexity",
+        lambda result: "{:.2f} ({:.2f} to {:.2f})".format(result["perplexity"], *result["perplexity_interval"]),
+    ),
+    "baseline": ("baseline_ms", lambda result: f"{result['baseline_ms']:,.0f} ms"),
+    "cached": ("ours_ms", lambda result: f"{result['ours_ms']:,.0f} ms"),
+    "reduction": ("ours_ms", lambda result: f"{result['baseline_ms'] / result['ours_ms']:.2f}x"),
+}
+BLANK_AT_0 = (PREFIX, "depth", "reduction")  # columns in which 0 says that there is nothing
 
 
 def published(table: PaperTable) -> str:
     """Returns the published numbers alone, and their sources."""
-    grid = narrow_tables(_names(table), {"row": _columns(table, table.columns)})
-    return "\n\n".join([grid, *_sources(table)])
+    names = [row.name for row in table.rows]
+    return "\n\n".join([narrow_tables(names, {"row": _columns(table, table.columns)}), *_sources(table)])
 
 
 def beside(table: PaperTable, record: Record) -> str:
@@ -30,29 +54,33 @@ def beside(table: PaperTable, record: Record) -> str:
     Raises `RecordError` where the record belongs to another version of the table, or lacks a row.
     """
     results = results_of(table, record)
-    columns = [
-        (header, cell)
-        for header, cell in _OURS
-        if any(cell(result) is not None for result in results.values())
-        and (cell is not _prefix or len(_prefixes(results)) > 1)
-    ]
-    found = [results.get(row.name) for row in table.rows]
-    ours = [
-        (header, [NONE if result is None else cell(result) or NONE for result in found]) for header, cell in columns
-    ]
-    published, said = _compared(table, record.about["settings"]["scale"])
-    grids = narrow_tables(_names(table), {"published": _columns(table, published), "ours": ours})
-    return "\n\n".join([grids, *said, *_sources(table), *_conditions(table, record, results)])
+    ours = [(header, [_shown(header, results.get(row.name, {})) for row in table.rows]) for header in OURS]
+    ratios = set(dict(ours)[PREFIX]) - {NONE}
+    kept = [(header, cells) for header, cells in ours if set(cells) != {NONE} and (header != PREFIX or len(ratios) > 1)]
+    headers, said = _compared(table, record.about["settings"]["scale"])
+    groups = {"published": _columns(table, headers), "ours": kept}
+    grids = narrow_tables([row.name for row in table.rows], groups)
+    return "\n\n".join([grids, *said, *_sources(table), *_conditions(table, record, results, ratios)])
 
 
-def _names(table: PaperTable) -> list[str]:
-    return [row.name for row in table.rows]
+def _shown(header: str, result: Result) -> str:
+    key, cell = OURS[header]
+    value = result.get(key)
+    return NONE if value is None or (header in BLANK_AT_0 and not value) else cell(result)
 
 
 def _columns(table: PaperTable, headers: Sequence[str]) -> list[tuple[str, list[str]]]:
     """The published columns under `headers`."""
-    cells = [_published(table, row) for row in table.rows]
-    return [(header, [row[index] for row in cells]) for index, header in enumerate(headers)]
+    return [
+        (header, [_published(table.metrics, row.published.get(column, ())) for row in table.rows])
+        for header, column in zip(headers, table.columns, strict=True)
+    ]
+
+
+def _published(metrics: Sequence[Metric], values: Sequence[float | None]) -> str:
+    texts = [metric.text(value) for metric, value in zip(metrics, values, strict=False) if value is not None]
+    # A number in brackets belongs to the number before it.
+    return ", ".join(texts).replace(", (", " (").replace(", [", " [").replace(" to, ", " to ") or NONE
 
 
 def _compared(table: PaperTable, scale: str) -> tuple[list[str], list[str]]:
@@ -82,9 +110,7 @@ def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
     asked = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
     known = Scale(record.about["model"], **asked)
     results: dict[str, Result] = {}
-    for row in table.rows:
-        if row.missing is not None:
-            continue
+    for row in _measured(table):
         point = as_json(resolve(table, row, settings["scale"], known).point)
         found = [item["result"] for item in record.data["rows"] if item["point"] == point]
         if not found:
@@ -93,84 +119,16 @@ def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
     return results
 
 
+def _measured(table: PaperTable) -> list[PaperRow]:
+    return [row for row in table.rows if row.missing is None]
+
+
 def _operation(result: Result, operation: str) -> Result:
     """The times of one operation, from those of all."""
     if "left_out" in result:
         return result
     times = {name: spent[operation] for name, spent in result.items()}
     return times | {"overhead": [spent["overhead"] for spent in result.values()]}
-
-
-def _published(table: PaperTable, row: PaperRow) -> list[str]:
-    return [_cell(table.metrics, row.published.get(column, ())) for column in table.columns]
-
-
-def _cell(metrics: Sequence[Metric], values: Sequence[float | None]) -> str:
-    shown = [metric.text(value) for metric, value in zip(metrics, values, strict=False) if value is not None]
-    text = ", ".join(shown)
-    # A number in brackets belongs to the number before it.
-    return text.replace(", (", " (").replace(", [", " [").replace(" to, ", " to ") or NONE
-
-
-def _throughput(result: Result) -> str | None:
-    return f"{result['throughput_tok_s']:.0f}" if "throughput_tok_s" in result else None
-
-
-def _ratio(key: str) -> Callable[[Result], str | None]:
-    return lambda result: None if result.get(key) is None else f"{result[key]:.2f}x"
-
-
-def _accuracy(result: Result) -> str | None:
-    if result.get("accuracy") is None:
-        return None
-    return percent_text(result["accuracy"], result["accuracy_interval"])
-
-
-def _agreement(result: Result) -> str | None:
-    return f"{100 * result['agreement_with_none']:.1f} %" if "agreement_with_none" in result else None
-
-
-def _perplexity(result: Result) -> str | None:
-    if "perplexity" not in result:
-        return None
-    low, high = result["perplexity_interval"]
-    return f"{result['perplexity']:.2f} ({low:.2f} to {high:.2f})"
-
-
-def _prefix(result: Result) -> str | None:
-    return f"{100 * result['prefix_ratio']:.1f} %" if result.get("prefix_ratio") else None
-
-
-def _depth(result: Result) -> str | None:
-    return f"{result['prefix_depth']:.1f}" if result.get("prefix_depth") else None
-
-
-def _prefixes(results: Mapping[str, Result]) -> set[str]:
-    return {shown for result in results.values() if (shown := _prefix(result)) is not None}
-
-
-def _spent(name: str) -> Callable[[Result], str | None]:
-    return lambda result: f"{result[name]:,.0f} ms" if name in result else None
-
-
-def _reduction(result: Result) -> str | None:
-    return f"{result['baseline_ms'] / result['ours_ms']:.2f}x" if result.get("ours_ms") else None
-
-
-_OURS: tuple[Column, ...] = (
-    ("prefix ratio", _prefix),
-    ("depth", _depth),
-    ("tok/s", _throughput),
-    ("speed", _ratio("ratio_to_none")),
-    ("work saved", _ratio("work_ratio_to_none")),
-    ("FLOPs saved", _ratio("flops_saved")),
-    ("accuracy (95 % interval)", _accuracy),
-    ("agreement", _agreement),
-    ("perplexity (95 % interval)", _perplexity),
-    ("baseline", _spent("baseline_ms")),
-    ("cached", _spent("ours_ms")),
-    ("reduction", _reduction),
-)
 
 
 def _sources(table: PaperTable) -> list[str]:
@@ -184,18 +142,17 @@ def _sources(table: PaperTable) -> list[str]:
     return lines
 
 
-def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]) -> list[str]:
+def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result], ratios: set[str]) -> list[str]:
     about, settings = record.about, record.about["settings"]
     work, machine = settings["workload"], about["machine"]
-    sampling = ", ".join(f"{name}={value}" for name, value in settings["sampling"].items())
+    sampling = ", ".join(f"{name}={value}" for name, value in by_path(SamplingParams, settings["sampling"]).items())
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    ratios = _prefixes(results)
-    shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
+    shared = f", prefix ratio {next(iter(ratios))}" if len(ratios) == 1 else ""
     # Texts share no prefix; tables of other workloads without one write one of no tokens.
     prefixes = min(work["prefixes"], work["requests"]) if work.get("prefix_tokens") and work["name"] != "texts" else 0
     over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
-    batches = {row.concurrency or settings["concurrency"] for row in table.rows if row.missing is None}
+    batches = {row.concurrency or settings["concurrency"] for row in _measured(table)}
     busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
     own = table.scales[settings["scale"]]
     weights = ", random weights" if own.random_weights and own.model == about["model"] else ""
@@ -204,9 +161,9 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
         f"{work['requests']} requests, "
         f"{ASKED[work['name']]}{over}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, seed {about['seed']}; "
         f"{machine['dtype']} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
-        "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token."
+        "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token.",
+        _failures(table, results),
     ]
-    lines += _failures(table, results)
     for row in table.rows:
         result = results.get(row.name, {})
         if "left_out" in result:
@@ -219,34 +176,27 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
                 f"{row.name}: {result['model']} ({result['parameters'] / 1e6:,.2f} M parameters), through transformers "
                 "with its KV cache, as many new tokens as the first row's answers have. Speed only."
             )
-    return [*lines, *_baselines(table)]
+    compared: dict[str, list[str]] = {}
+    for row in _measured(table):
+        baseline = table.baseline(row)
+        if row.measure != "operations" and baseline is not row:
+            compared.setdefault(baseline.name, []).append(row.name)
+    if not set(compared) <= {table.rows[0].name}:
+        baselines = (f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items())
+        lines.append(f"Baselines: {'; '.join(baselines)}.")
+    return lines
 
 
-def _failures(table: PaperTable, results: Mapping[str, Result]) -> list[str]:
-    """Which rows lose answers beyond their interval, or that none does: then the table could not show a loss."""
+def _failures(table: PaperTable, results: Mapping[str, Result]) -> str:
+    """Which rows lose answers by the 95 % interval, or that none does: then the table could not show a loss."""
     judged = {name: result for name, result in results.items() if result.get("accuracy") is not None}
     if not judged:
-        return ["No answers are judged here: the table shows work, time and agreement."]
+        return "No answers are judged here: the table shows work, time and agreement."
     lost = [
         name
         for name, result in judged.items()
-        # An interval may end a rounding error short of its share.
-        if max(result["accuracy"], result["accuracy_interval"][1])
-        < judged[table.baseline(table.row(name)).name]["accuracy"]
+        if accuracy_over(result, judged[table.baseline(table.row(name)).name])[2] < 0
     ]
     if not lost:
-        return ["No row loses answers beyond its interval: the table shows work and time, and no cache's loss."]
-    return [f"Fewer right answers than their baseline, beyond the interval: {', '.join(lost)}."]
-
-
-def _baselines(table: PaperTable) -> list[str]:
-    """A note that names the baselines, where not all rows are compared with the first one."""
-    compared: dict[str, list[str]] = {}
-    for row in table.rows:
-        baseline = table.baseline(row)
-        if row.missing is None and row.measure != "operations" and baseline is not row:
-            compared.setdefault(baseline.name, []).append(row.name)
-    if set(compared) <= {table.rows[0].name}:
-        return []
-    baselines = (f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items())
-    return [f"Baselines: {'; '.join(baselines)}."]
+        return "No row loses answers by the 95 % interval: the table shows work and time, and no cache's loss."
+    return f"Fewer right answers than their baseline, by the 95 % interval of the difference: {', '.join(lost)}."

@@ -1,8 +1,8 @@
 """Measures the speed of the uniform thesis's tables at its shapes, from one block of a response on random weights.
 
-    python -m remask_lab.papers.uniform_shapes thesis-6-9 [--model gidd-100m] [--json FILE]
+    python -m remask_lab paper-shapes thesis-6-9 [--model gidd-100m] [--json FILE]
 
-Rows, lengths and batches are those of `python -m remask_lab.papers TABLE --scale paper`, which generates whole
+Rows, lengths and batches are those of `python -m remask_lab papers TABLE --scale paper`, which generates whole
 responses. This command times only the middle block of a response. Some steps of each kind stand for all
 (`--full-steps`, `--cached-steps`), and rows take turns with their baseline step by step. So random weights show in
 minutes how a table's times compare. With `--json` a baseline and its rows are written as soon as they are measured, and
@@ -14,15 +14,14 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from remask import LLM, EngineConfig
+from remask import LLM
 from remask.errors import ConfigError
-from remask_lab.papers.definition import PaperTable, load_table
-from remask_lab.papers.resolve import ResolvedRow, resolve
+from remask_lab.papers.definition import PaperTable, ResolvedRow, load_table, resolve
 from remask_lab.records.markdown import markdown_table
-from remask_lab.records.record import about
-from remask_lab.records.sweep import Sweep
-from remask_lab.speed.command import add_model_options, command_parser, open_random, run_command
-from remask_lab.speed.uniform_blocks import BlockShape, time_block
+from remask_lab.records.record import Sweep, about
+from remask_lab.speed.command import ON, add_options, command_parser, run_command
+from remask_lab.speed.policies import BlockShape, time_block
+from remask_lab.speed.runs import open_random
 
 TABLES = ("thesis-6-1", "thesis-6-9", "thesis-6-10", "thesis-6-11", "thesis-figure-6-4")
 """The tables of speed under the adaptive sampler. Only there a block stands for a whole response."""
@@ -34,14 +33,13 @@ def main() -> None:
     """Measure one table, print it, and write its rows where `--json` asks for it."""
     parser = command_parser(__doc__)
     parser.add_argument("table", choices=TABLES)
-    add_model_options(parser, "gidd-100m")
+    add_options(parser, f"--model gidd-100m {ON}")
     parser.add_argument("--full-steps", type=int, default=3, help="steps of none and block-prefix that a block runs")
     parser.add_argument("--cached-steps", type=int, default=32, help="steps of uniform-cache, beside the first")
     parser.add_argument("--divide", type=int, default=1, help="divide the thesis's lengths, for shorter canvases")
     parser.add_argument("--json", metavar="FILE", help="keep rows here, and resume from here")
     args = parser.parse_args()
-    limits = EngineConfig(max_num_seqs=1, store_budget_tokens=0)
-    llm = open_random(args, limits)
+    llm = open_random(args, max_num_seqs=1, store_budget_tokens=0)
     if llm.loaded.config.kind != "uniform":
         raise ConfigError(f"the tables are of uniform models, and {llm.loaded.name!r} is none; name one with --model")
     given = {name: getattr(args, name) for name in ("table", "full_steps", "cached_steps", "divide")}
@@ -70,7 +68,7 @@ def result(llm: LLM, rows: dict[str, ResolvedRow], divide: int, full_steps: int,
     """
     baseline = next(name for name, row in rows.items() if row.baseline is None)
     shape, blocks, batches = shape_of(llm, rows[baseline], divide)
-    policies = {name: llm.policy(row.cache, row.settings) for name, row in rows.items()}
+    policies = {name: llm.session.policy(row.cache, row.settings) for name, row in rows.items()}
     times = time_block(llm, shape, policies, full_steps, cached_steps)
     none = times[baseline]
     return {
@@ -88,25 +86,26 @@ def result(llm: LLM, rows: dict[str, ResolvedRow], divide: int, full_steps: int,
 def shape_of(llm: LLM, row: ResolvedRow, divide: int) -> tuple[BlockShape, int, int]:
     """Returns the middle block of a response, the number of blocks in it, and the number of batches of all requests."""
     params, asked = row.params, row.workload
-    assert params.canvas_length is not None
+    canvas = params.uniform.canvas_length
+    assert canvas is not None
     assert params.block_length is not None
     assert params.steps_per_block is not None
     longest = llm.loaded.config.max_length
-    if longest < params.canvas_length // divide:
+    if longest < canvas // divide:
         raise ConfigError(
-            f"the thesis's canvas has {params.canvas_length} positions and {llm.loaded.name!r} takes {longest}; divide "
-            f"all lengths with --divide {-(-params.canvas_length // longest)}"
+            f"the thesis's canvas has {canvas} positions and {llm.loaded.name!r} takes {longest}; divide "
+            f"all lengths with --divide {-(-canvas // longest)}"
         )
     prompt, response, block, steps = (
         max(1, length // divide)
         for length in (asked["prompt_tokens"], params.max_tokens, params.block_length, params.steps_per_block)
     )
     shape = BlockShape(
-        canvas=params.canvas_length // divide,
+        canvas=canvas // divide,
         prompt=prompt + (response - block) // 2,
         block=block,
         steps=steps,
-        per_step=params.tokens_per_step or 1,
+        per_step=params.uniform.tokens_per_step or 1,
         batch=min(row.concurrency, asked["requests"]),
         next_block=response > block,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import __version__
-from remask.machine.cpu import CpuReading, OthersUse, cpu_name, load_average, others_since
+from remask.machine.cpu import CpuReading, OthersUse, others_since
 
 if TYPE_CHECKING:
     from remask.llm import LLM
@@ -20,6 +20,21 @@ BUSY = 0.1  # share of the cores from which on the work of others is told
 def host() -> dict[str, object]:
     """The processor, its number of cores, and the operating system."""
     return {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, as Linux or else Python tells it."""
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, None) or platform.processor() or platform.machine()
+
+
+def load_average() -> float | None:
+    """Processes that ran or waited for a core, on average over the last minute. None where that is not known."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
 
 
 def machine(llm: "LLM") -> dict[str, object]:
@@ -86,14 +101,15 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """The checkout's commit, with `+changes` where files differ from it. None outside a checkout."""
     folder = Path(__file__).parent
-    found = _git(folder, "rev-parse", "--short=12", "HEAD")
+    found = git(folder, "rev-parse", "--short=12", "HEAD")
     if found is None:
         return None
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changed = git(folder, "status", "--porcelain", "--untracked-files=no")
     return found + ("+changes" if changed else "")
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
+    """What Git prints in a folder, stripped; None where it fails, as outside a checkout."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -1,7 +1,10 @@
-"""Tables in Markdown."""
+"""Tables in Markdown, and in plain text for a terminal."""
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 SCREEN = 120
 """Characters that a line of a wide window shows."""
@@ -20,6 +23,33 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, alig
         _line([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]) for row in [header, *rows]
     )
     return "\n".join([first, rule, *others])
+
+
+def text_table(rows: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> str:
+    """Plain text with a line for each of `rows`; `columns` make the cells under their headers.
+
+    Columns are as wide as their longest cell; the first stands to the left, the others to the right.
+    """
+    lines = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    justified = (
+        [
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
+    )
+    return "\n".join("  ".join(line).rstrip() for line in justified)
+
+
+def shown(form: str, value: float | None) -> str:
+    """`value` in the format `form`, as ".2f"; "-" where there is none."""
+    return "-" if value is None or math.isnan(value) else format(value, form)
+
+
+def percent(share: float) -> str:
+    """A share as "12.3 %"."""
+    return f"{100 * share:.1f} %"
 
 
 def narrow_tables(rows: Sequence[str], groups: Mapping[str, Sequence[Column]], width: int = SCREEN) -> str:

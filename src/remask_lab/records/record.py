@@ -1,8 +1,8 @@
-"""Result files. All of them have one JSON shape, which says what was measured and on what."""
+"""Result files, and sweeps that resume from them. All have one JSON shape, which says what was measured and on what."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +40,7 @@ def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | No
     facts = {
         "model": llm.loaded.name,
         "fingerprint": llm.loaded.fingerprint,
-        "depth_table": llm.depth_table.identity if config.kind == "masked" and llm.has_depth_table else None,
+        "depth_table": llm.depth_table.identity if config.kind == "masked" and llm.session.has_depth_table else None,
         "family": config.family,
         "kind": config.kind,
         "layers": config.layers,
@@ -106,3 +106,51 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Sweep:
+    """The rows of one measurement, each identified by its `point` and written to the file as soon as it is measured.
+
+    Rows that the file holds are not measured again, so a sweep resumes after an interruption.
+
+    Raises `RecordError` where the file has another subject, model, machine or setting. Rows of different measurements
+    must not stand in one table.
+    """
+
+    def __init__(self, path: str | Path | None, subject: str, about: Mapping[str, Any]) -> None:
+        self._path = None if path is None else Path(path)
+        self._subject, self._about = subject, as_json(about)
+        self._rows: list[dict[str, Any]] = []
+        self.resumed = 0  # rows read from the file
+        if self._path is None or not self._path.exists():
+            return
+        record = read_record(self._path, subject)
+        others = differing(record.about, self._about)
+        if others:
+            raise RecordError(
+                f"{str(self._path)!r} holds rows of another measurement ({'; '.join(others)}); "
+                "name another file, or remove this one to begin anew"
+            )
+        self._rows = list(record.data["rows"])
+        self.resumed = len(self._rows)
+
+    @property
+    def record(self) -> Record:
+        """All rows so far. The record's data are {"rows": [{"point": ..., "result": ...}]}."""
+        return Record(self._subject, self._about, {"rows": list(self._rows)})
+
+    def row(self, point: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the result at `point`. Where the file has none, call `measure` and save its result first.
+
+        `point` must differ from every other row's. An exception of `measure` leaves the rows as they were.
+        """
+        key = as_json(point)
+        for row in self._rows:
+            if row["point"] == key:
+                known: dict[str, Any] = row["result"]
+                return known
+        result: dict[str, Any] = as_json(measure())
+        self._rows.append({"point": key, "result": result})
+        if self._path is not None:
+            write_record(self._path, self.record)
+        return result

@@ -1,44 +1,106 @@
-"""What the commands in this folder share: their options, the model that they open, and the report that they print."""
+"""What the measurements share: how they are declared, how they end, and times of calls that take turns."""
 
 import argparse
+import inspect
 import json
+import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from remask.checks.values import whole
 from remask.errors import RemaskError
+from remask.machine.disk import write_whole
 from remask_lab.records.machine import commit, machine
 
 if TYPE_CHECKING:
-    from remask import LLM, EngineConfig
+    from remask.llm import LLM
+    from remask_lab.records.record import Record
 
 REMASK = (sys.executable, "-c", "import sys; from remask.cli import main; sys.exit(main())")
 """The words that run `remask` with this interpreter."""
+ON = "--dtype float32 --device auto"
+"""The options that choose where a model runs."""
+_LEAST = {"questions": 0, "seed": 0, "prefix": 0, "depths": 0}  # of numbers that may be smaller than 1
+_ANY = {"INT": int, "STR": str}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A result, and the text that is printed in place of its JSON."""
+
+    data: "Mapping[str, Any] | Record"
+    text: str
+
+
+def run_measurement(run: Callable[[argparse.Namespace], Any], usage: str, words: Sequence[str], name: str) -> None:
+    """Parse `words` by `usage` and `--json`, run, print what was found, and write it where `--json` says.
+
+    The docstring of `run` is the help. A mapping gets the options beside its figures. Raises `ConfigError` on whole
+    numbers that are too small.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m remask_lab speed {name}",
+        description=inspect.getdoc(run),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, f"{usage} --json STR".strip())
+    args = parser.parse_args(words)
+    for option, value in vars(args).items():
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, int) and not isinstance(each, bool):
+                whole(f"--{option.replace('_', '-')}", each, low=_LEAST.get(option, 1))
+    found = run(args)
+    if found is None:
+        return
+    data, text = (found.data, found.text) if isinstance(found, Shown) else (found, None)
+    if isinstance(data, Mapping):
+        asked = {option: value for option, value in vars(args).items() if option != "json"}
+        result = json.dumps({**asked, **data}, indent=2)
+        print(result if text is None else text)
+        if args.json:
+            write_whole("the result", args.json, result + "\n")
+        return
+    print(json.dumps(data.data, indent=2) if text is None else text)
+    if args.json:
+        from remask_lab.records.record import write_record
+
+        write_record(args.json, data)
+
+
+def add_options(parser: argparse.ArgumentParser, usage: str) -> None:
+    """Add the options of a command line with its defaults: "--rounds 3 --caches none,reuse --depths 1 2 --threads INT".
+
+    Several words make a list, and so do dots behind one; none a flag. INT and STR stand for what is None unless given.
+    """
+    for option in usage.removeprefix("--").split(" --"):
+        name, *words = option.split()
+        if not words:
+            parser.add_argument(f"--{name}", action="store_true")
+        elif words[0] in _ANY:
+            parser.add_argument(f"--{name}", type=_ANY[words[0]])
+        else:
+            several = len(words) > 1 or words[0].endswith("...")
+            values = [_typed(word.removesuffix("...")) for word in words]
+            many, default = ("*", values) if several else (None, values[0])
+            told = "default: %(default)s"
+            parser.add_argument(f"--{name}", nargs=many, type=type(values[0]), default=default, help=told)
+
+
+def _typed(word: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
 
 
 def command_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser whose help begins with a module's docstring."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-
-def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
-    """Add `--dtype` and `--device`, and `--model` where the command has a default `model`."""
-    if model is not None:
-        parser.add_argument("--model", default=model, help=f"preset whose shape is taken (default {model})")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
-
-
-def open_random(args: argparse.Namespace, limits: "EngineConfig") -> "LLM":
-    """Open the preset that `--model` names, with random weights."""
-    from remask import LLM
-
-    return LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
-
-
-def print_report(llm: "LLM", **figures: Any) -> None:
-    """Print one JSON object: the machine, the commit, and the figures."""
-    print(json.dumps({"machine": machine(llm), "commit": commit(), **figures}, indent=2))
 
 
 def run_command(main: Callable[[], None]) -> int:
@@ -49,3 +111,53 @@ def run_command(main: Callable[[], None]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def report(llm: "LLM", **figures: Any) -> dict[str, Any]:
+    """The machine, the commit, and the figures."""
+    return {"machine": machine(llm), "commit": commit(), **figures}
+
+
+def print_line(**figures: Any) -> None:
+    """Print one line of JSON, at once: measurements of many settings take minutes."""
+    print(json.dumps(figures), flush=True)
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    turns: int,
+    seconds: Callable[[Callable[[], object]], float],
+    first: int = 1,
+) -> dict[str, list[float]]:
+    """What `seconds` says of each call in every turn; the `first` turns, which make kernels, do not count."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(turns + first):
+        for name, call in calls.items():
+            taken = seconds(call)
+            if turn >= first:
+                times[name].append(taken)
+    return times
+
+
+def median_and_range(values: Sequence[float], name: str, suffix: str = "_range") -> dict[str, Any]:
+    """The median of what the turns gave, as `name`, and their range."""
+    return {name: statistics.median(values), f"{name}{suffix}": [min(values), max(values)]}
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Of two that took turns, turn by turn."""
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
+
+
+def cpu_seconds(act: Callable[[], object]) -> float:
+    """CPU time of this process in a call, that of all threads."""
+    start = time.process_time()
+    act()
+    return time.process_time() - start
+
+
+def thread_seconds(act: Callable[[], object]) -> float:
+    """CPU time of this thread in a call."""
+    start = time.thread_time()
+    act()
+    return time.thread_time() - start

@@ -1,43 +1,29 @@
-"""The CPU time that the host takes for a step, beside the model: planning, packing, reading, choosing, bookkeeping.
+"""`scripts/host`: the CPU time of the host in a step, of this commit and of another one in turns."""
 
-    scripts/host [--json FILE] [--against COMMIT] [--overlap] [--no-lists]
-
-A real engine decodes under `none`, `block-dual` and `bicache+block-dual`. Its model has 32 layers and answers at
-once; what that takes is left out. A canvas of 1,024 or 4,096 positions is a prompt and a response of 256, which is
-denoised in blocks of 32 and 128 steps. 0.9 of the prompt is a prefix that all requests share, at depth 18 with R = 16:
-of a canvas of 1,024 the response leaves less than that to share. A figure is CPU time of the engine's thread, the mean
-over all steps of a decode, refreshes included. It begins when the requests have been placed and their prefix has been
-computed. Of `--rounds` decodes the least is taken, as other work on the machine only adds to it.
-
-Cutting the lists of attention as its Triton kernels need them is the host's work too, and is counted. It needs Triton;
-`--no-lists` leaves it out.
-
-With `--overlap` passes are queued before those before them are read; what the device would do is counted too.
-`--against` measures another commit in turns with this one, out of a worktree in a temporary folder.
-"""
-
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from remask.checks.plugins import install_line
+from remask.checks.values import one_of
 from remask.errors import ConfigError
-from remask.machine.disk import write_whole
-from remask_lab.records.machine import commit, host
+from remask_lab.records.machine import commit
+from remask_lab.records.machine import host as processor
 from remask_lab.records.markdown import markdown_table
-from remask_lab.speed.command import command_parser, run_command
+from remask_lab.speed.command import Shown
 from remask_lab.speed.host_decode import POLICIES
 
 ROOT = Path(__file__).parents[3]
 DECODE = Path("remask_lab/speed/host_decode.py")
-CANVASES, REQUESTS = (1024, 4096), (1, 8, 32, 128)
 
 
 class Decodes:
@@ -105,18 +91,24 @@ def measure(rounds: int, against: str | None, cases: list[dict[str, Any]]) -> li
         return rows
 
 
-def main() -> None:
-    """Measure, print a table, and write the rows where `--json` says."""
-    parser = command_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=2, help="decodes of each case (default 2)")
-    parser.add_argument("--against", metavar="COMMIT", help="measure this commit in turns with this one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
-    parser.add_argument("--overlap", action="store_true", help="queue a pass before the one before it is read")
-    parser.add_argument("--no-lists", action="store_true", help="leave out the lists of Triton's attention")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
-    parser.add_argument("--canvases", nargs="+", type=int, default=CANVASES, help="positions, 512 or more")
-    parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, help="requests at a time")
-    args = parser.parse_args()
+def host(args: argparse.Namespace) -> Shown:
+    """The CPU time that the host takes for a step, beside the model: planning, packing, reading, choosing, bookkeeping.
+
+    A real engine decodes under `none`, `block-dual` and `bicache+block-dual`. Its model has 32 layers and answers at
+    once; what that takes is left out. A canvas of 1,024 or 4,096 positions is a prompt and a response of 256, which is
+    denoised in blocks of 32 and 128 steps. 0.9 of the prompt is a prefix that all requests share, at depth 18 with
+    R = 16: of a canvas of 1,024 the response leaves less than that to share. A figure is CPU time of the engine's
+    thread, the mean over all steps of a decode, refreshes included. It begins when the requests have been placed and
+    their prefix has been computed. Of `--rounds` decodes the least is taken, as other work on the machine only adds.
+
+    Cutting the lists of attention as its Triton kernels need them is the host's work too, and is counted. It needs
+    Triton; `--no-lists` leaves it out.
+
+    With `--overlap` passes are queued before those before them are read; what the device would do is counted too.
+    `--against` measures another commit in turns with this one, out of a worktree in a temporary folder.
+    """
+    for policy in args.policies:
+        one_of("--policies", policy, POLICIES)
     cases = [
         {"policy": policy, "canvas": canvas, "requests": requests}
         for policy, canvas, requests in product(args.policies, args.canvases, args.requests)
@@ -125,31 +117,25 @@ def main() -> None:
         cases = [{**case, "overlap": True} for case in cases]
     if not args.no_lists:
         if find_spec("triton") is None:
-            raise ConfigError("cutting the lists of attention needs triton: pip install 'remask[gpu]', or --no-lists")
+            raise ConfigError(f"cutting the lists of attention needs triton: {install_line('gpu')}, or --no-lists")
         cases = [{**case, "lists": True} for case in cases]
     rows = measure(args.rounds, args.against, cases)
-    report = {"machine": host(), "commit": commit(), "against": args.against, "rounds": args.rounds, "rows": rows}
-    if args.json is not None:
-        write_whole("figures", args.json, json.dumps(report, indent=2) + "\n")
-    header = ["policy", "canvas", "requests", "ms a step"]
-    if args.against is not None:
-        header += [f"at {args.against}", "ratio"]
+    found = {"machine": processor(), "commit": commit(), "against": args.against, "rounds": args.rounds, "rows": rows}
+    return Shown(found, table(found))
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The rows as text."""
     figures = ("ms_per_step", "against_ms_per_step", "ratio")
+    header = ["policy", "canvas", "requests", "ms a step"]
+    if found["against"] is not None:
+        header += [f"at {found['against']}", "ratio"]
     cells = [
-        [
-            row["policy"],
-            str(row["canvas"]),
-            str(row["requests"]),
-            *(f"{row[name]:.2f}" for name in figures if name in row),
-        ]
-        for row in rows
+        [*(str(row[name]) for name in header[:3]), *(f"{row[name]:.2f}" for name in figures if name in row)]
+        for row in found["rows"]
     ]
-    print(markdown_table(header, cells, aligned=True))
+    return markdown_table(header, cells, aligned=True)
 
 
 def _git(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

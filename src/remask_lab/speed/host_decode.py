@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
+from remask.families import preset
 from remask.model.pool import Pool
 from remask.model.stage import StepBatch
 from remask.model.transformer import Transformer
@@ -121,7 +121,7 @@ def decode(
         own = [draw.randrange(1, VOCAB - 1) for _ in range(prompt - len(shared))]
         params = SamplingParams(max_tokens=RESPONSE, steps=STEPS, block_length=BLOCK, ignore_eos=True)
         engine.add(Request(str(number), shared + own, params, len(shared), POLICIES[policy]))
-    engine._admit()
+    engine._admission.admit(engine.clock())
     if policy.startswith("bicache"):
         engine.step()
         assert engine.stats.prefix_passes == 1

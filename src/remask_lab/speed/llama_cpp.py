@@ -1,45 +1,41 @@
-"""Forward passes and answers beside llama.cpp, on one model file: CPU time, and logits compared.
-
-    python -m remask_lab.speed.llama_cpp [--model llada-100m] [--kinds f32,q8_0,q4_0] [--prompt 512] [--response 64]
-
-Needs the package `llama-cpp-python`, which is no dependency: pip install llama-cpp-python (it is compiled). For each
-kind a file with random weights is written into a temporary folder, and both read it: we with `int8` where it is `q8_0`,
-with `int4` where it is `q4_0`, and in float32. A pass is over the whole canvas, and reads the logits of the response.
-Both have as many threads, and passes take turns. llama.cpp computes the whole canvas in every step of a diffusion
-model, so an answer takes it the passes of as many steps; ours is an answer of the engine under each policy.
-"""
+"""Beside llama.cpp, on one GGUF file of the `llada` architecture with given weights, as llama.cpp lays it out."""
 
 import argparse
 import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.checkpoint.dummy import dummy_weights
-from remask.checkpoint.presets import preset
+from remask.checkpoint.loaded import dummy_weights
+from remask.checks import Quantization
 from remask.checks.values import one_of
+from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
-from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
+from remask.families import preset
+from remask.model.config import ModelConfig
 from remask.model.pool import Pool
-from remask.model.quantization_names import Quantization
+from remask.model.weights import Weights
 from remask.plan.canvas import Canvas
-from remask_lab.arguments.common import check_least, separated
-from remask_lab.speed.command import command_parser, print_report, run_command
-from remask_lab.speed.gguf_file import TYPES, write_gguf
+from remask_lab.asked import separated
+from remask_lab.speed.command import cpu_seconds, in_turns, report
 
+TYPES = ("f32", "q8_0", "q4_0")
+_BYTES = 256
 PACKAGE, INSTALL = "llama_cpp", "pip install llama-cpp-python"
 OURS: dict[str, Quantization | None] = {"f32": None, "q8_0": "int8", "q4_0": "int4"}
 CACHES = ("none", "block-dual")
@@ -47,19 +43,16 @@ CACHES = ("none", "block-dual")
 Pass = Callable[[], NDArray[np.float32]]
 
 
-def main() -> None:
-    """Measure and print one JSON object, and a line for each kind as it is done."""
-    parser = command_parser(__doc__)
-    parser.add_argument("--model", default="llada-100m", help="preset whose shape is taken (default llada-100m)")
-    parser.add_argument("--kinds", default=",".join(TYPES), help=f"of {', '.join(TYPES)}, separated by commas")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens before the response")
-    parser.add_argument("--response", type=int, default=64)
-    parser.add_argument("--steps", type=int, help="of an answer; without it one a token")
-    parser.add_argument("--block", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=3)
-    args = parser.parse_args()
-    check_least(args, prompt=1, response=1, block=1, threads=1, turns=1)
+def llama_cpp(args: argparse.Namespace) -> dict[str, Any]:
+    """Forward passes and answers beside llama.cpp, on one model file: CPU time, and logits compared.
+
+    Needs the package `llama-cpp-python`, which is no dependency: pip install llama-cpp-python (it is compiled). For
+    each kind a file with random weights is written into a temporary folder, and both read it: we with `int8` where it
+    is `q8_0`, with `int4` where it is `q4_0`, and in float32. A pass is over the whole canvas, and reads the logits of
+    the response. Both have as many threads, and passes take turns. llama.cpp computes the whole canvas in every step of
+    a diffusion model, so an answer takes it the passes of as many steps; ours is an answer of the engine under each
+    policy.
+    """
     kinds = separated(args.kinds)
     for kind in kinds:
         one_of("--kinds", kind, TYPES)
@@ -80,9 +73,7 @@ def main() -> None:
             results.append({"kind": kind, "file_bytes": path.stat().st_size, **found})
             print(json.dumps(results[-1]), file=sys.stderr, flush=True)
             path.unlink()
-    names = ("model", "prompt", "response", "steps", "block", "threads", "turns")
-    shape = {name: getattr(args, name) for name in names}
-    print_report(llm, llama_cpp=version("llama-cpp-python"), **shape, results=results)
+    return report(llm, llama_cpp=version("llama-cpp-python"), results=results)
 
 
 def compare(
@@ -96,8 +87,8 @@ def compare(
     ours = our_pass(llm, canvas)
     with their_pass(path, canvas, args.threads) as theirs:
         logits = ours(), theirs()  # the first pass of a shape makes kernels
-        times = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(args.turns)]
-    own, other = (statistics.median(each) for each in zip(*times, strict=True))
+        times = in_turns({"ours": ours, "theirs": theirs}, args.turns, cpu_seconds, first=0)
+    own, other = (statistics.median(each) for each in times.values())
     found: dict[str, Any] = {
         "ours": OURS[kind] or "float32",
         "pass_s": {"ours": own, "llama.cpp": other},
@@ -108,7 +99,7 @@ def compare(
     if exact is not None:
         found["from_float32"] = {"ours": apart(logits[0], exact), "llama.cpp": apart(logits[1], exact)}
     for cache in CACHES:
-        found["answer_s"][cache] = cpu_seconds(lambda cache=cache: answer(llm, canvas, steps, args.block, cache))  # type: ignore[misc]
+        found["answer_s"][cache] = cpu_seconds(partial(answer, llm, canvas, steps, args.block, cache))
     found["times_less"] = {cache: steps * other / found["answer_s"][cache] for cache in CACHES}
     return found, logits[0]
 
@@ -185,7 +176,7 @@ def answer(llm: LLM, canvas: Canvas, steps: int, block: int, cache: str) -> None
     own = min(block, tokens) if tokens % block == 0 else tokens
     params = SamplingParams(max_tokens=tokens, steps=steps, block_length=own, ignore_eos=True)
     prompt = canvas.tokens[: canvas.prompt].tolist()
-    list(llm.run([Request(cache, prompt, params, policy=llm.policy(cache))], progress=False))
+    list(llm.session.run([Request(cache, prompt, params, policy=llm.session.policy(cache))], progress=False))
 
 
 def apart(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
@@ -193,12 +184,82 @@ def apart(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     return float(np.sqrt(np.mean((one - other) ** 2) / np.mean(other**2)))
 
 
-def cpu_seconds(act: Callable[[], object]) -> float:
-    """CPU time of this process in a call, that of all threads."""
-    start = time.process_time()
-    act()
-    return time.process_time() - start
+def write_gguf(path: Path, config: ModelConfig, weights: Weights, kind: str) -> None:
+    """Write `weights`, float32 on the CPU, with matrices of the type `kind`, and a vocabulary of bytes and fillers.
+
+    Raises `ConfigError` where `config` is not of the `llada` family, or has fewer than 256 tokens.
+    """
+    if config.family != "llada" or config.vocab < _BYTES:
+        raise ConfigError(f"files are written of llada models with {_BYTES} tokens or more, and not of {config.family}")
+    writer = gguf.GGUFWriter(path, "llada")
+    _write_keys(writer, config)
+    _write_tokenizer(writer, config)
+    quantised = getattr(GGMLQuantizationType, kind.upper())
+
+    def add(name: str, values: NDArray[np.float32]) -> None:
+        matrix = values.ndim == 2
+        writer.add_tensor(
+            f"{name}.weight",
+            gguf.quantize(values, quantised) if matrix else values,
+            raw_dtype=quantised if matrix else None,
+        )
+
+    add("token_embd", weights.embed.numpy())
+    add("output_norm", weights.norm.numpy())
+    if not config.tied:
+        add("output", weights.head.numpy())
+    q, kv, wide = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.intermediate
+    for number, layer in enumerate(weights.layers):
+        qkv, both = layer.qkv.numpy(), layer.gate_up.numpy()
+        for name, values in {
+            "attn_norm": layer.named()["attn_norm"].numpy(),
+            "attn_q": _in_pairs(qkv[:q], config.heads),
+            "attn_k": _in_pairs(qkv[q : q + kv], config.kv_heads),
+            "attn_v": qkv[q + kv :],
+            "attn_output": layer.out.numpy(),
+            "ffn_norm": layer.ffn_norm.numpy(),
+            "ffn_gate": both[:wide],
+            "ffn_up": both[wide:],
+            "ffn_down": layer.down.numpy(),
+        }.items():
+            add(f"blk.{number}.{name}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+def _in_pairs(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows of two halves of each head, as pairs that RoPE turns together."""
+    return np.ascontiguousarray(rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape))
+
+
+def _write_keys(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    writer.add_name("random weights")
+    writer.add_vocab_size(config.vocab)
+    writer.add_context_length(config.max_length)
+    writer.add_embedding_length(config.hidden)
+    writer.add_feed_forward_length(config.intermediate)
+    writer.add_block_count(config.layers)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_causal_attention(False)
+    writer.add_bool("diffusion.shift_logits", False)
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    """Bytes in GPT-2's alphabet, and names for the rest of the vocabulary, which no text is made of."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(_BYTES, 2 * _BYTES))
+    tokens = [chr(byte if byte in printable else next(others)) for byte in range(_BYTES)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*tokens, *(f"filler{number}" for number in range(_BYTES, config.vocab))])
+    writer.add_token_types([int(gguf.TokenType.NORMAL)] * config.vocab)
+    writer.add_token_merges(["a b"])  # the writer leaves out empty lists
+    writer.add_eos_token_id(config.stop_ids[0])
+    writer.add_pad_token_id(config.stop_ids[0])
+    writer.add_mask_token_id(config.mask_id)

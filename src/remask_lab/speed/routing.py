@@ -1,16 +1,9 @@
-"""Hit ratios of two replicas: each prefix goes to the replica that holds it, compared with round-robin.
+"""Prefixes on two replicas: routed by what they hold, and in turn."""
 
-    python -m remask_lab.speed.routing [--fronts client,vllm-router,ray] [--requests 40] [--prefixes 8] [--json FILE]
-
-Runs the bundled model on two replicas of this machine. Their stores hold fewer prefixes than there are. `client` is a
-client of twenty lines that routes by `remask.deploy.routing`. `vllm-router` hashes a header that names the prefix.
-`ray` is `remask deploy`. A front that is not installed is left out, and the result says so.
-"""
-
+import argparse
 import asyncio
 import importlib.util
 import itertools
-import json
 import shutil
 import sys
 import tempfile
@@ -23,15 +16,16 @@ from pathlib import Path
 import xxhash
 
 from remask import LLM
+from remask.checks.values import one_of
 from remask.deploy.identity import prefix_identity
 from remask.deploy.routing import Spill
 from remask_lab.load.client import RequestOutcome, send_to
 from remask_lab.load.load import Load, run_load
 from remask_lab.load.mix import HttpRequest, PromptMix
 from remask_lab.load.target import Target, empty_store, find_target, is_healthy
-from remask_lab.records.record import Record, about, write_record
-from remask_lab.speed.command import REMASK, command_parser, run_command
-from remask_lab.speed.servers import free_port, process, serving
+from remask_lab.records.record import Record, about
+from remask_lab.speed.command import REMASK
+from remask_lab.speed.serving import free_port, process, server
 
 ROUTER = shutil.which("vllm-router") or shutil.which("vllm-router", path=str(Path(sys.executable).parent))
 BUNDLED = Target("http://unused", "bundled-transit", info={"model_path": "bundled-transit"})
@@ -41,36 +35,29 @@ THREADS = {"OMP_NUM_THREADS": "1"}
 Ratios = Mapping[str, float]
 
 
-def main() -> None:
-    """Measure, print one JSON object, and write the record where `--json` asks for it."""
-    parser = command_parser(__doc__)
-    parser.add_argument("--fronts", default="client,vllm-router,ray", help="which, joined by commas (default all)")
-    parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--prefixes", type=int, default=8)
-    parser.add_argument(
-        "--budget", type=int, default=1300, help="tokens that each store may hold: five of the prefixes"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result here")
-    args = parser.parse_args()
+def routing(args: argparse.Namespace) -> Record:
+    """Hit ratios of two replicas: each prefix goes to the replica that holds it, compared with round-robin.
+
+    Runs the bundled model on two replicas of this machine. Their stores hold fewer prefixes than there are. `client` is
+    a client of twenty lines that routes by `remask.deploy.routing`. `vllm-router` hashes a header that names the
+    prefix. `ray` is `remask deploy`. A front that is not installed is left out, and the result says so.
+    """
     fronts: dict[str, Callable[[Sequence[HttpRequest], int], Ratios] | None] = {
         "client": own_client,
         "vllm-router": None if ROUTER is None else vllm_router,
         "ray": None if importlib.util.find_spec("ray") is None else ray_serve,
     }
     asked = args.fronts.split(",")
-    unknown = [name for name in asked if name not in fronts]
-    if unknown:
-        parser.error(f"--fronts: unknown {unknown[0]!r}; choose of {', '.join(fronts)}")
+    for name in asked:
+        one_of("--fronts", name, fronts)
     requests = PromptMix(num_prompts=args.requests, prefixes=args.prefixes, seed=3).draw(BUNDLED)
     result: dict[str, Ratios | str] = {}
     for name in asked:
         measure = fronts[name]
         result[name] = "not installed" if measure is None else measure(requests, args.budget)
-    if args.json:
-        settings = {name: value for name, value in vars(args).items() if name != "json"}
-        llm = LLM("bundled-transit", dtype="float32")
-        write_record(args.json, Record("benchmarks routing", about(llm, seed=3, settings=settings), result))
-    print(json.dumps(result, indent=2))
+    settings = {name: value for name, value in vars(args).items() if name != "json"}
+    llm = LLM("bundled-transit", dtype="float32")
+    return Record("benchmarks routing", about(llm, seed=3, settings=settings), result)
 
 
 def named(request: HttpRequest) -> HttpRequest:
@@ -181,16 +168,12 @@ def fleet(home: str, budget: int, *own: str) -> Iterator[str]:
 def two_servers(budget: int) -> Iterator[list[str]]:
     """Run two plain servers until the block ends. Yields their addresses."""
     words = ["bundled-transit", "--dtype", "float32", "--threads", "1", "--store-budget-tokens", str(budget)]
-    with serving(*words) as one, serving(*words) as other:
+    with server(*words) as one, server(*words) as other:
         yield [one.base_url, other.base_url]
 
 
 def emptied(servers: Sequence[str]) -> Sequence[str]:
     """Empty the servers' stores, and return the servers."""
-    for server in servers:
-        empty_store(server)
+    for each in servers:
+        empty_store(each)
     return servers
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

@@ -1,39 +1,165 @@
-"""The cost of serving over the engine alone, and the gain of `bicache` over `none` in served tokens a second.
+"""Servers in processes of their own: what serving costs over the engine alone, and what a cache gains there."""
 
-    python -m remask_lab.speed.serving [--clients 8] [--requests 64] [--rounds 5] [--threads N] [--json FILE]
-
-Runs the bundled model at prefix ratio 0.9. Two servers, one for each policy, run as processes on free ports of this
-machine. The third contender is the engine alone in this process, with as many requests at a time and no HTTP. They take
-turns in one run, each with an empty store at the start of its turn. The engine alone computes on as many threads as the
-servers do. It has a further turn on PyTorch's default number of threads, so leave OMP_NUM_THREADS unset.
-
-The server's overhead is measured twice. `closed_loop`: every client sends its next request when it has the answer to
-the last one, so a slot is empty until that request arrives. `all_at_once`: all requests are sent at the start, so the
-next one always waits, as it does for the engine alone. Each overhead is reported in parts (`remask_lab.speed.servers`).
-The clients are in this process and share the machine with the servers, so the overhead includes theirs. At last, single
-requests are sent twice: first the store does not hold their prefix, then it does.
-"""
-
+import argparse
 import asyncio
-import json
+import os
+import re
+import signal
+import socket
 import statistics
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.engine.engine import Engine
+from remask.engine.member import EngineStats
 from remask.engine.request import Request
 from remask.tasks.transit import TransitRequest, make_workload
 from remask_lab.bench.workload import TRANSIT_SAMPLING
 from remask_lab.load.load import Load, LoadRun, run_load
 from remask_lab.load.mix import CHAT, HttpRequest
-from remask_lab.load.target import Target, empty_store
-from remask_lab.records.record import Record, about, write_record
-from remask_lab.speed.command import add_model_options, command_parser, run_command
-from remask_lab.speed.servers import Clocks, overhead, per_request, serving
+from remask_lab.load.target import Target, empty_store, find_target, read_metrics
+from remask_lab.records.record import Record, about
+from remask_lab.speed.command import REMASK
+
+START_S, STOP_S = 300, 90
+_SAMPLE = re.compile(r"^(?:remask:)?(\w+?)(?:\{model_name=[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+@contextmanager
+def process(words: Sequence[str], pattern: str, **environment: str) -> Iterator[str]:
+    """Run a process until the block ends, then stop it by SIGTERM. Yields the first group of `pattern` in its output.
+
+    Raises `RuntimeError` where the process ends earlier, or with another status than that of a stop.
+    """
+    lines: list[str] = []
+    env = {**os.environ, **environment}
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    assert child.stdout is not None
+    reader = threading.Thread(target=lines.extend, args=(child.stdout,))
+    reader.start()
+    try:
+        yield _awaited(child, lines, pattern)
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            status = child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            status = child.wait()
+        reader.join()
+        child.stdout.close()
+    if status not in (0, -signal.SIGTERM):
+        raise RuntimeError(f"{words[:4]} ended with status {status}:\n{''.join(lines[-50:])}")
+
+
+def _awaited(child: "subprocess.Popen[str]", lines: list[str], pattern: str) -> str:
+    end = time.monotonic() + START_S
+    while child.poll() is None and time.monotonic() < end:
+        found = re.search(pattern, "".join(list(lines)))
+        if found is not None:
+            return found.group(1)
+        time.sleep(0.02)
+    state = f"after {START_S} s" if child.poll() is None else f"and the process ended with status {child.returncode}"
+    raise RuntimeError(f"the output has no {pattern!r} {state}:\n{''.join(list(lines))}")
+
+
+def free_port() -> int:
+    """Returns a port that no process listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def server(*words: str) -> Iterator[Target]:
+    """Run `remask serve` with these words on a free port, until the block ends."""
+    with process([*REMASK, "serve", "--port", "0", *words], r"running on (http://\S+:\d+)") as url:
+        yield find_target(url)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Readings of counters that only grow. Times are in seconds.
+
+    Attributes:
+        wall: the clock of this process.
+        steps: the number of steps of the engine.
+        in_steps: the time of the engine's thread in these steps.
+        engine: the CPU time of that thread in them. For the rest it waited: for the interpreter's lock, a core, helper
+            threads, or a device.
+        server: the server process' other CPU time: HTTP, JSON, tokenizing, and helper threads of the model.
+        client: the CPU time of this process.
+    """
+
+    wall: float
+    steps: float
+    in_steps: float
+    engine: float
+    server: float
+    client: float
+
+    @classmethod
+    def of_engine(cls, stats: EngineStats) -> "Clocks":
+        """Read the clocks of an engine in this process, without a server."""
+        return cls(time.perf_counter(), stats.steps, stats.step_seconds, stats.step_cpu_seconds, 0.0, 0.0)
+
+    @classmethod
+    def of_server(cls, target: Target) -> "Clocks":
+        """Read the metrics of a server and the clocks of this process."""
+        found = {name: float(value) for name, value in _SAMPLE.findall(read_metrics(target))}
+        engine = found["engine_step_cpu_seconds_total"]
+        return cls(
+            wall=time.perf_counter(),
+            steps=found["engine_steps_total"],
+            in_steps=found["engine_step_seconds_total"],
+            engine=engine,
+            server=found["process_cpu_seconds_total"] - engine,
+            client=time.process_time(),
+        )
+
+    def since(self, before: "Clocks") -> "Clocks":
+        """The difference between two readings."""
+        return Clocks(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(self)))
+
+
+def overhead(alone: Clocks, served: Clocks) -> dict[str, float]:
+    """The time that serving adds to that of an engine alone with the same requests, as shares of the time served.
+
+    `total` is the sum of the other three. The engine's thread computes more slowly, because it shares caches. It waits
+    more in steps, for the interpreter's lock and for cores. And it spends time between steps, where it accepts requests
+    or has none.
+    """
+
+    def lost(of: Any) -> float:
+        return float(of(served) - of(alone)) / served.wall
+
+    return {
+        "total": lost(lambda clocks: clocks.wall),
+        "computing_slower": lost(lambda clocks: clocks.engine),
+        "waiting_in_steps": lost(lambda clocks: clocks.in_steps - clocks.engine),
+        "between_steps": lost(lambda clocks: clocks.wall - clocks.in_steps),
+    }
+
+
+def per_request(spent: Sequence[Clocks], requests: int) -> dict[str, float]:
+    """The median over turns of the steps and the milliseconds that each of `requests` took."""
+    medians = {}
+    for each in fields(Clocks):
+        values = sorted(getattr(clocks, each.name) / requests for clocks in spent)
+        middle = values[len(values) // 2]
+        medians["steps" if each.name == "steps" else f"{each.name}_ms"] = (
+            middle if each.name == "steps" else 1e3 * middle
+        )
+    return medians
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +173,21 @@ class ServingRound:
     none: tuple[LoadRun, Clocks]
 
 
-def main() -> None:
-    """Measure, print one JSON object, and write the record where `--json` asks for it."""
-    parser = command_parser(__doc__)
-    parser.add_argument("--cache", default="bicache", help="the policy that is set against none")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=64, help="in each turn")
-    parser.add_argument("--prefixes", type=int, default=4)
-    parser.add_argument("--rows", type=int, default=68, help="of the table in the shared prefix; more raise the ratio")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, help="that the model computes on (default: those of remask serve)")
-    parser.add_argument("--json", metavar="FILE", help="write the result here")
-    add_model_options(parser)
-    args = parser.parse_args()
+def serving(args: argparse.Namespace) -> Record:
+    """The cost of serving over the engine alone, and the gain of `bicache` over `none` in served tokens a second.
+
+    Runs the bundled model at prefix ratio 0.9. Two servers, one for each policy, run as processes on free ports of this
+    machine. The third contender is the engine alone in this process, with as many requests at a time and no HTTP. They
+    take turns in one run, each with an empty store at the start of its turn. The engine alone computes on as many
+    threads as the servers do. It has a further turn on PyTorch's default number of threads, so leave OMP_NUM_THREADS
+    unset.
+
+    The server's overhead is measured twice. `closed_loop`: every client sends its next request when it has the answer
+    to the last one, so a slot is empty until that request arrives. `all_at_once`: all requests are sent at the start,
+    so the next one always waits, as it does for the engine alone. Each overhead is reported in parts. The clients are
+    in this process and share the machine with the servers, so the overhead includes theirs. At last, single requests
+    are sent twice: first the store does not hold their prefix, then it does.
+    """
     cores = torch.get_num_threads()
     llm = LLM(
         "bundled-transit",
@@ -74,8 +202,8 @@ def main() -> None:
     words = ["bundled-transit", "--dtype", args.dtype, "--device", args.device, "--threads", str(threads)]
     words += ["--max-num-seqs", str(args.clients), "--max-queue", str(args.requests), "--cache"]
     items = make_workload(args.requests, args.prefixes, 21, args.rows)
-    engine = llm.new_engine()
-    with serving(*words, args.cache) as ours, serving(*words, "none") as none:
+    engine = llm.session.new_engine()
+    with server(*words, args.cache) as ours, server(*words, "none") as none:
         for target in (ours, none):
             served(target, items[: args.clients], args.clients)
         alone(llm, engine, items[: args.clients], threads)
@@ -90,35 +218,30 @@ def main() -> None:
             for _ in range(args.rounds)
         ]
         misses, hits = first_settled(ours, make_workload(12, 12, 22, args.rows))
+    clocks = [each.alone for each in rounds]
+    loads = {name: [getattr(each, name)[1] for each in rounds] for name in ("closed_loop", "all_at_once")}
     result = {
         "prefix_ratio": prefix_ratio(llm, items),
         "threads": threads,
-        **gains(rounds),
-        "server_overhead": {
-            "closed_loop": parts([(each.alone, each.closed_loop[1]) for each in rounds]),
-            "all_at_once": parts([(each.alone, each.all_at_once[1]) for each in rounds]),
-        },
+        **rates(rounds),
+        "server_overhead": {name: parts(zip(clocks, each, strict=True)) for name, each in loads.items()},
         "per_request": {
-            "engine_alone": per_request([each.alone for each in rounds], args.requests),
-            "closed_loop": per_request([each.closed_loop[1] for each in rounds], args.requests),
-            "all_at_once": per_request([each.all_at_once[1] for each in rounds], args.requests),
+            name: per_request(each, args.requests) for name, each in {"engine_alone": clocks, **loads}.items()
         },
         "first_settled_block_miss_ms": 1e3 * statistics.median(misses),
         "first_settled_block_hit_ms": 1e3 * statistics.median(hits),
     }
-    if args.json:
-        settings = {name: value for name, value in vars(args).items() if name != "json"}
-        write_record(args.json, Record("benchmarks serving", about(llm, seed=21, settings=settings), result))
-    print(json.dumps(result, indent=2))
+    settings = {name: value for name, value in vars(args).items() if name != "json"}
+    return Record("benchmarks serving", about(llm, seed=21, settings=settings), result)
 
 
-def gains(rounds: Sequence[ServingRound]) -> dict[str, object]:
+def rates(rounds: Sequence[ServingRound]) -> dict[str, object]:
     """Tokens a second of the contenders as medians over rounds, and the accuracy of the policies' answers."""
-    ratios = [rate(each.closed_loop) / rate(each.none) for each in rounds]
+    gains = [rate(each.closed_loop) / rate(each.none) for each in rounds]
     tokens = sum(outcome.output_tokens for outcome in rounds[0].closed_loop[0].outcomes)
     return {
-        "served_gain_over_none": statistics.median(ratios),
-        "served_gain_range": [min(ratios), max(ratios)],
+        "served_gain_over_none": statistics.median(gains),
+        "served_gain_range": [min(gains), max(gains)],
         "engine_tok_s": statistics.median(tokens / each.alone.wall for each in rounds),
         "engine_tok_s_on_all_cores": statistics.median(tokens / each.all_cores.wall for each in rounds),
         "served_tok_s": statistics.median(rate(each.closed_loop) for each in rounds),
@@ -140,7 +263,7 @@ def alone(llm: LLM, engine: Engine, items: Sequence[TransitRequest], threads: in
     """Run all requests without a server, with an empty store, on `threads` threads."""
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
-    policy = llm.policy(llm.cache, llm.cache_config)
+    policy = llm.session.policy(llm.session.cache, llm.session.cache_config)
     work = requests(llm, items)
     engine.store.drop()
     before = Clocks.of_engine(engine.stats)
@@ -211,7 +334,3 @@ def prefix_ratio(llm: LLM, items: Sequence[TransitRequest]) -> float:
         request.prefix_length / (len(request.prompt_token_ids) + request.params.max_tokens)
         for request in requests(llm, items)
     )
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

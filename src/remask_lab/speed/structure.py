@@ -1,30 +1,21 @@
-"""What structured outputs add to a step, beside the step of an 8B model.
+"""What structured outputs add to a step of a large model: measured on the host, counted on the device."""
 
-    python -m remask_lab.speed.structure [--block 32] [--vocab 126464] [--turns 9]
-
-The host's part, the best path through a block, is measured: processor time of one thread. The device's part, the best
-token of each class in every row, is counted: its passes over the logits, in bytes at an H200's bandwidth. Both stand
-beside the step of an 8B model in bfloat16 at the same bandwidth, which reads its weights and writes its logits once,
-the least that a step can take; and beside one that computes a whole canvas, by its operations. The schema has some 50
-states over a vocabulary as large as LLaDA's, whose pieces are drawn.
-"""
-
-import json
+import argparse
 import random
 import string
-import sys
-import time
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from remask.answers.structured import Structures
-from remask.checkpoint.presets import preset
+from remask.families import preset
 from remask.plan.canvas import Canvas
 from remask.readers.base import Predicted
 from remask.readers.constraint import ConstrainedHole, Constraint
 from remask.request.forms import StructuredOutputs
 from remask_lab.records.machine import commit
-from remask_lab.speed.command import command_parser, run_command
+from remask_lab.speed.command import in_turns, thread_seconds
 
 H200_BYTES_S, H200_FLOPS = 4.8e12, 989e12
 """Memory bandwidth of an H200, and its dense bfloat16 operations, as NVIDIA states them."""
@@ -38,24 +29,24 @@ PASSES = 12
 """Times that the scores of a constraint go over the logits: filters, two scatters, a gather, a log-softmax."""
 
 
-def main() -> None:
-    """Measure and print one JSON object."""
-    parser = command_parser(__doc__)
-    parser.add_argument("--model", default="llada-8b")
-    parser.add_argument("--block", type=int, default=32)
-    parser.add_argument("--canvas", type=int, default=1024, help="rows of a step that computes the whole canvas")
-    parser.add_argument("--vocab", type=int, default=126_464)
-    parser.add_argument("--turns", type=int, default=9)
-    args = parser.parse_args()
+def structure(args: argparse.Namespace) -> dict[str, Any]:
+    """What structured outputs add to a step, beside the step of an 8B model.
+
+    The host's part, the best path through a block, is measured: processor time of one thread. The device's part, the
+    best token of each class in every row, is counted: its passes over the logits, in bytes at an H200's bandwidth. Both
+    stand beside the step of an 8B model in bfloat16 at the same bandwidth, which reads its weights and writes its
+    logits once, the least that a step can take; and beside one that computes a whole canvas, by its operations. The
+    schema has some 50 states over a vocabulary as large as LLaDA's, whose pieces are drawn.
+    """
     constraint = Structures(tokens_of(args.vocab), [args.vocab - 1]).compiled(StructuredOutputs(json=SCHEMA))
     automaton = constraint.automaton
-    host = cpu_seconds(constraint, args.block, args.turns)
+    host = _host_seconds(constraint, args.block, args.turns)
     parameters = preset(args.model).parameters
     logits = args.block * args.vocab * LOGIT_BYTES
     step = (2 * parameters + logits) / H200_BYTES_S
     whole = max(step, 2 * parameters * args.canvas / H200_FLOPS)
     device = PASSES * logits / H200_BYTES_S
-    figures = {
+    return {
         "commit": commit(),
         "states": automaton.states,
         "classes": automaton.labels,
@@ -70,7 +61,6 @@ def main() -> None:
         "whole_step_ms": 1e3 * whole,
         "share_of_whole_step": (host + device) / whole,
     }
-    print(json.dumps(figures, indent=2))
 
 
 def tokens_of(size: int) -> list[bytes | None]:
@@ -86,7 +76,7 @@ def tokens_of(size: int) -> list[bytes | None]:
     return [*found, None]
 
 
-def cpu_seconds(constraint: Constraint, block: int, turns: int) -> float:
+def _host_seconds(constraint: Constraint, block: int, turns: int) -> float:
     """Median processor time of `ConstrainedHole.choose` over a block of masks, in seconds."""
     count, rng = constraint.table.count, np.random.default_rng(1)
     automaton = constraint.automaton
@@ -97,13 +87,5 @@ def cpu_seconds(constraint: Constraint, block: int, turns: int) -> float:
     found = Predicted(positions, np.zeros_like(positions), np.zeros(block, dtype=np.float32))
     hole = ConstrainedHole(constraint, canvas, range(3, 3 + left))
     hole.block = range(3, 3 + block)
-    times = []
-    for _ in range(turns + 1):
-        began = time.thread_time()
-        hole.choose(found, numbers)
-        times.append(time.thread_time() - began)
-    return float(np.median(times[1:]))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+    times = in_turns({"choice": partial(hole.choose, found, numbers)}, turns, thread_seconds)
+    return float(np.median(times["choice"]))

@@ -9,27 +9,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
-from pathlib import Path
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from remask.checks.kinds import ModelKind
+from remask.checks import ModelKind
 from remask.checks.values import listed
-from remask.cli.options import object_option, open_llm
-from remask.engine.config import EngineConfig
+from remask.cli.options import object_option
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.sampling.blocks import even_blocks
-from remask_lab.arguments.common import check_least
-from remask_lab.asked.workload import asked_workload, heading
+from remask_lab.asked import Outcome, check_least, heading, open_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
-from remask_lab.bench.rows import Row, holds, quality, quality_bars, work
+from remask_lab.bench.plot import Row, holds, quality, quality_bars, work
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, PointLabel, label, new_figure, place_labels, save_figures
+from remask_lab.drawing import K_COLOR, V_COLOR, PointLabel, label, new_panels, place_labels
 from remask_lab.records.interval import percent_text
-from remask_lab.records.outcome import Outcome
+from remask_lab.records.markdown import percent, text_table
 from remask_lab.records.record import Record
 
 if TYPE_CHECKING:
@@ -72,13 +68,12 @@ def measure(args: argparse.Namespace) -> Outcome:
     """Run every point in turn, beside `none`."""
     check_least(args, concurrency=1, rounds=1)
     given, sampling = (_given(name, getattr(args, name[2:].replace("-", "_"))) for name in OPTIONS)
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
-    workload = asked_workload(llm, args).seeded
-    knobs, left_out = asked_knobs(llm, workload, given, sampling)
-    record = measure_curves(llm, workload, knobs, args.rounds)
+    llm, workload = open_workload(args)
+    knobs, left_out = asked_knobs(llm, workload.seeded, given, sampling)
+    record = measure_curves(llm, workload.seeded, knobs, args.rounds)
     curves = curves_of(knobs, record)
     parts = [heading(llm, workload), text(curves), *(f"Left out: {each.name}: {each.reason}" for each in left_out)]
-    return Outcome("\n\n".join(parts), record, partial(plot_curves, curves, model=llm.loaded.name), reading(curves))
+    return Outcome(record.about, record.data, "\n\n".join(parts), reading(curves), lambda: figures(curves))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +176,7 @@ def measure_curves(llm: LLM, workload: Workload, knobs: Sequence[Knob], rounds: 
                 points.append(knob.contender(llm, workload, value))
             except ConfigError as error:
                 raise ConfigError(f"at {knob.name(value)}: {error}") from error
-    record = run_bench(llm, workload, points, rounds, llm.engine_config, llm.progress)
-    return replace(record, subject="analyze curves")
+    return run_bench(llm, workload, points, rounds, llm.session.engine_config, llm.session.progress)
 
 
 def curves_of(knobs: Sequence[Knob], record: Record) -> Curves:
@@ -208,34 +202,37 @@ def _given(option: str, text: str | None) -> dict[str, Values]:
 
 def text(curves: Curves) -> str:
     """One line a point."""
-    lines = [f"{'':<40}{'quality (95 % interval)':>28}{'work %':>9}{'speed':>8}"]
-    lines += [
-        f"{row['cache']:<40}{_quality(row):>28}{100 * work(row):>9.1f}{row['ratio_to_none']:>7.2f}x"
-        for row in (curves.none, *curves.every)
-    ]
-    return "\n".join(lines)
+    return text_table(
+        [curves.none, *curves.every],
+        {
+            "": lambda row: str(row["cache"]),
+            "quality (95 % interval)": _quality,
+            "work %": lambda row: f"{100 * work(row):.1f}",
+            "speed": lambda row: f"{row['ratio_to_none']:.2f}x",
+        },
+    )
 
 
 def _quality(row: Row) -> str:
     if row["accuracy"] is None:
-        return f"{_percent(row['agreement_with_none'])} agree"
+        return f"{percent(row['agreement_with_none'])} agree"
     return percent_text(row["accuracy"], row["accuracy_interval"])
 
 
 def reading(curves: Curves) -> str:
     """For each policy, the point of least work that holds `none`'s accuracy, and the point that falls furthest."""
-    parts = [f"Without caching, quality is {_percent(quality(curves.none))}."]
+    parts = [f"Without caching, quality is {percent(quality(curves.none))}."]
     for name, knobs in curves.by_policy.items():
         points = [row for knob in knobs for row in curves.rows[knob]]
         held = [row for row in points if holds(row, curves.none)]
         if not held:
             best = max(points, key=quality)
-            parts.append(f"{name} does not hold it anywhere; its best point{_at(best)} has {_percent(quality(best))}.")
+            parts.append(f"{name} does not hold it anywhere; its best point{_at(best)} has {percent(quality(best))}.")
             continue
         cheapest, lowest = min(held, key=work), min(points, key=quality)
-        sentence = f"{name} holds it with {_percent(work(cheapest))} of the work{_at(cheapest)}"
+        sentence = f"{name} holds it with {percent(work(cheapest))} of the work{_at(cheapest)}"
         if not holds(lowest, curves.none):
-            sentence += f", and falls to {_percent(quality(lowest))}{_at(lowest)}"
+            sentence += f", and falls to {percent(quality(lowest))}{_at(lowest)}"
         parts.append(f"{sentence}.")
     return " ".join(parts)
 
@@ -245,40 +242,29 @@ def _at(row: Row) -> str:
     return f" at {point}" if point else ""
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def plot_curves(curves: Curves, folder: str | Path, model: str) -> list[Path]:
-    """Draw `curves.png` into `folder`, which is made if it is not there. Returns its path.
-
-    Raises `ConfigError` where the folder cannot be made.
-    """
-    return save_figures({"curves": _figure(curves)}, folder, model)
-
-
-def _figure(curves: Curves) -> Figure:
+def figures(curves: Curves) -> dict[str, Figure]:
     """A panel for each policy with knobs, and one for those without. Grey points are those of the other panels."""
     panels = {name: own for name, own in curves.by_policy.items() if own[0].setting is not None}
     fixed = [knob for knob in curves.rows if knob.setting is None]
     count = len(panels) + bool(fixed)
     lines = -(-count // _COLUMNS)
-    figure = new_figure(
+    figure, axes = new_panels(
         "quality against work, one knob moved at a time",
+        min(count, _COLUMNS),
+        lines,
         height=1.0 + 2.9 * lines,
         width=10.5,
         how="best is the upper left: as good as none (star) with little of its work",
+        sharex=True,
+        sharey=True,
     )
-    axes = list(figure.subplots(lines, min(count, _COLUMNS), sharex=True, sharey=True, squeeze=False).flat)
     for spare in axes[count:]:
         spare.set_visible(False)
     labels = {each: _background(each, curves) for each in axes[:count]}
     for each, (name, knobs) in zip(axes, panels.items(), strict=False):
         label(each, name)
-        for index, knob in enumerate(knobs):
-            labels[each] += _curve(
-                each, knob, curves.rows[knob], _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
-            )
+        for knob, color, marker in zip(knobs, cycle(_COLORS), cycle(_MARKERS), strict=False):
+            labels[each] += _curve(each, knob, curves.rows[knob], color, marker)
         each.legend(loc="lower right", fontsize="small", framealpha=0.9)
     if fixed:
         label(axes[count - 1], "policies without a knob")
@@ -287,7 +273,7 @@ def _figure(curves: Curves) -> Figure:
     figure.supxlabel("row-layers computed (% of no caching)", fontsize="medium")
     figure.supylabel("right answers (%, bars: 95 %)" if answered else "tokens as in none (%)", fontsize="medium")
     place_labels(figure, labels)
-    return figure
+    return {"curves": figure}
 
 
 def _background(axes: Axes, curves: Curves) -> list[PointLabel]:
@@ -303,21 +289,12 @@ def _background(axes: Axes, curves: Curves) -> list[PointLabel]:
 def _curve(axes: Axes, knob: Knob, rows: Sequence[Row], color: str, marker: str) -> list[PointLabel]:
     """Returns the values at its points, those beside a large step first."""
     points = [(f"{at}", 100 * work(row), 100 * quality(row)) for at, row in zip(knob.values, rows, strict=True)]
-    axes.errorbar(
-        [x for _, x, _ in points],
-        [y for _, _, y in points],
-        yerr=quality_bars(rows),
-        fmt=f"{marker}-",
-        color=color,
-        markersize=4,
-        linewidth=1.1,
-        elinewidth=0.7,
-        zorder=3,
-        label=knob.setting,
-    )
+    _, x, y = zip(*points, strict=True)
+    style: dict[str, Any] = {"fmt": f"{marker}-", "markersize": 4, "linewidth": 1.1, "elinewidth": 0.7, "zorder": 3}
+    axes.errorbar(x, y, yerr=quality_bars(rows), color=color, label=knob.setting, **style)
     steps = [0.0, *(abs(y - before) for (_, _, before), (_, _, y) in pairwise(points)), 0.0]
     order = sorted(range(len(points)), key=lambda index: max(steps[index : index + 2]) < _LARGE_STEP)
-    return [PointLabel(name, (x, y), color) for name, x, y in (points[index] for index in order)]
+    return [PointLabel(name, (at, high), color) for name, at, high in (points[index] for index in order)]
 
 
 def _named_points(axes: Axes, rows: Sequence[Row]) -> list[PointLabel]:

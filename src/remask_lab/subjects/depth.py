@@ -9,35 +9,30 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
-from pathlib import Path
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.cli.arguments.profile import rule_of
+from remask.cli.arguments import rule_of
 from remask.depth.conversations import Conversation, PromptSet
-from remask.depth.limits import depth_entries
-from remask.depth.profile import Cuts, Subject, rule_limits, run_depth, table_distance
-from remask.depth.prompts import read_prompts, task_prompts, under_system_prompt
-from remask.depth.rule import RULES, DepthRule
-from remask.depth.settings import ProfileSettings
+from remask.depth.profile import Cuts, Subject, rule_limits, table_distance
+from remask.depth.prompts import read_prompts, under_system_prompt
+from remask.depth.rule import DepthRule, ProfileSettings, depth_entries
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies.depth_lookup import DepthLookup
-from remask_lab.arguments.subjects.depth import SAMPLES
-from remask_lab.asked.common import open_without_pool
-from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures
-from remask_lab.instruments.passes import check_masked
+from remask.policies.bicache import DepthLookup
+from remask_lab.asked import Outcome, open_without_pool
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_panels
+from remask_lab.instruments.depths import RULES, SuffixCuts, run_depth, task_prompts
 from remask_lab.instruments.series import Floats
-from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import Record, about
+from remask_lab.instruments.watch import check_masked
+from remask_lab.records.markdown import text_table
+from remask_lab.records.record import about
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SHOWN = 6  # ratios at which rules are compared in the text, or a few more
@@ -49,36 +44,24 @@ Ints = NDArray[np.int64]
 
 def measure(args: argparse.Namespace) -> Outcome:
     """Profile the model on the tasks that `args` name."""
-    settings = ProfileSettings(
-        tau=args.tau,
-        rule=rule_of(args),
-        ratios=None if args.ratios is None else tuple(args.ratios),
-        samples=args.samples,
-        official=args.official,
-        joint=args.joint,
-        canvas=args.canvas,
-        response=args.response,
-        seed=args.seed,
-    )
+    own = {name: getattr(args, name) for name in ("tau", "samples", "official", "joint", "canvas", "response", "seed")}
+    ratios = None if args.ratios is None else tuple(args.ratios)
+    settings = ProfileSettings(rule=rule_of(args), ratios=ratios, **own)
     llm = open_without_pool(args)
     check_masked(llm)
     tasks = _tasks(llm, args.task)
     if args.system_prompt is not None:
         tasks = {name: under_system_prompt(args.system_prompt, own, llm.loaded) for name, own in tasks.items()}
-    report = measure_depths(llm, tasks, settings, args.system_prompts, progress=llm.progress, behind=args.behind_masks)
-    names = ("tau", "task", "ratios", "system_prompts", "official", "joint", "behind_masks", "canvas", "response")
-    own = {name: getattr(args, name) for name in (*names, "system_prompt")} | {
-        "samples": report.samples,
-        "rule": str(settings.rule),
-    }
+    report = measure_depths(
+        llm.session, tasks, settings, args.system_prompts, progress=llm.session.progress, behind=args.behind_masks
+    )
+    more = {name: getattr(args, name) for name in ("task", "ratios", "system_prompts", "behind_masks", "system_prompt")}
+    del own["seed"]
+    given = own | more | {"samples": report.samples, "rule": str(settings.rule)}
     header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g}, {report.definition} similarity"
     header += ", behind the masks" if args.behind_masks else ""
-    return Outcome(
-        f"{header}\n\n{text(report)}",
-        Record("analyze depth", about(llm, seed=args.seed, settings=own), report),
-        partial(plot_depths, report, model=llm.loaded.name),
-        reading(report),
-    )
+    facts = about(llm, seed=args.seed, settings=given)
+    return Outcome(facts, report, f"{header}\n\n{text(report)}", reading(report), lambda: figures(report))
 
 
 def _tasks(llm: LLM, given: Sequence[str]) -> dict[str, PromptSet]:
@@ -229,19 +212,23 @@ def measure_depths(
     if system_prompts < 2:
         raise ConfigError(f"changed system prompts need at least 2 of them, got {system_prompts}")
     settings = settings or ProfileSettings()
-    samples = settings.samples or SAMPLES
+    samples = settings.samples or 16
     longest = min(prompts.canvas for prompts in tasks.values())
     canvas = settings.canvas or min(longest, llm.model.config.max_length)
     response = settings.response or min(prompts.response for prompts in tasks.values())
     settings = replace(settings, samples=samples, canvas=canvas, response=response)
-    cuts = {name: Cuts(llm, prompts, settings, behind=behind) for name, prompts in tasks.items()}
+    make = SuffixCuts if behind else Cuts
+    cuts = {name: make(llm, prompts, settings) for name, prompts in tasks.items()}
     first = next(iter(cuts.values()))
     total = len(first.ratios) * (samples * len(cuts) + system_prompts * QUESTIONS)
     found: list[TaskDepth] = []
     convergence: tuple[Convergence, ...] = ()
     with tqdm(total=total, desc="profiling", unit="canvas", disable=not progress) as bar:
         for name, own in cuts.items():
-            measured, seconds = _measure(own, samples, bar.update)
+            start, measured, seconds = time.perf_counter(), [], []  # [ratios, layers] of each request, when it was done
+            for number in range(samples):
+                measured.append(own.measure(number, bar.update))
+                seconds.append(time.perf_counter() - start)
             found.append(_task(name, tasks[name].source, own.ratios, measured, settings))
             convergence = convergence or _convergence(own.ratios, measured, seconds, settings)
         spread = _system_prompts(first, system_prompts, settings.tau, bar.update)
@@ -257,16 +244,6 @@ def measure_depths(
         convergence=convergence,
         system_prompts=spread,
     )
-
-
-def _measure(cuts: Cuts, samples: int, tick: Callable[[], object]) -> tuple[list[Floats], list[float]]:
-    """Similarities [ratios, layers] of each request, and the seconds since the first began when each was done."""
-    start = time.perf_counter()
-    measured, seconds = [], []
-    for number in range(samples):
-        measured.append(cuts.measure(number, tick))
-        seconds.append(time.perf_counter() - start)
-    return measured, seconds
 
 
 def _depths(measured: Sequence[Floats], tau: float) -> Ints:
@@ -297,7 +274,8 @@ def _lookup(rule: DepthRule, ratios: Sequence[int], measured: Sequence[Floats], 
 def _convergence(
     ratios: Sequence[int], measured: Sequence[Floats], seconds: Sequence[float], settings: ProfileSettings
 ) -> tuple[Convergence, ...]:
-    sizes, depths = _sizes(len(measured)), _depths(measured, settings.tau)
+    last, depths = len(measured), _depths(measured, settings.tau)
+    sizes = [2**power for power in range(last.bit_length()) if 2**power < last] + [last]
     rows = [Convergence(sizes[0], float("nan"), float("nan"), seconds[sizes[0] - 1])]
     for before, after in pairwise(sizes):
         distance = np.abs(depths[:after].mean(axis=0) - depths[:before].mean(axis=0)).mean()
@@ -305,11 +283,6 @@ def _convergence(
         of_tables = table_distance(smaller, larger, ratios)
         rows.append(Convergence(after, float(distance), of_tables, seconds[after - 1]))
     return tuple(rows)
-
-
-def _sizes(last: int) -> list[int]:
-    """Powers of two below `last`, and `last`."""
-    return [2**power for power in range(last.bit_length()) if 2**power < last] + [last]
 
 
 def _system_prompts(cuts: Cuts, prompts: int, tau: float, tick: Callable[[], object]) -> PromptSpread:
@@ -338,93 +311,68 @@ def _variant(template: Sequence[int], other: Conversation, seed: int) -> list[in
 
 def text(report: DepthReport) -> str:
     """Mean depths by ratio, a column a task. Then what each rule makes of the first task, at a few ratios."""
-    width = max(12, *(len(task.task) + 2 for task in report.tasks))
-    lines = ["ratio %" + "".join(f"{task.task:>{width}}" for task in report.tasks) + "  std over tasks  over prompts"]
-    for ratio in report.ratios:
-        means = "".join(f"{task.mean[ratio]:>{width}.2f}" for task in report.tasks)
-        spread = f"{report.over_tasks[ratio]:>16.2f}{report.system_prompts.spread[ratio]:>14.2f}"
-        lines.append(f"{ratio:>7}{means}{spread}")
+    depths = text_table(
+        report.ratios,
+        {
+            "ratio %": str,
+            **{task.task: lambda ratio, own=task.mean: f"{own[ratio]:.2f}" for task in report.tasks},  # type: ignore[misc]
+            "std over tasks": lambda ratio: f"{report.over_tasks[ratio]:.2f}",
+            "over prompts": lambda ratio: f"{report.system_prompts.spread[ratio]:.2f}",
+        },
+    )
     first, few = report.tasks[0], report.ratios[:: max(1, len(report.ratios) // SHOWN)]
-    lines += ["", f"{f'depth by rule on {first.task}, at':<32}" + "".join(f"{ratio:>5} %" for ratio in few)]
-    lines += [f"{rule:<32}" + "".join(f"{table[r]:>7}" for r in few) for rule, table in first.rules.items()]
-    return "\n".join(lines)
+    columns: dict[str, Callable[[str], str]] = {f"depth by rule on {first.task}, at": str}
+    columns |= {f"{ratio} %": lambda rule, at=ratio: str(first.rules[rule][at]) for ratio in few}  # type: ignore[misc]
+    return f"{depths}\n\n{text_table(first.rules, columns)}"
 
 
-def plot_depths(report: DepthReport, folder: str | Path, model: str) -> list[Path]:
-    """Draw `depth-tasks.png` and `depth-stability.png` into `folder`, which is made if it is not there; their paths.
-
-    Raises `ConfigError` where the folder cannot be made.
-    """
-    return save_figures({"depth-tasks": _draw_tasks(report), "depth-stability": _draw_stability(report)}, folder, model)
+def figures(report: DepthReport) -> dict[str, Figure]:
+    """Depth by task and ratio, and what moves it."""
+    return {"depth-tasks": _draw_tasks(report), "depth-stability": _draw_stability(report)}
 
 
 def _draw_tasks(report: DepthReport) -> Figure:
     """Depth by task near the paper's ratio, and over all ratios."""
-    figure = new_figure(f"depth of reuse by task and ratio (tau = {report.tau:g}, {report.samples} requests per ratio)")
-    left, right = figure.subplots(1, 2, width_ratios=(2, 3), sharey=True)
+    title = f"depth of reuse by task and ratio (tau = {report.tau:g}, {report.samples} requests per ratio)"
+    figure, (left, right) = new_panels(title, 2, width_ratios=(2, 3), sharey=True)
     ratio = report.shown
-    for index, task in enumerate(report.tasks):
-        color = _COLORS[index % len(_COLORS)]
+    for index, (task, color) in enumerate(zip(report.tasks, cycle(_COLORS), strict=False)):
         left.bar(index, task.mean[ratio], yerr=task.spread[ratio], color=color, capsize=3)
         right.plot(list(task.mean), list(task.mean.values()), ".-", color=color, linewidth=1.3, label=task.task)
     left.set_xticks(range(len(report.tasks)), [task.task.replace(" ", "\n") for task in report.tasks], fontsize="small")
-    label(left, f"r = {ratio} % (bars: spread over requests)", y=f"mean depth (of {report.layers} layers)")
+    title = f"r = {ratio} % (bars: spread over requests)"
+    label(left, title, y=f"mean depth (of {report.layers} layers)", grid="both")
     left.set_ylim(0, report.layers * 1.05)
-    label(right, "over the prefix ratio", "prefix ratio r (% of the canvas)")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
+    label(right, "over the prefix ratio", "prefix ratio r (% of the canvas)", grid="both")
     legend_below(figure, 5, right, "outside lower right")
     return figure
 
 
 def _draw_stability(report: DepthReport) -> Figure:
     """Convergence over the number of requests, the time it takes, and the spread over system prompts."""
-    figure = new_figure(
-        f"what moves the profiled depth of {report.tasks[0].task}",
-        width=10.0,
-        how="small is stable: left, under twice as many requests; right, under other system prompts",
-    )
-    distance, seconds, prompts = figure.subplots(1, 3)
+    title = f"what moves the profiled depth of {report.tasks[0].task}"
+    how = "small is stable: left, under twice as many requests; right, under other system prompts"
+    figure, (distance, seconds, prompts) = new_panels(title, 3, width=10.0, how=how)
     sizes = [step.samples for step in report.convergence]
-    distance.plot(
-        sizes, [step.distance for step in report.convergence], ".-", color=K_COLOR, label="mean over requests"
-    )
-    distance.plot(
-        sizes,
-        [step.table_distance for step in report.convergence],
-        "s--",
-        color=V_COLOR,
-        label="the table's whole layers",
-    )
-    label(distance, "change from N / 2 to N requests", y="mean change of depth (layers)")
+    means, tables = ([getattr(step, name) for step in report.convergence] for name in ("distance", "table_distance"))
+    distance.plot(sizes, means, ".-", color=K_COLOR, label="mean over requests")
+    distance.plot(sizes, tables, "s--", color=V_COLOR, label="the table's whole layers")
     seconds.plot(sizes, [step.seconds for step in report.convergence], ".-", color=K_COLOR)
-    label(seconds, "profiling time", y="time (s)")
     for axes in (distance, seconds):
-        _size_axis(axes, sizes)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
     spread = report.system_prompts.spread
     places = np.arange(len(spread))
     prompts.bar(places, list(spread.values()), color=K_COLOR)
     prompts.axhline(float(np.mean(list(spread.values()))), color="black", linestyle=":", label="mean over ratios")
-    prompts.legend(fontsize="small")
-    distance.legend(fontsize="small")
-    shown = places[:: max(1, len(places) // 8)]
-    prompts.set_xticks(shown, [str(list(spread)[place]) for place in shown])
-    label(
-        prompts,
-        f"{report.system_prompts.prompts} system prompts",
-        "prefix ratio r (%)",
-        "standard deviation of depth (layers)",
-    )
-    for axes in (distance, seconds, prompts):
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
+    few = places[:: max(1, len(places) // 8)]
+    prompts.set_xticks(few, [str(list(spread)[place]) for place in few])
+    x, y = "N, requests per ratio", "mean change of depth (layers)"
+    label(distance, "change from N / 2 to N requests", x, y, grid="both", floor=True)
+    label(seconds, "profiling time", x, "time (s)", grid="both", floor=True)
+    title, y = f"{report.system_prompts.prompts} system prompts", "standard deviation of depth (layers)"
+    label(prompts, title, "prefix ratio r (%)", y, grid="both", floor=True)
+    for axes in (distance, prompts):
+        axes.legend(fontsize="small")
     return figure
-
-
-def _size_axis(axes: Axes, sizes: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.minorticks_off()
-    axes.set_xlabel("N, requests per ratio")

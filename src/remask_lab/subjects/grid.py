@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,15 +17,13 @@ from remask.checks.values import listed
 from remask.cli.options import object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask_lab.arguments.common import check_least, separated
-from remask_lab.arguments.subjects.grid import MEASURED
-from remask_lab.asked.workload import asked_task
+from remask.request.sampling_params import layered
+from remask_lab.asked import Outcome, asked_task, check_least, read_by, separated
 from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grid
 from remask_lab.bench.workload import Workload, usual_workload
-from remask_lab.drawing import distinct_line, legend_below, new_figure, save_figures, whole_ticks
-from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import about, read_record
-from remask_lab.records.sweep import Sweep
+from remask_lab.drawing import distinct_line, label, legend_below, new_panels
+from remask_lab.records.markdown import percent, text_table
+from remask_lab.records.record import Sweep, about, read_record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +34,7 @@ Points: TypeAlias = Sequence[Mapping[str, Any]]  # the axes of rows
 Value: TypeAlias = Callable[[GridRow], float]
 T = TypeVar("T")
 
+MEASURED = "cache_ratio"  # what pictures may run over that is no axis
 SUBJECT = "analyze grid"
 LOAD = ("prompt_tokens", "concurrency", "ratio")  # axes over which absolute speed and memory are of interest
 _MARKERS = "osD^vP*X"
@@ -54,12 +52,12 @@ def measure(args: argparse.Namespace) -> Outcome:
     for name in grid.sampling:
         if name in sampling:
             raise ConfigError(f"--sampling sets {name!r} and --sampling-grid varies it; leave one of them out")
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=max(grid.concurrency)))
+    llm = open_llm(args, engine=EngineConfig(max_num_seqs=max(grid.concurrency)), reads=read_by(task))
     beside = _beside(args.beside)
     x = _x(args.x, [*(point.axes for point in grid.points(llm)), *points_of(beside)])
 
     def make_workload(varying: Mapping[str, Any], prompt_tokens: int | None) -> Workload:
-        params = {**sampling, **varying}
+        params = layered(sampling, varying)
         lengths: dict[str, Any] = {} if prompt_tokens is None else {"prefix_tokens": 0, "prompt_tokens": prompt_tokens}
         return usual_workload(llm, args.requests, args.seed, params, task=task, **lengths).seeded
 
@@ -67,15 +65,15 @@ def measure(args: argparse.Namespace) -> Outcome:
     if task is not None:
         settings["task"] = asdict(task)
     sweep = Sweep(args.output, SUBJECT, about(llm, seed=args.seed, settings=settings))
-    rows = run_grid(llm, grid, make_workload, args.rounds, sweep, progress=llm.progress)
+    rows = run_grid(llm, grid, make_workload, args.rounds, sweep, progress=llm.session.progress)
     if beside:
         rows = [*named(rows, llm.loaded.name), *beside]
-    parts = [text(rows)]
+    told = text(rows)
     if sweep.resumed:
-        parts.append(f"{sweep.resumed} rows were in {args.output} already.")
-    models = values_of(points_of(rows), "model") or [llm.loaded.name]
-    pictures = partial(plot_grid, rows, model=" and ".join(models), x=x)
-    return Outcome("\n\n".join(parts), sweep.record, pictures, reading(rows))
+        told += f"\n\n{sweep.resumed} rows were in {args.output} already."
+    models = " and ".join(values_of(points_of(rows), "model")) or None
+    record = sweep.record
+    return Outcome(record.about, record.data, told, reading(rows), lambda: figures(rows, x), models=models)
 
 
 def _grid(args: argparse.Namespace) -> Grid:
@@ -184,7 +182,7 @@ def reading(rows: Rows) -> str:
     """The grid in a paragraph: its range, the fastest point that costs nothing, and what each axis does."""
     names, quality = varied(points_of(rows)), quality_name(rows)
     lowest, highest = min(rows, key=lambda row: row.quality), max(rows, key=lambda row: row.quality)
-    parts = [f"{len(rows)} points; {quality} from {_percent(lowest.quality)} to {_percent(highest.quality)}."]
+    parts = [f"{len(rows)} points; {quality} from {percent(lowest.quality)} to {percent(highest.quality)}."]
     cached = [row for row in rows if row.axes["cache"] != "none"]
     kept = [row for row in cached if row.quality >= row.quality_none]
     if kept:
@@ -196,8 +194,8 @@ def reading(rows: Rows) -> str:
     elif cached:
         best = max(cached, key=lambda row: row.quality - row.quality_none)
         parts.append(
-            f"No cached point reaches none; the nearest, {_named(best, names)}, has {_percent(best.quality)} "
-            f"against {_percent(best.quality_none)} at {best.speed:.2f}x the speed."
+            f"No cached point reaches none; the nearest, {_named(best, names)}, has {percent(best.quality)} "
+            f"against {percent(best.quality_none)} at {best.speed:.2f}x the speed."
         )
     return " ".join([*parts, *(_effect(rows, name, quality) for name in names)])
 
@@ -220,7 +218,7 @@ def _effect(rows: Rows, name: str, quality: str) -> str:
     else:
         join = ", "
     figures = (
-        f"{quality} {join.join(_percent(mean[0]) for mean in means)}",
+        f"{quality} {join.join(percent(mean[0]) for mean in means)}",
         f"speed {join.join(f'{mean[1]:.2f}x' for mean in means)}",
         f"FLOPs saved {join.join(f'{mean[2]:.2f}x' for mean in means)}",
     )
@@ -229,87 +227,73 @@ def _effect(rows: Rows, name: str, quality: str) -> str:
     return f"Over {label}{words}: {'; '.join(figures)} (means over the rest)."
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def text(rows: Sequence[GridRow]) -> str:
+def text(rows: Rows) -> str:
     """The rows for people."""
     names = varied(points_of(rows))
-    labels = [worded(row.axes, names) or str(row.axes["cache"]) for row in rows]
-    width = max(len(label) for label in labels)
-    quality = quality_name(rows)
-    lines = [
-        f"{'':<{width}}{quality + ' %':>22}{'none %':>8}{'speed':>8}{'work':>8}{'FLOPs':>8}{'cached %':>10}{'MB':>8}"
-    ]
-    lines += [
-        f"{label:<{width}}{100 * row.quality:>22.1f}{100 * row.quality_none:>8.1f}"
-        f"{row.speed:>7.2f}x{row.work:>7.2f}x{row.flops:>7.2f}x"
-        f"{100 * row.cache_ratio:>10.1f}{row.memory / 1e6:>8.1f}"
-        for label, row in zip(labels, rows, strict=True)
-    ]
-    return "\n".join(lines)
+    return text_table(
+        rows,
+        {
+            "": lambda row: _named(row, names),
+            f"{quality_name(rows)} %": lambda row: f"{100 * row.quality:.1f}",
+            "none %": lambda row: f"{100 * row.quality_none:.1f}",
+            "speed": lambda row: f"{row.speed:.2f}x",
+            "work": lambda row: f"{row.work:.2f}x",
+            "FLOPs": lambda row: f"{row.flops:.2f}x",
+            "cached %": lambda row: f"{100 * row.cache_ratio:.1f}",
+            "MB": lambda row: f"{row.memory / 1e6:.1f}",
+        },
+    )
 
 
-def plot_grid(rows: Rows, folder: str | Path, model: str, x: str) -> list[Path]:
-    """Draw PNG files into `folder`, which is made if it is not there, and return their paths.
-
-    `x` is an axis on which `rows` differ, or "cache_ratio". Raises `ConfigError` where the folder cannot be made.
-    """
-    figures = {"grid-lines": _lines(rows, x), "grid-tradeoff": _tradeoff(rows, x)}
-    settings = [name for name in varied(points_of(rows)) if all(name in row.axes for row in rows)]
-    if len(settings) == 2 and len(varied(points_of(rows))) == 2:
-        figures["grid-map"] = _map(rows, *settings)
+def figures(rows: Rows, x: str) -> dict[str, Figure]:
+    """Lines over `x`, an axis on which `rows` differ or "cache_ratio"; quality over speed; and maps of two axes."""
+    found = {"grid-lines": _lines(rows, x), "grid-tradeoff": _tradeoff(rows, x)}
+    names = varied(points_of(rows))
+    if len(names) == 2 and all(name in row.axes for name in names for row in rows):
+        found["grid-map"] = _map(rows, *names)
     if x in LOAD:
-        figures["grid-load"] = _load(rows, x)
-    return save_figures(figures, folder, model)
+        found["grid-load"] = _load(rows, x)
+    return found
 
 
 def _lines(rows: Rows, x: str) -> Figure:
     """Quality, speed and FLOPs saved over one axis, a line for each combination of the others."""
     quality = quality_name(rows)
-    figure = new_figure(
-        f"{quality}, speed and FLOPs over {_words(x)}",
-        width=10,
-        how="a cache costs nothing where its left line lies on that of none, and gains where the others are above 1",
-    )
-    panels: list[tuple[str, str, Value, float | None]] = [
-        (quality, f"{quality} (%)", lambda row: 100 * row.quality, None),
-        ("speed", "times none", lambda row: row.speed, 1.0),
-        ("FLOPs saved", "FLOPs of none / own", lambda row: row.flops, 1.0),
+    how = "a cache costs nothing where its left line lies on that of none, and gains where the others are above 1"
+    figure, panels = new_panels(f"{quality}, speed and FLOPs over {_words(x)}", 3, width=10, how=how)
+    shown: list[tuple[str, str, Value]] = [
+        (quality, f"{quality} (%)", lambda row: 100 * row.quality),
+        ("speed", "times none", lambda row: row.speed),
+        ("FLOPs saved", "FLOPs of none / own", lambda row: row.flops),
     ]
-    for axes, (title, label, value, level) in zip(figure.subplots(1, 3), panels, strict=True):
+    for axes, (title, y, value) in zip(panels, shown, strict=True):
         for index, (name, _color, marker, line) in enumerate(_series(rows, x)):
             distinct_line(axes, index, *_places(axes, rows, line, x, value), name, marker)
-        if all(isinstance(row.axes.get(x), int) for row in rows):
-            whole_ticks(axes.xaxis, 6)
-        if level is None:
-            _percent_axis(axes, [value(row) for row in rows])
-        else:
-            axes.axhline(level, color="grey", linestyle=":", linewidth=1)
-            axes.set_ylim(bottom=0)
-        _describe(axes, title, _words(x), label)
+        whole = all(isinstance(row.axes.get(x), int) for row in rows)
+        label(axes, title, _words(x), y, grid="both", ticks=6 * whole, floor=axes is not panels[0])
+        if axes is not panels[0]:
+            axes.axhline(1.0, color="grey", linestyle=":", linewidth=1)
+    _percent_axis(panels[0], [100 * row.quality for row in rows])
     if len({row.quality_none for row in rows}) == 1:
-        figure.axes[0].axhline(100 * rows[0].quality_none, color="grey", linestyle=":", linewidth=1, label="none")
-    _legend(figure, figure.axes[0])
+        panels[0].axhline(100 * rows[0].quality_none, color="grey", linestyle=":", linewidth=1, label="none")
+    _legend(figure, panels[0])
     return figure
 
 
 def _tradeoff(rows: Rows, x: str) -> Figure:
     """Quality over speed, as in dKV-Cache's figure 4: lines run along `x`, whose ends are named."""
     quality = quality_name(rows)
-    figure = new_figure(f"{quality} over speed, along {_words(x)}")
-    axes = figure.subplots()
+    figure, (axes,) = new_panels(f"{quality} over speed, along {_words(x)}", 1)
     for name, color, marker, line in _series(rows, x):
         points = [(row.speed, 100 * row.quality) for row in line]
         axes.plot(*zip(*points, strict=True), marker=marker, color=color, linewidth=0.8, markersize=5, label=name)
-        for row, place in {0: (line[0], points[0]), len(line) - 1: (line[-1], points[-1])}.values():
-            if x in row.axes and len(line) > 1:
-                text = _tick(row.axes[x])
-                axes.annotate(text, place, xytext=(4, 5), textcoords="offset points", fontsize="small", color=color)
-    _percent_axis(axes, [100 * row.quality for row in rows], 0.12)
+        for end in (0, -1) if len(line) > 1 else ():
+            if x in line[end].axes:
+                style: dict[str, Any] = {"textcoords": "offset points", "fontsize": "small", "color": color}
+                axes.annotate(_tick(line[end].axes[x]), points[end], (4, 5), **style)
     axes.axvline(1, color="grey", linestyle=":", linewidth=1)
-    _describe(axes, "", "speed (times none)", f"{quality} (%)")
+    label(axes, "", "speed (times none)", f"{quality} (%)", grid="both")
+    _percent_axis(axes, [100 * row.quality for row in rows], 0.12)
     _legend(figure, axes)
     return figure
 
@@ -317,80 +301,79 @@ def _tradeoff(rows: Rows, x: str) -> Figure:
 def _map(rows: Rows, across: str, down: str) -> Figure:
     """Quality and speed over two axes."""
     quality = quality_name(rows)
-    figure = new_figure(f"{quality} and speed over {_words(across)} and {_words(down)}", width=9)
+    title = f"{quality} and speed over {_words(across)} and {_words(down)}"
+    figure, panels = new_panels(title, 2, width=9)
     columns, lines = values_of(points_of(rows), across), values_of(points_of(rows), down)
-    panels: list[tuple[str, Value, str]] = [
-        (f"{quality} (%)", lambda row: 100 * row.quality, "%.0f"),
-        ("speed (times none)", lambda row: row.speed, "%.2f"),
+    shown: list[tuple[str, Value, str]] = [
+        (f"{quality} (%)", lambda row: 100 * row.quality, ".0f"),
+        ("speed (times none)", lambda row: row.speed, ".2f"),
     ]
-    for axes, (title, value, shape) in zip(figure.subplots(1, 2), panels, strict=True):
+    for axes, (title, value, form) in zip(panels, shown, strict=True):
         table = np.full((len(lines), len(columns)), np.nan)
         for row in rows:
             table[lines.index(row.axes[down]), columns.index(row.axes[across])] = value(row)
         image = axes.imshow(table, cmap="viridis", aspect="auto")
         middle = (np.nanmin(table) + np.nanmax(table)) / 2
         for (line, column), number in np.ndenumerate(table):
-            color = "black" if number > middle else "white"
-            axes.text(column, line, shape % number, ha="center", va="center", color=color, fontsize="small")
-        axes.set_xticks(range(len(columns)), [_tick(value) for value in columns])
-        axes.set_yticks(range(len(lines)), [_tick(value) for value in lines])
-        axes.set(xlabel=_words(across), ylabel=_words(down))
-        axes.set_title(title, fontsize="medium")
+            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
+            axes.text(column, line, format(number, form), color="black" if number > middle else "white", **style)
+        axes.set_xticks(range(len(columns)), list(map(_tick, columns)))
+        axes.set_yticks(range(len(lines)), list(map(_tick, lines)))
+        label(axes, title, _words(across), _words(down))
         figure.colorbar(image, ax=axes, shrink=0.9)
     return figure
 
 
 def _load(rows: Rows, x: str) -> Figure:
     """Tokens a second and peak memory over prompt length or requests at a time, beside `none`."""
-    figure = new_figure(f"speed and cache memory over {_words(x)}", width=9)
-    left, right = figure.subplots(1, 2)
-    panels: list[tuple[Axes, Value, Value]] = [
-        (left, lambda row: row.tokens_s, lambda row: row.tokens_s_none),
-        (right, lambda row: row.memory / 1e6, lambda row: row.memory_none / 1e6),
+    figure, panels = new_panels(f"speed and cache memory over {_words(x)}", 2, width=9)
+    shown: list[tuple[str, str, Value, Value]] = [
+        ("speed", "tokens / s", lambda row: row.tokens_s, lambda row: row.tokens_s_none),
+        (
+            "K/V and other cached states at the peak",
+            "MB",
+            lambda row: row.memory / 1e6,
+            lambda row: row.memory_none / 1e6,
+        ),
     ]
-    for axes, own, none in panels:
+    known = values_of(points_of(rows), x)
+    for axes, (title, y, own, none) in zip(panels, shown, strict=True):
         for name, color, marker, line in _series(rows, x):
             axes.plot(*_places(axes, rows, line, x, own), marker=marker, color=color, label=name, linewidth=1.3)
-        known = values_of(points_of(rows), x)
-        grouped = [[none(row) for row in rows if row.axes[x] == at] for at in known]
-        means = [float(np.mean(group)) for group in grouped]
+        means = [float(np.mean([none(row) for row in rows if row.axes[x] == at])) for at in known]
         axes.plot(known, means, ".--", color="black", linewidth=1.2, label="none (mean of its turns)")
-        axes.set_ylim(bottom=0)
-    _describe(left, "speed", _words(x), "tokens / s")
-    _describe(right, "K/V and other cached states at the peak", _words(x), "MB")
-    _legend(figure, left)
+        label(axes, title, _words(x), y, grid="both", floor=True)
+    _legend(figure, panels[0])
     return figure
 
 
 def _series(rows: Rows, x: str) -> list[tuple[str, Any, str, list[GridRow]]]:
     """Name, colour, marker and rows of each line: one for each combination of what is varied beside `x`."""
+    from matplotlib import colormaps
+
     # Over a measured quantity the first setting is what moves along a line.
     names = varied(points_of(rows))
     along = x if x in names else next((name for name in names if name != "cache"), x)
     others = [name for name in names if name != along]
     lines: dict[str, list[GridRow]] = {}
     for row in rows:
-        lines.setdefault(worded(row.axes, others) or str(row.axes["cache"]), []).append(row)
-    from matplotlib import colormaps
-
-    colors = colormaps["tab10" if len(lines) <= 10 else "turbo"]
-    return [
-        (name, colors(index if len(lines) <= 10 else index / (len(lines) - 1)), _MARKERS[index % len(_MARKERS)], line)
-        for index, (name, line) in enumerate(lines.items())
-    ]
+        lines.setdefault(_named(row, others), []).append(row)
+    few = len(lines) <= 10
+    colors = [colormaps["tab10" if few else "turbo"](at if few else at / (len(lines) - 1)) for at in range(len(lines))]
+    return [(name, *each) for name, *each in zip(lines, colors, cycle(_MARKERS), lines.values(), strict=False)]  # type: ignore[misc]
 
 
-def _places(axes: Axes, rows: Rows, line: Sequence[GridRow], x: str, value: Value) -> tuple[list[float], list[float]]:
+def _places(axes: Axes, rows: Rows, line: Rows, x: str, value: Value) -> tuple[list[float], list[float]]:
     """Where a line's points stand: by their numbers, or by the order of what are no numbers."""
-    if x == "cache_ratio":
-        points = sorted((100 * row.cache_ratio, value(row)) for row in line)
-        return [at for at, _ in points], [number for _, number in points]
+    if x == MEASURED:
+        own = sorted(line, key=lambda row: (row.cache_ratio, value(row)))
+        return [100 * row.cache_ratio for row in own], list(map(value, own))
     known = values_of(points_of(rows), x)
     own = sorted((row for row in line if x in row.axes), key=lambda row: known.index(row.axes[x]))
-    if all(is_number(at) for at in known):
-        return [float(row.axes[x]) for row in own], [value(row) for row in own]
-    axes.set_xticks(range(len(known)), [_tick(at) for at in known])
-    return [float(known.index(row.axes[x])) for row in own], [value(row) for row in own]
+    if all(map(is_number, known)):
+        return [float(row.axes[x]) for row in own], list(map(value, own))
+    axes.set_xticks(range(len(known)), list(map(_tick, known)))
+    return [float(known.index(row.axes[x])) for row in own], list(map(value, own))
 
 
 def _percent_axis(axes: Axes, values: Sequence[float], margin: float = 0.06) -> None:
@@ -398,12 +381,6 @@ def _percent_axis(axes: Axes, values: Sequence[float], margin: float = 0.06) -> 
     low = 0 if min(values) < 60 else min(values)
     room = max(1.0, margin * (100 - low))
     axes.set_ylim(low - room, 100 + room)
-
-
-def _describe(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set(xlabel=x, ylabel=y)
-    axes.set_title(title, fontsize="medium")
-    axes.grid(alpha=0.3)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
@@ -415,7 +392,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 def _words(name: str) -> str:
     return {
-        "cache_ratio": "cache ratio (%)",
+        MEASURED: "cache ratio (%)",
         "prompt_tokens": "prompt length (tokens)",
         "concurrency": "requests at a time",
     }.get(name, name)

@@ -9,7 +9,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,23 +17,23 @@ from torch import Tensor
 from tqdm import tqdm
 
 from remask.depth.conversations import PromptSet
-from remask.depth.profile import Cuts, run_depth
+from remask.depth.profile import Cuts
 from remask.depth.prompts import default_prompts, read_prompts
-from remask.depth.settings import ProfileSettings
+from remask.depth.rule import ProfileSettings
 from remask.depth.similarity import KV, PrefixProbe
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.observe import ObservedPass
 from remask.request.sampling_params import SamplingParams
-from remask_lab.arguments.subjects.leakage import SAMPLES
-from remask_lab.asked.common import open_without_pool
-from remask_lab.drawing import K_COLOR, distinct_line, label, new_figure, save_figures
-from remask_lab.instruments.mass import TILE, QueryTap, attention_scores
-from remask_lab.instruments.passes import Passes, check_masked, leading_kv
+from remask_lab.asked import Outcome, open_without_pool
+from remask_lab.drawing import K_COLOR, distinct_line, label, new_panels
+from remask_lab.instruments.attention import TILE, QueryTap, attention_scores
+from remask_lab.instruments.depths import run_depth, states
 from remask_lab.instruments.series import Floats
-from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import Record, about
+from remask_lab.instruments.watch import Passes, check_masked, leading_kv
+from remask_lab.observe import ObservedPass
+from remask_lab.records.markdown import text_table
+from remask_lab.records.record import about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,21 +44,16 @@ LEAKAGE, DEVIATION, SHIFT, SIMILARITY, VALUE_NORM, LEAST_NORM = range(len(QUANTI
 
 def measure(args: argparse.Namespace) -> Outcome:
     """Denoise requests at the ratios that `args` name and measure their prefixes' attention."""
-    names = ("tau", "samples", "canvas", "response", "seed")
-    own = {name: getattr(args, name) for name in names}
+    own = {name: getattr(args, name) for name in ("tau", "samples", "canvas", "response", "seed")}
     settings = ProfileSettings(ratios=tuple(args.ratios), **own)
     llm = open_without_pool(args)
     check_masked(llm)
     prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
-    report = measure_leakage(llm, prompts, settings, args.steps, progress=llm.progress)
-    measurement = own | {"ratios": list(settings.ratios or ()), "steps": args.steps, "prompts": args.prompts}
+    report = measure_leakage(llm, prompts, settings, args.steps, progress=llm.session.progress)
+    own |= {"ratios": list(args.ratios), "steps": args.steps, "prompts": args.prompts}
+    facts = about(llm, seed=args.seed, settings=own)
     header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g} ({report.source})"
-    return Outcome(
-        f"{header}\n\n{text(report)}",
-        Record("analyze leakage", about(llm, seed=args.seed, settings=measurement), report),
-        partial(plot_leakage, report, model=llm.loaded.name),
-        reading(report),
-    )
+    return Outcome(facts, report, f"{header}\n\n{text(report)}", reading(report), lambda: figures(report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,21 +157,21 @@ def measure_leakage(
         raise ConfigError("official canvases have no masks, so there are no steps to measure; leave official out")
     if steps < 1:
         raise ConfigError(f"steps must be at least 1, got {steps}")
-    samples = settings.samples or SAMPLES
-    cuts = Cuts(llm, prompts, settings)
+    samples = settings.samples or 4
+    cuts = Cuts(llm.session, prompts, settings)
     numbers = range(samples)
     work = {ratio: [_request(cuts, n, place, steps) for n in numbers] for place, ratio in enumerate(cuts.ratios)}
     tap = QueryTap(llm.model.attention)
     passes = Passes(llm, [request for requests in work.values() for request in requests], tap)
-    probe, policy = PrefixProbe(llm.model, passes.max_tokens), llm.policy("none")
+    probe, policy = PrefixProbe(llm.model, passes.max_tokens), llm.session.policy("none")
     measured: dict[int, list[Floats]] = {}
     with tqdm(total=samples * len(work), desc="requests", unit="req", disable=not progress) as bar:
         for ratio, requests in work.items():
             measured[ratio] = []
             for request in requests:
                 count = passes.prefix(request)
-                tap.queries = []
-                alone = probe.states(request.prompt_token_ids[:count])
+                tap.take()
+                alone = states(probe, request.prompt_token_ids[:count])
                 measured[ratio].append(np.stack(passes.run(request, policy, partial(_quantities, tap, count, alone))))
                 bar.update()
     return summarise(measured, settings.tau, prompts.source)
@@ -191,7 +185,7 @@ def _request(cuts: Cuts, number: int, place: int, steps: int) -> Request:
 
 def _quantities(tap: QueryTap, count: int, alone: KV, observed: ObservedPass) -> Floats:
     """`QUANTITIES` of a pass whose first `count` positions are the prefix, [quantities, layers]."""
-    queries, tap.queries = tap.queries, []
+    queries = tap.take()
     keys, values = leading_kv(observed, len(observed.tokens))
     layers = [
         _layer(q[:count], k, v, k_alone, v_alone)
@@ -295,54 +289,55 @@ def _at_ratio(traces: Sequence[Floats], constants: Constants, tau: float) -> Rat
 
 def text(report: LeakageReport) -> str:
     """One line a ratio, then the constants by layer."""
-    lines = ["ratio %  leakage %  greatest %  least depth  mean depth  bound from leakage  from deviation"]
-    for ratio, row in report.ratios.items():
-        leakage = 100 * sum(row.leakage) / report.layers
-        lines.append(
-            f"{ratio:>7}{leakage:>11.1f}{100 * max(row.greatest_leakage):>12.1f}{row.depth:>13}{row.mean_depth:>12.2f}"
-            f"{row.guaranteed_depth:>20}{row.deviation_depth:>16}"
-        )
-    constants = report.constants
-    lines += ["", "layer   V (values)   m (K/V norm)   C (stability)"]
-    rows = zip(constants.value_norm, constants.least_norm, constants.stability, strict=True)
-    lines += [f"{layer:>5}{v:>13.3f}{m:>15.3f}{c:>16.3f}" for layer, (v, m, c) in enumerate(rows, start=1)]
-    return "\n".join(lines)
+    ratios = text_table(
+        report.ratios.items(),
+        {
+            "ratio %": lambda row: str(row[0]),
+            "leakage %": lambda row: f"{100 * np.mean(row[1].leakage):.1f}",
+            "greatest %": lambda row: f"{100 * max(row[1].greatest_leakage):.1f}",
+            "least depth": lambda row: str(row[1].depth),
+            "mean depth": lambda row: f"{row[1].mean_depth:.2f}",
+            "bound from leakage": lambda row: str(row[1].guaranteed_depth),
+            "from deviation": lambda row: str(row[1].deviation_depth),
+        },
+    )
+    constants = text_table(
+        range(report.layers),
+        {
+            "layer": lambda layer: str(layer + 1),
+            "V (values)": lambda layer: f"{report.constants.value_norm[layer]:.3f}",
+            "m (K/V norm)": lambda layer: f"{report.constants.least_norm[layer]:.3f}",
+            "C (stability)": lambda layer: f"{report.constants.stability[layer]:.3f}",
+        },
+    )
+    return f"{ratios}\n\n{constants}"
 
 
-def plot_leakage(report: LeakageReport, folder: str | Path, model: str) -> list[Path]:
-    """Draw `leakage.png` into `folder`, which is made if it is not there, and return its path.
-
-    Raises `ConfigError` where the folder cannot be made.
-    """
-    return save_figures({"leakage": _figure(report)}, folder, model)
-
-
-def _figure(report: LeakageReport) -> Figure:
+def figures(report: LeakageReport) -> dict[str, Figure]:
     """Leakage over the ratio, and the depth that was measured beside those that are guaranteed."""
-    figure = new_figure(
+    figure, (left, right) = new_panels(
         f"attention leakage and guaranteed depth (tau = {report.tau:g}, {report.samples} requests per ratio)",
+        2,
         how="left: below the dotted line, prefix rows attend to the rest less than its length would suggest",
     )
-    left, right = figure.subplots(1, 2)
     ratios, rows = list(report.ratios), list(report.ratios.values())
     shares = 100 * np.array([row.leakage for row in rows])
     left.fill_between(ratios, shares.min(axis=1), shares.max(axis=1), color=K_COLOR, alpha=0.2, label="range of layers")
     left.plot(ratios, shares.mean(axis=1), ".-", color=K_COLOR, label="mean of layers")
     left.plot(ratios, [100 - ratio for ratio in ratios], ":", color="gray", label="even attention: 1 - r")
-    label(left, "attention of prefix rows to the rest", y="share (%)")
-    left.set_ylim(0, 100)
-    lines = [
-        ("measured, mean of requests", [row.mean_depth for row in rows]),
-        ("measured, least of requests", [float(row.depth) for row in rows]),
-        ("guaranteed by the attention's deviation", [float(row.deviation_depth) for row in rows]),
-        ("guaranteed by the leakage", [float(row.guaranteed_depth) for row in rows]),
-    ]
-    for index, (name, depths) in enumerate(lines):
+    lines: dict[str, list[float]] = {
+        "measured, mean of requests": [row.mean_depth for row in rows],
+        "measured, least of requests": [row.depth for row in rows],
+        "guaranteed by the attention's deviation": [row.deviation_depth for row in rows],
+        "guaranteed by the leakage": [row.guaranteed_depth for row in rows],
+    }
+    for index, (name, depths) in enumerate(lines.items()):
         distinct_line(right, index, ratios, depths, name)
-    label(right, "depth: measured and guaranteed", y=f"depth (of {report.layers} layers)")
+    x = "prefix ratio r (% of the canvas)"
+    label(left, "attention of prefix rows to the rest", x, "share (%)", grid="both")
+    label(right, "depth: measured and guaranteed", x, f"depth (of {report.layers} layers)", grid="both")
+    left.set_ylim(0, 100)
     right.set_ylim(0, report.layers * 1.05)
-    for axes in (left, right):
-        axes.set_xlabel("prefix ratio r (% of the canvas)")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", loc="upper right" if axes is left else "upper left")
-    return figure
+    left.legend(fontsize="small", loc="upper right")
+    right.legend(fontsize="small", loc="upper left")
+    return {"leakage": figure}

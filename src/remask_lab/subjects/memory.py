@@ -1,6 +1,6 @@
 """`remask analyze memory`: what cache policies keep between passes, measured and by formula.
 
-`docs/analysis.md` states the formula in words.
+`docs/lab/analysis.md` states the formula in words.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remask.cli.options import object_option
-from remask.engine.engine import Engine
+from remask.engine.report import MemoryReport
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.model.config import ModelConfig
-from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy
-from remask_lab.arguments.common import separated
-from remask_lab.asked.shape import open_with_requests, settings_of
+from remask_lab.asked import Outcome, open_with_requests, separated, shape_settings
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, new_figure, save_figures
-from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import Record, about
+from remask_lab.drawing import K_COLOR, label, new_panels
+from remask_lab.observe import ObservedPass, observe_passes
+from remask_lab.records.markdown import markdown_table
+from remask_lab.records.record import about
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STORES = ("prefixes", "pages")  # how a memory report names what the store holds
 _PARTS = {
@@ -48,10 +48,10 @@ def measure(args: argparse.Namespace) -> Outcome:
     for row in rows:
         work = [task.request.with_policy(row.policy) for task in (row.workload or workload).tasks]
         uses.append(measure_memory(llm, row.name, work))
-    facts = about(llm, seed=args.seed, settings=settings_of(args) | {"cache_config": settings})
-    record = Record("analyze memory", facts, {"rows": [as_row(use) for use in uses]})
+    facts = about(llm, seed=args.seed, settings=shape_settings(args) | {"cache_config": settings})
+    data = {"rows": [asdict(use) | {"formula_total": use.formula.total, "share": use.share} for use in uses]}
     lines = [text(uses), *(f"Left out: {left.name}: {left.reason}" for left in left_out)]
-    return Outcome("\n".join(lines), record, partial(plot_memory, uses, llm.loaded.name))
+    return Outcome(facts, data, "\n".join(lines), figures=lambda: figures(uses))
 
 
 def _contenders(
@@ -126,11 +126,6 @@ class MemoryUse:
         return self.measured / self.weights
 
 
-def as_row(use: MemoryUse) -> dict[str, Any]:
-    """A row of the result file: the parts, and what follows from them."""
-    return asdict(use) | {"formula_total": use.formula.total, "share": use.share}
-
-
 @dataclass(frozen=True, slots=True)
 class Crowd:
     """Requests of one shape that run together under one policy.
@@ -179,93 +174,68 @@ def measure_memory(llm: LLM, cache: str, work: Sequence[Request]) -> MemoryUse:
     They run on an engine of their own until then, and are cancelled. `cache` is the policy's name. Raises `ConfigError`
     where one cannot run, or where the limits of `llm` do not let all of them run together.
     """
-    engine = llm.new_engine()
+    engine = llm.session.new_engine()
+    peaks: list[MemoryReport] = []  # each larger than the ones before
+
+    def observe(passes: Sequence[ObservedPass]) -> None:  # noqa: ARG001
+        report = engine.memory_report()
+        if not peaks or report.bytes > peaks[-1].bytes:
+            peaks.append(report)
+
+    observe_passes(engine, observe)
     for item in work:
         engine.add(item)
-    peak = _Peak(engine)
     while engine.waiting and engine.busy:
         engine.step()
     for item in work:
         engine.cancel(item.id)
     while engine.busy:
         engine.step()
-    if peak.together < len(work):
+    running = [holder for holder in peaks[-1].holders if holder.name not in STORES] if peaks else []
+    if len(running) < len(work):
         raise ConfigError(
-            f"{len(work)} requests never ran together: raise max_num_seqs={llm.engine_config.max_num_seqs}, or lengthen"
+            f"{len(work)} requests never ran together: raise "
+            f"max_num_seqs={llm.session.engine_config.max_num_seqs}, or lengthen"
             " the responses"
         )
     first, policy = work[0], work[0].policy
     guided = first.params.cfg_scale > 0
-    crowd = Crowd(len(work), peak.tokens // (2 if guided else 1), first.prefix_length, guided)
+    crowd = Crowd(len(work), running[0].tokens // (2 if guided else 1), first.prefix_length, guided)
     expected = formula(llm.loaded.config, llm.model.dtype.itemsize, policy, crowd, engine.pool.page_size)
-    return MemoryUse(cache, expected, peak.measured, peak.unused, llm.loaded.weights.nbytes)
-
-
-class _Peak:
-    """The memory of an engine in the pass in which most is held.
-
-    Attributes:
-        measured, unused: bytes held, and those of them in slots without a token.
-        together: requests in memory then.
-        tokens: positions of one request's canvases.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.measured = self.unused = self.together = self.tokens = 0
-        observe_passes(engine, self._observe)
-
-    def _observe(self, passes: Sequence[ObservedPass]) -> None:  # noqa: ARG002
-        report = self.engine.memory_report()
-        if report.bytes <= self.measured:
-            return
-        running = [holder for holder in report.holders if holder.name not in STORES]
-        self.measured, self.unused = report.bytes, report.wasted * self.engine.pool.bytes_per_token
-        self.together, self.tokens = len(running), running[0].tokens
+    unused = peaks[-1].wasted * engine.pool.bytes_per_token
+    return MemoryUse(cache, expected, peaks[-1].bytes, unused, llm.loaded.weights.nbytes)
 
 
 def text(uses: Sequence[MemoryUse]) -> str:
     """The table, in megabytes, and what it shows."""
-    lines = [
-        "| cache | K/V | outputs | hidden states | shared K/V | shared states | formula | measured | unused slots | "
-        "of the weights |",
-        "|---" * 10 + "|",
-    ]
+    header = ["cache", "K/V", "outputs", "hidden states", "shared K/V", "shared states", "formula", "measured"]
+    rows = []
     for use in uses:
         sizes = (*use.formula.parts.values(), use.formula.total, use.measured, use.unused)
-        cells = [use.cache, *(f"{size / 1e6:.3f}" if size else "-" for size in sizes), f"{100 * use.share:.2f} %"]
-        lines.append(f"| {' | '.join(cells)} |")
-    most = max(uses, key=lambda use: use.measured)
-    least = min(uses, key=lambda use: use.measured)
-    lines += [
-        "",
-        "MB (10^6 bytes) with all requests in memory. Measured = formula + unused slots, those at the ends of pages. "
-        f"{most.cache} holds most, {most.measured / 1e6:.3f} MB or {100 * most.share:.2f} % of the weights, and "
-        f"{least.cache} least, {least.measured / 1e6:.3f} MB.",
-    ]
-    return "\n".join(lines)
+        cells = [f"{size / 1e6:.3f}" if size else "-" for size in sizes]
+        rows.append([use.cache, *cells, f"{100 * use.share:.2f} %"])
+    table = markdown_table([*header, "unused slots", "of the weights"], rows)
+    most, least = max(uses, key=lambda use: use.measured), min(uses, key=lambda use: use.measured)
+    return (
+        f"{table}\n\nMB (10^6 bytes) with all requests in memory. Measured = formula + unused slots, those at the ends "
+        f"of pages. {most.cache} holds most, {most.measured / 1e6:.3f} MB or {100 * most.share:.2f} % of the weights, "
+        f"and {least.cache} least, {least.measured / 1e6:.3f} MB."
+    )
 
 
-def plot_memory(uses: Sequence[MemoryUse], model: str, folder: str | Path) -> list[Path]:
-    """Draw a bar a policy into `memory.png` in `folder`, which is made if it is not there; its path is returned.
-
-    Raises `ConfigError` where the folder cannot be made.
-    """
-    figure = new_figure("memory of cache policies", 1.6 + 0.32 * len(uses))
-    axes = figure.subplots()
-    names = [use.cache for use in uses]
-    left = [0.0] * len(uses)
-    for part, (label, color) in _PARTS.items():
+def figures(uses: Sequence[MemoryUse]) -> dict[str, Figure]:
+    """A bar a policy."""
+    figure, (axes,) = new_panels("memory of cache policies", 1, height=1.6 + 0.32 * len(uses))
+    names, left = [use.cache for use in uses], [0.0] * len(uses)
+    for part, (name, color) in _PARTS.items():
         sizes = [use.formula.parts.get(part, use.unused) / 1e6 for use in uses]
         if any(sizes):
-            axes.barh(names, sizes, left=left, color=color, label=label)
+            axes.barh(names, sizes, left=left, color=color, label=name)
         left = [begin + size for begin, size in zip(left, sizes, strict=True)]
     for at, use in enumerate(uses):
         axes.text(left[at], at, f" {100 * use.share:.1f} %", va="center", fontsize="small")
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(left))
-    axes.set_xlabel("MB; in percent: of the weights")
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
+    label(axes, x="MB; in percent: of the weights", grid="x")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    return save_figures({"memory": figure}, folder, model)
+    return {"memory": figure}

@@ -8,25 +8,26 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
 
-from remask.checks.kinds import ModelKind
+from remask.checks import ModelKind
 from remask.cli.options import object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.model.attention_torch import TorchAttention
-from remask.observe import replace_attention
-from remask_lab.arguments.common import check_least, separated
+from remask_lab.asked import Outcome, check_least, separated
 from remask_lab.bench.workload import Workload, token_agreement, usual_workload
-from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
-from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import Record, about
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_panels
+from remask_lab.observe import replace_attention
+from remask_lab.records.markdown import text_table
+from remask_lab.records.record import about
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 USUAL, OTHER = "the model's attention", "softmax step by step"  # the latter in place of PyTorch's fused one
 # Policies that compute the same as `none` but for rounding, by kind: the thesis' prefix cache, and final K/V.
@@ -49,11 +50,10 @@ def measure(args: argparse.Namespace) -> Outcome:
     sampling = object_option("--sampling", args.sampling)
     random = {} if args.prompt_tokens is None else {"prefix_tokens": 0, "prompt_tokens": args.prompt_tokens}
     workload = usual_workload(first, args.requests, args.seed, sampling, **random).seeded
-    rows = measure_precision(models, workload, args.batch, progress=first.progress)
+    rows = measure_precision(models, workload, args.batch, progress=first.session.progress)
     settings = {"requests": args.requests, "batch": args.batch, "dtypes": dtypes, "sampling": sampling, **random}
     facts = about(first, seed=args.seed, settings=settings)
-    record = Record("analyze precision", facts, {"rows": [asdict(row) for row in rows]})
-    return Outcome(text(rows), record, partial(plot_precision, rows, first.loaded.name), reading(rows))
+    return Outcome(facts, {"rows": [asdict(row) for row in rows]}, text(rows), reading(rows), lambda: figures(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +86,6 @@ class Divergence:
     accuracy: float | None
 
 
-def reading(rows: Sequence[Divergence]) -> str:
-    """The comparison in a paragraph."""
-    others = [row for row in rows if row.arithmetic != row.reference]
-    sentences = [
-        f"{row.arithmetic} changes {100 * row.tokens:.2f} % of tokens, in {100 * row.responses:.1f} % of responses, "
-        f"against {row.reference}, on average from {100 * row.onset:.0f} % of a response on"
-        for row in others
-        if row.tokens
-    ]
-    same = [f"{row.arithmetic} (as {row.reference})" for row in others if not row.tokens]
-    if same:
-        sentences.append(f"not a token changes under {'; '.join(same)}")
-    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
-    if accuracies:
-        sentences.append(f"accuracy lies between {100 * min(accuracies):.1f} % and {100 * max(accuracies):.1f} %")
-    return "".join(f"{sentence[0].upper()}{sentence[1:]}. " for sentence in sentences).strip()
-
-
 def arithmetics(llm: LLM, batch: int) -> list[Arithmetic]:
     """Those that `llm` can run: one request at a time, then `batch`, another kernel, and a cache that is exact."""
     dtype, kind = str(llm.model.dtype).removeprefix("torch."), llm.loaded.config.kind
@@ -120,12 +102,12 @@ def arithmetics(llm: LLM, batch: int) -> list[Arithmetic]:
 
 def run_arithmetic(llm: LLM, arithmetic: Arithmetic, workload: Workload) -> tuple[Tokens, float | None]:
     """The responses' tokens, in the workload's order, and the share of right answers."""
-    engine = llm.new_engine(replace(llm.engine_config, max_num_seqs=arithmetic.concurrency))
+    engine = llm.session.new_engine(replace(llm.session.engine_config, max_num_seqs=arithmetic.concurrency))
     if arithmetic.attention == OTHER:
         replace_attention(engine, TorchAttention(fused=False))
-    policy = llm.policy(arithmetic.cache)
+    policy = llm.session.policy(arithmetic.cache)
     work = [task.request.with_policy(policy) for task in workload.tasks]
-    outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
+    outputs = {output.id: output for output in llm.session.run(work, engine=engine, progress=False)}
     verdicts = [task.correct(outputs[task.request.id].text) for task in workload.tasks]
     right = [verdict for verdict in verdicts if verdict is not None]
     tokens = tuple(outputs[task.request.id].token_ids for task in workload.tasks)
@@ -147,7 +129,7 @@ def measure_precision(
     jobs = [(llm, arithmetic) for llm in models for arithmetic in arithmetics(llm, batch)]
     for llm, arithmetic in jobs:
         for task in workload.tasks:
-            llm.engine.check(task.request.with_policy(llm.policy(arithmetic.cache)))
+            llm.engine.check(task.request.with_policy(llm.session.policy(arithmetic.cache)))
     found: list[Divergence] = []
     seen: dict[str, tuple[Arithmetic, Tokens]] = {}  # the first of each dtype
     for llm, arithmetic in tqdm(jobs, desc="precision", unit="run", disable=not progress):
@@ -179,27 +161,42 @@ def _divergence(
     )
 
 
+def reading(rows: Sequence[Divergence]) -> str:
+    """The comparison in a paragraph."""
+    others = [row for row in rows if row.arithmetic != row.reference]
+    sentences = [
+        f"{row.arithmetic} changes {100 * row.tokens:.2f} % of tokens, in {100 * row.responses:.1f} % of responses, "
+        f"against {row.reference}, on average from {100 * row.onset:.0f} % of a response on"
+        for row in others
+        if row.tokens
+    ]
+    same = [f"{row.arithmetic} (as {row.reference})" for row in others if not row.tokens]
+    if same:
+        sentences.append(f"not a token changes under {'; '.join(same)}")
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    if accuracies:
+        sentences.append(f"accuracy lies between {100 * min(accuracies):.1f} % and {100 * max(accuracies):.1f} %")
+    return "".join(f"{sentence[0].upper()}{sentence[1:]}. " for sentence in sentences).strip()
+
+
 def text(rows: Sequence[Divergence]) -> str:
     """The rows for people."""
-    width = max(len(str(row.arithmetic)) for row in rows) + 2
-    lines = [f"{'':<{width}}{'tokens %':>10}{'responses %':>13}{'accuracy %':>12}  compared with"]
-    for row in rows:
-        right = "-" if row.accuracy is None else f"{100 * row.accuracy:.1f}"
-        against = "" if row.arithmetic == row.reference else str(row.reference)
-        lines.append(
-            f"{row.arithmetic!s:<{width}}{100 * row.tokens:>10.2f}{100 * row.responses:>13.1f}{right:>12}  {against}"
-        )
-    return "\n".join(lines)
+    return text_table(
+        rows,
+        {
+            "": lambda row: str(row.arithmetic),
+            "tokens %": lambda row: f"{100 * row.tokens:.2f}",
+            "responses %": lambda row: f"{100 * row.responses:.1f}",
+            "accuracy %": lambda row: "-" if row.accuracy is None else f"{100 * row.accuracy:.1f}",
+            "compared with": lambda row: "" if row.arithmetic == row.reference else str(row.reference),
+        },
+    )
 
 
-def plot_precision(rows: Sequence[Divergence], model: str, folder: str | Path) -> list[Path]:
-    """Draw the shares of tokens and of responses that differ, by arithmetic, into `folder`; returns the path.
-
-    Raises `ConfigError` where the folder cannot be made.
-    """
+def figures(rows: Sequence[Divergence]) -> dict[str, Figure]:
+    """The shares of tokens and of responses that differ, by arithmetic."""
     shares = {str(row.arithmetic): (row.tokens, row.responses) for row in rows if row.arithmetic != row.reference}
-    figure = new_figure("what other arithmetic changes", height=1.6 + 0.55 * len(shares), width=8.5)
-    axes = figure.subplots()
+    figure, (axes,) = new_panels("what other arithmetic changes", 1, height=1.6 + 0.55 * len(shares), width=8.5)
     places = np.arange(len(shares))
     for column, (name, color) in enumerate((("tokens", V_COLOR), ("responses", K_COLOR))):
         values = [100 * pair[column] for pair in shares.values()]
@@ -208,8 +205,10 @@ def plot_precision(rows: Sequence[Divergence], model: str, folder: str | Path) -
     axes.set_yticks(places, list(shares))
     axes.invert_yaxis()
     axes.set_xlim(0, max(1.0, *(115 * value for pair in shares.values() for value in pair)))
-    axes.set_xlabel("share that differs (%), from one request at a time in the same dtype, or from the first dtype")
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
+    label(
+        axes,
+        x="share that differs (%), from one request at a time in the same dtype, or from the first dtype",
+        grid="x",
+    )
     legend_below(figure, 2, axes, "outside lower center", "medium")
-    return save_figures({"precision": figure}, folder, model)
+    return {"precision": figure}

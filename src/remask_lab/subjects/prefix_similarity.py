@@ -8,26 +8,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
-from remask.depth.profile import run_depth
-from remask.depth.settings import check_tau
-from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
+from remask.depth.rule import check_tau
+from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
 from remask.engine.request import Request
 from remask.llm import LLM
-from remask.observe import ObservedPass
-from remask_lab.asked.common import open_without_pool
-from remask_lab.asked.workload import asked_workload, described, heading
-from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures, whole_ticks
-from remask_lab.instruments.passes import Passes, check_masked, leading_kv
+from remask_lab.asked import Outcome, asked_workload, described, heading, open_without_pool
+from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, new_panels
+from remask_lab.instruments.depths import run_depth, states
 from remask_lab.instruments.series import Floats, Table, as_table, mean, padded
-from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import Record, about
+from remask_lab.instruments.watch import Passes, check_masked, leading_kv
+from remask_lab.records.markdown import text_table
+from remask_lab.records.record import about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,16 +34,12 @@ def measure(args: argparse.Namespace) -> Outcome:
     llm = open_without_pool(args)
     check_masked(llm)
     workload = asked_workload(llm, args)
-    requests = [task.request for task in workload.tasks]
     definition: Measure = "official" if args.official else "flat"
-    report = measure_prefix(llm, requests, args.tau, definition, progress=llm.progress)
-    settings = described(workload) | {"tau": args.tau, "measure": definition}
-    return Outcome(
-        f"{heading(llm, workload)}\n\n{text(report)}",
-        Record("analyze prefix-similarity", about(llm, seed=args.seed, settings=settings), report),
-        partial(plot_prefix, report, model=llm.loaded.name),
-        reading(report),
-    )
+    requests = [task.request for task in workload.tasks]
+    report = measure_prefix(llm, requests, args.tau, definition, progress=llm.session.progress)
+    facts = about(llm, seed=args.seed, settings=described(workload) | {"tau": args.tau, "measure": definition})
+    told = f"{heading(llm, workload)}\n\n{text(report)}"
+    return Outcome(facts, report, told, reading(report), lambda: figures(report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,36 +80,31 @@ def reading(report: PrefixSimilarity) -> str:
     """What the numbers show, in one paragraph."""
     layers = len(report.similarity)
     ratio = 100 * report.prefix_tokens / report.canvas_tokens
-    parts = [
+    said = (
         f"A prefix of {report.prefix_tokens:.0f} tokens ({ratio:.0f} % of the canvas) stays above {report.tau:g} in "
         f"every step of every request in the first {report.shallow} of {layers} layers"
-    ]
+    )
     if report.shallow in (0, layers):
-        mean = report.shallow_mean if report.shallow else report.deep_mean
-        parts[0] += f"; the mean over all layers is {mean:.3f}."
+        said += f"; the mean over all layers is {report.shallow_mean if report.shallow else report.deep_mean:.3f}."
     else:
-        parts[0] += f": {report.shallow_mean:.3f} on average there, {report.deep_mean:.3f} in the layers above."
-    lowest = min(min(row) for row in report.similarity)
-    where = next(layer for layer, row in enumerate(report.similarity, 1) if min(row) == lowest)
-    parts.append(f"It is lowest in layer {where}, at {lowest:.3f}.")
-    if report.steps > 1:
-        worst = int(np.argmax(report.over_steps))
-        spread = (
-            f"Over {report.steps} steps a layer's similarity has a standard deviation of "
-            f"{np.mean(report.over_steps):.4f} on average and {max(report.over_steps):.4f} at most (layer {worst + 1})"
-        )
-        if report.requests > 1:
-            spread += f", and between {report.requests} requests of {np.mean(report.over_requests):.4f} on average"
-        parts.append(spread + ".")
-        changed = sum(a != b for a, b in zip(report.depth, report.first_depth, strict=True))
-        if changed:
-            parts.append(
-                f"The first step alone would give {changed} of {report.requests} requests another depth: on average "
-                f"{np.mean(report.first_depth):.2f} layers, where all steps give {np.mean(report.depth):.2f}."
-            )
-        else:
-            parts.append("The first step alone gives every request the depth that all steps give.")
-    return " ".join(parts)
+        said += f": {report.shallow_mean:.3f} on average there, {report.deep_mean:.3f} in the layers above."
+    least = np.min(report.similarity, axis=1)
+    said += f" It is lowest in layer {int(least.argmin()) + 1}, at {least.min():.3f}."
+    if report.steps == 1:
+        return said
+    said += (
+        f" Over {report.steps} steps a layer's similarity has a standard deviation of {np.mean(report.over_steps):.4f} "
+        f"on average and {max(report.over_steps):.4f} at most (layer {int(np.argmax(report.over_steps)) + 1})"
+    )
+    if report.requests > 1:
+        said += f", and between {report.requests} requests of {np.mean(report.over_requests):.4f} on average"
+    changed = sum(a != b for a, b in zip(report.depth, report.first_depth, strict=True))
+    if not changed:
+        return f"{said}. The first step alone gives every request the depth that all steps give."
+    return (
+        f"{said}. The first step alone would give {changed} of {report.requests} requests another depth: on average "
+        f"{np.mean(report.first_depth):.2f} layers, where all steps give {np.mean(report.depth):.2f}."
+    )
 
 
 def measure_prefix(
@@ -129,23 +116,18 @@ def measure_prefix(
     before anything runs, where `Passes` refuses a request or one cannot run.
     """
     check_tau(tau)
-    passes, policy = Passes(llm, requests), llm.policy("none")
+    passes, policy = Passes(llm, requests), llm.session.policy("none")
     passes.check(requests, policy)
     probe = PrefixProbe(llm.model, passes.max_tokens)
     traces = []
     for request in tqdm(requests, desc="requests", unit="req", disable=not progress):
         count = passes.prefix(request)
-        alone = probe.states(request.prompt_token_ids[:count])
-        steps = passes.run(request, policy, partial(_similarity, count, alone, measure))
+        alone = states(probe, request.prompt_token_ids[:count])
+        steps = passes.run(request, policy, lambda seen: layer_cosines(leading_kv(seen, count), alone, measure))  # noqa: B023
         traces.append(np.stack(steps, axis=-1))
     prefixes = [passes.prefix(request) for request in requests]
     canvases = [len(request.prompt_token_ids) + request.params.max_tokens for request in requests]
     return summarise(traces, tau, measure, float(np.mean(prefixes)), float(np.mean(canvases)))
-
-
-def _similarity(count: int, alone: KV, measure: Measure, observed: ObservedPass) -> Floats:
-    """Similarity of the first `count` positions of a pass to `alone`, [2, layers], K before V."""
-    return layer_cosines(leading_kv(observed, count), alone, measure)
 
 
 def summarise(
@@ -179,54 +161,39 @@ def summarise(
 
 def text(report: PrefixSimilarity) -> str:
     """One line a layer."""
-    lines = ["layer       K       V    mean   least step   std over steps   std over requests"]
-    rows = zip(report.k, report.v, report.similarity, report.over_steps, report.over_requests, strict=True)
-    for layer, (k, v, both, steps, requests) in enumerate(rows, start=1):
-        means = [sum(series) / len(series) for series in (k, v, both)]
-        lines.append(
-            f"{layer:>5}" + "".join(f"{mean:>8.4f}" for mean in means) + f"{min(both):>13.4f}{steps:>17.4f}"
-            f"{requests:>20.4f}"
-        )
-    return "\n".join(lines)
+    return text_table(
+        range(len(report.similarity)),
+        {
+            "layer": lambda layer: str(layer + 1),
+            "K": lambda layer: f"{np.mean(report.k[layer]):.4f}",
+            "V": lambda layer: f"{np.mean(report.v[layer]):.4f}",
+            "mean": lambda layer: f"{np.mean(report.similarity[layer]):.4f}",
+            "least step": lambda layer: f"{min(report.similarity[layer]):.4f}",
+            "std over steps": lambda layer: f"{report.over_steps[layer]:.4f}",
+            "std over requests": lambda layer: f"{report.over_requests[layer]:.4f}",
+        },
+    )
 
 
-def plot_prefix(report: PrefixSimilarity, folder: str | Path, model: str) -> list[Path]:
-    """Draw `prefix-similarity.png` into `folder`, which is made if it is not there, and return its path.
-
-    Raises `ConfigError` where the folder cannot be made.
-    """
-    return save_figures({"prefix-similarity": _heatmap(report)}, folder, model)
-
-
-def _heatmap(report: PrefixSimilarity) -> Figure:
+def figures(report: PrefixSimilarity) -> dict[str, Figure]:
     """Similarity over layers and steps, and its spread by layer."""
-    figure = new_figure(
+    figure, (left, right) = new_panels(
         f"K/V of a shared prefix in its canvas against the prefix alone ({report.requests} requests, "
-        f"r = {100 * report.prefix_tokens / report.canvas_tokens:.0f} %)"
+        f"r = {100 * report.prefix_tokens / report.canvas_tokens:.0f} %)",
+        2,
+        width_ratios=(3, 2),
+        sharey=True,
     )
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
     layers = len(report.similarity)
-    image = left.imshow(
-        np.array(report.similarity),
-        aspect="auto",
-        cmap="viridis",
-        interpolation="nearest",
-        extent=(0.5, report.steps + 0.5, layers + 0.5, 0.5),
-    )
+    figure.colorbar(heatmap(left, report.similarity), ax=left, label="cosine similarity")
     if 0 < report.shallow < layers:
         left.axhline(report.shallow + 0.5, color="white", linestyle="--", linewidth=1.5)
-    label(
-        left, f"mean similarity; dashed: depth {report.shallow}, above {report.tau:g} always", "denoising step", "layer"
-    )
-    for axis in (left.xaxis, left.yaxis):
-        whole_ticks(axis, 10, least=1)
-    figure.colorbar(image, ax=left, label="cosine similarity")
+    title = f"mean similarity; dashed: depth {report.shallow}, above {report.tau:g} always"
+    label(left, title, "denoising step", "layer")
     places = np.arange(1, layers + 1)
     right.barh(places - 0.2, report.over_steps, 0.36, color=K_COLOR, label="over steps")
     right.barh(places + 0.2, report.over_requests, 0.36, color=V_COLOR, label="over requests")
-    label(right, "spread", "standard deviation of the similarity")
+    label(right, "spread", "standard deviation of the similarity", grid="x")
     right.locator_params(axis="x", nbins=4)
-    right.grid(axis="x", alpha=0.3)
-    right.set_axisbelow(True)
     legend_below(figure, 2, right, "outside lower right")
-    return figure
+    return {"prefix-similarity": figure}

@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
 
-from remask.cli.options import open_llm
 from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
-from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.observe import ObservedPass
 from remask.policies import CachePolicy
-from remask_lab.arguments.common import check_least
-from remask_lab.asked.workload import asked_workload, described, heading
+from remask_lab.asked import Outcome, check_least, described, heading, open_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import contender
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures, whole_ticks
-from remask_lab.instruments.passes import Passes, check_masked, leading_kv
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_panels
+from remask_lab.instruments.depths import states
 from remask_lab.instruments.series import Floats, Table, as_table, mean_of_known, padded
-from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import Record, about
+from remask_lab.instruments.watch import Passes, check_masked, leading_kv
+from remask_lab.observe import ObservedPass
+from remask_lab.records.markdown import percent, text_table
+from remask_lab.records.record import about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,19 +55,19 @@ _BARS = ("#7f7f7f", V_COLOR, K_COLOR)
 def measure(args: argparse.Namespace) -> Outcome:
     """Compare K/V in the first requests that `args` shape, then run all of them under three policies."""
     check_least(args, traced=1, concurrency=1, rounds=1)
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
+    llm, workload = open_workload(args)
     check_masked(llm)
-    workload = asked_workload(llm, args)
     requests = [task.request for task in workload.tasks[: args.traced]]
-    report = measure_reuse(llm, requests, args.depth, args.refresh_interval, progress=llm.progress)
+    report = measure_reuse(llm, requests, args.depth, args.refresh_interval, progress=llm.session.progress)
     own = {"refresh_interval": args.refresh_interval} | ({} if args.depth is None else {"depth": args.depth})
-    rows = measure_collapse(llm, workload, own, args.rounds, llm.progress)
+    rows = measure_collapse(llm, workload, own, args.rounds, llm.session.progress)
     settings = described(workload) | own | {name: getattr(args, name) for name in ("traced", "concurrency", "rounds")}
     return Outcome(
+        about(llm, seed=args.seed, settings=settings),
+        {"deep": report, "collapse": rows},
         f"{heading(llm, workload)}\n\n{text(report, rows)}",
-        Record("analyze reuse", about(llm, seed=args.seed, settings=settings), {"deep": report, "collapse": rows}),
-        partial(plot_reuse, report, rows, model=llm.loaded.name),
         f"{reading(report)} {collapse_reading(rows)}",
+        lambda: {"reuse-deep": _deep(report), "reuse-collapse": _collapse(rows)},
     )
 
 
@@ -149,9 +145,7 @@ def _sentence(none: Row, row: Row) -> str:
 
 
 def _change(before: float, after: float) -> str:
-    if before == after:
-        return f"stays at {100 * before:.1f} %"
-    return f"goes from {100 * before:.1f} % to {100 * after:.1f} %"
+    return f"stays at {percent(before)}" if before == after else f"goes from {percent(before)} to {percent(after)}"
 
 
 def measure_reuse(
@@ -172,29 +166,28 @@ def measure_reuse(
     """
     passes = Passes(llm, requests)
     own = {} if depth is None else {"depth": depth}
-    periodic = llm.policy("bicache", {**own, "refresh_interval": refresh_interval})
     policies = {
-        ANOTHER: llm.policy("reuse"),
-        ONCE: llm.policy("bicache", {**own, "refresh_interval": None}),
-        PERIODIC: periodic,
+        ANOTHER: llm.session.policy("reuse"),
+        ONCE: llm.session.policy("bicache", {**own, "refresh_interval": None}),
+        PERIODIC: llm.session.policy("bicache", {**own, "refresh_interval": refresh_interval}),
     }
     for policy in policies.values():
         passes.check(requests, policy)
-    depths = [_depth(passes, request, periodic, llm.model.config.layers) for request in requests]
+    depths = [_depth(passes, request, policies[PERIODIC], llm.model.config.layers) for request in requests]
     probe = PrefixProbe(llm.model, passes.max_tokens)
+
+    def similarity(observed: ObservedPass) -> Floats:
+        """Of the K/V that a pass read at the prefix to fresh ones, [layers]."""
+        fresh = states(probe, observed.tokens.tolist(), count)
+        found: Floats = layer_cosines(leading_kv(observed, count), fresh, measure).mean(axis=0)
+        return found
+
     seen: dict[str, list[Floats]] = {name: [] for name in SETTINGS}
     for request in tqdm(requests, desc="requests", unit="req", disable=not progress):
+        count = passes.prefix(request)
         for name, policy in policies.items():
-            steps = passes.run(request, policy, partial(_similarity, probe, passes.prefix(request), measure))
-            seen[name].append(np.stack(steps, axis=-1))  # [layers, steps]
+            seen[name].append(np.stack(passes.run(request, policy, similarity), axis=-1))  # [layers, steps]
     return summarise(seen, depths, refresh_interval)
-
-
-def _similarity(probe: PrefixProbe, count: int, measure: Measure, observed: ObservedPass) -> Floats:
-    """Similarity of the first `count` positions' K/V that a pass read to fresh ones, [layers]."""
-    fresh = probe.states(observed.tokens.tolist(), count)
-    found: Floats = layer_cosines(leading_kv(observed, count), fresh, measure).mean(axis=0)
-    return found
 
 
 def summarise(seen: Mapping[str, Sequence[Floats]], depths: Sequence[int], refresh_interval: int) -> ReuseReport:
@@ -232,67 +225,62 @@ def measure_collapse(
     """
     settings = {"none": {}, "reuse": {}, "bicache": bicache}
     rows = [contender(llm, name, own, workload) for name, own in settings.items()]
-    results: list[Row] = run_bench(llm, workload, rows, rounds, llm.engine_config, progress).data["results"]
+    results: list[Row] = run_bench(llm, workload, rows, rounds, llm.session.engine_config, progress).data["results"]
     return results
 
 
 def text(report: ReuseReport, rows: Sequence[Row]) -> str:
     """One line a setting, then one a policy."""
-    lines = [f"{'K/V of the prefix in deep layers':<36}{'mean similarity':>16}{'last step':>11}"]
-    lines += [f"{name:<36}{report.deep_mean[name]:>16.4f}{report.deep[name][-1]:>11.4f}" for name in SETTINGS]
-    kinds = list(shares(rows[0]))
-    lines += ["", f"{'cache':<12}{'tok/s':>8}{'speed':>8}" + "".join(f"{kind:>12}" for kind in kinds)]
-    for row in rows:
-        values = "".join(f"{100 * value:>10.1f} %" for value in shares(row).values())
-        lines.append(f"{row['cache']:<12}{row['throughput_tok_s']:>8.0f}{row['ratio_to_none']:>7.2f}x{values}")
-    return "\n".join(lines)
-
-
-def plot_reuse(report: ReuseReport, rows: Sequence[Row], folder: str | Path, model: str) -> list[Path]:
-    """Draw `reuse-deep.png` and `reuse-collapse.png` into `folder`, which is made if it is not there; their paths.
-
-    Raises `ConfigError` where the folder cannot be made.
-    """
-    return save_figures({"reuse-deep": _deep(report), "reuse-collapse": _collapse(rows)}, folder, model)
+    settings = text_table(
+        SETTINGS,
+        {
+            "K/V of the prefix in deep layers": str,
+            "mean similarity": lambda name: f"{report.deep_mean[name]:.4f}",
+            "last step": lambda name: f"{report.deep[name][-1]:.4f}",
+        },
+    )
+    policies: dict[str, Callable[[Row], str]] = {
+        "cache": lambda row: str(row["cache"]),
+        "tok/s": lambda row: f"{row['throughput_tok_s']:.0f}",
+        "speed": lambda row: f"{row['ratio_to_none']:.2f}x",
+        **{kind: lambda row, kind=kind: percent(shares(row)[kind]) for kind in shares(rows[0])},  # type: ignore[misc]
+    }
+    return f"{settings}\n\n{text_table(rows, policies)}"
 
 
 def _deep(report: ReuseReport) -> Figure:
     """Similarity over steps in deep layers, and by layer, in the three settings."""
-    figure = new_figure(f"prefix K/V that deep layers read, against fresh ones ({report.requests} requests)")
-    left, right = figure.subplots(1, 2, sharey=True)
-    labels = {
+    title = f"prefix K/V that deep layers read, against fresh ones ({report.requests} requests)"
+    figure, (left, right) = new_panels(title, 2, sharey=True)
+    words = {
         ANOTHER: "from another request",
         ONCE: "computed once",
         PERIODIC: f"refreshed every {report.refresh_interval} steps",
     }
     for name in SETTINGS:
         color, line = _STYLES[name]
-        words = f"{labels[name]}: {report.deep_mean[name]:.3f}"
-        left.plot(range(1, report.steps + 1), report.deep[name], line, color=color, linewidth=1.4, label=words)
+        told = f"{words[name]}: {report.deep_mean[name]:.3f}"
+        left.plot(range(1, report.steps + 1), report.deep[name], line, color=color, linewidth=1.4, label=told)
         by_layer = np.nanmean(np.array(report.similarity[name]), axis=1)
         right.plot(range(1, report.layers + 1), by_layer, line, color=color, linewidth=1.4)
-    label(left, "mean of the layers above depth", "denoising step", "cosine similarity")
-    label(right, "by layer, mean over steps", "layer")
     depths = sorted(set(report.depth))
     for depth in depths:
         right.axvline(depth + 0.5, color="gray", linestyle=":", linewidth=1)
     right.plot([], [], ":", color="gray", label=f"depth {' and '.join(map(str, depths))}")
-    for axes in (left, right):
-        whole_ticks(axes.xaxis, 10, least=1)
-        axes.grid(alpha=0.3)
+    label(left, "mean of the layers above depth", "denoising step", "cosine similarity", grid="both", ticks=10)
+    label(right, "by layer, mean over steps", "layer", grid="both", ticks=10)
     legend_below(figure, 4)
     return figure
 
 
 def _collapse(rows: Sequence[Row]) -> Figure:
     """Throughput and quality of the three policies."""
-    figure = new_figure("plain reuse of a shared prefix in all layers, beside BiCache")
-    left, right = figure.subplots(1, 2, width_ratios=(2, 3))
+    title = "plain reuse of a shared prefix in all layers, beside BiCache"
+    figure, (left, right) = new_panels(title, 2, width_ratios=(2, 3))
     names = [row["cache"] for row in rows]
     bars = left.bar(names, [row["throughput_tok_s"] for row in rows], color=_BARS)
     left.bar_label(bars, [f"{row['ratio_to_none']:.2f}x" for row in rows], fontsize="small")
     left.margins(y=0.15)
-    label(left, "throughput", y="tokens per second")
     kinds = list(shares(rows[0]))
     places = np.arange(len(kinds))
     for index, (row, color) in enumerate(zip(rows, _BARS, strict=True)):
@@ -301,9 +289,7 @@ def _collapse(rows: Sequence[Row]) -> Figure:
         right.bar_label(bars, fmt="%.0f", fontsize="x-small")
     right.set_xticks(places, kinds)
     right.set_ylim(0, 112)
-    label(right, "quality, and by part of the answer" if len(kinds) > 1 else "quality", y="share (%)")
-    for axes in (left, right):
-        axes.grid(axis="y", alpha=0.3)
-        axes.set_axisbelow(True)
+    label(left, "throughput", y="tokens per second", grid="y")
+    label(right, "quality, and by part of the answer" if len(kinds) > 1 else "quality", y="share (%)", grid="y")
     legend_below(figure, 3, right, "outside lower right")
     return figure

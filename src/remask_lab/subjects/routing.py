@@ -10,30 +10,25 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.cli.options import open_llm
-from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.observe import ObservedPass, RoutedRows, observe_passes, observe_routes
 from remask.policies import CachePolicy, settings_of
-from remask_lab.asked.common import compared_policies
-from remask_lab.asked.workload import asked_workload, described
+from remask_lab.asked import Outcome, compared_policies, described, open_workload
 from remask_lab.bench.names import COMPARED_CACHES
 from remask_lab.bench.workload import token_agreement
-from remask_lab.drawing import distinct_line, label, legend_below, new_figure, save_figures, whole_ticks
+from remask_lab.drawing import distinct_line, label, legend_below, new_panels
 from remask_lab.instruments.series import Floats, Series
-from remask_lab.instruments.watch import NONE, Watcher, check_ends, check_length, check_uncached
-from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import Record, about
+from remask_lab.instruments.watch import NONE, Watcher, check_uncached
+from remask_lab.observe import ObservedPass, RoutedRows, observe_routes
+from remask_lab.records.markdown import shown, text_table
+from remask_lab.records.record import about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,13 +39,13 @@ Sets = NDArray[np.int32]
 
 def measure(args: argparse.Namespace) -> Outcome:
     """Run the requests that `args` name under every policy."""
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=1))
-    workload = asked_workload(llm, args).seeded
+    llm, workload = open_workload(args)
+    workload = workload.seeded
     named = compared_policies(args, COMPARED_CACHES[llm.loaded.config.kind])
-    policies = [(one.name, llm.policy(one.name, one.settings)) for one in named if one.name != "none"]
-    report = measure_routing(llm, [task.request for task in workload.tasks], policies, progress=llm.progress)
-    record = Record("analyze routing", about(llm, settings=described(workload)), asdict(report))
-    return Outcome(text(report), record, partial(plot_routing, report), reading(report))
+    policies = [(one.name, llm.session.policy(one.name, one.settings)) for one in named if one.name != "none"]
+    report = measure_routing(llm, [task.request for task in workload.tasks], policies, progress=llm.session.progress)
+    facts = about(llm, settings=described(workload))
+    return Outcome(facts, asdict(report), text(report), reading(report), lambda: figures(report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +117,16 @@ def _most(report: RoutingReport, shares: Series) -> int:
 
 def text(report: RoutingReport) -> str:
     """One line a layer and policy."""
-    lines = [f"{'cache':<24}{'layer':>6}{'between steps %':>18}{'moved %':>10}{'kept %':>9}"]
-    for each in report.policies:
-        for row in zip(report.layers, each.between, each.moved, each.kept, strict=True):
-            between, moved, kept = ("-" if math.isnan(share) else f"{100 * share:.2f}" for share in row[1:])
-            lines.append(f"{each.cache:<24}{row[0]:>6}{between:>18}{moved:>10}{kept:>9}")
-    return "\n".join(lines)
+    return text_table(
+        [(each, place) for each in report.policies for place in range(len(report.layers))],
+        {
+            "cache": lambda row: row[0].cache,
+            "layer": lambda row: str(report.layers[row[1]]),
+            "between steps %": lambda row: shown(".2f", 100 * row[0].between[row[1]]),
+            "moved %": lambda row: shown(".2f", 100 * row[0].moved[row[1]]),
+            "kept %": lambda row: shown(".2f", 100 * row[0].kept[row[1]]),
+        },
+    )
 
 
 def measure_routing(
@@ -197,31 +196,15 @@ class RouteTracer:
 
     def trace(self, item: Request) -> RouteTrace:
         """Run a request to its end, its prefix-only pass included. Raises `ConfigError` where it cannot run."""
-        engine = self.watcher.engine
         passes: list[RoutedPass] = []
-        tokens: Sequence[int] = ()
-        pending = engine.check(item)
-        check_length(engine, item)
-        engine.store.drop()  # so that the prefix-only pass is seen
-        self._begin(pending.decoding.length)
+        self.watcher.engine.store.drop()  # so that the prefix-only pass is seen
+        self._begin(self.watcher.engine.check(item).decoding.length)
 
-        def observe(observed: Sequence[ObservedPass]) -> None:
-            passes.extend(
-                RoutedPass(each.step, self._before, self._sets.copy(), self._computed.copy()) for each in observed
-            )
+        def observe(seen: ObservedPass) -> None:
+            passes.append(RoutedPass(seen.step, self._before, self._sets.copy(), self._computed.copy()))
 
-        attached = observe_passes(engine, observe)
-        try:
-            engine.add(item)
-            while engine.busy:
-                events = engine.step()
-                check_ends(events)
-                for event in events:
-                    if event.result is not None:
-                        tokens = event.result.token_ids
-        finally:
-            engine.detach(attached)
-        return RouteTrace(tuple(passes), tuple(tokens))
+        tokens = self.watcher.run(item, observe)
+        return RouteTrace(tuple(passes), tokens)
 
     def _begin(self, length: int) -> None:
         self._sets: Sets = np.full((len(self.layers), length, self._active), -1, dtype=np.int32)
@@ -274,31 +257,24 @@ def _shares(counts: Floats) -> Series:
     return tuple((counts[0] / np.where(counts[1], counts[1], np.nan)).tolist())
 
 
-def plot_routing(report: RoutingReport, folder: str | Path) -> list[Path]:
-    """Draw `routing.png` into `folder`, which is made if it is not there. Returns its path."""
-    return save_figures({"routing": _figure(report)}, folder, report.model)
-
-
-def _figure(report: RoutingReport) -> Figure:
-    others = report.policies[1:]
-    figure = new_figure(
+def figures(report: RoutingReport) -> dict[str, Figure]:
+    """Rows that go elsewhere: by themselves, and because of a cache."""
+    figure, axes = new_panels(
         f"rows that go to another set of {report.active} of {report.experts} experts",
+        3,
         width=10.5,
         how="left: by themselves, as tokens settle; middle and right: because of the cache",
+        sharey=True,
     )
-    panels: list[tuple[str, str, Sequence[Routing], Callable[[Routing], Series]]] = [
-        ("than when computed before", "% of rows computed again", report.policies, lambda each: each.between),
-        ("than without a cache", "% of computed rows", others, lambda each: each.moved),
-        ("than they would go now", "% of rows left out", others, lambda each: each.kept),
+    panels: list[tuple[str, str, Callable[[Routing], Series]]] = [
+        ("than when computed before", "% of rows computed again", lambda each: each.between),
+        ("than without a cache", "% of computed rows", lambda each: each.moved),
+        ("than they would go now", "% of rows left out", lambda each: each.kept),
     ]
-    names = {each.cache: index for index, each in enumerate(report.policies)}
-    for axes, (title, y, shown, values) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
-        for each in shown:
-            shares = [100 * share for share in values(each)]
-            distinct_line(axes, names[each.cache], report.layers, shares, each.cache)
-        label(axes, title, "layer", y)
-        axes.set_ylim(bottom=0)
-        whole_ticks(axes.xaxis, 10)
-        axes.grid(alpha=0.3)
-    legend_below(figure, len(report.policies), figure.axes[0])
-    return figure
+    for panel, (title, y, values) in zip(axes, panels, strict=True):
+        for index, each in enumerate(report.policies):
+            if index or panel is axes[0]:
+                distinct_line(panel, index, report.layers, [100 * share for share in values(each)], each.cache)
+        label(panel, title, "layer", y, grid="both", ticks=10, floor=True)
+    legend_below(figure, len(report.policies), axes[0])
+    return {"routing": figure}

@@ -9,6 +9,8 @@ what follows.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tests.sampling_fields import grouped
+
 
 @dataclass(frozen=True)
 class Run:
@@ -25,7 +27,7 @@ class Run:
     def request_line(self, cache: Literal["exact", "none"] = "exact") -> dict[str, Any]:
         """The request that reproduces the run, with committed K/V reused or everything recomputed in each step."""
         line = {"id": self.id, "prompt_token_ids": self.prompt, "cache": cache, "cache_config": {}}
-        return line | {"sampling": self._sampling()}
+        return line | {"sampling": grouped(self._sampling())}
 
     def expected_ids(self) -> list[int]:
         """The response, trimmed."""

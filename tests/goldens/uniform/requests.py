@@ -81,14 +81,16 @@ class Run:
         prompt = given["prompt_length"]
         config = {"refresh_next": int(self.strategy.removeprefix("uniform_r"))} if self.cache == "uniform-cache" else {}
         sampling = {
-            "sampler": given["sampling_method"],
+            "uniform": {
+                "sampler": given["sampling_method"],
+                "tokens_per_step": given["tokens_per_step"],
+                "schedule": given["noise_schedule"],
+                "canvas_length": given["canvas_length"],
+                "initial_canvas": canvas[prompt:],
+            },
             "steps_per_block": given["steps"],
             "block_length": given["block_length"],
-            "tokens_per_step": given["tokens_per_step"],
-            "schedule": given["noise_schedule"],
             "temperature": given["temperature"],
-            "canvas_length": given["canvas_length"],
-            "initial_canvas": canvas[prompt:],
             "min_tokens": given["min_length"],
             "max_tokens": given["max_length"],
             "ignore_eos": True,

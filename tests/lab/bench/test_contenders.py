@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from remask import LLM, SamplingParams
+from remask import LLM
 from remask.errors import ConfigError
-from remask.policies import names_for
+from remask.policies import DepthLookup, names_for, parse, settings_of
 from remask_lab.bench.contenders import COMPOSITIONS, DRAWN, Contender, LeftOut, every_contender
+from remask_lab.bench.grid import setting_names
 from remask_lab.bench.workload import random_workload
+from tests.sampling_fields import flat_params
 
 SETTINGS: dict[str, dict[str, Any]] = {name: {"depth": 1} for name in ("bicache", *COMPOSITIONS)}
 
@@ -18,7 +20,7 @@ def found(
     model: str, settings: dict[str, dict[str, Any]] | None = None, **sampling: Any
 ) -> tuple[dict[str, Contender], list[LeftOut]]:
     llm = LLM(model, load_format="dummy", dtype="float32")
-    params = SamplingParams(**{"max_tokens": 16, "ignore_eos": True, **sampling})
+    params = flat_params(**{"max_tokens": 16, "ignore_eos": True, **sampling})
     workload = random_workload(llm, 2, 1, 0, params, 8, 4)
     rows, left_out = every_contender(llm, workload, SETTINGS | (settings or {}))
     assert rows[0].name == "none"
@@ -36,7 +38,7 @@ def test_what_needs_an_order_runs_on_drawn_positions_beside_its_own_baseline() -
         assert (row.workload is not None) is drawn
         assert row.settings.get("remasking") == ("random" if drawn else None)
         if row.workload is not None:
-            assert {task.request.params.remasking for task in row.workload.tasks} == {"random"}
+            assert {task.request.params.remasking.rule for task in row.workload.tasks} == {"random"}
     assert rows["dkv-greedy"].settings["window"] == 4
 
 
@@ -65,3 +67,10 @@ def test_what_cannot_run_is_left_out_with_the_reason(model: str, sampling: dict[
 def test_settings_that_nobody_could_use_are_errors() -> None:
     with pytest.raises(ConfigError, match="ratio must be"):
         found("llada-tiny", {"dllm-cache": {"ratio": 5}})
+
+
+def test_settings_have_names_whether_they_are_shown_or_not() -> None:
+    for spec, hidden in {"none": set(), "dkv-greedy": {"extent"}, "acache+block-dual": {"anchor_interval"}}.items():
+        policy = parse(spec, {}, lambda: DepthLookup({}))
+        assert set(setting_names(spec)) == {*settings_of(policy), *hidden}
+        assert len(setting_names(spec)) == len(set(setting_names(spec)))

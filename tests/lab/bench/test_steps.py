@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.checkpoint.bundled import BUNDLED
+from remask.checks import BUNDLED
 from remask.errors import ConfigError
 from remask.sampling.blocks import even_blocks
 from remask_lab.bench.contenders import Contender, contender
 from remask_lab.bench.fewer_steps import asked_step_baselines, step_baselines, with_steps
 from remask_lab.bench.workload import Workload, random_workload, usual_workload
+from tests.sampling_fields import flat_params
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ from remask_lab.bench.workload import Workload, random_workload, usual_workload
     ],
 )
 def test_the_nearest_schedule(params: dict[str, Any], target: float, steps: int, block: int) -> None:
-    full = SamplingParams(**params)
+    full = flat_params(**params)
     found = with_steps(full, target)
     blocks = even_blocks(found)
     assert (found.steps, blocks.length) == (steps, block)
@@ -45,7 +46,7 @@ ENGINE = EngineConfig(max_num_seqs=2, max_model_len=64)
 
 
 def workload_of(llm: LLM, **sampling: Any) -> Workload:
-    return random_workload(llm, 3, 1, 0, SamplingParams(ignore_eos=True, **{"max_tokens": 8, **sampling}), 12, 4)
+    return random_workload(llm, 3, 1, 0, flat_params(ignore_eos=True, **{"max_tokens": 8, **sampling}), 12, 4)
 
 
 def rows_of(llm: LLM, workload: Workload, *names: str) -> list[Contender]:
@@ -105,15 +106,15 @@ def test_rows_compared_with_another_baseline_get_theirs(llm: LLM) -> None:
     drawn = workload_of(llm, remasking="random")
     rows = [
         *rows_of(llm, workload),
-        Contender("none, random order", llm.policy("none"), drawn, {}, "none, random order"),
-        Contender("dkv-greedy", llm.policy("dkv-greedy"), drawn, {}, "none, random order"),
+        Contender("none, random order", llm.session.policy("none"), drawn, {}, "none, random order"),
+        Contender("dkv-greedy", llm.session.policy("dkv-greedy"), drawn, {}, "none, random order"),
     ]
     (found,), _ = step_baselines(llm, "few", workload, rows, ENGINE)
     assert found.baseline == "none, random order"
     assert found.name.startswith("none, random order steps=")
     assert found.settings["remasking"] == "random"
     assert found.workload is not None
-    assert found.workload.tasks[0].request.params.remasking == "random"
+    assert found.workload.tasks[0].request.params.remasking.rule == "random"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_rows_compared_with_another_baseline_get_theirs(llm: LLM) -> None:
         ("0", {}, "0 is not below the workload's 8 steps, and at least 1"),
         ("3", {"block_length": 4}, "3 steps cannot be shared evenly among the 2 blocks; use 2"),
         ("half", {"threshold": 0.5}, "shortens a schedule of steps"),
-        ("half", {"factor": 0.5}, "shortens a schedule of steps"),
+        ("half", {"remasking": {"factor": 0.5}}, "shortens a schedule of steps"),
     ],
 )
 def test_what_cannot_be(llm: LLM, text: str, sampling: dict[str, Any], message: str) -> None:
@@ -179,8 +180,8 @@ def test_a_uniform_model_in_fewer_steps_may_change_every_position() -> None:
     assert one.name == "none steps=1 block_length=12 tokens_per_step=12"
     assert half.workload is not None
     params = half.workload.tasks[0].request.params
-    assert (params.steps, params.steps_per_block, params.tokens_per_step) == (None, 3, 2)
-    (drawn,) = baselines("half", sampler="ancestral")
+    assert (params.steps, params.steps_per_block, params.uniform.tokens_per_step) == (None, 3, 2)
+    (drawn,) = baselines("half", uniform={"sampler": "ancestral"})
     assert drawn.name == "none steps=6", "the ancestral samplers draw every position in any step"
-    (few,) = baselines("half", tokens_per_step=2)
+    (few,) = baselines("half", uniform={"tokens_per_step": 2})
     assert few.settings["steps"] == 2, "of three a block"

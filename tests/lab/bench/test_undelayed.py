@@ -9,7 +9,7 @@ from remask.errors import ConfigError
 from remask.plan.plan import View
 from remask.policies.base import RequestFacts
 from remask.policies.dkv import DkvDecode
-from remask_lab.bench.undelayed import UndelayedDecode
+from remask_lab.bench.grid import UndelayedDecode
 from tests.policies.views import layer_rows, views
 
 

@@ -7,14 +7,20 @@ import pytest
 from remask import LLM, SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.tasks import town
+from remask.tasks.town import TownSettings
+from remask_lab.bench.names import OWN_TASKS
 from remask_lab.bench.workload import (
     RELAY_SAMPLING,
     TARIFF_SAMPLING,
+    TOWN_SAMPLING,
     TRANSIT_SAMPLING,
     UNIFORM_SAMPLING,
     Task,
+    TaskChoice,
+    chat_workload,
+    choose_task,
     conversation_workload,
-    gsm8k_workload,
     prefix_clusters,
     random_workload,
     reads_chats,
@@ -42,7 +48,7 @@ def test_agreement_counts_missing_positions(these: list[int], those: list[int], 
     ],
 )
 def test_a_bundled_model_is_asked_as_its_own_files_say(model: str, sampling: dict[str, int]) -> None:
-    assert LLM(model, dtype="float32").sampling.items() >= sampling.items()
+    assert LLM(model, dtype="float32").session.sampling.items() >= sampling.items()
 
 
 def test_questions_to_a_uniform_model_have_a_system_prompt_and_a_noise_of_their_own() -> None:
@@ -100,7 +106,7 @@ def test_random_workloads_share_their_prefixes_and_repeat() -> None:
 def test_gsm8k_questions_share_their_worked_examples(tmp_path: Path) -> None:
     llm = open_model(str(with_ascii_tokenizer(model_dir("llada"), tmp_path / "model")))
     assert reads_chats(llm)
-    workload = gsm8k_workload(llm, 6, 2, 0, SamplingParams(max_tokens=256, steps=128))
+    workload = chat_workload(llm, TaskChoice("gsm8k"), 6, 2, 0, SamplingParams(max_tokens=256, steps=128))
     prompts = [task.request for task in workload.tasks]
     first, second = prompts[0], prompts[2]
     assert first.prefix_length == second.prefix_length > 1000
@@ -109,11 +115,52 @@ def test_gsm8k_questions_share_their_worked_examples(tmp_path: Path) -> None:
     assert workload.tasks[0].correct(f"It adds up.\n## {workload.tasks[0].answer}") is True
     assert 0.7 < workload.prefix_ratio < 1
     with pytest.raises(ConfigError, match="1 to 12 shared prefixes, got 13"):
-        gsm8k_workload(llm, 20, 13, 0, SamplingParams())
+        chat_workload(llm, TaskChoice("gsm8k"), 20, 13, 0, SamplingParams())
+
+
+def test_towns_are_asked_about_in_words_and_judged_by_kind(tmp_path: Path) -> None:
+    """The pages of the task reach the model as its chat template writes them, and its own judge decides."""
+    llm = open_model(str(with_ascii_tokenizer(model_dir("llada"), tmp_path / "model")))
+    task = choose_task("town", {"shops": 5})
+    assert task is not None
+    workload = usual_workload(llm, 12, 3, {}, prefixes=3, task=task)
+    assert workload.name == "town (shops=5)"
+    assert workload.prefixes == len(set(workload.clusters)) == 3
+    items = town.make_workload(12, 3, 3, TownSettings(shops=5))
+    for item, asked in zip(items, workload.tasks, strict=True):
+        assert llm.tokenizer is not None
+        assert asked.request.prompt_token_ids == llm.tokenizer.apply_chat(item.messages)
+        assert asked.question == item.question
+        assert asked.correct(asked.reference) is True
+        assert asked.correct("The bakery opens at 99.") is False
+        assert [score(item.answer) for score in asked.parts.values()] == [1]
+        assert list(asked.parts) == [item.kind]
+        assert asked.request.params == SamplingParams.from_mapping(TOWN_SAMPLING)
+    bare = chat_workload(llm, task, 12, 3, 3, SamplingParams(), with_prefix=False)
+    assert all(
+        len(one.request.prompt_token_ids) < 200 < two.request.prefix_length
+        for one, two in zip(bare.tasks, workload.tasks, strict=True)
+    )
+
+
+def test_the_pretrained_model_is_asked_about_towns() -> None:
+    assert OWN_TASKS["smollm2"] == "town"
+
+
+def test_gsm8k_examples_are_as_many_as_the_settings_say(tmp_path: Path) -> None:
+    llm = open_model(str(with_ascii_tokenizer(model_dir("llada"), tmp_path / "model")))
+    lengths = []
+    for shots in (0, 2):
+        workload = usual_workload(llm, 2, 0, {}, prefixes=1, task=choose_task("gsm8k", {"shots": shots}))
+        assert workload.name == f"GSM8K (shots={shots})"
+        lengths.append(workload.tasks[0].request.prefix_length)
+    assert lengths[1] > lengths[0] + 200
+    with pytest.raises(ConfigError, match="make no sense without their prefix"):
+        chat_workload(llm, TaskChoice("gsm8k"), 2, 1, 0, SamplingParams(), with_prefix=False)
 
 
 def test_gsm8k_needs_a_tokenizer() -> None:
     llm = open_model(str(model_dir("llada")))
     assert not reads_chats(llm)
     with pytest.raises(ConfigError, match="no tokenizer"):
-        gsm8k_workload(llm, 2, 1, 0, SamplingParams())
+        chat_workload(llm, TaskChoice("gsm8k"), 2, 1, 0, SamplingParams())

@@ -40,17 +40,6 @@ def test_every_policy_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{max(rows, key=lambda name: rows[name]['measured'])} holds most" in out
 
 
-@pytest.mark.parametrize(
-    ("model", "caches"), [("gidd-tiny", {"none", "block-prefix", "uniform-cache"}), ("sdar-tiny", {"none", "exact"})]
-)
-def test_other_kinds_of_models(tmp_path: Path, model: str, caches: set[str]) -> None:
-    output = tmp_path / "memory.json"
-    assert memory("--model", model, "--output", str(output)) == 0
-    rows = read_record(output).data["rows"]
-    assert {row["cache"] for row in rows} == caches
-    assert all(row["measured"] == row["formula_total"] + row["unused"] for row in rows)
-
-
 def test_what_cannot_be_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     settings = json.dumps({name: {"depth": 1} for name in ("bicache", "bicache+block-dual")})
     chosen = ["--caches", "none,bicache", "--cache-config", settings]

@@ -51,7 +51,7 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
     assert "stays above 0.9 in every step" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "reuse"])
+@pytest.mark.parametrize("subject", ["prefix-similarity", "reuse"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -64,14 +64,14 @@ def test_bad_workloads(subject: str, options: list[str], message: str, capsys: p
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "reuse", "depth", "leakage"])
+@pytest.mark.parametrize("subject", ["prefix-similarity", "reuse", "depth", "leakage"])
 @pytest.mark.parametrize(("options", "message"), UNFIT)
 def test_what_does_not_fit(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(subject, *options) == 2
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "depth", "leakage"])
+@pytest.mark.parametrize("subject", ["prefix-similarity", "depth", "leakage"])
 def test_tau_is_a_similarity(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(subject, *DUMMY, "--tau", "1.5") == 2
     assert "tau must lie between 0 and 1" in capsys.readouterr().err
@@ -82,43 +82,21 @@ def test_guided_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "leave cfg_scale out" in capsys.readouterr().err
 
 
-SWEEP = ["--model", "bundled-transit", "--dtype", "float32", "--requests", "2", "--prefixes", "1", "--rounds", "1"]
-
-
-@pytest.mark.thorough
-def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output, plots = tmp_path / "s.json", tmp_path / "plots"
-    points = ["--caches", "bicache", "--refresh-interval", "4", "--output", str(output), "--plots", str(plots)]
-    assert analyze("sweep", *SWEEP, *points, "--taus", "0.97", "--refresh-intervals") == 0
-    (first,) = read_record(output, "analyze sweep").data["rows"]
-    assert "A single point shows no trend" in capsys.readouterr().out
-    assert analyze("sweep", *SWEEP, *points, "--taus", "0.97", "0.99", "--refresh-intervals", "4", "4") == 0
-    text = capsys.readouterr().out
-    assert f"1 points are known from {output}" in text
-    data = read_record(output, "analyze sweep").data
-    assert data["rows"][0] == first, "what is known is not measured again"
-    assert [row["point"]["tau"] for row in data["rows"]] == [0.97, 0.99]
-    assert "as tau grows from 0.97 to 0.99" in data["reading"]
-    check_picture(plots / "sweep-tau.png")
-    check_picture(plots / "sweep-refresh-interval.png")
-    before = output.read_bytes()
-    assert analyze("sweep", *SWEEP, *points, "--taus", "0.9", "--rounds", "2") == 2
-    assert "rows of another measurement (settings" in capsys.readouterr().err
-    assert output.read_bytes() == before
+GRID = ["--model", "bundled-transit", "--dtype", "float32", "--requests", "2", "--rounds", "1", "--cache", "bicache"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--taus", "--refresh-intervals"], "nothing to sweep"),
         (["--rounds", "0"], "--rounds must be a whole number from 1"),
-        (["--refresh-intervals", "0"], "refresh_interval must be"),
-        (["--caches", "none"], "must begin with it"),
+        (["--grid", '{"refresh_interval": [0]}'], "refresh_interval must be"),
+        (["--grid", '{"tau": [1]}'], "tau must lie between 0 and 1"),
+        (["--grid", '{"tau": ["high"]}'], "tau must be a number"),
         (["--depth-table", "missing.json"], "--depth-table: there is no file 'missing.json'"),
     ],
 )
-def test_bad_sweeps(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze("sweep", *SWEEP, *options) == 2
+def test_bad_grids_over_depths(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("grid", *GRID, *options) == 2
     assert message in capsys.readouterr().err
 
 
@@ -126,7 +104,7 @@ def test_a_depth_table_of_another_model_is_refused(tmp_path: Path, capsys: pytes
     table = tmp_path / "other.json"
     options = ["--samples", "1", "--canvas", "64", "--ratios", "50", "--output", str(table)]
     assert main(["--quiet", "profile", *DUMMY, *options]) == 0
-    assert analyze("sweep", *SWEEP, "--depth-table", str(table)) == 2
+    assert analyze("grid", *GRID, "--depth-table", str(table)) == 2
     assert "is of the model 'llada-tiny'" in capsys.readouterr().err
 
 

@@ -1,17 +1,27 @@
 """`remask bench`: the table, the JSON, and what it refuses."""
 
 import csv
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from remask.checkpoint.bundled import BUNDLED
+from remask.checks import BUNDLED
 from remask.cli import main
+from remask.errors import ConfigError
+from remask.llm import LLM, Output
 from remask.policies import names_for
+from remask.request.sampling_params import SamplingParams
+from remask.session import Session
 from remask.tasks.cards import card
+from remask_lab.bench.contenders import contender
+from remask_lab.bench.workload import random_workload
 from remask_lab.records.record import read_record
 from tests.depth.models import with_ascii_tokenizer
 from tests.goldens import model_dir
@@ -137,12 +147,135 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], tex
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--requests", "0"], "--requests must be a whole number from 1"),
+        (["--prefixes", "0"], "--prefixes must be a whole number from 1"),
+        (["--depths", "one"], "--depths must be numbers"),
+        (["--sampling", '{"stepz": 1}'], "Unknown sampling parameter 'stepz'"),
+        (["--sampling", '{"cache_salt": "a"}'], "it belongs into the request"),
+        (["--cache-config", "[]"], "--cache-config"),
+        (["--task", "gsm8k", "--prefix-tokens", "5"], "--prefix-tokens and --prompt-tokens shape random workloads"),
+        (["--prefix-match", "longest", "--without-prefix"], "leave one of them out"),
+        (["--csv", "nowhere/at/all.csv"], "--csv: there is no folder"),
+    ],
+)
+def test_what_no_model_can_run_is_refused_before_one_is_looked_for(
+    capsys: pytest.CaptureFixture[str], options: list[str], text: str
+) -> None:
+    assert bench("--model", "no/such/folder/at-all", *options) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--caches", "bicache,exact"], "not defined on masked models"),
+        (["--caches", "bicache", "--cache-config", '{"reuse": {}}'], "not among --caches"),
+        (["--caches", "bicache", "--cache-config", '{"bicache": {"refresh": 1}}'], "refresh"),
+        (["--caches", "bicache", "--depths", "1,99"], "exceeds the model's"),
+        (["--caches", "bicache", "--baseline-steps", "few,third"], "--baseline-steps takes half, few"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused_before_the_model_is_profiled_for_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], text: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # other tests keep tables
+    monkeypatch.setattr("remask.session.find_table", lambda *_: pytest.fail("the model was profiled"))
+    assert bench("--model", "llada-tiny", "--load-format", "dummy", *SMALL, *options) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_the_longest_prompt_is_checked_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the first passes of each cache."""
+    answered = count_answers(monkeypatch)
+    llm = LLM("llada-tiny", load_format="dummy")
+    short = random_workload(llm, 3, 1, 0, SamplingParams(max_tokens=4), 8, 4)
+    long = random_workload(llm, 1, 1, 0, SamplingParams(max_tokens=4), 600, 4)
+    workload = replace(short, tasks=(*short.tasks, *long.tasks))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        contender(llm, "none", None, workload)
+    assert not answered
+
+
+def test_the_demo_refuses_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--requests", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "--requests must be a whole number from 1" in said
+    assert "next:" not in said
+
+
 def test_a_bench_without_right_answers_stops(capsys: pytest.CaptureFixture[str]) -> None:
     """In one step the model knows one hop of six, so no cache could lose anything."""
     assert bench("--model", BUNDLED, *SMALL, "--sampling", '{"steps": 1}') == 2
     said = capsys.readouterr().err
     assert "'none', without any cache, answers 0.0 % of the questions, less than 10 %" in said
     assert "6 tokens in 1 steps, blocks of 6) does not fit the task" in said
+
+
+def test_a_task_that_is_beyond_the_model_is_told_after_the_first_questions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = count_answers(monkeypatch)
+    options = ["--requests", "40", "--prefixes", "2", "--dtype", "float32", "--sampling", '{"steps": 1}']
+    assert bench("--model", BUNDLED, *options) == 2
+    said = capsys.readouterr().err
+    assert "answers 0.0 % of the questions, less than 10 % (the first 8 of 40 were asked)" in said
+    assert "--metric agreement" in said
+    assert len(answered) == 8, "before any cache has run"
+    assert bench("--model", BUNDLED, *options, "--rounds", "1", "--caches", "none", "--metric", "accuracy") == 0
+    assert "0.0 %" in capsys.readouterr().out, "whoever asks for it gets it"
+
+
+def test_agreement_loss_work_and_time_are_measured_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, sheet = tmp_path / "bench.json", tmp_path / "bench.csv"
+    options = [
+        "--metric",
+        "agreement",
+        "--caches",
+        "reuse,bicache",
+        "--cache-config",
+        '{"bicache": {"depth": 0}}',
+        "--json",
+        str(target),
+        "--csv",
+        str(sheet),
+    ]
+    assert bench("--model", BUNDLED, *SMALL, "--sampling", '{"steps": 2}', *options) == 0
+    told = capsys.readouterr().out
+    assert "| loss (nats a token) | agreement | tok/s |" in told
+    assert "accuracy" not in told
+    record = read_record(target, "bench")
+    assert record.about["settings"]["metric"] == "agreement"
+    none, reuse, exact = record.data["results"][:3]
+    assert none["agreement_with_none"] == 1
+    assert reuse["loss"] > none["loss"] + 1
+    assert none["loss_tokens"] == reuse["loss_tokens"] == 36
+    assert reuse["row_layers"] < none["row_layers"]
+    assert exact["loss"] == pytest.approx(none["loss"], rel=1e-3)
+    assert [float(row["loss"]) for row in csv.DictReader(io.StringIO(sheet.read_text()))][:2] == [
+        none["loss"],
+        reuse["loss"],
+    ]
+
+
+def count_answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the requests that are answered from here on."""
+    answered: list[str] = []
+    run = Session.run
+
+    def counted(*given: Any, **named: Any) -> Iterator[Output]:
+        for output in run(*given, **named):
+            answered.append(output.id)
+            yield output
+
+    monkeypatch.setattr(Session, "run", counted)
+    return answered
 
 
 def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,6 +306,18 @@ def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: 
     assert picture.stat().st_size > 10_000
     assert "To ask bundled yourself: remask serve bundled, and the page at its address; or remask chat" in out
     assert out.splitlines()[-4:] == offered("bundled")
+
+
+def test_the_demo_says_what_it_will_do_and_writes_no_file_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--quiet", "demo", "--requests", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "The same 2 questions under 14 settings: none, reuse, bicache, none steps=1, none steps=3, and " in out
+    assert "56 answers, two of each setting to warm up." in out
+    assert "Picture" not in out
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_demo_speaks_before_it_loads_pytorch() -> None:

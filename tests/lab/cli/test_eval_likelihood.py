@@ -8,7 +8,8 @@ import pytest
 from remask.cli import main
 from remask.llm import LLM
 from remask.tasks import relay
-from remask.tasks.transit import STOPS, make_workload, messages
+from remask.tasks.transit import STOPS, make_workload
+from remask.tasks.workload import messages
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
 from tests.engine import kinds

@@ -12,10 +12,11 @@ from remask.cli import main
 from remask.tasks import transit
 from remask.tasks.gsm8k import final_number
 from remask.tasks.transit import make_workload
-from remask_lab.harness import local
+from remask_lab.harness import run
 from remask_lab.records.record import read_record
 from tests.depth.models import with_ascii_tokenizer, write_lines
 from tests.goldens import model_dir
+from tests.lab.cli.test_bench import count_answers
 from tests.lab.harness.records import CODE, RECORDS
 from tests.lab.harness.scripted import scripted
 
@@ -57,7 +58,7 @@ def test_the_packaged_questions_are_data_as_they_are(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     data = ["--data", str(PACKAGED / "gsm8k.jsonl"), "--limit", "2", "--output", str(output)]
     assert tasks("--tasks", "remask_gsm8k", *data, *QUICK) == 0
-    assert [sample["right"] for sample in result(output)["samples"]] == ["72", "10"]
+    assert [sample["right"] for sample in result(output)["samples"]] == ["18", "3"]
 
 
 @pytest.mark.thorough
@@ -129,7 +130,7 @@ def test_perfect_answers_are_scored_right_on_the_same_path(tmp_path: Path, monke
     numbers = [final_number(json.loads(line)["answer"]) for line in GSM8K.read_text().splitlines()[:3]]
     output = tmp_path / "out.json"
     texts = [f"So many.\n## {numbers[0]}", f"## ${numbers[1]}.", f"It is {numbers[2]}"]
-    monkeypatch.setattr(local, "generate", scripted(texts))
+    monkeypatch.setattr(run, "generate", scripted(texts))
     assert gsm8k("--output", str(output)) == 0
     found = result(output)
     assert [sample["strict_match"] for sample in found["samples"]] == [1, 0, 0]
@@ -162,7 +163,7 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(local, "generate", stop)
+        patched.setattr(run, "generate", stop)
         assert gsm8k("--caches", "none,bicache", "--output", str(output)) == 130
         assert gsm8k("--caches", "none", "--output", str(output)) == 0, "nothing is computed again"
     assert gsm8k("--caches", "none,bicache", "--output", str(output)) == 0
@@ -176,7 +177,7 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.M
 def test_code_runs_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "out.json"
     path = write_lines(tmp_path / "x.jsonl", [RECORDS["humaneval"][0]] * 2)
-    monkeypatch.setattr(local, "generate", scripted([CODE["humaneval"], "```python\nroot = abs\n```"]))
+    monkeypatch.setattr(run, "generate", scripted([CODE["humaneval"], "```python\nroot = abs\n```"]))
     options = ["--tasks", "remask_humaneval", "--data", str(path), *QUICK, "--output", str(output)]
     assert tasks(*options, "--allow-code-execution") == 0
     right, wrong = result(output)["samples"]
@@ -206,7 +207,7 @@ def root(x): return x
 def test_code_neither_forges_a_pass_nor_outlives_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "out.json"
     path = write_lines(tmp_path / "x.jsonl", [RECORDS["humaneval"][0]] * 2)
-    monkeypatch.setattr(local, "generate", scripted([FORGED, ESCAPING]))
+    monkeypatch.setattr(run, "generate", scripted([FORGED, ESCAPING]))
     options = ["--tasks", "remask_humaneval", "--data", str(path), *QUICK, "--output", str(output)]
     assert tasks(*options, "--allow-code-execution") == 0
     assert [sample["pass_at_1"] for sample in result(output)["samples"]] == [0, 0]
@@ -282,9 +283,34 @@ def test_models_that_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "has no chat template" in capsys.readouterr().err
 
 
+def test_a_benchmark_that_is_beyond_the_model_is_told_after_the_first_questions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, data = count_answers(monkeypatch), ["--data", str(PACKAGED / "gsm8k.jsonl"), "--limit", "12", *QUICK]
+    assert tasks("--tasks", "remask_gsm8k", *data) == 2
+    said = capsys.readouterr().err
+    assert "answers 0.0 % of the questions, less than 10 % (the first 8 of 12 were asked)" in said
+    assert "--metric agreement" in said
+    assert len(answered) == 8 + 1, "and the first one of a process, to be warm"
+    output = tmp_path / "out.json"
+    asked = ["--tasks", "remask_gsm8k", *data, "--limit", "1", "--metric", "agreement", "--caches", "reuse"]
+    assert tasks(*asked, "--output", str(output)) == 0
+    told = capsys.readouterr().out
+    assert "| cache | agreement | loss (nats a token) | work saved | speed | prefix hits |" in told
+    assert "score" not in told
+    none, reuse = (row["result"] for row in json.loads(output.read_text())["data"]["rows"])
+    assert none["loss_tokens"] == reuse["loss_tokens"] > 20
+    assert none["loss"] > 0
+    assert "metrics" not in none
+    assert tasks("--tasks", "remask_gsm8k", "--metric", "agreement") == 2
+    assert "give --data" in capsys.readouterr().err
+
+
 def test_lm_eval_is_named_where_it_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # an import of it fails
     assert tasks("--tasks", "remask_gsm8k") == 2
-    assert "pip install 'remask[eval]'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "pip install 'lm-eval[api]>=" in said
+    assert "remask[" not in said, "no package of that name is published"

@@ -28,7 +28,7 @@ sys.exit(main())
 WORDS = [
     "--quiet",
     "analyze",
-    "sweep",
+    "grid",
     "--model",
     "bundled-transit",
     "--dtype",
@@ -37,21 +37,21 @@ WORDS = [
     "cpu",
     "--rounds",
     "1",
-    "--caches",
+    "--cache",
     "bicache",
 ]
-WORDS += ["--requests", "2", "--concurrency", "2", "--refresh-intervals", "2", "4", "8"]
+WORDS += ["--requests", "2", "--concurrency", "2", "--grid", '{"refresh_interval": [2, 4, 8]}']
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = read_record(path, "analyze sweep").data["rows"]
+    found: list[dict[str, Any]] = read_record(path, "analyze grid").data["rows"]
     return found
 
 
 @pytest.mark.thorough
 def test_a_killed_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
-    words = [*WORDS, "--output", str(path), "--taus"]
+    words = [*WORDS, "--output", str(path)]
     sweep = subprocess.run([sys.executable, "-c", KILLED, *words], stdout=subprocess.DEVNULL, check=False)
     assert sweep.returncode == -signal.SIGKILL
     before = rows(path)
@@ -59,14 +59,14 @@ def test_a_killed_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
     assert main(words) == 0
     after = rows(path)
     assert after[: len(before)] == before, "times too: these rows were not measured again"
-    assert [row["point"]["refresh_interval"] for row in after] == [2, 4, 8]
+    assert [row["point"]["settings"]["refresh_interval"] for row in after] == [2, 4, 8]
 
 
 @pytest.mark.thorough
 def test_a_sweep_on_a_full_disk_keeps_its_rows_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with small_disk(tmp_path / "disk", 2) as reason:
         path = tmp_path / "disk" / "sweep.json"
-        words = [*WORDS, "--output", str(path), "--taus"]
+        words = [*WORDS, "--output", str(path)]
         assert main(words) == 2
         assert f"error: the result '{path}' cannot be written: {reason}\n" in capsys.readouterr().err
         kept = rows(path)
@@ -76,4 +76,4 @@ def test_a_sweep_on_a_full_disk_keeps_its_rows_and_goes_on(tmp_path: Path, capsy
     assert main(words) == 0
     assert rows(tmp_path / "sweep.json")[: len(kept)] == kept
     assert len(rows(tmp_path / "sweep.json")) == 3
-    assert json.loads((tmp_path / "sweep.json").read_text())["subject"] == "analyze sweep"
+    assert json.loads((tmp_path / "sweep.json").read_text())["subject"] == "analyze grid"

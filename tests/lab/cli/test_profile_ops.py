@@ -1,4 +1,4 @@
-"""`remask profile-ops`: the table, the record, the picture, and what it refuses."""
+"""`remask profile ops`: the table, the record, the picture, and what it refuses."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,12 @@ SHAPE = ["--prefix-tokens", "16", "--prompt-tokens", "8", "--max-tokens", "8", "
 @pytest.fixture(autouse=True)
 def _small_probes() -> object:
     """What the machine reaches does not matter here."""
-    with patch("remask_lab.ops.peaks.SIZES", {"cpu": (64, 1 << 16)}):
+    with patch("remask_lab.ops.roofline.SIZES", {"cpu": (64, 1 << 16)}):
         yield
 
 
 def profile_ops(*options: str) -> int:
-    return main(["--quiet", "profile-ops", "--load-format", "dummy", *SHAPE, *options])
+    return main(["--quiet", "profile", "ops", "--load-format", "dummy", *SHAPE, *options])
 
 
 @pytest.mark.few(5)
@@ -41,7 +41,7 @@ def test_every_kind_of_model(
     chosen = ["--model", model, "--dtype", "float32", "--cache", cache, "--cache-config", json.dumps(settings)]
     assert profile_ops(*chosen, "--steps", "4", "--json", str(target), "--plot", str(picture)) == 0
     record = json.loads(target.read_text(encoding="utf-8"))
-    assert (record["subject"], record["about"]["model"]) == ("profile-ops", model)
+    assert (record["subject"], record["about"]["model"]) == ("profile ops", model)
     assert record["about"]["settings"]["cache"] == cache
     data = record["data"]
     assert len(data["steps"]) == 4

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from remask.engine.request import Request
-from remask_lab.harness.generation import Generation, generate
+from remask_lab.harness.run import Generation, generate
 
 
 def scripted(texts: Sequence[str]) -> Callable[..., Generation]:

@@ -52,7 +52,7 @@ def confined(request: pytest.FixtureRequest) -> Confinement:
 
 def test_a_confinement_that_hides_the_standard_library_does_not_work() -> None:
     """As where the interpreter is a copy in a folder that all may read, and its library is in one that is private."""
-    hidden = run_tests(f"import sys; sys.path.clear()\n{execute._PROBE}", "assert probe() == b'1'")
+    hidden = run_tests(f"{execute._PROBE}\nsys.path.clear()", "assert probe() == b'1'")
     assert hidden is not None
     assert "colorsys" in hidden
 

@@ -9,7 +9,7 @@ import pytest
 
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.request.sampling_params import SamplingParams
 from remask_lab.harness.benchmark import benchmark, read_docs, read_role, read_shots, task_names, usual_role
 from remask_lab.harness.formats import FORMATS, Doc

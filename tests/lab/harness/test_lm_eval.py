@@ -5,7 +5,6 @@ import json
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,13 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
 from remask.tasks.transit import STOPS, make_workload
-from remask_lab.harness import hub, local
 from remask_lab.harness import lm as lm_module
+from remask_lab.harness import run
 from remask_lab.harness.benchmark import FOLDER, benchmark, read_docs, read_shots, task_names, turns_of, usual_role
-from remask_lab.harness.lm import RemaskLM
-from remask_lab.harness.local import run_local
-from remask_lab.harness.through_lm_eval import EvalOptions, Harness
+from remask_lab.harness.lm import Harness, RemaskLM
+from remask_lab.harness.run import run_local
 from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
-from remask_lab.likelihood.pairs import encode_pair
+from remask_lab.likelihood.passes import encode_pair
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
 from tests.lab.harness.records import RECORDS, perfect
@@ -41,7 +39,7 @@ from tests.waiting import LONGEST_S
 pytestmark = pytest.mark.soak  # importing lm-eval alone takes longer than most tests
 
 QUICK = {"max_tokens": 4, "steps": 2}
-ASKED = EvalOptions(role=usual_role(), chat=True, limit=None, run_code=True, seed=0)
+ASKED: dict[str, Any] = {"role": usual_role(), "chat": True, "run_code": True}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def model(llm: LLM, policy: str = "none", sampling: Mapping[str, Any] = QUICK, **draws: Any) -> RemaskLM:
-    return RemaskLM(llm, llm.policy(policy), sampling, 0, MaskLikelihoods(llm, MaskDraws(**draws)))
+    return RemaskLM(llm, llm.session.policy(policy), sampling, 0, MaskLikelihoods(llm, MaskDraws(**draws)))
 
 
 def local_harness(task: str, path: Path) -> Harness:
@@ -84,11 +82,11 @@ def test_our_configs_ask_and_score_as_local_data_does(
     name = task.removeprefix("remask_")
     path = write_lines(tmp_path / "x.jsonl", [RECORDS[name][0]] * 3)
     texts = [perfect(name), "## wrong\n```python\nwrong\n```", ""]
-    for module in (local, lm_module):
+    for module in (run, lm_module):
         monkeypatch.setattr(module, "generate", scripted(texts))
     own = benchmark(task)
-    ours = run_local(llm, own, read_docs(own, str(path)), usual_role(), llm.policy("none"), QUICK, 0)
-    theirs = local_harness(task, path).run(model(llm), task, ASKED)
+    ours = run_local(llm, own, read_docs(own, str(path)), usual_role(), llm.session.policy("none"), QUICK, 0)
+    theirs = local_harness(task, path).run(model(llm), task, **ASKED)
     for row in (ours, theirs):
         score = next(iter(row["metrics"]))
         assert [sample[score] for sample in row["samples"]] == [1, 0, 0]
@@ -107,14 +105,14 @@ def test_worked_examples_before_published_questions_are_those_before_local_ones(
     path = write_lines(tmp_path / "x.jsonl", [record, record | {"question": "And 3?"}])
     own = benchmark("remask_gsm8k")
     shots = read_shots(own, str(path), None, 2)
-    ours = run_local(llm, own, read_docs(own, str(path)), usual_role(), llm.policy("reuse"), QUICK, 0, shots)
-    with_examples = RemaskLM(llm, llm.policy("reuse"), QUICK, examples=turns_of(shots))
+    ours = run_local(llm, own, read_docs(own, str(path)), usual_role(), llm.session.policy("reuse"), QUICK, 0, shots)
+    with_examples = RemaskLM(llm, llm.session.policy("reuse"), QUICK, examples=turns_of(shots))
     harness = local_harness("remask_gsm8k", path)
-    theirs = harness.run(with_examples, "remask_gsm8k", ASKED)
+    theirs = harness.run(with_examples, "remask_gsm8k", **ASKED)
     assert [each["token_ids"] for each in theirs["samples"]] == [each["token_ids"] for each in ours["samples"]]
     for cost in ("row_layers", "prefix_ratio", "prefix_hits"):
         assert theirs[cost] == ours[cost]
-    assert theirs["prefix_ratio"] > harness.run(model(llm, "reuse"), "remask_gsm8k", ASKED)["prefix_ratio"]
+    assert theirs["prefix_ratio"] > harness.run(model(llm, "reuse"), "remask_gsm8k", **ASKED)["prefix_ratio"]
 
 
 def test_the_command_puts_worked_examples_before_published_questions(tmp_path: Path) -> None:
@@ -135,7 +133,7 @@ def test_the_command_puts_worked_examples_before_published_questions(tmp_path: P
 
 def test_chats_share_their_prefix_under_a_cache(llm: LLM, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [RECORDS["gsm8k"][0], RECORDS["gsm8k"][0] | {"question": "And 3?"}])
-    row = local_harness("remask_gsm8k", path).run(model(llm, "bicache"), "remask_gsm8k", ASKED)
+    row = local_harness("remask_gsm8k", path).run(model(llm, "bicache"), "remask_gsm8k", **ASKED)
     assert row["prefix_hits"] == 1
     assert row["prefix_ratio"] > 0.8
 
@@ -166,8 +164,7 @@ def test_the_task_of_the_bundled_model_by_likelihood_and_by_generation(
         "doc_to_choice": "{{choices}}",
         "doc_to_target": "{{answer}}",
     }
-    asked = EvalOptions(role=None, chat=True, limit=None, run_code=False, seed=0)
-    row = harness.run(model(llm, samples=16), choice, asked)
+    row = harness.run(model(llm, samples=16), choice, chat=True)
     assert "seconds" not in row, "nothing was generated"
     assert row["metrics"]["acc,none"]["value"] >= 0.8
     assert row["metrics"]["acc,none"]["interval"][1] == 1
@@ -180,7 +177,7 @@ def test_the_task_of_the_bundled_model_by_likelihood_and_by_generation(
         "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 16},
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     }
-    row = harness.run(model(llm, "bicache", {"steps": 8, "block_length": 2}), written, asked)
+    row = harness.run(model(llm, "bicache", {"steps": 8, "block_length": 2}), written, chat=True)
     assert row["metrics"]["exact_match,none"]["value"] == 1
     assert row["prefix_hits"] == 5
 
@@ -238,9 +235,9 @@ def test_what_cannot_be_asked(llm: LLM, harness: Harness, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="Unknown generation parameter 'num_beams'"):
         model(llm).generate_until([instance("from ivy", {"num_beams": 2}, kind="generate_until")])
     with pytest.raises(ConfigError, match="needs log-likelihoods"):
-        RemaskLM(llm, llm.policy("none"), {}).loglikelihood([instance("a", "b")])
+        RemaskLM(llm, llm.session.policy("none"), {}).loglikelihood([instance("a", "b")])
     with pytest.raises(ConfigError, match="no tokenizer"):
-        RemaskLM(LLM("llada-tiny", load_format="dummy", dtype="float32"), llm.policy("none"), {})
+        RemaskLM(LLM("llada-tiny", load_format="dummy", dtype="float32"), llm.session.policy("none"), {})
     with pytest.raises(ConfigError, match="Unknown task 'gsm9k'"):
         harness.check(["gsm9k"])
     (tmp_path / "tagged").mkdir()
@@ -249,11 +246,11 @@ def test_what_cannot_be_asked(llm: LLM, harness: Harness, tmp_path: Path) -> Non
         Harness(own_only=True, folders=[str(tmp_path / "tagged")]).check(["x", "several"])
     path = write_lines(tmp_path / "x.jsonl", [RECORDS["mbpp"][0]])
     with pytest.raises(ConfigError, match="marked as unsafe"):
-        local_harness("remask_mbpp", path).run(model(llm), "remask_mbpp", replace(ASKED, run_code=False))
+        local_harness("remask_mbpp", path).run(model(llm), "remask_mbpp", **(ASKED | {"run_code": False}))
     (tmp_path / "y").mkdir()
     path = write_lines(tmp_path / "y" / "y.jsonl", [{"question": "?"}])
     with pytest.raises(ConfigError, match="record 0: has no field 'answer'"):
-        local_harness("remask_gsm8k", path).run(model(llm), "remask_gsm8k", ASKED)
+        local_harness("remask_gsm8k", path).run(model(llm), "remask_gsm8k", **ASKED)
 
 
 def test_the_command_and_data_that_are_not_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,21 +267,21 @@ def test_without_a_network_data_sets_come_from_the_cache(
     offline = ("datasets.config.HF_HUB_OFFLINE", "datasets.config.HF_DATASETS_OFFLINE")
     for name in (*offline, "huggingface_hub.constants.HF_HUB_OFFLINE"):
         monkeypatch.setattr(name, False)
-    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(lm_module, "getproxies", dict)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         there = f"http://127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", there)
-        monkeypatch.setattr(hub, "SECONDS", LONGEST_S)
-        hub.go_offline_without_network()
+        monkeypatch.setattr(lm_module, "SECONDS", LONGEST_S)
+        lm_module.go_offline_without_network()
         assert not constants.HF_HUB_OFFLINE
-    hub.go_offline_without_network()
+    lm_module.go_offline_without_network()
     assert constants.HF_HUB_OFFLINE
     assert datasets.config.HF_DATASETS_OFFLINE
     assert f"{there} cannot be reached" in caplog.text
 
 
 def test_a_name_that_nobody_looks_up_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "SECONDS", 0.1)
+    monkeypatch.setattr(lm_module, "SECONDS", 0.1)
     asked, looked_up = threading.Event(), threading.Event()
 
     def look_up(*_: object) -> None:
@@ -294,7 +291,7 @@ def test_a_name_that_nobody_looks_up_costs_seconds(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(socket, "create_connection", look_up)
     try:
-        assert not hub.reachable("https://nowhere")
+        assert not lm_module.reachable("https://nowhere")
         assert asked.wait(LONGEST_S)
     finally:
         looked_up.set()

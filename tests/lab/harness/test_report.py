@@ -8,8 +8,8 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask_lab.harness.generation import generate, sampling_of
 from remask_lab.harness.report import table
+from remask_lab.harness.run import generate, sampling_of
 
 COSTS = {"seconds": 2.0, "throughput_tok_s": 12.5, "prefix_ratio": 0.875, "prefix_hits": 3}
 
@@ -52,10 +52,10 @@ def test_seeds_count_from_the_first_request() -> None:
     llm = LLM("bundled-transit", dtype="float32", device="cpu")
     prompt = [5, 6, 7]
     drawn = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
-    both = generate(llm, [Request("", prompt, drawn)] * 2, llm.policy("none"), seed=4)
+    both = generate(llm, [Request("", prompt, drawn)] * 2, llm.session.policy("none"), seed=4)
     first, second = (output.token_ids for output in both.outputs)
     assert first != second
-    (alone,) = generate(llm, [Request("", prompt, drawn)], llm.policy("none"), seed=5).outputs
+    (alone,) = generate(llm, [Request("", prompt, drawn)], llm.session.policy("none"), seed=5).outputs
     assert alone.token_ids == second
     assert both.costs()["completion_tokens"] == 16
 
@@ -64,5 +64,5 @@ def test_a_request_that_cannot_run_stops_all_before_they_begin() -> None:
     llm = LLM("bundled-transit", dtype="float32", device="cpu")
     params = sampling_of(llm, {"max_tokens": 8}, 256)
     with pytest.raises(ConfigError, match="token ids"):
-        generate(llm, [Request("", [5], params), Request("", [10**6], params)], llm.policy("none"), seed=0)
+        generate(llm, [Request("", [5], params), Request("", [10**6], params)], llm.session.policy("none"), seed=0)
     assert not llm.engine.busy

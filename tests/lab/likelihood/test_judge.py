@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from remask.errors import CheckpointError, ConfigError
-from remask_lab.likelihood.judge import Judge
+from remask.errors import ConfigError
+from remask_lab.likelihood.perplexity import Judge
 from tests.lab.likelihood.judges import nll_by_hand, save_judge
 
 
@@ -34,9 +34,3 @@ def test_what_a_judge_cannot_read(tmp_path: Path) -> None:
     folder = save_judge(tmp_path / "judge", positions=8)
     with pytest.raises(ConfigError, match=r"have 9 tokens of the judge .*, which reads 8; use shorter"):
         Judge(str(folder)).score("abcd", "efgh")
-
-
-def test_no_judge(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
-        Judge(str(tmp_path / "empty"))

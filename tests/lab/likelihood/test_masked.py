@@ -12,9 +12,8 @@ import torch
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods, draw_masks, every_mask
-from remask_lab.likelihood.masked_pass import MaskedPasses
-from remask_lab.likelihood.pairs import Pair
+from remask_lab.likelihood.masked import MaskDraws, MaskedPasses, MaskLikelihoods, draw_masks, every_mask
+from remask_lab.likelihood.passes import Pair
 from tests.engine import kinds
 from tests.goldens import model_dir
 from tests.goldens import uniform as uniform_goldens

@@ -11,14 +11,13 @@ import torch
 
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.request.sampling_groups import ANCESTRAL, MARGINAL
 from remask.request.sampling_params import SamplingParams
-from remask.request.uniform_presets import ANCESTRAL, MARGINAL
 from remask.sampling.noise import Noise
-from remask_lab.likelihood.estimator import open_estimator
 from remask_lab.likelihood.masked import MaskLikelihoods
-from remask_lab.likelihood.noise_bound import chain, divergences
-from remask_lab.likelihood.noised import Noised, NoiseDraws, NoiseLikelihoods
-from remask_lab.likelihood.pairs import Pair
+from remask_lab.likelihood.noised import Noised, NoiseDraws, NoiseLikelihoods, chain, divergences
+from remask_lab.likelihood.passes import Pair
+from remask_lab.likelihood.scores import open_estimator
 from tests.checkpoint import checkpoints
 from tests.engine import kinds
 from tests.leftovers import lasting_folder
@@ -157,7 +156,7 @@ def test_greedy_is_what_the_engine_decodes(noise: str) -> None:
         max_tokens=4,
         block_length=4,
         steps_per_block=4,
-        tokens_per_step=1 if noise == "masks" else 3,
+        uniform={"tokens_per_step": 1 if noise == "masks" else 3},
         seed=0,
         ignore_eos=True,
     )

@@ -12,8 +12,7 @@ from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.policies import Dense
 from remask.request.sampling_params import SamplingParams
-from remask_lab.likelihood.judge import Judge
-from remask_lab.likelihood.perplexity import Policy, bootstrap, cut_prompts, measure, read_texts
+from remask_lab.likelihood.perplexity import Judge, Policy, bootstrap, cut_prompts, measure, read_texts
 from remask_lab.records.record import read_record
 from tests.depth.models import with_ascii_tokenizer
 from tests.goldens import uniform as goldens
@@ -185,23 +184,12 @@ def test_bad_options(
     assert message in capsys.readouterr().err
 
 
-def test_a_mistyped_choice(folder: Path, judge: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        gen_ppl(folder, judge, texts, "--judge-dtype", "float23")
-    assert "Did you mean 'float32'" in capsys.readouterr().err
-
-
-def test_a_model_without_a_tokenizer(judge: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gen_ppl(goldens.model_dir("unif"), judge, texts) == 2
-    assert "a judge reads text" in capsys.readouterr().err
-
-
 def test_a_failed_request_is_told(llm: LLM, judge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise RuntimeError("broken")
 
     prompts = cut_prompts(llm, iter(TEXTS), 12, 1)
-    policy = type(llm.policy("none"))
+    policy = type(llm.session.policy("none"))
     monkeypatch.setattr(policy, "plan", broken)
     with pytest.raises(RemaskError, match=r"request 0 failed: .*broken"):
         measure(llm, Judge(str(judge)), prompts, [Policy("none", {})], SamplingParams.from_mapping(SAMPLING))

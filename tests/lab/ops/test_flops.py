@@ -8,7 +8,7 @@ import pytest
 
 from remask.engine.engine import Engine
 from remask.policies import CachePolicy, names_for, parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask_lab.ops.flops import Executed, PairCount, counted_flops
 from tests.engine import kinds
 from tests.engine.support import (
@@ -120,7 +120,7 @@ def test_uniform_models(model: str, name: str, settings: dict[str, Any]) -> None
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("model", [*kinds.BLOCK_CAUSAL, "fast-dllm-v2"])
+@pytest.mark.parametrize("model", [*kinds.BLOCKS, "fast-dllm-v2"])
 @pytest.mark.parametrize(("name", "settings"), CAUSAL, ids=str)
 def test_block_causal_models(model: str, name: str, settings: dict[str, Any]) -> None:
     """One answer, and one that finds its pages stored."""

@@ -8,13 +8,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from remask import LLM, EngineConfig, SamplingParams
+from remask import LLM, EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask_lab.ops.clock import OPERATIONS, Clock, time_operations
 from remask_lab.ops.operations import Profile, StepProfile, profile_operations
-from remask_lab.ops.peaks import Peaks, measure_peaks
+from remask_lab.ops.roofline import Peaks, measure_peaks
 from tests.engine.support import CPU, Work, make_engine, request, run
+from tests.sampling_fields import flat_params
 
 LIMITS = EngineConfig(max_num_seqs=4, max_model_len=64, store_budget_tokens=32)
 
@@ -25,9 +26,9 @@ def llm() -> LLM:
 
 
 def work(llm: LLM, cache: str, settings: dict[str, Any], requests: int = 2, **sampling: Any) -> list[Request]:
-    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
+    params = flat_params(**{"max_tokens": 8, "ignore_eos": True, **sampling})
     prompts = [[*range(1, 21), index] for index in range(requests)]
-    return [Request(str(i), p, params, 20, llm.policy(cache, settings)) for i, p in enumerate(prompts)]
+    return [Request(str(i), p, params, 20, llm.session.policy(cache, settings)) for i, p in enumerate(prompts)]
 
 
 @pytest.fixture
@@ -133,7 +134,9 @@ def test_what_cannot_run_is_refused(llm: LLM) -> None:
 
 
 def test_instruments_change_nothing() -> None:
-    item = Work(request("r", 12, 8, block_length=4), LLM("llada-tiny", load_format="dummy").policy("block-dual"))
+    item = Work(
+        request("r", 12, 8, block_length=4), LLM("llada-tiny", load_format="dummy").session.policy("block-dual")
+    )
     engine = make_engine()
     clock = time_operations(engine)
     clock.start()
@@ -156,7 +159,7 @@ def test_a_step_without_work_has_no_intensity() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peaks_are_measured(dtype: torch.dtype) -> None:
-    with patch("remask_lab.ops.peaks.SIZES", {"cpu": (64, 1 << 16)}):
+    with patch("remask_lab.ops.roofline.SIZES", {"cpu": (64, 1 << 16)}):
         peaks = measure_peaks(CPU, dtype)
     assert peaks.flops_s > 1e6
     assert peaks.bytes_s > 1e6

@@ -1,104 +1,121 @@
 """Claims of the papers beside the kept results: each names rows that are there, and verdicts follow from them."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from remask_lab.pages import claims, results
-from remask_lab.pages.claims import (
-    CLAIMS,
-    NO,
-    UNTESTED,
-    YES,
-    Claim,
-    ahead,
-    all_of,
-    claims_table,
-    deepens,
-    faster,
-    keeps,
-    loses,
-    quicker,
-)
+from remask_lab.pages.claims import ELSEWHERE, NO, UNSHOWN, UNTESTED, YES, Claim, claims_table, read_claims
+from remask_lab.pages.page import PAGES, RESULTS
+from remask_lab.pages.results import read_all
 from remask_lab.papers.definition import load_table
 from remask_lab.papers.measure import SUBJECT
 from remask_lab.papers.show import results_of
+from remask_lab.records.interval import estimate
 from remask_lab.records.record import Record
 
-
-def row(accuracy: float, spread: float, **values: float) -> dict[str, Any]:
-    kept = {"work_ratio_to_none": 1.0, "ratio_to_none": 1.0, "throughput_tok_s": 10.0, "prefix_depth": 0.0}
-    return {"accuracy": accuracy, "accuracy_interval": [accuracy - spread, accuracy + spread], **kept, **values}
+CLAIMS = read_claims()
 
 
+def kept() -> list[Record]:
+    return [record for record in read_all(RESULTS).values() if record.subject == SUBJECT]
+
+
+def row(right: Sequence[str], **values: Any) -> dict[str, Any]:
+    """What is kept of a row whose prefixes have these verdicts."""
+    told = [letter == "1" for letter in "".join(right)]
+    clusters = [number for number, each in enumerate(right) for _ in each]
+    share, *interval = estimate(told, clusters)
+    kept = {"accuracy": share, "accuracy_interval": interval, "verdicts": list(right), "rounds": 1}
+    timed = {"work_ratio_to_none": 1.0, "ratio_to_none": 1.0, "ratio_range": [1.0, 1.0], "prefix_depth": 0.0}
+    return kept | timed | values
+
+
+def timed(low: float, high: float, work: float = 3.0, rounds: int = 6) -> dict[str, Any]:
+    between = {"ratio_to_none": (low + high) / 2, "ratio_range": [low, high]}
+    return row(GOOD, work_ratio_to_none=work, rounds=rounds, **between)
+
+
+GOOD, HALF, BAD = ["11"] * 100, ["11", "00"] * 50, ["00"] * 100
 ROWS = {
-    "none": row(0.95, 0.04),
-    "reuse": row(0.1, 0.1, work_ratio_to_none=4.0, ratio_to_none=0.9),
-    "cache": row(0.9, 0.06, work_ratio_to_none=3.0, ratio_to_none=2.0, throughput_tok_s=20.0, prefix_depth=2.0),
-    "deep": row(0.5, 0.2, prefix_depth=3.0),
+    "none": row(GOOD),
+    "cache": row(GOOD, work_ratio_to_none=3.0, prefix_depth=2.0),
+    "half": row(HALF, work_ratio_to_none=3.0, prefix_depth=3.0),
+    "reuse": row(BAD, work_ratio_to_none=4.0),
+    "few": row(GOOD[:4]),
+    "few, cached": row(GOOD[:4], work_ratio_to_none=3.0),
+    "twice": timed(1.9, 2.1),
+    "once": timed(2.0, 2.0, rounds=1),
+    "slower": timed(0.8, 0.9),
+    "either": timed(0.9, 1.1),
+    "thrice": timed(2.8, 3.2, work=0.9),
 }
 
 
 @pytest.mark.parametrize(
-    ("test", "shown", "figures"),
+    ("shows", "verdict", "figures"),
     [
-        (loses("reuse", "none"), True, "95.0 % (91.0 to 99.0) to 10.0 % (0.0 to 20.0)"),
-        (loses("cache", "none"), False, "95.0 % (91.0 to 99.0) to 90.0 % (84.0 to 96.0)"),
-        (keeps("cache", "none"), True, "95.0 % (91.0 to 99.0) and 90.0 % (84.0 to 96.0), with 1/3.00 of the work"),
-        (keeps("none", "none"), False, "95.0 % (91.0 to 99.0) and 95.0 % (91.0 to 99.0), with 1/1.00 of the work"),
-        (keeps("deep", "none"), False, "95.0 % (91.0 to 99.0) and 50.0 % (30.0 to 70.0), with 1/1.00 of the work"),
-        (ahead("cache", "deep"), True, "90.0 % (84.0 to 96.0) against 50.0 % (30.0 to 70.0)"),
-        (ahead("none", "cache"), False, "95.0 % (91.0 to 99.0) against 90.0 % (84.0 to 96.0)"),
-        (faster("cache"), True, "2.00x the speed, 1/3.00 of the work"),
-        (faster("reuse"), False, "0.90x the speed, 1/4.00 of the work"),
-        (quicker("cache", "none"), True, "20 and 10 tokens/s"),
-        (deepens("none", "cache", "deep"), True, "depths 0, 2, 3"),
-        (deepens("none", "deep", "cache"), False, "depths 0, 3, 2"),
-        (all_of(faster("cache"), faster("reuse")), False, "2.00x the speed, 1/3.00 of the work; 0.90x the speed, 1/4"),
+        ([["loses", "reuse", "none"]], YES, r"100\.0 % .* to 0\.0 % .*: -100\.0 points \(-100\.0 to -9"),
+        ([["loses", "cache", "none"]], NO, r".*: \+0\.0 points \(-1\.\d to \+1\.\d\)"),
+        ([["loses", "few, cached", "few"]], UNSHOWN, ""),
+        ([["keeps", "cache", "none"]], YES, r".* with 1/3\.00 of the work"),
+        ([["keeps", "none", "none"]], NO, ""),  # it saves nothing
+        ([["keeps", "half", "none"]], NO, ""),
+        ([["keeps", "few, cached", "few"]], UNSHOWN, ""),
+        ([["ahead", "cache", "half"]], YES, r"100\.0 % .* against 50\.0 %"),
+        ([["ahead", "none", "cache"]], NO, ""),
+        ([["ahead", "few", "few, cached"]], UNSHOWN, ""),
+        ([["faster", "twice"]], YES, r"2\.00x the speed \(1\.90 to 2\.10 in 6 rounds\), 1/3\.00 of the work"),
+        ([["faster", "once"]], UNSHOWN, r"2\.00x the speed \(one round\)"),
+        ([["faster", "slower"]], NO, ""),
+        ([["faster", "either"]], UNSHOWN, ""),
+        ([["faster", "thrice"]], NO, ""),
+        ([["quicker", "twice", "either"]], YES, r"2\.00x the speed .* and 1\.00x the speed"),
+        ([["quicker", "either", "twice"]], NO, ""),
+        ([["quicker", "once", "either"]], UNSHOWN, ""),
+        ([["deepens", "none", "cache", "half"]], YES, "depths 0, 2, 3"),
+        ([["deepens", "none", "half", "cache"]], NO, "depths 0, 3, 2"),
+        ([["faster", "twice"], ["faster", "once"]], UNSHOWN, ".*; .*"),
+        ([["faster", "once"], ["faster", "slower"], ["faster", "twice"]], NO, ""),
     ],
 )
-def test_verdicts(test: claims.Test, shown: bool, figures: str) -> None:
-    found, said = test(ROWS)
-    assert found is shown
-    assert said.startswith(figures)
+def test_verdicts(shows: list[list[str]], verdict: str, figures: str) -> None:
+    found, said = Claim("A", "it is so", "a-1", shows).judge(ROWS)
+    assert found == verdict
+    assert re.match(figures, said), said
 
 
 def test_every_claim_is_tested_on_kept_results_or_says_why_not() -> None:
-    records = {
-        record.about["settings"]["table"]: record
-        for record in results.read_all(results.RESULTS).values()
-        if record.subject == SUBJECT
-    }
+    records = {record.about["settings"]["table"]: record for record in kept()}
     for claim in CLAIMS:
-        assert (claim.table is None) is (claim.test is None)
-        if claim.test is None or claim.table is None:
+        assert (claim.table is None) is (not claim.shows)
+        if claim.table is None:
             assert claim.because, claim.said
         elif claim.table in records:
-            shown, figures = claim.test(results_of(load_table(claim.table), records[claim.table]))
-            assert isinstance(shown, bool)
+            rows = results_of(load_table(claim.table), records[claim.table])
+            _, figures = claim.judge({name: {**each, "rounds": 1} for name, each in rows.items()})
             assert figures
 
 
-def test_the_table_says_what_is_shown_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [each for each in results.read_all(results.RESULTS).values() if each.subject == SUBJECT]
+def test_the_table_says_what_is_shown_and_where() -> None:
+    shown, other = ["keeps", "BiCache", "No caching"], ["keeps", "vLLM", "No caching"]
     asked = (
-        Claim("A", "it is so", "bicache-1", lambda _: (True, "1"), "with reservations"),
-        Claim("A", "it is not", "bicache-1", lambda _: (False, "2")),
+        Claim("A", "it is so", "bicache-1", [shown], "with reservations"),
+        Claim("A", "it is not", "bicache-1", [shown, other]),
         Claim("B", "too large", because="no GPU"),
     )
-    monkeypatch.setattr(claims, "CLAIMS", asked)
-    lines = claims_table(records).splitlines()[2:]
+    lines = claims_table(asked, kept()).splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert [line[2] for line in cells] == [YES, NO, UNTESTED]
-    assert cells[0][4] == "1. With reservations."
-    assert "`bundled`, 1.1M parameters ([bicache-1](#bicache-1-" in cells[0][3]
+    assert [line[2] for line in cells] == [UNSHOWN, NO, ELSEWHERE]
+    assert cells[0][4].endswith(" of the work. With reservations.")
+    assert "`bundled`, 1.09M parameters ([bicache-1](#bicache-1-" in cells[0][3]
     assert cells[2][3:] == ["-", "no GPU"]
-    kept: list[Record] = []
-    assert "no results are kept of bicache-1" in claims_table(kept)
+    assert f"| {UNTESTED} " in claims_table(asked, [])
 
 
 def test_sections_that_are_linked_are_on_the_page() -> None:
-    page = results.PAGE.read_text(encoding="utf-8")
+    page = PAGES["results"].read_text(encoding="utf-8")
     for claim in CLAIMS:
         if claim.table is not None:
             assert f"\n## {claim.table}: {load_table(claim.table).title}\n" in page

@@ -1,10 +1,10 @@
-"""`python -m remask_lab.papers`: what it prints, writes and refuses."""
+"""`python -m remask_lab papers`: what it prints, writes and refuses."""
 
 from pathlib import Path
 
 import pytest
 
-from remask.checkpoint.bundled import BUNDLED
+from remask.checks import BUNDLED
 from remask_lab.papers import __main__ as command
 from remask_lab.papers import definition
 from remask_lab.papers.measure import Measurer
@@ -84,7 +84,9 @@ def test_scale_and_workload(small: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "max_tokens=16, steps=16" in capsys.readouterr().out
     assert read_record(target).about["settings"]["scale"] == "paper"
     assert command.main(["small-1", "--workload", "questions", *SIZE]) == 2
-    assert "--workload random" in capsys.readouterr().err
+    assert "has no chat template, so it cannot be asked questions; --workload random" in capsys.readouterr().err
+    assert command.main(["small-1", "--workload", "texts", *SIZE]) == 2
+    assert "texts of 4 tokens: give a file of them with --prompts" in capsys.readouterr().err
     assert command.main(["small-1", "--prompts", str(small / "none.txt"), *SIZE]) == 2
     assert "has no tokenizer" in capsys.readouterr().err
 

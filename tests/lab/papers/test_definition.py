@@ -6,9 +6,8 @@ import pytest
 
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import parse
-from remask.policies.depth_lookup import DepthLookup
-from remask_lab.papers.definition import SCALES, load_table, table_names
-from remask_lab.papers.resolve import resolve
+from remask.policies.bicache import DepthLookup
+from remask_lab.papers.definition import SCALES, load_table, resolve, table_names
 from remask_lab.papers.show import published
 from tests.lab.papers.tables import SMALL, small_table
 

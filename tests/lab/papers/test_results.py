@@ -1,4 +1,4 @@
-"""docs/results.md: made from result files alone."""
+"""docs/lab/results.md: made from result files alone."""
 
 import json
 import re
@@ -11,7 +11,9 @@ from remask import EngineConfig, SamplingParams
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import random_workload
+from remask_lab.gpu.results import read_kept
 from remask_lab.pages import results
+from remask_lab.pages.page import PAGES, README, RESULTS
 from remask_lab.papers import definition
 from remask_lab.papers.measure import run_table
 from remask_lab.records.record import Record, write_record
@@ -45,14 +47,15 @@ def made(folder: Path, readme: str = "") -> tuple[int, str]:
 
 
 def test_the_committed_page_is_made_from_the_committed_files() -> None:
-    assert results.page(results.read_all(results.RESULTS)) == results.PAGE.read_text(encoding="utf-8"), (
-        "run python -m remask_lab.pages.results"
+    assert results.page(results.read_all(RESULTS)) == PAGES["results"].read_text(encoding="utf-8"), (
+        "run python -m remask_lab pages results"
     )
 
 
 def test_the_committed_readme_quotes_the_committed_files() -> None:
-    text = results.README.read_text(encoding="utf-8")
-    assert results.quoted(text, results.read_all(results.RESULTS)) == text, "run python -m remask_lab.pages.results"
+    text = README.read_text(encoding="utf-8")
+    found = results.quoted(text, results.read_all(RESULTS), read_kept(RESULTS / "gpu"))
+    assert found == text, "run python -m remask_lab pages results"
     assert results.QUOTED.search(text), "it quotes one at least"
 
 
@@ -82,7 +85,7 @@ def test_a_table_without_results_shows_what_was_published(folder: Path) -> None:
     status, text = made(folder)
     assert status == 0
     assert "| half | 90.61 tok/s | 1.5 tok/s (-2.0 %) |" in text
-    assert "`python -m remask_lab.papers small` makes them" in text
+    assert "`python -m remask_lab papers small` makes them" in text
 
 
 def test_another_version_of_the_package_is_marked(folder: Path) -> None:
@@ -98,7 +101,7 @@ def test_benches_are_shown_too(folder: Path) -> None:
     llm = bench().llm
     workload = random_workload(llm, 2, 1, 0, SamplingParams(max_tokens=4), 16, 4)
     engine = EngineConfig(max_num_seqs=2, max_model_len=64)
-    record = run_bench(llm, workload, [Contender("none", llm.policy("none"))], 1, engine, progress=False)
+    record = run_bench(llm, workload, [Contender("none", llm.session.policy("none"))], 1, engine, progress=False)
     write_record(folder / "plain.json", record)
     status, text = made(folder, "# x\n\n<!-- table: plain.json -->\nold\n<!-- end of table -->\n\nmore\n")
     assert status == 0

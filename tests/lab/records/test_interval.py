@@ -1,9 +1,14 @@
 """Intervals of shares against known values, and their coverage where answers of one cluster vary together."""
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from remask_lab.records.interval import clustered, wilson
+from remask_lab.records.interval import accuracy_over, by_cluster, clustered, difference, estimate, paired, wilson
 
 
 @pytest.mark.parametrize(
@@ -14,32 +19,130 @@ def test_known_values(successes: int, trials: int, low: float, high: float) -> N
     assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-4)
 
 
-@pytest.mark.parametrize("clusters", [range(40), [0] * 40])
-def test_questions_of_their_own_and_of_one_cluster_are_wilsons(clusters: list[int]) -> None:
-    assert clustered([True] * 30 + [False] * 10, clusters) == wilson(30, 40)
+@pytest.mark.parametrize(("successes", "low", "high"), [(10, 0.7828, 1.0), (9, 0.6187, 0.9890), (5, 0.2235, 0.7765)])
+def test_known_values_of_jeffreys_interval(successes: int, low: float, high: float) -> None:
+    """Of 10 questions on their own; where all are right the low end is that of the middle 95 %."""
+    assert clustered([number < successes for number in range(10)], range(10)) == pytest.approx((low, high), abs=5e-4)
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_where_all_clusters_agree_each_counts_once(right: bool) -> None:
-    low, high = clustered([right] * 200, [number % 20 for number in range(200)])
-    wide = wilson(20 * right, 20)
-    assert (low, high) != wilson(200 * right, 200)
-    assert (low, high) == pytest.approx(wide, abs=0.02), "Student's quantile of 19 degrees of freedom is above 1.96"
+@pytest.mark.parametrize("clusters", [range(200), [0] * 200])
+def test_questions_of_their_own_and_of_one_cluster_are_independent(clusters: list[int]) -> None:
+    assert clustered([True] * 150 + [False] * 50, clusters) == pytest.approx(wilson(150, 200), abs=4e-3)
+
+
+def test_many_questions_have_narrow_intervals() -> None:
+    low, high = clustered([number % 2 == 0 for number in range(5000)], range(5000))
+    assert (low, high) == pytest.approx(wilson(2500, 5000), abs=5e-4)
 
 
 def test_clusters_that_are_right_or_wrong_as_a_whole_count_once() -> None:
-    low, high = clustered([number % 40 < 20 for number in range(200)], [number % 40 for number in range(200)])
-    assert (low, high) == pytest.approx(wilson(20, 40), abs=0.01)
-    assert (low, high) == clustered([number % 40 < 20 for number in range(200)], [number % 40 for number in range(200)])
+    clusters = [number % 40 for number in range(200)]
+    assert clustered([number % 40 < 20 for number in range(200)], clusters) == pytest.approx(wilson(20, 40), abs=0.01)
 
 
-@pytest.mark.parametrize(("prefixes", "share", "spread"), [(4, 0.8, 0.3), (20, 0.5, 0.3), (20, 0.9, 0.02)])
-def test_coverage(prefixes: int, share: float, spread: float) -> None:
-    """Prefixes differ in difficulty as a beta distribution does; intervals over questions cover 40, 65 and 92 %."""
+def test_one_failure_does_not_narrow_the_interval() -> None:
+    prefixes = [number % 40 for number in range(160)]
+    for clusters in (range(40), range(160), prefixes):
+        verdicts = [True] * len(clusters)
+        none = clustered(verdicts, clusters)
+        verdicts[0] = False
+        one = clustered(verdicts, clusters)
+        assert none[1] == 1 > one[1]
+        assert one[0] < none[0]
+
+
+@given(
+    st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=2, max_size=10).filter(
+        lambda groups: not all(map(all, groups))
+    ),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_right_answer_more_lowers_neither_end(groups: list[list[bool]], rng: random.Random) -> None:
+    """Of small clusters: in large ones it may say that answers vary together, which widens the interval."""
+    clusters = [number for number, group in enumerate(groups) for _ in group]
+    verdicts = [verdict for group in groups for verdict in group]
+    low, high = clustered(verdicts, clusters)
+    verdicts[rng.choice([place for place, verdict in enumerate(verdicts) if not verdict])] = True
+    more = clustered(verdicts, clusters)
+    assert more[0] >= low - 1e-3
+    assert more[1] >= high - 1e-3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_fewer_clusters_are_wider(share: float) -> None:
+    widths = []
+    for clusters in (5, 10, 20, 40):
+        each = np.arange(200) % clusters < share * clusters
+        low, high = clustered(each.tolist(), (np.arange(200) % clusters).tolist())
+        widths.append(high - low)
+    assert widths == sorted(widths, reverse=True)
+
+
+@pytest.mark.few(7)
+@pytest.mark.parametrize("correlation", [0.0, 0.2, 0.5, 0.8])
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("prefixes", [20, 40])
+def test_coverage(prefixes: int, share: float, correlation: float) -> None:
+    """Prefixes differ in difficulty as a beta distribution does, or not at all."""
     rng, covered, draws = np.random.default_rng(0), 0, 100
-    clusters = np.tile(np.arange(prefixes), 200 // prefixes)
+    clusters = np.tile(np.arange(prefixes), 5)
+    spread = (1 - correlation) / correlation if correlation else None
     for _ in range(draws):
-        each = rng.beta(share * (1 - spread) / spread, (1 - share) * (1 - spread) / spread, prefixes)
+        each = np.full(prefixes, share) if spread is None else rng.beta(share * spread, (1 - share) * spread, prefixes)
         low, high = clustered((rng.random(len(clusters)) < each[clusters]).tolist(), clusters.tolist())
         covered += low <= share <= high
-    assert covered >= 0.88 * draws
+    assert covered >= 0.9 * draws
+
+
+def test_the_difference_of_two_shares_is_newcombes() -> None:
+    """The example of the paper's table II: 56 of 70 and 48 of 80."""
+    found = difference((0.8, *wilson(56, 70)), (0.6, *wilson(48, 80)))
+    assert found == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-4)
+
+
+def test_equal_answers_leave_a_difference_open_by_the_number_of_prefixes() -> None:
+    widths = []
+    for prefixes in (4, 20, 100):
+        verdicts, clusters = [True] * prefixes, list(range(prefixes))
+        share, low, high = paired(verdicts, verdicts, clusters)
+        assert share == 0
+        assert low == -high
+        assert high == pytest.approx(clustered([False] * prefixes, clusters)[1])
+        widths.append(high - low)
+    assert widths == sorted(widths, reverse=True)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+@pytest.mark.parametrize(("base", "lost", "gained"), [(0.95, 0.05, 0.3), (0.6, 0.3, 0.1), (0.5, 0.5, 0.5)])
+def test_coverage_of_differences(base: float, lost: float, gained: float, correlation: float) -> None:
+    """Of the questions that one answers another loses a share, which differs between prefixes, and gains of others."""
+    rng, covered, draws, clusters = np.random.default_rng(0), 0, 100, np.repeat(np.arange(40), 3)
+    spread = (1 - correlation) / correlation if correlation else None
+
+    def of_prefixes(share: float) -> np.ndarray:
+        each = np.full(40, share) if spread is None else rng.beta(share * spread, (1 - share) * spread, 40)
+        return each[clusters]
+
+    for _ in range(draws):
+        others = rng.random(len(clusters)) < base
+        chance = rng.random(len(clusters))
+        own = np.where(others, chance >= of_prefixes(lost), chance < of_prefixes(gained))
+        _, low, high = paired(own.tolist(), others.tolist(), clusters.tolist())
+        covered += low <= (1 - base) * gained - base * lost <= high
+    assert covered >= 0.9 * draws
+
+
+def test_kept_verdicts_are_compared_question_by_question() -> None:
+    right, other, clusters = [True, True, False, True, False], [True, False, False, True, True], [0, 1, 0, 1, 2]
+    assert by_cluster(right, clusters) == ["10", "11", "0"]
+    rows: list[dict[str, Any]] = []
+    for verdicts in (right, other):
+        share, *interval = estimate(verdicts, clusters)
+        kept = {"accuracy": share, "accuracy_interval": interval, "verdicts": by_cluster(verdicts, clusters)}
+        rows.append(kept)
+    assert accuracy_over(*rows) == paired(right, other, clusters)
+    for row in rows:
+        del row["verdicts"]
+    assert accuracy_over(*rows) == difference(estimate(right, clusters), estimate(other, clusters))

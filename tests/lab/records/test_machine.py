@@ -1,5 +1,8 @@
 """What a record says of the machine."""
 
+import platform
+from pathlib import Path
+
 import pytest
 
 from remask.machine.cpu import OthersUse
@@ -28,3 +31,9 @@ def test_a_busy_machine_is_said_to_be_one(
 def test_what_the_system_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "load_average", lambda: None)
     assert machine.conditions(None) == {"load_average": None, "others": None, "busy": None}
+
+
+def test_the_processor_has_a_name(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC\n")
+    assert machine.cpu_name(tmp_path / "cpuinfo") == "AMD EPYC"
+    assert machine.cpu_name(tmp_path / "absent") == platform.processor() or platform.machine()

@@ -6,7 +6,8 @@ from typing import Any
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.llm import LLM
-from remask.request.sampling_params import SamplingParams
+from remask_lab.subjects.drift import DriftTrace, DriftTracer
+from tests.sampling_fields import flat_params
 
 PROMPT = list(range(5, 16))
 
@@ -16,5 +17,11 @@ def open_model(folder: Path, **limits: Any) -> LLM:
 
 
 def work(llm: LLM, policy: str = "none", deadline: float | None = None, **sampling: Any) -> Request:
-    params = SamplingParams(**{"max_tokens": 12, "ignore_eos": True, **sampling})
-    return Request("a", PROMPT, params, prefix_length=4, deadline_s=deadline, policy=llm.policy(policy))
+    params = flat_params(**{"max_tokens": 12, "ignore_eos": True, **sampling})
+    return Request("a", PROMPT, params, prefix_length=4, deadline_s=deadline, policy=llm.session.policy(policy))
+
+
+def trace_drift(llm: LLM, *items: Request) -> DriftTrace:
+    """The last of `items`, which run one after another."""
+    tracer = DriftTracer(llm)
+    return tracer.trace_all(tracer.begin, items, progress=False)[-1]

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from remask.errors import ConfigError
 from remask.llm import LLM
+from remask_lab.instruments.watch import UncachedWatcher
 from remask_lab.subjects import decoding
-from remask_lab.subjects.decoding import DecodingTrace, DecodingTracer, measure_decoding, reading, summarise
+from remask_lab.subjects.decoding import DecodingTrace, measure_decoding, reading, summarise
 from tests import goldens as masked
 from tests.engine import kinds
 from tests.goldens import uniform as goldens
@@ -22,8 +22,8 @@ from tests.oracles import dense
 def test_moves_against_the_dense_oracle(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "KEPT", 5)
     llm = open_model(masked.model_dir(family))
-    trace = DecodingTracer(llm).trace(work(llm, block_length=4))
-    (output,) = llm.run([work(llm, block_length=4)], trace=True)
+    trace = UncachedWatcher(llm, "a test").trace(work(llm, block_length=4), DecodingTrace())
+    (output,) = llm.session.run([work(llm, block_length=4)], trace=True)
     assert output.trace is not None
     model = dense.load(masked.model_dir(family))
     canvas = torch.tensor(PROMPT + [model.mask_id] * 12)
@@ -40,10 +40,11 @@ def test_moves_against_the_dense_oracle(family: str, monkeypatch: pytest.MonkeyP
     moves = np.stack(trace.moves)
     np.testing.assert_allclose(moves[:, :2], cosine.numpy(), rtol=0, atol=2e-5)
     np.testing.assert_allclose(moves[:, 2:], euclidean.numpy(), rtol=1e-3, atol=1e-3)
-    assert trace.steps == tuple(range(0, trace.passes, 4 if trace.passes > 10 else 2)), "five at most"
-    kept = every[list(trace.steps)]
+    steps = [step for step, _ in trace.kept]
+    assert steps == list(range(0, trace.passes, 4 if trace.passes > 10 else 2)), "five at most"
+    kept = every[steps]
     expected = F.cosine_similarity(kept[:, None], kept[None], dim=-1).mean((3, 4)).permute(2, 0, 1)
-    np.testing.assert_allclose(trace.similarity, expected.numpy(), atol=2e-5)
+    np.testing.assert_allclose(trace.similarity(), expected.numpy(), atol=2e-5)
     report = summarise(llm, [trace], window=2)
     at = [cosine[number, 0, :, place].mean() for place, number in enumerate(decoded.tolist()) if number < len(cosine)]
     assert report.aligned["k cosine"].mean[2] == pytest.approx(float(torch.stack(at).mean()), abs=1e-5)
@@ -56,9 +57,7 @@ def made(llm: LLM, decoded: list[int], pairs: int) -> DecodingTrace:
     for position, step in enumerate(decoded):
         for pair in range(pairs):
             moves[pair, :, :, position] = 10 if pair == step else 1 if pair < step else 2
-    trace = DecodingTrace(len(decoded), np.array(decoded), passes=pairs + 1, moves=list(moves))
-    trace.steps, trace.similarity = (0,), np.ones((2, 1, 1))
-    return trace
+    return DecodingTrace(np.array(decoded), passes=pairs + 1, moves=list(moves))
 
 
 def test_curves_are_aligned_at_the_step_that_decodes() -> None:
@@ -100,14 +99,3 @@ def test_block_causal_rows_are_followed_from_their_block_on() -> None:
     assert np.isnan(np.array(report.moves["k"])).any()
     assert report.tokens > 0
     assert np.isfinite(report.aligned["k cosine"].mean[8])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"), [({"policy": "dkv-decode"}, "leave cache out"), ({"cfg_scale": 1.0}, "guided request")]
-)
-def test_what_cannot_be_measured(settings: dict[str, Any], message: str) -> None:
-    llm = open_model(masked.model_dir("llada"))
-    with pytest.raises(ConfigError, match=message):
-        measure_decoding(llm, [work(llm, **settings)])
-    with pytest.raises(ConfigError, match="no request"):
-        measure_decoding(llm, [])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from remask.depth.conversations import ChatPrompts, Conversation, RandomPrompts, TransitPrompts
-from remask.depth.prompts import task_prompts
-from remask.depth.settings import ProfileSettings
+from remask.depth.conversations import ChatPrompts, Conversation, RandomPrompts, TaskPrompts
+from remask.depth.rule import ProfileSettings
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
+from remask_lab.instruments.depths import task_prompts
 from remask_lab.subjects.depth import (
     QUESTIONS,
     Convergence,
@@ -66,7 +66,7 @@ def dense_depth(head: list[int], tail: list[int], ratio: int, *, turn: bool) -> 
 @pytest.fixture(scope="module")
 def report() -> DepthReport:
     tasks = {"low": Few(0, 100), "high": Few(100, 250)}
-    return measure_depths(open_model(str(FOLDER)), tasks, SETTINGS, HEADS)
+    return measure_depths(open_model(str(FOLDER)).session, tasks, SETTINGS, HEADS)
 
 
 def test_depths_of_every_task_are_those_of_dense_passes(report: DepthReport) -> None:
@@ -86,8 +86,8 @@ def test_what_is_shared_may_stand_behind_the_masks() -> None:
     """The same cuts, with prefix and rest the other way round."""
     prompts, model = Few(0, 100), load(FOLDER)
     llm = open_model(str(FOLDER))
-    found = measure_depths(llm, {"low": prompts}, replace(SETTINGS, samples=3), HEADS, behind=True).tasks[0]
-    in_front = measure_depths(llm, {"low": prompts}, replace(SETTINGS, samples=3), HEADS).tasks[0]
+    found = measure_depths(llm.session, {"low": prompts}, replace(SETTINGS, samples=3), HEADS, behind=True).tasks[0]
+    in_front = measure_depths(llm.session, {"low": prompts}, replace(SETTINGS, samples=3), HEADS).tasks[0]
     assert found.mean != in_front.mean
     for ratio, (shared, total) in {50: (16, 32), 80: (16, 20)}.items():
         depths, masks = [], min(MASKS, (total - shared) // 2)
@@ -137,11 +137,11 @@ def test_variants_of_a_system_prompt_meet_the_same_questions(report: DepthReport
 def test_bad_measurements() -> None:
     llm = open_model(str(FOLDER))
     with pytest.raises(ConfigError, match="there is no task"):
-        measure_depths(llm, {}, SETTINGS)
+        measure_depths(llm.session, {}, SETTINGS)
     with pytest.raises(ConfigError, match="at least 2 of them, got 1"):
-        measure_depths(llm, {"low": Few(0, 100)}, SETTINGS, 1)
+        measure_depths(llm.session, {"low": Few(0, 100)}, SETTINGS, 1)
     with pytest.raises(ConfigError, match="cannot be cut"):
-        measure_depths(llm, {"low": Few(0, 100)}, replace(SETTINGS, ratios=(51,)))
+        measure_depths(llm.session, {"low": Few(0, 100)}, replace(SETTINGS, ratios=(51,)))
 
 
 def made(means: dict[str, dict[int, float]], steps: int = 2) -> DepthReport:
@@ -182,7 +182,7 @@ def test_tasks_by_what_the_tokenizer_reads(tmp_path: Path) -> None:
     assert list(rides) == ["1 hop", "2 hops", "3 hops", "random tokens"]
     for hops in (1, 2, 3):
         prompts = rides["1 hop" if hops == 1 else f"{hops} hops"]
-        assert isinstance(prompts, TransitPrompts)
+        assert isinstance(prompts, TaskPrompts)
         text = prompts.tokenizer.decode(prompts.draw(random.Random(0), 600).tokens)
         assert text.count(f"go {hops} ,") == text.count("where am i ?") > 1
 

@@ -9,12 +9,12 @@ import torch
 
 from remask.cli.lines import Defaults, as_request
 from remask.errors import ConfigError, RemaskError
-from remask_lab.instruments.regions import REGIONS, regions
-from remask_lab.subjects.drift import DriftTrace, DriftTracer, summarise
+from remask_lab.instruments.attention import REGIONS, regions
+from remask_lab.subjects.drift import DriftTracer, summarise
 from tests import goldens as masked
 from tests.engine import kinds
 from tests.goldens import uniform as goldens
-from tests.lab.subjects.support import PROMPT, open_model, work
+from tests.lab.subjects.support import PROMPT, open_model, trace_drift, work
 from tests.oracles import dense
 from tests.oracles.drift import entropy, kv_drift
 from tests.oracles.drift import regions as oracle_regions
@@ -30,7 +30,7 @@ def close(actual: list[np.ndarray[Any, Any]], expected: torch.Tensor, atol: floa
 def test_the_recorded_diagnostics(row: int, limits: dict[str, int]) -> None:
     llm, recorded = open_model(goldens.model_dir("unif"), **limits), goldens.diagnostics()
     run = goldens.Run(goldens.trace("T1_unif_b8"), "baseline", row)
-    trace = DriftTracer(llm).trace(as_request(llm, run.request_line(), "0", Defaults({}, "none", {})))
+    trace = trace_drift(llm, as_request(llm, run.request_line(), "0", Defaults({}, "none", {})))
     close(trace.k_drift, recorded["k_drift"][:, row], 1e-5)
     close(trace.v_drift, recorded["v_drift"][:, row], 1e-5)
     close(trace.attention, recorded["attn_mass"][:, row], 1e-5)
@@ -51,8 +51,8 @@ def test_the_recorded_diagnostics(row: int, limits: dict[str, int]) -> None:
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_masked_models_against_the_dense_oracle(family: str) -> None:
     llm = open_model(masked.model_dir(family))
-    trace = DriftTracer(llm).trace(work(llm, block_length=4))
-    (output,) = llm.run([work(llm, block_length=4)], trace=True)
+    trace = trace_drift(llm, work(llm, block_length=4))
+    (output,) = llm.session.run([work(llm, block_length=4)], trace=True)
     assert output.trace is not None
     model = dense.load(masked.model_dir(family))
     canvas = torch.tensor(PROMPT + [model.mask_id] * 12)
@@ -80,8 +80,7 @@ def settled(events: Any) -> set[int]:
 
 def test_regions_that_masked_canvases_have() -> None:
     llm = open_model(masked.model_dir("llada"))
-    tracer = DriftTracer(llm)
-    long, short = tracer.trace(work(llm, block_length=4)), tracer.trace(work(llm, max_tokens=4))
+    long, short = trace_drift(llm, work(llm, block_length=4)), trace_drift(llm, work(llm, max_tokens=4))
     report = summarise(llm, [long, short])
     assert list(report.regions) == ["prompt", "rest_past", "previous", "current", "next", "rest_future"]
     assert report.subject.passes == (12, 4)
@@ -98,7 +97,7 @@ def test_regions_that_masked_canvases_have() -> None:
 def test_block_causal_rows_exist_when_their_block_is_reached() -> None:
     found = kinds.checkpoint("sdar")
     llm = open_model(found.folder)
-    trace = DriftTracer(llm).trace(work(llm))
+    trace = trace_drift(llm, work(llm))
     report = summarise(llm, [trace])
     assert list(report.regions) == ["prompt", "rest_past", "previous", "current"]
     for drift, start in zip(trace.k_drift, trace.starts, strict=False):
@@ -124,7 +123,7 @@ def test_a_tracer_serves_many_requests() -> None:
     llm = open_model(goldens.model_dir("gentle"))
     tracer = DriftTracer(llm)
     sampling: dict[str, Any] = {"seed": 3, "sampler": "ancestral", "temperature": 1.0, "steps_per_block": 3}
-    first, second = (tracer.trace(work(llm, block_length=8, **sampling)) for _ in range(2))
+    first, second = tracer.trace_all(tracer.begin, [work(llm, block_length=8, **sampling)] * 2, progress=False)
     assert first.starts == second.starts == [11] * 3 + [19] * 3
     np.testing.assert_array_equal(np.stack(first.v_drift), np.stack(second.v_drift))
     assert sum(first.change_rate) > 0.5
@@ -133,6 +132,7 @@ def test_a_tracer_serves_many_requests() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "block-prefix"}, "leave cache out"),
     ({"cfg_scale": 1.0}, r"cfg_scale=1: drift is measured on one canvas"),
+    ({"growing_canvas": True, "block_length": 2}, "that of a canvas of one length"),
     ({"correction_steps": 3}, "correction_steps=3: drift is that of blocks being denoised"),
     ({"max_tokens": 500}, "max_model_len"),
 ]
@@ -142,18 +142,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_measured(settings: dict[str, Any], message: str) -> None:
     llm = open_model(masked.model_dir("llada"))
     with pytest.raises(ConfigError, match=message):
-        DriftTracer(llm).trace(work(llm, **settings))
+        trace_drift(llm, work(llm, **settings))
+    with pytest.raises(ConfigError, match="no request"):
+        trace_drift(llm)
 
 
 def test_a_request_that_runs_out_of_time_is_no_measurement() -> None:
     llm = open_model(masked.model_dir("llada"))
     with pytest.raises(RemaskError, match="ended early: timeout"):
-        DriftTracer(llm).trace(work(llm, deadline=1e-9))
-
-
-def test_traces_hold_what_they_say() -> None:
-    llm = open_model(goldens.model_dir("unif"))
-    trace: DriftTrace = DriftTracer(llm).trace(work(llm, block_length=6, steps_per_block=2))
-    assert (trace.prompt, trace.response, trace.block, trace.passes) == (11, 12, 6, 4)
-    assert len(trace.k_drift) == len(trace.v_drift) == 3
-    assert trace.moments.samples == 3 * 64
+        trace_drift(llm, work(llm, deadline=1e-9))

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.cli.lines import Defaults, as_request
-from remask.errors import ConfigError
 from remask_lab.subjects.features import (
     FEATURES,
-    FeatureTracer,
+    FeatureTrace,
     measure_features,
     pick_count,
     reading,
     summarise,
+    watcher,
 )
 from tests import goldens as masked
 from tests.engine import kinds
@@ -58,8 +57,8 @@ def test_similarities_equal_the_recorded_ones(row: int) -> None:
 @pytest.mark.parametrize("family", ["llada", "llada_gqa", "dream"])
 def test_all_four_features_against_the_dense_oracle(family: str) -> None:
     llm = open_model(masked.model_dir(family))
-    trace = FeatureTracer(llm).trace(work(llm, block_length=4))
-    (output,) = llm.run([work(llm, block_length=4)], trace=True)
+    trace = watcher(llm).trace(work(llm, block_length=4), FeatureTrace())
+    (output,) = llm.session.run([work(llm, block_length=4)], trace=True)
     model = Recording(masked.model_dir(family))
     canvas = torch.tensor(PROMPT + [model.mask_id] * 12)
     passes = []
@@ -87,7 +86,7 @@ def test_all_four_features_against_the_dense_oracle(family: str) -> None:
 
 def test_overlap_of_what_moves_most() -> None:
     llm = open_model(masked.model_dir("llada"))
-    trace = FeatureTracer(llm).trace(work(llm))
+    trace = watcher(llm).trace(work(llm), FeatureTrace())
     moved = np.zeros((4, llm.loaded.config.layers, len(PROMPT) + 12), dtype=np.float32)
     ranks = np.arange(12)
     moved[:, :, len(PROMPT) :] = np.stack([ranks, ranks, ranks, ranks[::-1]])[:, None]
@@ -123,20 +122,3 @@ def test_the_reading_follows_from_the_numbers() -> None:
 
 def test_as_many_are_picked_as_dllm_cache_picks_but_one_at_least() -> None:
     assert [pick_count(12, ratio) for ratio in (0.01, 0.25, 0.3, 1.0)] == [1, 3, 3, 12]
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"policy": "block-prefix"}, "the similarity of features is that of a model without a cache"),
-    ({"cfg_scale": 1.0}, "a guided request"),
-    ({"growing_canvas": True, "block_length": 2}, "that of a canvas of one length"),
-    ({"max_tokens": 500}, "max_model_len"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), BAD)
-def test_what_cannot_be_measured(settings: dict[str, Any], message: str) -> None:
-    llm = open_model(masked.model_dir("llada"))
-    with pytest.raises(ConfigError, match=message):
-        measure_features(llm, [work(llm, **settings)])
-    with pytest.raises(ConfigError, match="no request"):
-        measure_features(llm, [])

@@ -1,9 +1,19 @@
-"""What is said about a grid follows from its numbers."""
+"""What is said about a grid follows from its numbers, and depths from tau."""
 
+from dataclasses import replace
 from typing import Any
 
-from remask_lab.bench.grid import GridRow
+import pytest
+
+from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask_lab.bench.grid import Grid, GridRow, run_grid
+from remask_lab.bench.workload import TRANSIT_SAMPLING, TaskChoice, Workload, chat_workload
+from remask_lab.records.record import Sweep
 from remask_lab.subjects.grid import points_of, quality_name, reading, values_of, varied, worded
+from tests.oracles import similarity
+from tests.sampling_fields import flat_params
 
 
 def row(accuracy: float | None, speed: float, agreement: float = 1.0, **axes: Any) -> GridRow:
@@ -49,3 +59,47 @@ def test_without_answers_tokens_are_compared() -> None:
 
 def test_a_single_point() -> None:
     assert reading([row(0.9, 1.0, cache="none")]) == "1 points; accuracy from 90.0 % to 90.0 %."
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=2))
+
+
+def task(llm: LLM) -> Workload:
+    return chat_workload(llm, TaskChoice("transit"), 2, 1, 0, flat_params({**TRANSIT_SAMPLING, "ignore_eos": True}))
+
+
+@pytest.mark.thorough
+def test_depths_and_work_follow_from_tau_and_r(llm: LLM) -> None:
+    sweep, workload = Sweep(None, "s", {}), task(llm)
+    grid = Grid(("bicache",), {"tau": (0.9, 0.97, 0.99), "refresh_interval": (2, 4)})
+    run_grid(llm, grid, lambda *_: workload, 1, sweep, progress=False)
+    found = sweep.record.data["rows"]
+    assert [tuple(row["point"]["settings"].values()) for row in found] == [
+        (tau, interval) for tau in (0.9, 0.97, 0.99) for interval in (2, 4)
+    ]
+    layers, steps = llm.loaded.config.layers, 8
+    for row in found:
+        prefix = workload.tasks[0].request.prefix_length
+        canvases = [len(each.request.prompt_token_ids) + 16 for each in workload.tasks]
+        table = similarity.depth_table(llm.depth_table.curves, row["point"]["settings"]["tau"])
+        depths = [similarity.depth_for(table, similarity.ratio(prefix, canvas)) for canvas in canvases]
+        policy, none = row["result"]["policy"], row["result"]["none"]
+        assert policy["prefix_depth"] == sum(depths) / len(depths)
+        refreshes = -(-steps // row["point"]["settings"]["refresh_interval"])
+        expected = sum(
+            steps * (canvas - prefix) * layers + refreshes * prefix * (layers - depth)
+            for canvas, depth in zip(canvases, depths, strict=True)
+        )
+        assert policy["row_layers"] == expected + prefix * layers, "and one prefix-only pass"
+        assert none["row_layers"] == steps * sum(canvases) * layers
+
+
+def test_a_table_without_similarities_has_no_other_tau(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = replace(llm.depth_table, limits={}, source="a publication")
+    monkeypatch.setitem(llm.session._tables, None, published)
+    sweep = Sweep(None, "s", {})
+    with pytest.raises(ConfigError, match=r"holds no similarities \(a publication\).*--depth-table"):
+        run_grid(llm, Grid(("bicache",), {"tau": (0.9,)}), lambda *_: task(llm), 1, sweep, progress=False)
+    assert sweep.record.data["rows"] == []

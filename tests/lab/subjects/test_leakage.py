@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.depth.conversations import RandomPrompts
-from remask.depth.settings import ProfileSettings
+from remask.depth.rule import ProfileSettings
 from remask.errors import ConfigError
 from remask_lab.subjects.leakage import (
     DEVIATION,

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
-from remask import LLM, EngineConfig, SamplingParams
-from remask.checkpoint.presets import preset
-from remask.checks.kinds import ModelKind
+from remask import LLM, EngineConfig
+from remask.checks import ModelKind
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.families import preset
 from remask.policies import names_for, parse
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask_lab.subjects.memory import Crowd, formula, measure_memory
+from tests.sampling_fields import flat_params
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "bicache": {"depth": 1},
@@ -41,8 +42,8 @@ def work(llm: LLM, cache: str, requests: int = 3, **sampling: Any) -> list[Reque
     more: dict[str, Any] = {"remasking": "random"} if cache == "dkv-greedy" else {}
     if llm.loaded.config.kind == "uniform":
         more["canvas_length"] = PREFIX + OWN + RESPONSE + 4
-    params = SamplingParams(**{"max_tokens": RESPONSE, "ignore_eos": True, **more, **sampling})
-    policy = llm.policy(cache, SETTINGS.get(cache))
+    params = flat_params(**{"max_tokens": RESPONSE, "ignore_eos": True, **more, **sampling})
+    policy = llm.session.policy(cache, SETTINGS.get(cache))
     prompts = [[*range(PREFIX), *range(100 + i, 100 + i + OWN)] for i in range(requests)]
     return [Request(str(i), prompt, params, PREFIX, policy=policy) for i, prompt in enumerate(prompts)]
 

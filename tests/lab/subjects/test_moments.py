@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from remask_lab.instruments.moments import Moments, off_diagonal_mean
+from remask_lab.instruments.series import Moments, off_diagonal_mean
 
 
 def test_correlations_are_numpys(rng: np.random.Generator) -> None:

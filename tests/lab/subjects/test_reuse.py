@@ -13,7 +13,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask_lab.bench.workload import TRANSIT_SAMPLING, random_workload, transit_workload
+from remask_lab.bench.workload import TRANSIT_SAMPLING, TaskChoice, chat_workload
 from remask_lab.subjects.reuse import (
     ANOTHER,
     ONCE,
@@ -30,6 +30,7 @@ from tests.depth.models import open_model
 from tests.oracles.bicache import lease, refresh_pass, refreshes
 from tests.oracles.canvas import Canvas
 from tests.oracles.dense import KV, DenseModel, load
+from tests.sampling_fields import flat_params
 
 PREFIX, DEPTH, INTERVAL = 20, 1, 2
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -131,8 +132,10 @@ def bundled() -> LLM:
 
 
 def test_the_bundled_task_is_judged_by_part(bundled: LLM) -> None:
-    params = SamplingParams.from_mapping(TRANSIT_SAMPLING)
-    none, reuse, bicache = measure_collapse(bundled, transit_workload(bundled, 2, 1, 0, params), {"depth": 2}, 1)
+    params = flat_params(TRANSIT_SAMPLING)
+    none, reuse, bicache = measure_collapse(
+        bundled, chat_workload(bundled, TaskChoice("transit"), 2, 1, 0, params), {"depth": 2}, 1
+    )
     assert [row["cache"] for row in (none, reuse, bicache)] == ["none", "reuse", "bicache"]
     assert shares(none) == {"accuracy": 1, "rules": 1, "format": 1, "agreement": 1}
     assert (reuse["prefix_depth"], bicache["prefix_depth"]) == (bundled.loaded.config.layers, 2)
@@ -141,14 +144,7 @@ def test_the_bundled_task_is_judged_by_part(bundled: LLM) -> None:
 def test_a_response_that_is_cut_says_nothing_of_caches(bundled: LLM) -> None:
     params = SamplingParams(max_tokens=2, steps=2)
     with pytest.raises(ConfigError, match=r"'none', without any cache, answers 0\.0 % of the questions"):
-        measure_collapse(bundled, transit_workload(bundled, 2, 1, 0, params), {"depth": 2}, 1)
-
-
-def test_random_tokens_have_agreement_alone(bundled: LLM) -> None:
-    params = SamplingParams(max_tokens=4, ignore_eos=True)
-    rows = measure_collapse(bundled, random_workload(bundled, 2, 1, 0, params, 20, 4), {"depth": 2}, 1)
-    assert [set(shares(row)) for row in rows] == [{"agreement"}] * 3
-    assert collapse_reading(rows).count("of its tokens are those of no cache") == 2
+        measure_collapse(bundled, chat_workload(bundled, TaskChoice("transit"), 2, 1, 0, params), {"depth": 2}, 1)
 
 
 def row(accuracy: float, rules: float, form: float) -> dict[str, Any]:

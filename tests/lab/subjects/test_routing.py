@@ -12,8 +12,8 @@ import torch
 from remask.cli import main
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.observe import ObservedPass
 from remask_lab.instruments.watch import UncachedWatcher
+from remask_lab.observe import ObservedPass
 from remask_lab.records.record import read_record
 from remask_lab.subjects.routing import (
     Counts,
@@ -88,7 +88,7 @@ def test_a_reused_prefix_went_where_it_goes_alone() -> None:
             np.testing.assert_array_equal(each.after[:, : item.prefix_length], alone)
             assert not each.computed[:, : item.prefix_length].any()
             assert each.computed[:, item.prefix_length :].all()
-    report = measure_routing(llm, [work(llm, block_length=6)], [("reuse", llm.policy("reuse"))])
+    report = measure_routing(llm, [work(llm, block_length=6)], [("reuse", llm.session.policy("reuse"))])
     together = [oracle_sets(tokens)[:, : item.prefix_length] for tokens in canvases(llm)]
     expected = np.mean([(alone != sets).any(axis=-1) for sets in together], axis=(0, 2))
     np.testing.assert_allclose(report.policies[1].kept, expected)
@@ -104,7 +104,7 @@ def test_a_reused_prefix_went_where_it_goes_alone() -> None:
 )
 def test_a_policy_that_renews_everything_moves_nothing(policy: str, settings: dict[str, Any]) -> None:
     llm = open_mixture()
-    report = measure_routing(llm, [work(llm, block_length=6)], [(policy, llm.policy(policy, settings))])
+    report = measure_routing(llm, [work(llm, block_length=6)], [(policy, llm.session.policy(policy, settings))])
     none, same = report.policies
     assert same.between == none.between
     assert (set(same.moved), same.agreement) == ({0.0}, 1.0)
@@ -116,7 +116,7 @@ def test_rows_are_followed_by_position(policy: str) -> None:
     llm = open_mixture()
     settings = {"window": 4, "threshold": 0.9} if policy == "elastic-cache" else {}
     settings |= {"depth": 1} if "bicache" in policy else {}
-    item = work(llm, block_length=6).with_policy(llm.policy(policy, settings))
+    item = work(llm, block_length=6).with_policy(llm.session.policy(policy, settings))
     passes: list[ObservedPass] = []
     tracer = RouteTracer(llm)
     trace = tracer.trace(item)
@@ -137,7 +137,7 @@ def test_rows_are_followed_by_position(policy: str) -> None:
 def test_rows_that_are_chosen_on_the_device_are_known() -> None:
     llm = open_mixture()
     settings = {"ratio": 0.25, "response_interval": 100, "prompt_interval": 100}
-    item = work(llm, block_length=12, steps=12).with_policy(llm.policy("dllm-cache", settings))
+    item = work(llm, block_length=12, steps=12).with_policy(llm.session.policy("dllm-cache", settings))
     tracer = RouteTracer(llm)
     trace = tracer.trace(item)
     later = [place for place, layer in enumerate(tracer.layers) if layer > 0]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from remask.errors import ConfigError
-from remask_lab.subjects.drift import DriftTracer
-from remask_lab.subjects.steps import StepTracer, measure_steps, reading
+from remask_lab.instruments.watch import Watcher
+from remask_lab.subjects.steps import StepTrace, measure_steps, reading
 from tests import goldens as masked
 from tests.engine import kinds
 from tests.goldens import uniform as goldens
-from tests.lab.subjects.support import open_model, work
+from tests.lab.subjects.support import open_model, trace_drift, work
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,8 @@ from tests.lab.subjects.support import open_model, work
 )
 def test_none_is_what_drift_is_measured_on(folder: Any, sampling: dict[str, Any]) -> None:
     llm = open_model(folder)
-    ours, drift = StepTracer(llm).trace(work(llm, **sampling)), DriftTracer(llm).trace(work(llm, **sampling))
+    ours = Watcher(llm).trace(work(llm, **sampling), StepTrace(llm.model))
+    drift = trace_drift(llm, work(llm, **sampling))
     assert ours.entropy == pytest.approx([float(values.mean()) for values in drift.entropy])
     assert ours.change_rate == drift.change_rate
     block = drift.block
@@ -39,7 +40,7 @@ def test_none_is_what_drift_is_measured_on(folder: Any, sampling: dict[str, Any]
 
 def test_policies_side_by_side() -> None:
     llm = open_model(masked.model_dir("llada"))
-    policies = [(name, llm.policy(name)) for name in ("none", "dkv-decode", "dllm-cache", "block-dual")]
+    policies = [(name, llm.session.policy(name)) for name in ("none", "dkv-decode", "dllm-cache", "block-dual")]
     items = [work(llm, block_length=6), work(llm, block_length=6, max_tokens=6)]
     report = measure_steps(llm, items, policies, rounds=2)
     assert [curves.cache for curves in report.policies] == ["none", "dkv-decode", "dllm-cache", "block-dual"]
@@ -52,7 +53,7 @@ def test_policies_side_by_side() -> None:
     assert dual.row_layers[-1] == 6 * llm.loaded.config.layers
     for curves in report.policies:
         for item in items:
-            (output,) = llm.run([item.with_policy(dict(policies)[curves.cache])])
+            (output,) = llm.session.run([item.with_policy(dict(policies)[curves.cache])])
             assert output.usage.forwards in curves.passes
         assert len(curves.milliseconds) == len(curves.row_layers) == max(curves.passes)
         assert min(curves.milliseconds) > 0
@@ -67,7 +68,7 @@ def test_policies_side_by_side() -> None:
 
 def test_a_leased_prefix_is_read_where_it_lives() -> None:
     llm = open_model(masked.model_dir("llada"))
-    policy = llm.policy("bicache", {"depth": 1, "refresh_interval": 4})
+    policy = llm.session.policy("bicache", {"depth": 1, "refresh_interval": 4})
     report = measure_steps(llm, [work(llm, block_length=6)], [("bicache", policy)], rounds=1)
     none, bicache = report.policies
     layers = llm.loaded.config.layers
@@ -81,42 +82,30 @@ def test_a_leased_prefix_is_read_where_it_lives() -> None:
 def test_policies_begin_with_the_same_noise() -> None:
     llm = open_model(goldens.model_dir("gentle"))
     sampling: dict[str, Any] = {"block_length": 6, "steps_per_block": 3}
-    prefix = llm.policy("block-prefix")
+    prefix = llm.session.policy("block-prefix")
     none, cached = measure_steps(llm, [work(llm, **sampling)], [("block-prefix", prefix)], rounds=1).policies
     assert cached.entropy == pytest.approx(none.entropy, abs=1e-4), "this one is exact"
     assert cached.change_rate == none.change_rate
-
-
-def test_block_causal_models() -> None:
-    found = kinds.checkpoint("sdar")
-    llm = open_model(found.folder)
-    none, exact = measure_steps(llm, [work(llm)], [("exact", llm.policy("exact"))], rounds=1).policies
-    assert sum(exact.row_layers) < sum(none.row_layers)
-    assert "Under exact" in reading(measure_steps(llm, [work(llm)], [("exact", llm.policy("exact"))], rounds=1))
 
 
 def test_a_pass_that_only_completes_a_page_is_no_step() -> None:
     found = kinds.checkpoint("sdar")
     llm = open_model(found.folder, page_size=found.block)
     item = work(llm, max_tokens=4 * found.block - 11)
-    exact = llm.policy("exact")
+    exact = llm.session.policy("exact")
     _, curves = measure_steps(llm, [item], [("exact", exact)], rounds=1).policies
-    (output,) = llm.run([item.with_policy(exact)])
+    (output,) = llm.session.run([item.with_policy(exact)])
     assert len(curves.row_layers) == len(curves.milliseconds) == output.usage.forwards
     assert llm.engine.stats.steps == output.usage.forwards + 1, "there is such a pass"
 
 
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"policy": "dkv-decode"}, "leave cache out"),
-    ({"cfg_scale": 1.0}, "guided request"),
-    ({"max_tokens": 500}, "none: prompt of 11 tokens and max_tokens=500"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), BAD)
-def test_what_cannot_be_measured(settings: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_measured() -> None:
     llm = open_model(masked.model_dir("llada"))
-    with pytest.raises(ConfigError, match=message):
-        measure_steps(llm, [work(llm, **settings)], [], rounds=1)
-    with pytest.raises(ConfigError, match="no request"):
-        measure_steps(llm, [], [], rounds=1)
+    asked: list[tuple[list[Any], str]] = [
+        ([work(llm, policy="dkv-decode")], "leave cache out"),
+        ([work(llm, max_tokens=500)], "none: prompt of 11 tokens and max_tokens=500"),
+        ([], "no request"),
+    ]
+    for items, message in asked:
+        with pytest.raises(ConfigError, match=message):
+            measure_steps(llm, items, [], rounds=1)

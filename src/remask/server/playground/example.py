@@ -2,61 +2,72 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import names_for
-from remask.policies.depth_lookup import DepthLookup
+from remask.policies.bicache import DepthLookup
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import overlaid
-from remask.tasks.cards import card
+from remask.server.answers.base import Answer, doc
+from remask.tasks.cards import Card, Question, card
 
 log = logging.getLogger(__name__)
+
+
+class ExampleTurn(Answer):
+    """A turn of the example."""
+
+    role: Literal["system", "user"]
+    content: str
+
+
+class Example(Answer):
+    """What the page starts with."""
+
+    messages: list[ExampleTurn]
+    answer: Annotated[str | None, doc("The right answer, where one is known.")]
+    canvas: str
+    decision: Mapping[str, Any] | None
+    sampling: dict[str, Any]
+    policies: list[str]
+    pair: Annotated[tuple[str, str], doc("Two policies to compare.")]
+    cache: str
+    cache_config: dict[str, Any] | None
+
 
 _REFRESHES = {"refresh_interval": 4}  # often enough for a response of 8 tokens to show some
 _OUTER = "bicache"
 _NOT_INNER = ("none", "reuse", "exact", _OUTER)  # cannot be the inner policy of a composition
-_PLAIN_CANVAS = "The sky is [[4]] because [[2-12]]."
-_PLAIN = (
-    {"role": "system", "content": "You are a helpful assistant. Answer in one or two short sentences."},
-    {"role": "user", "content": "Why is the sky blue?"},
-)
+# Of any other model than a bundled one.
+_PLAIN = Question("Why is the sky blue?", "", "The sky is [[4]] because [[2-12]].", None)
+_ANY = Card("", "You are a helpful assistant. Answer in one or two short sentences.", lambda _: _PLAIN)
 
 
-def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any]:
+def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> Example:
     """Return a question, the usual sampling parameters, and policies.
 
     The question is `messages`, its `answer` (the right one, null if none is known), the answer with holes (`canvas`)
     and as a question of `POST /v1/decisions` (`decision`, or null). With a bundled model, `number` selects it; all
     questions are about one system prompt. `defaults` are the server's sampling parameters.
     """
-    settings = llm.cache_config or None
-    asked: dict[str, Any] = {
-        "messages": list(_PLAIN),
-        "answer": None,
-        "canvas": _PLAIN_CANVAS,
-        "decision": None,
-    }
-    known = card(llm.loaded.name)
-    if known is not None:
-        question = known.draw(number)
-        asked = {
-            "messages": known.messages(question),
-            "answer": question.answer,
-            "canvas": question.canvas,
-            "decision": question.decision,
-        }
-        settings = settings or (_REFRESHES if llm.cache == _OUTER else None)
-    specs = _specs(llm, llm.params({}, defaults, prompt_tokens=1))
-    usual = overlaid(llm.sampling, defaults)
+    known, settings = card(llm.loaded.name), llm.session.cache_config or None
+    if known is not None and llm.session.cache == _OUTER:
+        settings = settings or _REFRESHES
+    asked = known or _ANY
+    question = asked.draw(number)
+    specs = _specs(llm, llm.session.params({}, defaults, prompt_tokens=1))
     return {
-        **asked,
-        "sampling": usual,
+        "messages": cast("list[ExampleTurn]", asked.messages(question)),
+        "answer": question.answer or None,
+        "canvas": question.canvas,
+        "decision": question.decision,
+        "sampling": overlaid(llm.session.sampling, defaults),
         "policies": specs,
         "pair": _pair(llm, specs),
-        "cache": llm.cache_name,
+        "cache": llm.session.cache_name,
         "cache_config": settings,
     }
 
@@ -66,20 +77,20 @@ def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
     names = names_for(llm.loaded.config.kind)
     inner = [f"{_OUTER}+{name}" for name in names if name not in _NOT_INNER] if _OUTER in names else []
     request = Request("example", [0], sampling)
-    own = [llm.cache] if isinstance(llm.cache, str) else []  # a request can name no object
+    own = [llm.session.cache] if isinstance(llm.session.cache, str) else []  # a request can name no object
     return [spec for spec in dict.fromkeys([*names, *inner, *own]) if _runs(llm, spec, request)]
 
 
-def _pair(llm: LLM, specs: list[str]) -> list[str]:
+def _pair(llm: LLM, specs: list[str]) -> tuple[str, str]:
     """Return two policies to compare: the simplest one, and the server's own or another that needs no profiling."""
-    others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.has_depth_table)]
-    preferred = [spec for spec in (llm.cache_name, _OUTER) if spec in others]
-    return [specs[0], [*preferred, *others, specs[0]][0]]
+    others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.session.has_depth_table)]
+    preferred = [spec for spec in (llm.session.cache_name, _OUTER) if spec in others]
+    return specs[0], [*preferred, *others, specs[0]][0]
 
 
 def _runs(llm: LLM, spec: str, request: Request) -> bool:
     try:
-        llm.engine.check(request.with_policy(llm.policy(spec, None, lambda: DepthLookup({}))))
+        llm.engine.check(request.with_policy(llm.session.policy(spec, None, lambda: DepthLookup({}))))
     except ConfigError:
         return False
     except Exception:  # of another package's policy: the page lists the others

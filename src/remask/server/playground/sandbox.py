@@ -1,15 +1,22 @@
-"""A small page pool for the playground. It uses the engine's page accounting with made-up tokens and no tensors."""
+"""Small page pools for the playground, with the engine's page accounting, made-up tokens and no tensors.
 
+Their sessions are limited in number and age, each known only to the client that opened it.
+"""
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from remask.engine.sharing.publishing import PageSharing
-from remask.errors import RemaskError
+from remask.engine.placement import PageSharing
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan
 from remask.plan.spans import Mask, Span
+from remask.server.answers.base import Answer
+from remask.server.errors import ApiError
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator, PageRange
 
@@ -21,13 +28,69 @@ RESPONSE = 8
 MASK_ID = 0
 LAYER = range(1)
 
+MAX_SESSIONS = 256
+IDLE_S = 1800.0
 
-class PoolFullError(RemaskError):
+
+class SandboxPage(Answer):
+    """A page and the requests that read it."""
+
+    page: int
+    references: int
+    requests: list[int]
+    stored: bool
+    slots_filled: int
+
+
+class SandboxRequest(Answer):
+    """A request and its pages."""
+
+    request: int
+    shared_prefix: bool
+    page_table: list[int]
+    pages_found: int
+    tokens: int
+    prompt_tokens: int
+    settled_tokens: int
+    response_tokens: int
+
+
+class SandboxTotals(Answer):
+    """Sums over all pages."""
+
+    pages: int
+    pages_in_use: int
+    pages_cached: int
+    pages_shared: int
+    pages_saved: int
+    slots_in_use: int
+    slots_wasted: int
+    utilisation: float | None
+    tokens_queried: int
+    tokens_hit: int
+    evictions: int
+
+
+class SandboxState(Answer):
+    """A session: its pages, its requests and their totals."""
+
+    session: str
+    page_size: int
+    caching: bool
+    pages: list[SandboxPage]
+    requests: list[SandboxRequest]
+    totals: SandboxTotals
+
+
+class PoolFullError(ApiError):
     """The pool has too few free pages, and evicting stored ones does not free enough."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(409, message)
 
 
 @dataclass(slots=True, eq=False)
-class SandboxRequest:
+class Running:
     """A running request of a sandbox. `table` has an extent for each page of its canvas, shared pages first."""
 
     number: int
@@ -49,7 +112,7 @@ class Sandbox:
         self.allocator = PageAllocator(len(LAYER), PAGES, PAGE_SIZE)
         self.chain = PageChain(self.allocator, PAGES * PAGE_SIZE, b"sandbox")
         self.caching = True
-        self.requests: dict[int, SandboxRequest] = {}
+        self.requests: dict[int, Running] = {}
         self._added = 0
 
     def add(self, shared: bool) -> None:
@@ -76,9 +139,9 @@ class Sandbox:
         self.chain.found(found, len(keys))
         table, sharing = [*pages, *rest.single()], None
         if self.caching:
-            sharing = PageSharing(self.chain, canvas, BLOCK, "", found, rest.single(), keys)
+            sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", found, rest.single(), keys)
         self._added = number
-        request = SandboxRequest(number, shared, canvas, [*pages, rest], table, len(found), sharing)
+        request = Running(number, shared, canvas, [*pages, rest], table, len(found), sharing)
         self.requests[number] = request
         _commit(request, len(prompt))
 
@@ -115,8 +178,8 @@ class Sandbox:
                 self._stop_sharing(request)
             self.chain.drop()
 
-    def state(self) -> dict[str, Any]:
-        """Return the whole state as JSON values."""
+    def state(self, session: str) -> SandboxState:
+        """Return the whole state of the sandbox, whose session has this name."""
         readers: dict[int, list[int]] = {page: [] for page in range(PAGES)}
         filled = dict.fromkeys(range(PAGES), 0)
         for request in self.requests.values():
@@ -125,7 +188,7 @@ class Sandbox:
                 readers[page].append(request.number)
                 filled[page] = extent.tokens
         stored = {int(page.extent.pages[0]) for page in self.chain.pages}
-        pages = [
+        pages: list[SandboxPage] = [
             {
                 "page": page,
                 "references": int(self.allocator.references[0, page]),
@@ -136,6 +199,7 @@ class Sandbox:
             for page in range(PAGES)
         ]
         return {
+            "session": session,
             "page_size": PAGE_SIZE,
             "caching": self.caching,
             "pages": pages,
@@ -143,7 +207,7 @@ class Sandbox:
             "totals": self._totals(readers, filled),
         }
 
-    def _totals(self, readers: dict[int, list[int]], filled: dict[int, int]) -> dict[str, Any]:
+    def _totals(self, readers: dict[int, list[int]], filled: dict[int, int]) -> SandboxTotals:
         in_use = [page for page in readers if readers[page]]
         slots, held = len(in_use) * PAGE_SIZE, sum(filled[page] for page in in_use)
         return {
@@ -160,13 +224,13 @@ class Sandbox:
             "evictions": self.chain.stats.evictions,
         }
 
-    def _stop_sharing(self, request: SandboxRequest) -> None:
+    def _stop_sharing(self, request: Running) -> None:
         if request.sharing is not None:
             request.sharing.release()
             request.sharing = None
 
 
-def _commit(request: SandboxRequest, stop: int) -> None:
+def _commit(request: Running, stop: int) -> None:
     """Commit the positions before `stop` that are final and not committed yet, as a pass of the engine does."""
     sharing = request.sharing
     if sharing is not None:
@@ -176,7 +240,7 @@ def _commit(request: SandboxRequest, stop: int) -> None:
         sharing.computed(Plan((Span(LAYER, rows),), nothing), sharing.ready())
 
 
-def _request_state(request: SandboxRequest) -> dict[str, Any]:
+def _request_state(request: Running) -> SandboxRequest:
     canvas = request.canvas
     return {
         "request": request.number,
@@ -188,3 +252,45 @@ def _request_state(request: SandboxRequest) -> dict[str, Any]:
         "settled_tokens": canvas.settled_lead,
         "response_tokens": RESPONSE,
     }
+
+
+class Sessions:
+    """Sandboxes by session name. Names cannot be guessed. Above `limit` sessions the least recently used one ends."""
+
+    def __init__(
+        self, limit: int = MAX_SESSIONS, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limit, self.idle_s, self._clock = limit, idle_s, clock
+        self._held: OrderedDict[str, tuple[float, Sandbox]] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def open(self) -> tuple[str, Sandbox]:
+        """Begin a session. Returns its name and its sandbox."""
+        self._expire()
+        while len(self._held) >= self.limit:
+            self._held.popitem(last=False)
+        name, sandbox = secrets.token_urlsafe(16), Sandbox()
+        self._held[name] = (self._clock(), sandbox)
+        return name, sandbox
+
+    def find(self, name: str) -> Sandbox:
+        """Return the sandbox of a session. Raises a 404 if the session does not exist or has ended."""
+        self._expire()
+        if name not in self._held:
+            raise ApiError(404, "there is no such session, or it has ended; POST /playground/pages begins a new one")
+        sandbox = self._held[name][1]
+        self._held[name] = (self._clock(), sandbox)
+        self._held.move_to_end(name)
+        return sandbox
+
+    def close(self, name: str) -> None:
+        """End a session. Raises a 404 if it does not exist or has ended."""
+        self.find(name)
+        del self._held[name]
+
+    def _expire(self) -> None:
+        oldest = self._clock() - self.idle_s
+        while self._held and next(iter(self._held.values()))[0] < oldest:
+            self._held.popitem(last=False)

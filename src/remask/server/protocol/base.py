@@ -1,11 +1,30 @@
-"""What all bodies are made of: a strict object, and texts, names and token ids that have a bound."""
+"""What all bodies are made of: a strict object, texts and names that have a bound, and declared fields."""
 
-from typing import Annotated, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    create_model,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
-from remask.checks.values import LARGEST
-from remask.server.limits import MAX_ITEMS
+from remask.checks.fields import Declared, declared
+from remask.checks.values import LARGEST, json_object
+from remask.errors import ConfigError, UnknownNameError
+from remask.server.config import MAX_ITEMS
+from remask.server.fields import Foreign, read_fields
+
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
 
 MAX_KEYWORDS = 64  # of the outermost level of a JSON schema
 MAX_TOKEN_IDS = 1 << 20
@@ -14,14 +33,119 @@ MAX_TEXT = 1 << 24  # characters of any text; the server's own limits are below 
 
 # The first item that does not fit ends the check: a list may hold a million of them.
 Count: TypeAlias = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Items: TypeAlias = Annotated[list[T], Field(max_length=MAX_ITEMS, fail_fast=True)]
 TokenIds: TypeAlias = Annotated[list[Count], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
 LongText: TypeAlias = Annotated[str, Field(max_length=MAX_TEXT)]
-Texts: TypeAlias = Annotated[list[LongText], Field(max_length=MAX_ITEMS, fail_fast=True)]
-TokenLists: TypeAlias = Annotated[list[TokenIds], Field(max_length=MAX_ITEMS, fail_fast=True)]
+Texts: TypeAlias = Items[LongText]
+TokenLists: TypeAlias = Items[TokenIds]
+
+
+# Kinds of parts and tools that other APIs know and no served model does: each refused in a sentence.
+_TEXT = "the models read and write text alone, so say in text what the model should know"
+_KEPT = "nothing is kept beyond an answer, so send what is referred to"
+_SERVER = "the server runs no tools: offer a function, and run it where its call arrives"
+_TEXT_KINDS = {"image", "input_image", "image_url", "input_file", "file", "document", "input_audio", "audio"}
+_KEPT_KINDS = {"item_reference", "container_upload", "compaction"}
+
+
+def known_kind(where: str, value: Any, known: Collection[str]) -> Any:
+    """`value`, an object whose `type` may be one of `known`. Raises `ConfigError` that says why another may not.
+
+    Anything but an object with a text as its `type` is returned as it is.
+    """
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str) or kind in known:
+        return value
+    reason = _TEXT if kind in _TEXT_KINDS else _KEPT if kind in _KEPT_KINDS else None
+    if where == "tools":
+        reason = _SERVER
+    allowed = ", ".join(map(repr, sorted(known)))
+    raise ConfigError(
+        f"{where}: the type {kind[:64]!r} is not supported{f', as {reason}' if reason else ''}; send {allowed}"
+    )
+
+
+def object_text(name: str) -> Any:
+    """A validator of a text: that of a JSON object. Errors say that `name` is none."""
+
+    def check(text: str) -> str:
+        json_object(name, text)
+        return text
+
+    return AfterValidator(check)
 
 
 class Body(BaseModel):
-    """A body with strict JSON types (no text for numbers), without unknown fields and NaN."""
+    """A body with strict JSON types (no text for numbers), without unknown fields and NaN. Null leaves those out.
+
+    A whole body says what becomes of the fields that it has on other servers: `foreign`. A part of one may have fields
+    that ask for nothing: those that are `ignored` or null are left out. Where it has `kinds`, its `type` is one of
+    them, and errors of others name the field `within`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    foreign: ClassVar[Mapping[str, Foreign] | None] = None
+    ignored: ClassVar[Collection[str] | None] = None
+    kinds: ClassVar[Collection[str]] = ()
+    within: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        """Leave out unknown fields that are null. Raises `UnknownNameError` on others."""
+        if cls.foreign is not None:
+            return read_fields(body, cls.model_fields, cls.foreign)
+        if cls.kinds:
+            known_kind(cls.within, body, cls.kinds)
+        if not isinstance(body, Mapping):
+            return body
+        if cls.ignored is not None:
+            body = {name: value for name, value in body.items() if value is not None and name not in cls.ignored}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name, value in body.items():
+            if name not in known and value is not None:
+                raise UnknownNameError("field", str(name), known)
+        return {name: value for name, value in body.items() if name in known}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Makes pydantic check the field `name` of a body as its declaration says. Null leaves the field out."""
+
+    name: str
+    declaration: Declared
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = {"anyOf": [self.declaration.values.schema(), {"type": "null"}]}
+        return {**schema, "description": self.declaration.described}
+
+    def _checked(self, value: object) -> object:
+        if value is not None:
+            return self.declaration.values.made(self.name, value)
+        return None
+
+
+def with_declared(*classes: type[Any]) -> Callable[[type[B]], type[B]]:
+    """Return a decorator that adds the declared fields of `classes` to a body, each None where it is left out."""
+    definitions: dict[str, Any] = {
+        name: (Annotated[Any, Checked(name, declaration)], Field(default=None))
+        for cls in classes
+        for name, declaration in declared(cls).items()
+    }
+
+    def add(body: type[B]) -> type[B]:
+        return create_model(
+            body.__name__, __base__=body, __doc__=body.__doc__, __module__=body.__module__, **definitions
+        )
+
+    return add
+
+
+def given(body: BaseModel, cls: type[Any]) -> dict[str, Any]:
+    """The declared fields of `cls` that `body` sets, by name."""
+    values = ((name, getattr(body, name)) for name in declared(cls))
+    return {name: value for name, value in values if value is not None}

@@ -1,22 +1,30 @@
-"""A conversation: turns of text, calls of tools and their results."""
+"""What chats are made of: turns of text, calls of tools and their results, the tools, and the form of an answer."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from remask.checks.fields import Declared
 from remask.checks.values import Settings, json_object
 from remask.errors import ConfigError
-from remask.server.known import known_kind
-from remask.server.limits import MAX_ITEMS
-from remask.server.protocol.base import Body, LongText, Name
+from remask.request.forms import StructuredOutputs
+from remask.server.config import MAX_ITEMS
+from remask.server.protocol.base import MAX_KEYWORDS, Body, Checked, Items, LongText, Name, TokenIds, object_text
 
+MAX_TOOLS = 128
+PARAMETERS = Declared(Settings("keywords of JSON Schema", MAX_KEYWORDS), None, "A JSON schema of the arguments.")
 VARIABLES = Declared(
     Settings("variables of the chat template", 64, 2**20),
     None,
     "Variables that the chat template reads beside the messages.",
 )
+_ARGUMENTS = "messages: the arguments of a tool call"
+_REASONING = frozenset(["reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"])
+"""Fields in which servers and clients keep the reasoning of an answer."""
+
+ToolName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
+Parameters: TypeAlias = Annotated[dict[str, Any] | None, Checked("tools: parameters", PARAMETERS)]
 
 
 class CacheControl(Body):
@@ -30,24 +38,15 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: LongText
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text(cls, part: Any) -> Any:
-        return known_kind("messages", part, frozenset(["text"]))
+    kinds = ("text",)
+    within = "messages"
 
 
 class CalledFunction(Body):
     """The function of a tool call. `arguments` are the text of a JSON object."""
 
     name: Name
-    arguments: LongText
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_object(cls, text: str) -> str:
-        _arguments(text)
-        return text
+    arguments: Annotated[LongText, object_text(_ARGUMENTS)]
 
 
 class ToolCall(Body):
@@ -60,20 +59,21 @@ class ToolCall(Body):
     @property
     def rendered(self) -> dict[str, Any]:
         """The call in the form that chat templates read: with arguments as an object."""
-        function = {"name": self.function.name, "arguments": _arguments(self.function.arguments)}
+        function = {"name": self.function.name, "arguments": json_object(_ARGUMENTS, self.function.arguments)}
         return {"type": self.type, "function": function} | ({} if self.id is None else {"id": self.id})
 
 
 class Message(Body):
     """One turn. With `cache_control` the shared prefix ends at the end of this message.
 
-    An assistant's turn that calls tools may have no text. The role `developer` is another name of `system`.
+    An assistant's turn may have no text. Its reasoning is ignored, as no served model reads any. The role `developer`
+    is another name of `system`.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: LongText | Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
+    content: LongText | Items[TextPart]
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: Name | None = None
     cache_control: CacheControl | None = None
 
@@ -87,8 +87,10 @@ class Message(Body):
         for name in ("tool_calls", "annotations"):
             if kept.get(name) == []:
                 del kept[name]
-        calls = kept.get("role") == "assistant" and "tool_calls" in kept
-        return kept | {"content": ""} if calls and kept.get("content") is None else kept
+        if kept.get("role") != "assistant":
+            return kept
+        said = {name: value for name, value in kept.items() if name not in _REASONING}
+        return said if said.get("content") is not None else said | {"content": ""}
 
     @model_validator(mode="after")
     def _check_calls(self) -> "Message":
@@ -105,19 +107,144 @@ class Message(Body):
         return len(self.name or "") + sum(map(len, [*texts, *calls]))
 
     @property
+    def text(self) -> str:
+        """Its text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+    @property
     def rendered(self) -> dict[str, Any]:
         """The message in the form that chat templates read."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
         if self.tool_calls is not None:
             more["tool_calls"] = [call.rendered for call in self.tool_calls]
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text, **{name: value for name, value in more.items() if value is not None}}
+        said = {"role": role, "content": self.text}
+        return said | {name: value for name, value in more.items() if value is not None}
 
 
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """The object that the arguments of a tool call are. Raises `ConfigError` where they are none."""
-    return json_object("messages: the arguments of a tool call", text)
+class Function(Body):
+    """A function that the model may call. `parameters` is a JSON schema; forced calls always follow it."""
+
+    name: ToolName
+    description: LongText | None = None
+    parameters: Parameters = None
+    strict: bool | None = None
+
+
+class ToolOffer(Body):
+    """A tool of a request. Functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def rendered(self) -> dict[str, Any]:
+        """The tool in the form that chat templates read."""
+        kept = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": self.type, "function": {"parameters": {"type": "object", "properties": {}}} | kept}
+
+
+class ChosenFunction(Body):
+    """The name of the function to call."""
+
+    name: Name
+
+
+class ChosenTool(Body):
+    """The tool that the answer calls."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class JsonSchema(Body):
+    """A schema that an answer follows. `name` and `description` say what it is for; an answer is always `strict`."""
+
+    name: Name | None = None
+    description: LongText | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema", max_length=MAX_KEYWORDS)]
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's way to ask for the form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def form(self) -> StructuredOutputs | None:
+        """The form, None for any text. Raises `ConfigError` on a schema that is missing or cannot be guaranteed."""
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ConfigError("response_format: json_schema and the type 'json_schema' go together")
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            return StructuredOutputs(json_object=True)
+        return StructuredOutputs(json=self.json_schema.schema_)
+
+
+class TokenizeBody(Body):
+    """Body of `/tokenize`, with a text or a conversation."""
+
+    model: Name | None = None
+    prompt: LongText | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", VARIABLES)] = None
+    control_tokens: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Body of `/detokenize`."""
+
+    model: Name | None = None
+    tokens: TokenIds
+
+
+# What bodies of other APIs become, whose fields are checked already.
+
+
+class Textual(Protocol):
+    """A part of a message that holds a text."""
+
+    text: str
+
+
+def joined(content: str | Sequence[Textual]) -> str:
+    """A text, or those of parts, one behind the other."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def turn(role: Any, text: str, *, call: str | None = None, mark: CacheControl | None = None) -> Message:
+    """A turn; of the role `tool` it is the result of `call`. A `mark` ends the shared prefix with it."""
+    return Message.model_construct(role=role, content=text, tool_call_id=call, cache_control=mark)
+
+
+def add_call(turns: list[Message], call: str, name: str, arguments: str) -> None:
+    """Add a call to the assistant's turn at the end of `turns`, which is begun where another one stands there."""
+    if not turns or turns[-1].role != "assistant":
+        turns.append(turn("assistant", ""))
+    function = CalledFunction.model_construct(name=name, arguments=arguments)
+    turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), ToolCall.model_construct(id=call, function=function)]
+
+
+def offered(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolOffer:
+    """A tool."""
+    function = Function.model_construct(name=name, description=description, parameters=parameters)
+    return ToolOffer.model_construct(type="function", function=function)
+
+
+def chosen(name: str) -> ChosenTool:
+    """The choice of a tool."""
+    return ChosenTool.model_construct(type="function", function=ChosenFunction.model_construct(name=name))
+
+
+def answer_form(kind: Any, schema: Mapping[str, Any] | None) -> ResponseFormat:
+    """The form of the answer; the kind `json_schema` goes with a `schema`."""
+    named = None if schema is None else JsonSchema.model_validate({"schema": schema})
+    return ResponseFormat.model_construct(type=kind, json_schema=named)

@@ -10,12 +10,20 @@ from remask.checks.fields import declared
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.server.declared import Checked, given, with_declared
-from remask.server.fields import read_fields
-from remask.server.protocol.answer_form import ResponseFormat
-from remask.server.protocol.base import Body, Count, LongText, Name, Texts, TokenIds, TokenLists
-from remask.server.protocol.conversation import VARIABLES, Messages
-from remask.server.protocol.tool_offers import MAX_TOOLS, ChosenTool, ToolOffer
+from remask.server.fields import FOREIGN
+from remask.server.protocol.base import (
+    Body,
+    Checked,
+    Count,
+    LongText,
+    Name,
+    Texts,
+    TokenIds,
+    TokenLists,
+    given,
+    with_declared,
+)
+from remask.server.protocol.conversation import MAX_TOOLS, VARIABLES, ChosenTool, Messages, ResponseFormat, ToolOffer
 from remask.server.tools import Tool, ToolCalls, format_of
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
@@ -25,10 +33,12 @@ _TOP_LOGPROBS = declared(Terms)["top_logprobs"]
 class StreamOptions(Body):
     """Options of a stream. `include_usage` adds a last chunk that holds the usage.
 
-    `include_obfuscation` is ignored: chunks carry no padding.
+    With `continuous_usage_stats` beside it every other chunk has the usage so far. `include_obfuscation` is ignored:
+    chunks carry no padding.
     """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -43,12 +53,23 @@ class GenerationBody(Body):
     stream_drafts: bool | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    echo: bool | None = None
     user: Name | None = None
+    foreign = FOREIGN
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_fields(cls, body: Any) -> Any:
-        return read_fields(body, cls.model_fields)
+    @model_validator(mode="after")
+    def _check_echo(self) -> "GenerationBody":
+        if self.echo and not getattr(self, "continue_final_message", False):
+            raise ConfigError(
+                "echo is not supported: an answer repeats no prompt, only the message that it continues "
+                "(continue_final_message of chats). Leave it out, or send False"
+            )
+        return self
+
+    @property
+    def continued(self) -> str:
+        """The beginning of the answer that its prompt ends with; "" where it begins anew."""
+        return ""
 
     @property
     def fixed_chars(self) -> int:
@@ -104,6 +125,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", _MAX_TOKENS)] = None
     logprobs: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", VARIABLES)] = None
     tools: Annotated[list[ToolOffer], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
@@ -125,6 +147,16 @@ class ChatBody(GenerationBody):
     def texts_name(self) -> str:
         """The field that holds the conversation."""
         return self._texts_name
+
+    @property
+    def ending(self) -> tuple[bool, bool]:
+        """How its conversation ends: `add_generation_prompt` and `continue_final_message`."""
+        return self.add_generation_prompt, bool(self.continue_final_message)
+
+    @property
+    def continued(self) -> str:
+        """The text of the last message, where the answer continues it."""
+        return self.messages[-1].text if self.continue_final_message else ""
 
     @property
     def offered(self) -> list[ToolOffer]:

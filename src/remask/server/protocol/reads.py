@@ -2,16 +2,15 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from remask.checks.fields import declared
 from remask.checks.values import LARGEST
 from remask.errors import ConfigError
 from remask.request.questions import Decisions
 from remask.request.terms import Terms
-from remask.server.declared import Checked, given, with_declared
-from remask.server.fields import FOREIGN_TO_READS, read_fields
-from remask.server.protocol.base import Body, LongText, Name, Texts
+from remask.server.fields import FOREIGN_TO_READS
+from remask.server.protocol.base import Body, Checked, LongText, Name, Texts, given, with_declared
 
 _TERMS = declared(Terms)
 RELEVANCE = "Does the document answer the query?"
@@ -24,19 +23,16 @@ class ReadBody(Body):
     user: Name | None = None
     cache: Annotated[str | None, Checked("cache", _TERMS["cache"])] = None
     cache_config: Annotated[dict[str, Any] | None, Checked("cache_config", _TERMS["cache_config"])] = None
+    adapter: Annotated[str | None, Checked("adapter", _TERMS["adapter"])] = None
     cache_salt: Annotated[str | None, Checked("cache_salt", _TERMS["cache_salt"])] = None
     priority: Annotated[int | None, Checked("priority", _TERMS["priority"])] = None
     deadline_s: Annotated[float | None, Checked("deadline_s", _TERMS["deadline_s"])] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_fields(cls, body: Any) -> Any:
-        return read_fields(body, cls.model_fields, FOREIGN_TO_READS)
+    foreign = FOREIGN_TO_READS
 
     @property
     def terms(self) -> Terms:
         """The terms of each of its canvases."""
-        names = ("cache", "cache_config", "cache_salt", "priority")
+        names = ("cache", "cache_config", "adapter", "cache_salt", "priority")
         return Terms(**{name: getattr(self, name) for name in names if getattr(self, name) is not None})
 
     @property

@@ -1,16 +1,91 @@
 """Lists and drops stored prefixes."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, TypeAlias, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
+from pydantic import Field
 
 from remask.engine.engine import Engine
-from remask.server.bodies import BodyRoute
-from remask.server.document import answers
+from remask.policies.base import Reason
+from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
-from remask.server.routes.common import service_of
-from remask.server.schemas.cache import CacheContents, Dropped
+from remask.server.service import service_of
+
+# Page tables are what `remask inspect store` shows: their time grows with the number of pages.
+Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)]
+
+
+class StoredPrefix(Answer):
+    """A stored prefix."""
+
+    prefix_id: str
+    tokens: int
+    layers: int
+    bytes: int
+    hits: int
+    leases: Annotated[int, doc("Running requests that read it.")]
+    ready: bool
+
+
+class Recent(Answer):
+    """Prompts that shared beginnings are looked for in."""
+
+    prompts: int
+    tokens: int
+
+
+class PageHolder(Answer):
+    """A running request, or a part of the store. Pages are counted once a layer."""
+
+    name: str
+    tokens: int
+    pages: int
+    shared: int
+    found: int
+    tables: Empty
+
+
+class PageReport(Answer):
+    """The engine's pages, counted once a layer, and how full they are."""
+
+    page_size: int
+    total: int
+    used: int
+    shared: int
+    references: int
+    slots: int
+    wasted: int
+    bytes: int
+    asked_tokens: int
+    hit_tokens: int
+    holders: list[PageHolder]
+    stored: Empty
+    utilisation: float
+
+
+class CacheContents(Answer):
+    """Stored prefixes in the order of eviction, and pages."""
+
+    entries: list[StoredPrefix]
+    tokens: int
+    budget_tokens: int
+    hits: int
+    misses: int
+    evictions: int
+    found: int
+    unread: Annotated[
+        dict[Reason, int],
+        doc("Requests that read no stored prefix, by reason; `prefix_note` in the answers of these says it in words."),
+    ]
+    recent: Recent
+    pages: PageReport
+
+
+class Dropped(Answer):
+    """How many prefixes and pages were dropped."""
+
+    dropped: int
 
 
 async def list_entries(request: Request) -> Response:
@@ -39,19 +114,10 @@ async def drop(request: Request, prefix_id: str) -> Response:
     return json_response({"dropped": dropped})
 
 
-def router() -> APIRouter:
-    """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute)
-    made.add_api_route("/v1/cache", list_entries, methods=["GET"], responses=answers(CacheContents))
-    made.add_api_route("/v1/cache", drop_all, methods=["DELETE"], responses=answers(Dropped))
-    made.add_api_route("/v1/cache/{prefix_id}", drop, methods=["DELETE"], responses=answers(Dropped, 404, 409))
-    return made
-
-
-def _contents(engine: Engine) -> dict[str, Any]:
+def _contents(engine: Engine) -> CacheContents:
     store = engine.store
     token = engine.pool.bytes_per_token * engine.model.config.layers
-    entries = [
+    entries: list[StoredPrefix] = [
         {
             "prefix_id": _id(entry.key),
             "tokens": len(entry),
@@ -72,8 +138,9 @@ def _contents(engine: Engine) -> dict[str, Any]:
         "misses": store.stats.misses,
         "evictions": store.stats.evictions,
         "found": store.stats.found,
+        "unread": cast("dict[Reason, int]", dict(store.stats.unread)),
         "recent": {"prompts": engine.memory.recent.prompts, "tokens": engine.memory.recent.tokens},
-        "pages": {**asdict(memory), "utilisation": memory.utilisation},
+        "pages": cast("PageReport", asdict(memory) | {"utilisation": memory.utilisation}),
     }
 
 

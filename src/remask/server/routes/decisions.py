@@ -1,19 +1,140 @@
-"""Endpoints that read the model's distribution: decisions, and vLLM's scores and rankings."""
+"""Endpoints that read the model's distribution: decisions, and vLLM's scores and rankings.
 
+Canvases go to the engine in waves, so that one body holds few of its places at a time.
+"""
+
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated, Any, Literal, NotRequired, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
-from remask.request.questions import Decisions, Question
-from remask.server.bodies import BodyRoute
-from remask.server.deciding import Answered, respond
-from remask.server.document import RUNS, answers
-from remask.server.protocol.reads import DecisionsBody, RelevanceBody, RerankBody, ScoreBody
-from remask.server.routes.common import service_of
-from remask.server.schemas.reads import DecisionsAnswer, RerankAnswer, ScoreAnswer
-from remask.server.shapes import Json
+from remask.answers.decisions import DecisionPlan
+from remask.engine.async_engine import Ticket
+from remask.engine.request import PendingRequest
+from remask.errors import ConfigError, QueueFullError
+from remask.readers.decision import Reading
+from remask.request.questions import Decision, Decisions, Question
+from remask.request.result import Result
+from remask.server.answers.base import Answer, Usage, Work, doc, usage, work
+from remask.server.answers.generation import check_end
+from remask.server.errors import CLOSED_BY_CLIENT, ApiError, ClientGoneError, json_response
+from remask.server.protocol.reads import DecisionsBody, ReadBody, RelevanceBody, RerankBody, ScoreBody
+from remask.server.service import Service, run_while_connected, service_of
+from remask.server.texts import ITEM
+
+RETRY_S = 0.05  # until a further wave asks again for places in a full queue
+
+
+class Decided(Answer):
+    """The answer to one question."""
+
+    type: Literal["choice", "yes_no", "noul", "number", "score"]
+    choice: Annotated[str, doc("The most probable alternative.")]
+    value: NotRequired[
+        Annotated[
+            float, doc("The probability of yes, the most probable number, or the expected level, counted from 1.")
+        ]
+    ]
+    mean: NotRequired[Annotated[float, doc("The expected number.")]]
+    noul: NotRequired[Annotated[float, doc("The same as `value`, of the type `noul`.")]]
+    score: NotRequired[Annotated[float, doc("The same as `value`, of the type `score`.")]]
+    legend: NotRequired[Annotated[dict[str, str], doc("Of a score: the level that each label stands for.")]]
+    probabilities: dict[str, float]
+    confidence: Annotated[float, doc("The probability of `choice`.")]
+    label_mass: Annotated[float, doc("The probability that the model gives to the labels at all.")]
+    entropy: Annotated[float, doc("Of the probabilities, in nats.")]
+    labels: Annotated[dict[str, str], doc("What the model would have written for each alternative.")]
+
+
+class ReadWork(Work):
+    """The work of decisions."""
+
+    reads: Annotated[int, doc("Canvases that were read.")]
+
+
+class DecisionsAnswer(Answer):
+    """Answers by the ids of their questions."""
+
+    id: str
+    object: Literal["decisions"]
+    created: int
+    model: str
+    answers: dict[str, Decided]
+    together: bool
+    calibrated: bool
+    usage: Usage
+    remask: ReadWork
+
+
+class ReadUsage(Answer):
+    """Tokens of the prompts that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Score(Answer):
+    """How well a document answers a query: a probability."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreAnswer(Answer):
+    """Scores in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: ReadUsage
+
+
+class RankedText(Answer):
+    """A document."""
+
+    text: str
+
+
+class Ranked(Answer):
+    """A document and its score. `index` is its place in the request."""
+
+    index: int
+    document: RankedText
+    relevance_score: float
+
+
+class RerankAnswer(Answer):
+    """Documents, the best first."""
+
+    id: str
+    model: str
+    usage: ReadUsage
+    results: list[Ranked]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Decisions by the ids of their questions, and the results of the canvases that were read."""
+
+    decisions: dict[str, Decision]
+    results: list[Result]
+
+    @property
+    def usage(self) -> Usage:
+        """OpenAI's usage; every canvas counts its prompt."""
+        return usage(self.results)
+
+    @property
+    def work(self) -> ReadWork:
+        """The work of the passes."""
+        return {**work(self.results), "reads": len(self.results)}
 
 
 async def decisions(request: Request, body: DecisionsBody) -> Response:
@@ -25,28 +146,28 @@ async def decisions(request: Request, body: DecisionsBody) -> Response:
         made.append(body.asked)
         return made
 
-    def shape(answered: list[Answered]) -> Json:
+    def shape(answered: list[Answered]) -> DecisionsAnswer:
         (each,), (asked,) = answered, made
         return {
             "id": f"decisions-{request.state.request_id}",
             "object": "decisions",
             "created": int(time.time()),
             "model": body.model or service.config.model_names[0],
-            "answers": {name: decision.content for name, decision in each.decisions.items()},
+            "answers": {name: cast("Decided", decision.content) for name, decision in each.decisions.items()},
             "together": asked.together,
             "calibrated": asked.calibrate,
             "usage": each.usage,
             "remask": each.work,
         }
 
-    return await respond(service, request, body, ask, shape)
+    return await _respond(service, request, body, ask, shape)
 
 
 async def score(request: Request, body: ScoreBody) -> Response:
     """Score how well texts answer others."""
     service = service_of(request)
 
-    def shape(answered: list[Answered]) -> Json:
+    def shape(answered: list[Answered]) -> ScoreAnswer:
         scores = [_relevance(each)[0] for each in answered] if len(answered) > 1 else _relevance(answered[0])
         return {
             "id": f"score-{request.state.request_id}",
@@ -57,14 +178,14 @@ async def score(request: Request, body: ScoreBody) -> Response:
             "usage": _usage(answered),
         }
 
-    return await respond(service, request, body, partial(_pairs, body), shape)
+    return await _respond(service, request, body, partial(_pairs, body), shape)
 
 
 async def rerank(request: Request, body: RerankBody) -> Response:
     """Rank documents by how well they answer a query."""
     service = service_of(request)
 
-    def shape(answered: list[Answered]) -> Json:
+    def shape(answered: list[Answered]) -> RerankAnswer:
         scores = _relevance(answered[0])
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
         return {
@@ -76,24 +197,7 @@ async def rerank(request: Request, body: RerankBody) -> Response:
             ],
         }
 
-    return await respond(service, request, body, lambda: [_relevant(body, body.query, body.documents)], shape)
-
-
-def router() -> APIRouter:
-    """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute)
-    made.add_api_route("/v1/decisions", decisions, methods=["POST"], responses=answers(DecisionsAnswer, *RUNS))
-    made.add_api_route("/v1/score", score, methods=["POST"], responses=answers(ScoreAnswer, *RUNS))
-    made.add_api_route("/v1/rerank", rerank, methods=["POST"], responses=answers(RerankAnswer, *RUNS))
-    others: dict[str, Callable[..., Awaitable[Response]]] = {
-        "/v1/systemone": decisions,
-        "/score": score,
-        "/rerank": rerank,
-        "/v2/rerank": rerank,
-    }
-    for path, endpoint in others.items():
-        made.add_api_route(path, endpoint, methods=["POST"], include_in_schema=False)
-    return made
+    return await _respond(service, request, body, lambda: [_relevant(body, body.query, body.documents)], shape)
 
 
 def _pairs(body: ScoreBody) -> list[Decisions]:
@@ -118,7 +222,123 @@ def _relevance(answered: Answered) -> list[float]:
     return [decision.probabilities["yes"] for decision in answered.decisions.values()]
 
 
-def _usage(answered: Sequence[Answered]) -> Json:
+def _usage(answered: Sequence[Answered]) -> ReadUsage:
     """vLLM's usage of scores."""
     tokens = sum(each.usage["prompt_tokens"] for each in answered)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+async def _respond(
+    service: Service,
+    request: Request,
+    body: ReadBody,
+    ask: Callable[[], list[Decisions]],
+    shape: Callable[[list[Answered]], Mapping[str, Any]],
+) -> Response:
+    """Answer a body: `ask` makes its decisions on a text thread, and `shape` makes an answer of what came of them."""
+    began = service.clock()
+    service.note_user(request, body.user)
+    service.intake.terms(body)
+    service.intake.check_priority(body.priority or 0, leads=request.state.leads)
+    try:
+        asked = await service.off_loop(request, ITEM * body.questions_count, ask)
+        size = service.intake.check_decisions(asked)
+        plans = await service.off_loop(request, size, partial(_plans, service, asked))
+        answered = await _Waves(service, request, body, plans, began).run()
+    except ClientGoneError:
+        return Response(status_code=CLOSED_BY_CLIENT)
+    results = [result for each in answered for result in each.results]
+    request.state.log_fields.update(
+        {
+            "prompt_tokens": sum(result.usage.prompt_tokens for result in results),
+            "cached_tokens": sum(result.usage.cached_tokens for result in results),
+            "reads": len(results),
+        }
+    )
+    return json_response(shape(answered))
+
+
+def _plans(service: Service, asked: Sequence[Decisions]) -> list[DecisionPlan]:
+    """The plans of `asked`, which take as many canvases as the server allows, all together."""
+    left, most = service.config.max_reads, service.config.max_reads
+    plans = []
+    for each in asked:
+        if left < 1:
+            raise ConfigError(f"questions take more than {most} canvases; ask fewer at a time (max_reads)")
+        plans.append(service.llm.session.decisions(each, left))
+        left -= len(plans[-1].asks)
+    return plans
+
+
+class _Waves:
+    """The canvases of some plans, as many at a time as choices of one request may run."""
+
+    def __init__(
+        self, service: Service, request: Request, body: ReadBody, plans: Sequence[DecisionPlan], began: float
+    ) -> None:
+        self.service, self.request, self.body, self.plans = service, request, body, plans
+        self._ends = None if body.deadline_s is None else began + body.deadline_s
+        self._parts = [(plan, number) for plan in range(len(plans)) for number in range(len(plans[plan].asks))]
+        engine = service.engine
+        self._wave = min(service.config.max_choices, engine.engine.config.max_num_seqs + engine.max_queue)
+
+    async def run(self) -> list[Answered]:
+        """What came of each plan. Raises what the engine raises, and `ClientGoneError`."""
+        results: list[Result] = []
+        for first in range(0, len(self._parts), self._wave):
+            parts = self._parts[first : first + self._wave]
+            size = sum(ITEM + len(self.plans[plan].asks[number].before) for plan, number in parts)
+            pending = await self.service.off_loop(self.request, size, self._checked, parts, first)
+            results += await run_while_connected(self.request.receive, self._read(pending, first > 0))
+        answered, at = [], 0
+        for plan in self.plans:
+            own = results[at : at + len(plan.asks)]
+            answered.append(Answered(plan.answers([result.reads[Reading.name] for result in own]), own))
+            at += len(plan.asks)
+        return answered
+
+    def _checked(self, parts: Sequence[tuple[int, int]], first: int) -> list[PendingRequest]:
+        """The requests of a wave, ready to begin; its first canvas is number `first` of the body."""
+        terms = self.service.intake.terms(self.body)
+        policy = self.service.intake.policy(terms)
+        given = {name: getattr(terms, name) for name in ("adapter", "cache_salt", "priority")}
+        given["deadline_s"] = self._left()
+        made = []
+        for offset, (plan, number) in enumerate(parts):
+            name = f"{self.request.state.request_id}-d{first + offset}-{self.service.intake.number()}"
+            asked = self.plans[plan].request(number, name, policy=policy, **given)
+            made.append(self.service.llm.engine.check(replace(asked, owner=self.service.owner(self.request))))
+        return made
+
+    async def _read(self, pending: Sequence[PendingRequest], later: bool) -> list[Result]:
+        """The results of a wave. A `later` one waits for room in the queue, where the first is refused."""
+        ticket = await self._submitted(pending, later)
+        found: dict[str, Result] = {}
+        try:
+            async for events in ticket:
+                for event in events:
+                    if event.result is not None:
+                        check_end(event.result)
+                        found[event.id] = event.result
+        finally:
+            ticket.cancel()
+        return [found[each.request.id] for each in pending]
+
+    async def _submitted(self, pending: Sequence[PendingRequest], later: bool) -> Ticket:
+        while True:
+            try:
+                return self.service.engine.submit(pending)
+            except QueueFullError:
+                if not later:
+                    raise
+                self._left()
+                await asyncio.sleep(RETRY_S)
+
+    def _left(self) -> float | None:
+        """Seconds until the deadline of the body. Raises a 504 where it has passed."""
+        if self._ends is None:
+            return None
+        left = self._ends - self.service.clock()
+        if left <= 0:
+            raise ApiError(504, "the decisions did not end within deadline_s; give them more time, or ask fewer")
+        return left

@@ -1,41 +1,53 @@
 """Endpoints that generate text, and those that convert between text and tokens."""
 
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from remask.errors import ConfigError
-from remask.server.bodies import BodyRoute
-from remask.server.document import READS, RUNS, answers
+from remask.server.answers.base import Answer
+from remask.server.answers.choices import ChatChoices, CompletionChoices
+from remask.server.answers.messages import MessagesAnswer
+from remask.server.answers.responses import ResponsesAnswer
 from remask.server.errors import json_response
-from remask.server.generation import Choices
+from remask.server.protocol.conversation import DetokenizeBody, TokenizeBody
 from remask.server.protocol.generation import ChatBody, CompletionBody
-from remask.server.protocol.texts import DetokenizeBody, TokenizeBody
-from remask.server.routes.common import service_of
-from remask.server.schemas.choices import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
-from remask.server.schemas.info import DetokenizedText, Tokens
-from remask.server.schemas.messages import MessageAnswer, MessageEvent, MessagesError, TokenCount
-from remask.server.schemas.responses import ResponseAnswer, ResponseEvent
-from remask.server.shapes import ChatShape, CompletionShape
-from remask.server.surfaces.messages_answer import MessagesAnswer
-from remask.server.surfaces.messages_body import CountTokensBody, MessagesBody
-from remask.server.surfaces.responses_answer import ResponsesAnswer
-from remask.server.surfaces.responses_body import ResponsesBody
+from remask.server.protocol.messages import CountTokensBody, MessagesBody
+from remask.server.protocol.responses import ResponsesBody
+from remask.server.service import service_of
 from remask.text.prompts import text_tokens
+
+
+class TokenCount(Answer):
+    """Tokens of a conversation."""
+
+    input_tokens: int
+
+
+class Tokens(Answer):
+    """Token ids of a text, or of a conversation."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizedText(Answer):
+    """The text of token ids, special tokens included."""
+
+    prompt: str
 
 
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    return await service.answer(request, body, service.intake.chat, partial(Choices, shape=ChatShape))
+    return await service.answer(request, body, service.intake.chat, ChatChoices)
 
 
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Answer one or more prompts."""
     service = service_of(request)
-    return await service.answer(request, body, service.intake.completion, partial(Choices, shape=CompletionShape))
+    return await service.answer(request, body, service.intake.completion, CompletionChoices)
 
 
 async def responses(request: Request, body: ResponsesBody) -> Response:
@@ -55,7 +67,7 @@ async def count_tokens(request: Request, body: CountTokensBody) -> Response:
     service, chat = service_of(request), body.chat
     service.intake.check_model(chat.model)
     size = service.intake.check_size(chat)
-    told = chat.messages, True, chat.variables, body.control_tokens
+    told = chat.messages, *chat.ending, chat.variables, body.control_tokens
     tokens = await service.off_loop(request, size, service.intake.conversation, *told)
     return json_response({"input_tokens": len(tokens)})
 
@@ -72,8 +84,9 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         tokens = await service.off_loop(request, size, text_tokens, *told)
     else:
         call = service.intake.conversation
-        how = body.add_generation_prompt, body.chat_template_kwargs, body.control_tokens
-        tokens = await service.off_loop(request, size, call, body.messages, *how)
+        ending = body.add_generation_prompt, bool(body.continue_final_message)
+        how = body.chat_template_kwargs, body.control_tokens
+        tokens = await service.off_loop(request, size, call, body.messages, *ending, *how)
     fields = {"count": len(tokens), "max_model_len": service.llm.engine.max_model_len, "tokens": tokens}
     return json_response(fields)
 
@@ -90,22 +103,3 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         raise ConfigError(f"tokens holds {bad[0]}; token ids are whole numbers from 0 to {vocab - 1}")
     call, tokens = service.intake.tokenizer.decode, body.tokens
     return json_response({"prompt": await service.off_loop(request, len(tokens), call, tokens, False)})
-
-
-def router() -> APIRouter:
-    """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute)
-
-    def post(path: str, endpoint: Callable[..., Awaitable[Response]], told: dict[int | str, Any]) -> None:
-        made.add_api_route(path, endpoint, methods=["POST"], responses=told)
-
-    post("/v1/chat/completions", chat_completions, answers(ChatAnswer, *RUNS, stream=ChatEvent))
-    post("/v1/completions", completions, answers(CompletionAnswer, *RUNS, stream=CompletionEvent))
-    post("/v1/responses", responses, answers(ResponseAnswer, *RUNS, stream=ResponseEvent))
-    post("/v1/messages", messages, answers(MessageAnswer, *RUNS, stream=MessageEvent, error=MessagesError))
-    post("/v1/messages/count_tokens", count_tokens, answers(TokenCount, *READS, 429, error=MessagesError))
-    post("/tokenize", tokenize, answers(Tokens, *READS, 429))
-    post("/detokenize", detokenize, answers(DetokenizedText, *READS, 429))
-    # The name that Inception's and Mistral's APIs have for a prompt and its suffix.
-    made.add_api_route("/v1/fim/completions", completions, methods=["POST"], include_in_schema=False)
-    return made

@@ -1,25 +1,108 @@
 """Endpoints that report the model, the server's health and its metrics."""
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from remask import __version__
 from remask.sampling.defaults import overlaid
-from remask.server.bodies import BodyRoute
-from remask.server.document import answers, plain
+from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
 from remask.server.metrics import CONTENT_TYPE
-from remask.server.routes.common import service_of
-from remask.server.schemas.info import Health, Model, ModelInfo, Models, Version
-from remask.server.service import Service
+from remask.server.service import Service, service_of
 from remask.tasks.cards import card
+
+
+class CardQuestion(Answer):
+    """A question that a bundled model can answer."""
+
+    question: str
+    answer: Annotated[str, doc("The right answer; empty where there are many.")]
+    canvas: Annotated[str, doc("The answer with holes: `[[n]]` is one of n tokens.")]
+    decision: Annotated[dict[str, Any] | None, doc("The same as a question of `/v1/decisions`.")]
+
+
+class ModelCard(Answer):
+    """What a bundled model can answer."""
+
+    answers: str
+    system: Annotated[str | None, doc("The system prompt that the questions are about.")]
+    questions: list[CardQuestion]
+
+
+class Model(Answer):
+    """A served name."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["remask"]
+    root: Annotated[str, doc("The folder or hub id of the model, or of the adapter.")]
+    parent: Annotated[str | None, doc("Of an adapter the name of the model that it changes.")]
+    max_model_len: int
+    card: NotRequired[ModelCard]
+
+
+class Models(Answer):
+    """All served names."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Computing(Answer):
+    """What computes passes, and why."""
+
+    attention: str
+    attention_why: str
+    overlap: bool
+    graphs: bool
+    overlap_and_graphs_why: str
+
+
+class Health(Answer):
+    """Requests are accepted."""
+
+    status: Literal["ok"]
+    computing: Computing
+
+
+class Version(Answer):
+    """The version of remask."""
+
+    version: str
+
+
+class ModelInfo(Answer):
+    """The model and the server's limits."""
+
+    model_path: str
+    is_generation: Literal[True]
+    family: str
+    fingerprint: str
+    parameters: int
+    layers: int
+    vocab_size: int
+    mask_token_id: int
+    stop_token_ids: list[int]
+    dtype: str
+    device: str
+    max_model_len: int
+    max_num_seqs: int
+    max_queue: int
+    max_steps: int
+    max_request_row_layers: int | None
+    cache: str
+    cache_config: dict[str, Any]
+    store_budget_tokens: int
+    has_chat_template: bool
+    sampling: Annotated[dict[str, Any], doc("Sampling parameters of requests that leave them out.")]
 
 
 async def models(request: Request) -> Response:
     """List the names that requests may give as `model`."""
     service = service_of(request)
-    entries = [_model(service, name) for name in service.config.model_names]
+    entries = [_model(service, name) for name in service.intake.model_names]
     return json_response({"object": "list", "data": entries})
 
 
@@ -48,7 +131,7 @@ async def health(request: Request) -> Response:
             code="step_overdue",
         )
     choice = service_of(request).llm.engine.choice
-    computing = {
+    computing: Computing = {
         "attention": choice.executor.name,
         "attention_why": choice.executor.why,
         "overlap": choice.overlap,
@@ -67,7 +150,7 @@ async def get_model_info(request: Request) -> Response:
     """Return the model's dimensions and the server's limits."""
     service = service_of(request)
     llm, shape = service.llm, service.llm.loaded.config
-    fields = {
+    info: ModelInfo = {
         "model_path": llm.loaded.name,
         "is_generation": True,
         "family": shape.family,
@@ -80,17 +163,17 @@ async def get_model_info(request: Request) -> Response:
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "device": str(llm.model.device),
         "max_model_len": llm.engine.max_model_len,
-        "max_num_seqs": llm.engine_config.max_num_seqs,
+        "max_num_seqs": llm.session.engine_config.max_num_seqs,
         "max_queue": service.config.max_queue,
         "max_steps": llm.engine.limits.steps,
         "max_request_row_layers": llm.engine.limits.row_layers,
-        "cache": llm.cache_name,
-        "cache_config": llm.cache_config,
+        "cache": llm.session.cache_name,
+        "cache_config": llm.session.cache_config,
         "store_budget_tokens": llm.engine.memory.store_budget,
         "has_chat_template": service.intake.tokenizer.has_chat_template,
-        "sampling": overlaid(llm.sampling, service.config.sampling),
+        "sampling": overlaid(llm.session.sampling, service.config.sampling),
     }
-    return json_response(fields)
+    return json_response(info)
 
 
 async def metrics(request: Request) -> Response:
@@ -98,29 +181,19 @@ async def metrics(request: Request) -> Response:
     return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
 
 
-def router() -> APIRouter:
-    """The routes of this module."""
-    made = APIRouter(route_class=BodyRoute)
-    made.add_api_route("/v1/models", models, methods=["GET"], responses=answers(Models))
-    made.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=answers(Model, 404))
-    made.add_api_route("/health", health, methods=["GET"], responses=answers(Health, 503))
-    for method in ("GET", "POST"):
-        made.add_api_route("/ping", health, methods=[method], responses=answers(Health, 503))
-    made.add_api_route("/version", version, methods=["GET"], responses=answers(Version))
-    made.add_api_route("/get_model_info", get_model_info, methods=["GET"], responses=answers(ModelInfo))
-    made.add_api_route(
-        "/metrics", metrics, methods=["GET"], response_class=Response, responses=plain(CONTENT_TYPE.partition(";")[0])
-    )
-    return made
-
-
-def _model(service: Service, name: str) -> dict[str, Any]:
-    told = {
+def _model(service: Service, name: str) -> Model:
+    loaded = service.llm.loaded
+    adapter = loaded.adapters.get(name)
+    told: Model = {
         "id": name,
         "object": "model",
         "created": service.started,
         "owned_by": "remask",
+        "root": loaded.name if adapter is None else adapter.name,
+        "parent": None if adapter is None else service.config.model_names[0],
         "max_model_len": service.llm.engine.max_model_len,
     }
-    known = card(service.llm.loaded.name)
-    return told if known is None else {**told, "card": known.as_json()}
+    known = None if adapter is not None else card(loaded.name)
+    if known is not None:
+        told["card"] = cast("ModelCard", known.as_json())
+    return told

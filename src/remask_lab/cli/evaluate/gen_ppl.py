@@ -9,10 +9,9 @@ from transformers.utils import logging as transformers_logging
 
 from remask.cli.options import check_folder, engine_config, open_llm, sampling_option
 from remask.errors import ConfigError
-from remask_lab.arguments.common import check_least
-from remask_lab.asked.common import compared_policies
-from remask_lab.likelihood.judge import Judge
-from remask_lab.likelihood.perplexity import RESAMPLES, Perplexity, cut_prompts, measure, read_texts
+from remask.request.sampling_params import layered
+from remask_lab.asked import check_least, compared_policies
+from remask_lab.likelihood.perplexity import RESAMPLES, Judge, Perplexity, cut_prompts, measure, read_texts
 from remask_lab.records.record import Record, about, write_record
 
 
@@ -29,11 +28,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.progress:
         bars: Any = transformers_logging  # it has no types
         bars.disable_progress_bar()
-    llm = open_llm(args, engine=engine_config(args))
-    params = llm.params(sampling, prompt_tokens=args.prompt_tokens)
+    llm = open_llm(args, engine=engine_config(args), reads="text")
+    params = llm.session.params(sampling, prompt_tokens=args.prompt_tokens)
     prompts = cut_prompts(llm, read_texts(args.prompts), args.prompt_tokens, args.requests)
     judge = Judge(args.judge, args.judge_dtype, llm.model.device)
-    rows = measure(llm, judge, prompts, policies, params, args.seed, progress=llm.progress)
+    rows = measure(llm, judge, prompts, policies, params, args.seed, progress=llm.session.progress)
     print(text(judge.name, rows))
     if args.output is not None:
         settings = {
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             "prompts": args.prompts,
             "prompt_tokens": args.prompt_tokens,
             "requests": args.requests,
-            "sampling": {name: value for name, value in asdict(params).items() if value is not None},
+            "sampling": layered(asdict(params)),
             "resamples": RESAMPLES,
         }
         write_record(args.output, Record("eval gen-ppl", about(llm, seed=args.seed, settings=settings), {"rows": rows}))

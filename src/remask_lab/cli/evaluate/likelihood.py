@@ -5,13 +5,21 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from remask.checkpoint.loaded import find_model
+from remask.checkpoint.settings import ModelSettings
 from remask.cli.options import check_folder, open_llm
-from remask_lab.arguments.common import check_least
-from remask_lab.cli.arguments.evaluate.likelihood import FIELDS
-from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
+from remask_lab.asked import check_least
+from remask_lab.cli.evaluate import FIELDS
 from remask_lab.likelihood.draws import StratifiedDraws
-from remask_lab.likelihood.estimator import open_estimator
-from remask_lab.likelihood.pairs import Pair, encode_pair, encode_reply
+from remask_lab.likelihood.passes import Pair, encode_pair, encode_reply
+from remask_lab.likelihood.scores import (
+    Question,
+    check_kind,
+    open_estimator,
+    read_items,
+    score_questions,
+    score_responses,
+)
 from remask_lab.records.jsonl import field_names, read_lines
 from remask_lab.records.record import Record, about, write_record
 
@@ -40,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--output", args.output)
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
-    llm = open_llm(args)
+    found = find_model(ModelSettings(args.model, load_format=args.load_format, reads=None))
+    check_kind(args.model, found.config.kind)
+    llm = open_llm(args, reads="chat" if args.chat else "text")
     estimator = open_estimator(llm, draws, args.max_rows)
 
     def encode(prompt: str, response: str) -> Pair:
@@ -50,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
     items = read_items(lines, encode)
     if isinstance(items[0], Question):
-        data = score_questions(estimator, items, llm.progress)
+        data = score_questions(estimator, items, llm.session.progress)
     else:
-        data = score_responses(estimator, items, llm.progress)
+        data = score_responses(estimator, items, llm.session.progress)
     print(text(data))
     if args.output is not None:
         settings = {"prompts": args.prompts, "lines": len(lines), "chat": args.chat, "draws": asdict(estimator.draws)}

@@ -4,22 +4,23 @@ import argparse
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from remask.checks.plugins import install_line
 from remask.cli.options import check_folder, engine_config, open_llm, sampling_option
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask_lab.arguments.common import check_least
-from remask_lab.asked.common import compared_policies
-from remask_lab.cli.arguments.evaluate.likelihood import add_draw_options
+from remask.request.sampling_params import layered
+from remask_lab.asked import check_least, compared_policies
+from remask_lab.cli.evaluate import add_draw_options
 from remask_lab.cli.evaluate.likelihood import draws_of
 from remask_lab.harness.benchmark import (
-    FOLDER,
     PREFIX,
     benchmark,
     is_own,
@@ -30,14 +31,13 @@ from remask_lab.harness.benchmark import (
     turns_of,
 )
 from remask_lab.harness.execute import offered
-from remask_lab.harness.local import chat_tokenizer, run_local
 from remask_lab.harness.presets import TaskSettings, task_settings
 from remask_lab.harness.report import table
-from remask_lab.likelihood.estimator import KINDS, open_estimator
+from remask_lab.harness.run import chat_tokenizer, check_first, run_local
 from remask_lab.likelihood.perplexity import Policy
+from remask_lab.likelihood.scores import KINDS, open_estimator
 from remask_lab.records.jsonl import field_names
-from remask_lab.records.record import about
-from remask_lab.records.sweep import Sweep
+from remask_lab.records.record import Sweep, about
 
 Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
 
@@ -45,7 +45,7 @@ Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, and write each row to the file of `--output`."""
     tasks = _tasks(args)
-    if any(is_own(task) and benchmark(task).scoring == "code" for task in tasks):
+    if args.metric != "agreement" and any(is_own(task) and benchmark(task).scoring == "code" for task in tasks):
         offered()  # logs how far generated code is confined, before anything long begins
     check_folder("--output", args.output)
     if args.include_path is not None and not Path(args.include_path).is_dir():
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
     local = args.data is not None
     begin = _local(args, tasks[0], role, settings_of) if local else _harness(args, tasks, role, settings_of, draws)
-    llm = open_llm(args, engine=engine_config(args))
+    llm = open_llm(args, engine=engine_config(args), reads="chat" if any(map(is_own, tasks)) else "text")
     chosen: dict[str, list[tuple[Policy, CachePolicy]]] = {}
     for task in tasks:
         usual = settings_of[task].caches
         own = [replace(each, settings={**usual.get(each.name, {}), **each.settings}) for each in policies]
-        chosen[task] = [(each, llm.policy(each.name, each.settings)) for each in own]
+        chosen[task] = [(each, llm.session.policy(each.name, each.settings)) for each in own]
     settings = {
         "sampling": given,
         "preset": args.preset,
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
         "fields": args.fields,
         "draws": draws,
-        "engine": asdict(llm.engine_config),
+        **({"metric": args.metric} if args.metric == "agreement" else {}),
+        "engine": asdict(llm.session.engine_config),
         "lm_eval": None if local else version("lm_eval"),
     }
     sweep = Sweep(args.output, "eval tasks", about(llm, seed=args.seed, settings=settings))
@@ -95,7 +96,7 @@ def _tasks(args: argparse.Namespace) -> list[str]:
         raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
     check_least(args, limit=1, shots=0)
     for task in [task for task in tasks if is_own(task)]:
-        if benchmark(task).scoring == "code" and not args.allow_code_execution:
+        if benchmark(task).scoring == "code" and args.metric != "agreement" and not args.allow_code_execution:
             raise ConfigError(
                 f"{task} runs code that the model writes on this machine. Allow it with --allow-code-execution, best "
                 "in a container; or leave the task out"
@@ -110,6 +111,8 @@ def _tasks(args: argparse.Namespace) -> list[str]:
         _check_no_draws(args)
     if args.data is not None and args.include_path is not None:
         raise ConfigError("--include-path has configs for lm-eval, which --data does without; leave one of them out")
+    if args.metric == "agreement" and args.data is None:
+        raise ConfigError("--metric agreement is measured on local data, as lm-eval scores answers alone; give --data")
     if args.fields is not None and args.data is None:
         raise ConfigError("--fields says what the fields of --data are called; give both, or neither")
     return tasks
@@ -137,7 +140,7 @@ def _settings(args: argparse.Namespace, task: str, sampling: Mapping[str, Any]) 
             f"its data set {benchmark(task).data}: write another split of it than is asked, or records of your own. "
             "Give both, or neither; --shots 0 asks without examples"
         )
-    return replace(own, sampling={**own.sampling, **sampling}, shots=shots)
+    return replace(own, sampling=layered(own.sampling, sampling), shots=shots)
 
 
 def _local(
@@ -147,7 +150,21 @@ def _local(
     names = field_names("--fields", args.fields, own.format.fields)
     docs = read_docs(own, args.data, names, args.limit)
     shots = read_shots(own, args.shot_data, names, settled.shots) if settled.shots else ()
-    return lambda llm: lambda _, policy: run_local(llm, own, docs, role, policy, settled.sampling, args.seed, shots)
+    losses = args.metric == "agreement"
+
+    def begin(llm: LLM) -> Measure:
+        @cache  # asked once, before the first row that the file of --output does not hold
+        def check() -> None:
+            check_first(llm, own, docs, role, settled.sampling, args.seed, shots)
+
+        def measure(_: str, policy: CachePolicy) -> Mapping[str, Any]:
+            if args.metric is None:
+                check()
+            return run_local(llm, own, docs, role, policy, settled.sampling, args.seed, shots, losses=losses)
+
+        return measure
+
+    return begin
 
 
 def _harness(
@@ -159,12 +176,11 @@ def _harness(
 ) -> Callable[[LLM], Measure]:
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
-            "published data sets and lm-eval's tasks need lm-eval: pip install 'remask[eval]'; "
+            f"published data sets and lm-eval's tasks need lm-eval: {install_line('eval')}; "
             "our own tasks run on local data without it (--data)"
         )
     # Importing it takes seconds, and it is an extra.
-    from remask_lab.harness.lm import RemaskLM
-    from remask_lab.harness.through_lm_eval import EvalOptions, Harness
+    from remask_lab.harness.lm import Harness, RemaskLM
 
     folders = [] if args.include_path is None else [args.include_path]
     # Our own tasks take their examples from a file on any data; lm-eval takes those of its tasks from its data sets.
@@ -186,24 +202,15 @@ def _harness(
             given = role if is_own(task) or args.system_prompt is not None else None
             shots = args.shots if args.preset is None else settings[task].shots
             shots = None if is_own(task) else shots
-            options = EvalOptions(given, chat, args.limit, args.allow_code_execution, args.seed, shots)
-            turns = examples.get(task, ())
-            lm = RemaskLM(llm, policy, settings[task].sampling, args.seed, estimator, turns)
-            return harness.run(lm, task, options)
+            lm = RemaskLM(llm, policy, settings[task].sampling, args.seed, estimator, examples.get(task, ()))
+            run_code = args.allow_code_execution
+            return harness.run(
+                lm, task, role=given, chat=chat, limit=args.limit, run_code=run_code, seed=args.seed, shots=shots
+            )
 
         return measure
 
     return begin
-
-
-def listed() -> str:
-    """Our own tasks as text, and where lm-eval finds them."""
-    lines = [f"{'task':<22}{'scored by':<12}data set"]
-    for task in task_names():
-        own = benchmark(task)
-        lines.append(f"{task:<22}{'tests' if own.scoring == 'code' else '## match':<12}{own.data}")
-    lines.append(f"\nFor lm-eval's own command line: --include_path {FOLDER}")
-    return "\n".join(lines)
 
 
 def _summary(llm: LLM, args: argparse.Namespace, sweep: Sweep) -> str:

@@ -1,6 +1,7 @@
 """The functions that lm-eval calls from the configs in this folder."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from remask_lab.harness.formats import FORMATS
@@ -39,51 +40,6 @@ BBH = (
 """Names of BIG-Bench Hard's tasks. Each is a configuration of the data set."""
 
 
-def gsm8k(dataset: Any) -> Any:
-    """Questions and numbers."""
-    return _prepared(dataset, "gsm8k")
-
-
-def math500(dataset: Any) -> Any:
-    """Problems and LaTeX."""
-    return _prepared(dataset, "math500")
-
-
-def arc_challenge(dataset: Any) -> Any:
-    """Questions and letters."""
-    return _prepared(dataset, "arc_challenge")
-
-
-def gpqa(dataset: Any) -> Any:
-    """Questions and letters. The order of the choices is drawn from the question."""
-    return _prepared(dataset, "gpqa")
-
-
-def mmlu(dataset: Any) -> Any:
-    """Questions and letters."""
-    return _prepared(dataset, "mmlu")
-
-
-def mmlu_pro(dataset: Any) -> Any:
-    """Questions and letters."""
-    return _prepared(dataset, "mmlu_pro")
-
-
-def bbh(dataset: Any) -> Any:
-    """Inputs and targets."""
-    return _prepared(dataset, "bbh")
-
-
-def humaneval(dataset: Any) -> Any:
-    """Function heads and tests."""
-    return _prepared(dataset, "humaneval")
-
-
-def mbpp(dataset: Any) -> Any:
-    """Descriptions and tests."""
-    return _prepared(dataset, "mbpp")
-
-
 def bbh_dataset(**_: Any) -> Mapping[str, Any]:
     """All of BIG-Bench Hard's tasks as one split, from the hub."""
     from datasets import concatenate_datasets, load_dataset
@@ -101,7 +57,8 @@ def passes(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     return score("code", results[0], doc["right"], doc["before"], doc["entry"]).metrics
 
 
-def _prepared(dataset: Any, name: str) -> Any:
+def _prepared(name: str, dataset: Any) -> Any:
+    """The records of a data set as questions and right answers, as `FORMATS` reads them."""
     read = FORMATS[name].read
 
     def prepare(doc: Mapping[str, Any], number: int) -> dict[str, str]:
@@ -109,3 +66,10 @@ def _prepared(dataset: Any, name: str) -> Any:
         return {"asked": found.asked, "right": found.right, "before": found.before, "entry": found.entry}
 
     return dataset.map(prepare, with_indices=True)
+
+
+def __getattr__(name: str) -> Any:
+    """`process_docs` of each config: a function of the benchmark's name."""
+    if name not in FORMATS:
+        raise AttributeError(name)
+    return partial(_prepared, name)

@@ -14,22 +14,23 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The shape that `config.json` describes. Raises `CheckpointError` on keys that cannot be used."""
     fields = Fields(f"config.json ({NAME})", raw)
     fields.only("hidden_act", "silu", optional=True)
+    fields.all_attended()
     vocab, heads = fields.integer("vocab_size"), fields.integer("num_attention_heads")
+    head_dim = fields.head_dim("hidden_size", "num_attention_heads")
     return ModelConfig(
         family=NAME,
         layers=fields.integer("num_hidden_layers"),
         hidden=fields.integer("hidden_size"),
         heads=heads,
         kv_heads=fields.kv_heads("num_key_value_heads", heads),
-        head_dim=fields.head_dim("hidden_size", "num_attention_heads"),
+        head_dim=head_dim,
         intermediate=fields.integer("intermediate_size"),
         vocab=vocab,
-        max_length=fields.integer("max_position_embeddings"),
-        rope_theta=fields.number("rope_theta"),
         norm_eps=fields.number("rms_norm_eps"),
         mask_id=fields.token("mask_token_id", vocab),
         stop_ids=fields.tokens("eos_token_id", vocab),
         tied=fields.flag("tie_word_embeddings", False),
+        **fields.rope(head_dim),
     )
 
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from remask.remasking import Chosen, Remasking, Step, every_block
+from remask.sampling.rules import Remasking, Step, every_block
+from remask.sampling.select import Chosen
 
 
 def choose(step: Step) -> Chosen:

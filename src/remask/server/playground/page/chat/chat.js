@@ -18,7 +18,7 @@ const LEAVING_MS = 200;
 const recordings = new WeakMap(); // of versions whose forming this page has seen
 let current = null; // the conversation that is open
 let running = null; // { one, turn, version, recording, stopper, view } of the answer in progress
-let edited = null; // the place of the user's turn that is edited
+let edited = null; // the place of the turn that is edited
 let views = new Map(); // the drawn answers, by turn
 
 export function startChat() {
@@ -151,7 +151,9 @@ function drawMessages() {
 function answerTurn(turn, place) {
   const isLast = place === current.messages.length - 1;
   const view = new AnswerTurn(turn, current.messages[place - 1].content, (version) => recordings.get(version), {
-    again: isLast ? () => regenerate(turn) : null,
+    again: isLast ? () => another(turn, view.version.begun, turn.versions.length) : null,
+    goOn: isLast ? () => another(turn, view.version.content) : null,
+    edit: () => edit(place),
     code: () => showCode(requestOf(current.messages, place, view.version)),
     changed: save,
   });
@@ -195,12 +197,15 @@ function drop(one) {
 const contentOf = (turn) => (turn.role === "user" ? turn.content : turn.versions[turn.shown].content);
 
 /** The request of the answer at a place of the conversation. */
-function requestOf(messages, place, { fields, turns, system }) {
+function requestOf(messages, place, { fields, turns, system, begun = "" }) {
   const question = messages[place - 1];
-  if (!served.chats) return { model: served.name, prompt: question.content, ...fields };
+  if (!served.chats) return { model: served.name, prompt: question.content + begun, ...fields };
   const before = turns ? messages.slice(0, place - 1) : [];
   const said = [...before, question].map((turn) => ({ role: turn.role, content: contentOf(turn) }));
-  return { model: served.name, messages: [...(system ? [{ role: "system", content: system }] : []), ...said], ...fields };
+  if (system) said.unshift({ role: "system", content: system });
+  if (begun) said.push({ role: "assistant", content: begun });
+  const ending = begun ? { add_generation_prompt: false, continue_final_message: true } : {};
+  return { model: served.name, messages: said, ...ending, ...fields };
 }
 
 function showCode(body) {
@@ -210,6 +215,14 @@ function showCode(body) {
 /** Send what was typed, and show the answer as it forms. */
 async function say(text) {
   const one = current;
+  if (edited !== null && one.messages[edited].role === "assistant") {
+    const turn = one.messages[edited];
+    endEdit();
+    if ((await another(turn, text)) || one !== current || !one.messages.includes(turn)) return;
+    edit(one.messages.indexOf(turn));
+    find("message").value = text;
+    return;
+  }
   const replaced = edited === null ? [] : one.messages.splice(edited);
   endEdit();
   const asked = { role: "user", content: text };
@@ -234,21 +247,28 @@ async function say(text) {
   drawHistory();
 }
 
-async function regenerate(turn) {
-  if (running) return;
+/**
+ * Ask for another version of an answer, which goes on from `begun`; what follows the turn is replaced. `again` moves the
+ * seed. Returns whether anything of it came.
+ */
+async function another(turn, begun, again = 0) {
+  if (running) return true;
   find("message").focus();
   const [one, shown] = [current, turn.shown];
-  const done = await answer(one, turn, settingsOf(turn.versions.length));
-  if (done || !conversation(one.id)) return;
+  const replaced = one.messages.splice(one.messages.indexOf(turn) + 1);
+  const done = await answer(one, turn, settingsOf(again), begun);
+  if (done || !conversation(one.id)) return done;
   turn.versions.pop();
   turn.shown = shown;
+  one.messages.push(...replaced);
   save(one);
-  views.get(turn)?.draw();
+  if (one === current) drawMessages();
+  return false;
 }
 
-/** Ask for one version of an answer. Returns whether anything of it came. */
-async function answer(one, turn, { fields, turns }) {
-  const version = { content: "", fields, turns, system: one.system, stopped: CLOSED, stats: null };
+/** Ask for one version of an answer, which goes on from `begun`. Returns whether anything of it came. */
+async function answer(one, turn, { fields, turns }, begun = "") {
+  const version = { content: begun, begun, fields, turns, system: one.system, stopped: CLOSED, stats: null };
   turn.shown = turn.versions.push(version) - 1;
   running = { one, turn, version, recording: new Recording(), stopper: new AbortController(), view: null };
   const { recording, stopper } = running;
@@ -271,9 +291,11 @@ async function answer(one, turn, { fields, turns }) {
     version.stopped = `${error instanceof Problem ? "Broken off" : "Stopped"}: ${settled} of ${all} positions settled`;
   } finally {
     const { done, rest, text } = recording;
-    version.content = done ? text : [text, ...rest.map((token) => (token === null ? " … " : recording.wordwise ? ` ${token} ` : token))].join("").replace(/ {2,}/g, " ").trim();
+    const settled = [text, ...rest.map((token) => (token === null ? " … " : recording.wordwise ? ` ${token} ` : token))].join("").replace(/ {2,}/g, " ");
+    version.content = begun + (done ? text : begun ? settled.trimEnd() : settled.trim());
     if (done) {
       version.stopped = "";
+      version.cut = recording.reason === "length";
       version.stats = { tokens: done.usage.completion_tokens, steps: done.work.steps, total: done.total };
     }
     running = null;
@@ -331,8 +353,10 @@ function drawSend() {
 function edit(place) {
   if (running) return;
   edited = place;
+  const turn = current.messages[place];
+  find("editing-what").textContent = turn.role === "user" ? "You edit an earlier message: what follows it is replaced." : "You edit an answer: it goes on from your text, and what follows it is replaced.";
   find("editing").hidden = false;
-  find("message").value = current.messages[place].content;
+  find("message").value = contentOf(turn);
   fit();
   find("message").focus();
 }

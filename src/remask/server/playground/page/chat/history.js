@@ -1,8 +1,9 @@
 // The conversations, kept in this browser alone (localStorage, one key each), and forgotten with the page where the browser
 // keeps nothing. A conversation is { id, title, changed, system, messages }; its messages are by turns
 // { role: "user", content } and { role: "assistant", shown, versions }, where `shown` is the place of the version that is
-// shown. A version is { content, fields, turns, system, stopped, stats }: `fields` are those of its request beside the
-// messages, `turns` says whether the turns before went with it, and `stopped` is why it has no end, or "".
+// shown. A version is { content, begun, fields, turns, system, stopped, cut, stats }: `fields` are those of its request
+// beside the messages, `turns` says whether the turns before went with it, `begun` is the beginning of its content that was
+// given, `stopped` is why it has no end, or "", and `cut` says that it ended by its length.
 
 const PREFIX = "remask.chat.";
 const held = new Map(); // conversations by id
@@ -73,4 +74,4 @@ const texts = (...values) => values.every((value) => typeof value === "string");
 const fits = (one) => texts(one.id, one.title, one.system) && Number.isFinite(one.changed) && one.messages.every(fitsTurn);
 const fitsTurn = (turn, place) =>
   place % 2 ? turn.role === "assistant" && turn.versions[turn.shown] && turn.versions.every(fitsVersion) : turn.role === "user" && texts(turn.content);
-const fitsVersion = (version) => texts(version.content, version.system) && typeof version.fields === "object";
+const fitsVersion = (version) => texts(version.content, version.system, version.begun ?? "") && typeof version.fields === "object";

@@ -20,7 +20,8 @@ export class AnswerTurn {
    * A turn of the model.
    *
    * `turn` has the versions of the answer, and `question` is what was asked. `recordingOf` returns the recording of a
-   * version, if this page saw it form. `acts` has `again`, `code` and `changed`; `again` is null where later turns follow.
+   * version, if this page saw it form. `acts` has `again`, `goOn`, `edit`, `code` and `changed`; the first two are null
+   * where later turns follow.
    */
   constructor(turn, question, recordingOf, acts) {
     Object.assign(this, { turn, question, recordingOf, acts });
@@ -40,10 +41,11 @@ export class AnswerTurn {
   drawForming(recording) {
     this.forming ??= new Forming();
     this.element.setAttribute("aria-busy", "true");
+    const { begun = "" } = this.version;
     if (watching()) {
-      if (!this.forming.element.isConnected) this.body.replaceChildren(this.forming.element);
+      if (!this.forming.element.isConnected) this.body.replaceChildren(...markdown(begun), this.forming.element);
       this.forming.draw(recording);
-    } else this.body.replaceChildren(...markdown(recording.text), make("span", { className: "caret" }));
+    } else this.body.replaceChildren(...markdown(begun + recording.text), make("span", { className: "caret" }));
     const [settled, all] = recording.settled;
     const step = recording.frames.at(-1)?.step ?? -1;
     this.about.textContent = all ? `Step ${step + 1}: ${settled} of ${all} positions settled` : "Waiting for its turn …";
@@ -62,6 +64,8 @@ export class AnswerTurn {
       ...this.switcher(),
       button,
       ...(this.acts.again ? [action("again", "Regenerate with another seed", this.acts.again)] : []),
+      action("edit", "Edit this answer and go on from there", this.acts.edit),
+      ...(this.acts.goOn && this.version.cut ? [action("go-on", "Go on: the answer ended at its length", this.acts.goOn, "Continue")] : []),
       this.stepsButton(),
       action("code", "Show the request as curl and Python", this.acts.code),
     );
@@ -110,7 +114,7 @@ export class AnswerTurn {
   verdict() {
     const { system, content } = this.version;
     const asked = served.card?.questions.find((each) => each.question === this.question);
-    if (!asked || this.version.stopped || (served.chats && system !== served.card.system)) return [];
+    if (!asked?.answer || this.version.stopped || (served.chats && system !== served.card.system)) return [];
     const right = content.trim() === asked.answer.trim();
     return [make("span", { className: right ? "is-right" : "is-wrong", text: right ? "✓ The right answer" : `The right answer: ${asked.answer}` })];
   }

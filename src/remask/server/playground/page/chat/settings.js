@@ -50,13 +50,15 @@ export function settingsOf(again = 0) {
 /** The temperature that a request runs at. */
 export const temperatureOf = (fields) => fields.temperature ?? served.info.sampling.temperature ?? 0;
 
+/** Whether a conversation may go on: the toys know questions about one system prompt alone. */
+const goesOn = () => !served.card?.system;
+
 function fill(values) {
   const { elements } = form();
   for (const name of NUMBERS) elements[name].value = values[name] ?? "";
   elements.cache.value = served.example.policies.includes(values.cache) ? values.cache : "";
   elements.forming.checked = values.forming ?? true;
-  // The bundled models know one question only.
-  elements.turns.checked = values.turns ?? !served.card;
+  elements.turns.checked = values.turns ?? goesOn();
   slide();
   drawAlone();
 }
@@ -74,7 +76,7 @@ function keep() {
   const { elements } = form();
   const values = Object.fromEntries([...NUMBERS, "cache"].map((name) => [name, elements[name].value]));
   // Which of these suits depends on the model.
-  const turns = elements.turns.checked === !served.card ? {} : { turns: elements.turns.checked };
+  const turns = elements.turns.checked === goesOn() ? {} : { turns: elements.turns.checked };
   try {
     localStorage.setItem(KEY, JSON.stringify({ ...values, ...turns, forming: elements.forming.checked }));
   } catch {

@@ -1,0 +1,547 @@
+"""Writes the tables of the documentation that come from the code: `python scripts/docs_tables.py`.
+
+A page names the table that stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask.checkpoint.shelf import CACHES, SHELF
+from remask.checks import CPU_QUANTIZATIONS, in_words
+from remask.checks.fields import Group, declared
+from remask.cli.commands import all_commands
+from remask.cli.models import WIDEST, line_of, text
+from remask.cli.parser import FURTHER, Parser
+from remask.families import PRESETS, preset
+from remask.model.config import ModelConfig
+from remask.plan import HookCost, LastPass, LayerHook, Plan, PrefixHit, Span, Spans, StepFacts, TopRho, View, rows_of
+from remask.plan.cost import OperationCost, PassCost
+from remask.plan.pass_cost import ExecutedPlan, pass_cost
+from remask.policies import CachePolicy, DepthLookup, RequestFacts, Schedule, Traits
+from remask.policies.on_device import Changed, DeviceHook, Hooked
+from remask.readers import Asked, DeviceRead, Predicted, Reader, ReadPass, Start
+from remask.request.json_schema import ANNOTATIONS, REFUSED, WORKS
+from remask.request.questions import Decisions, Question
+from remask.request.sampling_groups import BlockParams, RemaskingParams, UniformParams
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
+from remask.sampling.rules import REMASKING, Remasking
+from remask.sampling.slowfast import SlowFastKnobs
+from remask.server.fields import FOREIGN, FOREIGN_TO_READS, Foreign
+from remask.server.protocol.messages import FOREIGN_TO_MESSAGES
+from remask.server.protocol.responses import FOREIGN_TO_RESPONSES
+from remask_lab.speed.engines import DATA_SHEETS
+
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCK = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def written(text: str) -> str:
+    """The page `text` with its tables as they should be."""
+    return BLOCK.sub(lambda found: f"{found[1]}{found[2]}{TABLES[found[1]]()}", text)
+
+
+def pages() -> list[Path]:
+    """The pages that have tables from the code."""
+    return [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows, the first of which is the head, as Markdown."""
+    head, *rest = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+    return head + "|" + "---|" * len(rows[0]) + "\n" + "".join(rest)
+
+
+# What a request may say.
+
+
+def fields(cls: type[Any]) -> str:
+    """The table of a declared class."""
+    rows = [("field", "value", "default", "models", "meaning")]
+    for name, field in declared(cls).items():
+        no_default = field.default is None or isinstance(field.values, Group)
+        default = "" if no_default else f"`{json.dumps(field.default)}`"
+        models = "all" if field.for_all else in_words(field.kinds)
+        rows.append(
+            (
+                f"`{name}`",
+                re.sub(r"^a (whole number|number) from", r"\1", field.values.words).replace("2**63", "2^63"),
+                default,
+                models,
+                field.meaning,
+            )
+        )
+    shared = len({row[3] for row in rows[1:]}) == 1
+    return table([[cell for column, cell in enumerate(row) if not (shared and column == 3)] for row in rows])
+
+
+def rules() -> str:
+    """The table of remasking rules."""
+    rows = [("`remasking`", "models", "which positions become final", "schedule", "`threshold` and `factor`")]
+    for rule in REMASKING.values():
+        thresholds = "yes" if rule.thresholds else "no"
+        rows.append((f"`{rule.name}`", in_words(rule.kinds), rule.meaning, schedule(rule), thresholds))
+    return table(rows)
+
+
+def schedule(rule: Remasking) -> str:
+    """What decides how many positions a step transfers."""
+    if rule.counts == "rule":
+        return "none"
+    return {"never": "even", "always": "time", "by_family": "time on Dream or with `eps`, else even"}[rule.timed]
+
+
+_SAMPLING = "as [sampling parameter](sampling.md#sampling-parameters)"
+_TERM = "as [term](sampling.md#terms)"
+
+HONOURED: Mapping[str, str] = {
+    "add_generation_prompt": "chat; false leaves the assistant's turn unopened, or with `continue_final_message` open",
+    "cache_salt": _TERM,
+    "chat_template_kwargs": "chat; variables of the chat template",
+    "continue_final_message": "chat, with `add_generation_prompt` false: the answer "
+    "[goes on](chat.md#continue-an-answer) from the last message, an assistant's",
+    "echo": "chat; the answer begins with the message that it continues. Otherwise refused, but for `false`",
+    "frequency_penalty": f"{_SAMPLING}; of masked and block-causal models, and 0 of all",
+    "ignore_eos": _SAMPLING,
+    "include_stop_str_in_output": _SAMPLING,
+    "logit_bias": f"{_SAMPLING}; up to 1024 token ids, each from -100 to 100",
+    "logprobs": "of each token in the step that wrote it: true (chat), or 0 to 20 (completions)",
+    "max_completion_tokens": "chat; the newer name of `max_tokens`",
+    "max_tokens": _SAMPLING,
+    "messages": "chat; texts, tool calls and results of tools; `developer` is read as `system`, and reasoning in an "
+    "assistant's turn is ignored",
+    "min_p": _SAMPLING,
+    "min_tokens": _SAMPLING,
+    "model": "a served name, or that of an [adapter](models.md#several-adapters-at-once)",
+    "n": "choice i has `seed + i`",
+    "parallel_tool_calls": "chat; false reads one call from an answer at most",
+    "presence_penalty": f"{_SAMPLING}; of masked and block-causal models, and 0 of all",
+    "priority": f"{_TERM}; lower numbers begin first, as in vLLM",
+    "prompt": "completions; a text, token ids, or a list of either",
+    "repetition_penalty": f"{_SAMPLING}; of masked and block-causal models, and 1 of all",
+    "response_format": "`text`, `json_object` or `json_schema`: see [structured outputs](structured-outputs.md)",
+    "return_token_ids": "`token_ids` of each choice, and `prompt_token_ids`",
+    "seed": f"{_SAMPLING}; -1 draws one",
+    "stop": _SAMPLING,
+    "stop_token_ids": _SAMPLING,
+    "stream": "server-sent events",
+    "stream_options": "`include_usage`, and with it `continuous_usage_stats`; `include_obfuscation` is ignored",
+    "structured_outputs": "`regex`, `choice`, `json`, `json_object`: see [structured outputs](structured-outputs.md)",
+    "suffix": "text after the response: see [infilling](infilling.md)",
+    "temperature": _SAMPLING,
+    "tool_choice": "chat; `none`, `auto`, `required` or the name of one: see [tools](tools.md)",
+    "tools": "chat; functions: see [tools](tools.md)",
+    "top_k": f"{_SAMPLING}; -1 and 0 keep all",
+    "top_logprobs": "chat; 0 to 20, with `logprobs: true`",
+    "top_p": _SAMPLING,
+    "user": "goes into the access log",
+}
+"""Fields of those bodies that are honoured, and how."""
+
+
+def others(honoured: Mapping[str, str], foreign: Mapping[str, Foreign]) -> str:
+    """The table of the fields of others' bodies."""
+    rows = [(name, "honoured", how) for name, how in honoured.items()]
+    for name, field in foreign.items():
+        allowed = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral or ())
+        refused = f"refused, but for {allowed}" if allowed else "refused"
+        rows.append((name, "ignored" if field.neutral is None else refused, field.reason))
+    return fates("field", rows)
+
+
+def fates(what: str, rows: Iterable[tuple[str, str, str]]) -> str:
+    """A table of names, what becomes of them, and how or why. Names of one fate share a row."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for name, fate, why in sorted(rows, key=lambda row: row[0].lower()):
+        shared.setdefault((fate, why), []).append(f"`{name}`")
+    told = [(", ".join(names), fate, why) for (fate, why), names in shared.items()]
+    return table([(what, "what becomes of it", "how, or why"), *told])
+
+
+def apart(foreign: Mapping[str, Foreign]) -> Mapping[str, Foreign]:
+    """Those of `foreign` that are not in the table of OpenAI's and vLLM's bodies, or have another fate."""
+    return {name: field for name, field in foreign.items() if FOREIGN.get(name) != field}
+
+
+def keywords() -> str:
+    """The table of JSON Schema's keywords."""
+    told = (("works", WORKS), ("ignored", ANNOTATIONS), ("refused", REFUSED))
+    return fates("keyword", ((name, fate, how) for fate, some in told for name, how in some.items()))
+
+
+# Commands.
+
+LAB = ("remask analyze", "remask eval", "remask profile ops")
+# Where more is said of an option.
+SEE = {
+    "--attention": "design.md#work-lists",
+    "--batch-invariant": "replays.md#the-same-answer-in-every-batch",
+    "--cache": "caches.md",
+    "--depth-table": "depth-table.md",
+    "--gpu-memory-utilization": "models.md#memory",
+    "--force": "shelf.md",
+    "--graphs": "design.md#graphs",
+    "--model": "models.md",
+    "--overlap": "design.md#passes-that-overlap",
+    "--prefix-match": "design.md#prefixes-of-several-lengths",
+    "--prefix-sharing": "design.md#prefixes-that-nobody-names",
+    "--priority-key": "limits.md",
+    "--adapter": "models.md#low-rank-adapters",
+    "--lora-modules": "models.md#several-adapters-at-once",
+    "--allowed-hosts": "security.md#names",
+    "--quantization": "models.md#few-bits",
+    "--sampling": "sampling.md",
+    "--skip-weight-check": "limits.md#limits",
+    "--store-budget-tokens": "models.md#memory",
+    "--tensor-parallel": "models.md#several-devices",
+    "--threads": "operation.md#threads",
+}
+
+Row = tuple[str, str, str]
+"""An option with its value, its default, and its meaning."""
+
+
+def commands(lab: bool) -> str:
+    """The commands of remask, or those of the laboratory: groups of options that several have, then each command."""
+    parsers = dict(all_parsers())
+    groups = common_groups([parser for name, parser in parsers.items() if not name.startswith(LAB)])
+    parts = [] if lab else [f"## Options: {title}\n{table([HEAD, *rows])}\n" for title, rows in groups.items()]
+    owners = dict[Row, str]()
+    for name, parser in parsers.items():
+        if name.startswith(LAB) != lab:
+            continue
+        own = [told(title, row, groups) for title, row in options_of(parser) if row not in groups.get(title, ())]
+        new = [row for row in own if owners.setdefault(row, name) == name]
+        parts += [f"## `{name}`\n{sentence(parser.description)}\n\n", table([HEAD, *new]) + "\n" if new else ""]
+        for owner in dict.fromkeys(owners[row] for row in own if row not in new):
+            named = ", ".join(f"`{option(row)}`" for row in own if owners[row] == owner)
+            parts.append(f"{named}: as of [`{owner}`](#{owner.replace(' ', '-')}).\n\n")
+        parts.append(taken(parser, groups))
+        if parser.epilog:
+            lines = parser.epilog.partition("\n")[2].splitlines()
+            parts.append("".join(["```\n", *(f"{line.strip()}\n" for line in lines), "```\n\n"]))
+    text = "".join(parts).rstrip("\n") + "\n"
+    if lab:  # which stands in a folder of its own
+        text = re.sub(r"\]\((?=[a-z-]+\.md)", "](../", text.replace("](#options-", "](commands.md#options-"))
+    return text
+
+
+HEAD = ("option", "default", "meaning")
+
+
+def all_parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The parser of each command, and of each subject of those that have some, by the words that lead there."""
+    for name, command in all_commands().items():
+        parser = Parser(prog=f"remask {name}", description=command.summary)
+        command.add_arguments(parser)
+        yield from leaves(parser)
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """`parser`, or those of its subjects."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield parser.prog, parser
+    for action in below:
+        told = {each.dest: each.help for each in action._choices_actions}
+        for name, each in action.choices.items():
+            each.prog, each.description = f"{parser.prog} {name}", each.description or told[name]
+            yield from leaves(each)
+
+
+def common_groups(parsers: Sequence[argparse.ArgumentParser]) -> dict[str, list[Row]]:
+    """The groups of options that several commands have, each option as most of them declare it."""
+    counted: dict[str, dict[str, Counter[Row]]] = {}
+    for parser in parsers:
+        for title, row in options_of(parser):
+            counted.setdefault(title, {}).setdefault(option(row), Counter())[row] += 1
+    del counted["options"]
+    return {
+        title: [rows.most_common(1)[0][0] for rows in options.values()]
+        for title, options in counted.items()
+        if any(rows.total() > 1 for rows in options.values())
+    }
+
+
+def told(title: str, row: Row, groups: Mapping[str, Sequence[Row]]) -> Row:
+    """The row of a command's option; of one that differs from its group's in the default alone, that is enough."""
+    if all(option(each) != option(row) for each in groups.get(title, ())):
+        return row
+    default = re.search(r" \(default [^)]*\)", row[2]) if not row[1] else None
+    return row[0], row[1], f"as of [{title}](#options-{title})" + (default[0] if default else "")
+
+
+def option(row: Row) -> str:
+    """The first name of an option."""
+    return re.split(r"[` ]", row[0])[1]
+
+
+def taken(parser: argparse.ArgumentParser, groups: Mapping[str, list[Row]]) -> str:
+    """The sentence that names the groups of which a command takes options as they stand there."""
+    rows, told = list(options_of(parser)), []
+    for title, common in groups.items():
+        taken = [row for each, row in rows if each == title and row in common]
+        if taken and not title.startswith("messages"):
+            missing = ", ".join(f"`{option(row)}`" for row in common if row not in taken)
+            anchor = re.sub(r"[^a-z ]", "", f"options {title}").replace(" ", "-")
+            told.append(f"[{title}](#{anchor})" + (f" (but for {missing})" if missing else ""))
+    return f"Also the options of {', '.join(told)}.\n\n" if told else ""
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, Row]]:
+    """The group and the row of each option of a command."""
+    formatter = parser._get_formatter()
+    for group in parser._action_groups:
+        title = "options" if group.title in ("positional arguments", FURTHER) else group.title or ""
+        for action in group._group_actions:
+            if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+                continue
+            default = shown(parser, action)
+            meaning = " ".join(formatter._expand_help(action).split()) if action.help else ""
+            if default:  # the column says it
+                meaning = re.sub(rf" \(default:? {re.escape(default.strip('`'))}\)$", "", meaning)
+            if meaning[1:2].islower():
+                meaning = meaning[0].lower() + meaning[1:]
+            see = SEE.get(action.option_strings[0]) if action.option_strings else None
+            more = f" ([more]({see}))" if see else ""
+            yield title, (names(action), default, escaped(meaning) + more)
+
+
+def names(action: argparse.Action) -> str:
+    """An option's names, the first with its value."""
+    first, *rest = action.option_strings or [""]
+    if action.nargs == 0:
+        value = ""
+    elif action.choices is not None:
+        value = "|".join(map(str, action.choices))
+    else:
+        kinds = {int: "N", float: "X"}
+        value = kinds.get(action.type, str(action.metavar or "TEXT"))  # type: ignore[call-overload]
+    dots = "..." if action.nargs in ("+", "*") else ""
+    return ", ".join(f"`{each}`" for each in (f"{first} {value}{dots}".strip(), *rest))
+
+
+def shown(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """The default of an option; empty where leaving it out asks for nothing."""
+    if action.required:
+        return "required"
+    value = parser.get_default(action.dest)
+    if value is None or value is False or value == [] or value == argparse.SUPPRESS or action.nargs == 0:
+        return ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def sentence(text: str | None) -> str:
+    """What a parser says of a command, as a sentence."""
+    told = (text or "").strip().rstrip(".")
+    return escaped(f"{told[:1].upper()}{told[1:]}.")
+
+
+def escaped(text: str) -> str:
+    """`text` of a help as Markdown: what looks like HTML is text."""
+    return text.replace("<", "&lt;").replace("*", "\\*")
+
+
+# What authors of policies, hooks and readers import.
+
+POLICY: dict[str, tuple[Any, ...]] = {
+    "What a policy is shown": (View,),
+    "What a policy answers": (Plan, Span, Spans, rows_of),
+    "The policy itself": (CachePolicy, Traits),
+}
+DEVICE: dict[str, tuple[Any, ...]] = {
+    "What few policies need": (PrefixHit, LastPass, StepFacts, TopRho, Schedule, RequestFacts, DepthLookup),
+    "Between layers": (LayerHook, HookCost, OperationCost, DeviceHook, Hooked, Changed),
+    "Readers": (Reader, Asked, Start, ReadPass, Predicted, DeviceRead),
+}
+_ATTRIBUTES = re.compile(r"\n*^(?:Attributes|Args):\n((?:[ ]{4}.*\n?|\n)+)", re.MULTILINE)
+
+
+def classes(sections: Mapping[str, Sequence[Any]]) -> str:
+    """Classes and functions, from their docstrings."""
+    parts = []
+    for title, objects in sections.items():
+        parts += [f"## {title}\n\n", *map(section, objects)]
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def section(item: Any) -> str:
+    """What stands about a class or a function."""
+    text = inspect.getdoc(item) or ""
+    if not inspect.isclass(item):
+        return f"### `{item.__name__}`\n`{item.__module__}.{item.__name__}`: {marked(text)}\n\n"
+    parts = [f"### `{item.__name__}`\nFrom `{item.__module__}`. {marked(_ATTRIBUTES.sub(chr(10), text).strip())}\n"]
+    for head, rows in (("field", attributes(item, text)), ("method or property", methods(item))):
+        if found := [(name, " ".join(marked(said).split())) for name, said in rows]:
+            parts.append("\n" + table([(head, "meaning"), *found]))
+    return "".join(parts) + "\n"
+
+
+def attributes(item: type[Any], text: str) -> Iterator[tuple[str, str]]:
+    """Each field of a class itself, and what its docstring or the comment behind the field says of it."""
+    lines = textwrap.dedent(inspect.getsource(item)).splitlines()
+    (tree,) = ast.parse("\n".join(lines)).body
+    assert isinstance(tree, ast.ClassDef)
+    found = _ATTRIBUTES.search(text)
+    entries = textwrap.dedent(found[1]) if found else ""
+    meanings: dict[str, str] = {}
+    for named, said in re.findall(r"^(\w+(?:, \w+)*): ((?:.*\n?)(?:[ ]+.*\n?)*)", entries, re.MULTILINE):
+        meanings |= dict.fromkeys(named.split(", "), said)
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
+            _, _, comment = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")
+            kind = ast.unparse(node.annotation).strip("'")
+            yield f"`{node.target.id}: {kind}`", meanings.get(node.target.id) or comment
+
+
+def methods(item: type[Any]) -> Iterator[tuple[str, str]]:
+    """Each public method and property of a class itself, and the first paragraph of its docstring."""
+    told = {field.name for field in dataclasses.fields(item)} if dataclasses.is_dataclass(item) else set()
+    for name, value in vars(item).items():
+        function = value
+        if isinstance(value, property):
+            function = value.fget
+        elif isinstance(value, classmethod | staticmethod):
+            function = value.__func__
+        elif not inspect.isfunction(value):
+            function = getattr(value, "func", None)  # a cached property
+        if name.startswith("_") or name in told or not inspect.isfunction(function):
+            continue
+        call = "" if function is not value else f"({', '.join([*inspect.signature(function).parameters][1:])})"
+        yield f"`{name}{call}`", (inspect.getdoc(function) or "").split("\n\n")[0]
+
+
+def marked(text: str) -> str:
+    """`text` of a docstring as Markdown: what looks like HTML or a link there is text."""
+    return re.sub(r"(?<!`)\[(?=[A-Z])", r"\\[", text).replace("<", "&lt;")
+
+
+# Speed in recipes is computed: a pass takes at least the FLOPs
+# and the bytes of its operations by the data sheet, or by the CPU time that was measured for LLaDA-8B.
+
+OURS = re.compile(r"-tiny$|-100m$|-1b$|^smollm2-")  # shapes that nobody else published
+CANVAS, BLOCK_LENGTH = 1024, 32
+MEASURED = "llada-8b", 1.77  # seconds of CPU for a pass of one block as int8: docs/laptop.md
+CORES, MEMORY_S = 8, 40e9  # of the CPU that is computed for; bytes a second
+
+
+@cache
+def shapes() -> dict[str, str]:
+    """One preset of each published shape, and all names of that shape as they are shown."""
+    alike: dict[ModelConfig, list[str]] = {}
+    for name in PRESETS:
+        if not OURS.search(name):
+            alike.setdefault(preset(name), []).append(name)
+    return {each[0]: ", ".join(f"`{name}`" for name in each) for each in alike.values()}
+
+
+def shelf_sizes() -> str:
+    """What `remask models` prints for a CPU with 16 GB, where no model is on the disk."""
+    lines = [line_of(row, (WIDEST, *CPU_QUANTIZATIONS), 16 * 10**9) for row in SHELF.values()]
+    return f"```text\n{text([dataclasses.replace(line, on_disk=False) for line in lines])}\n```\n"
+
+
+def shelf() -> str:
+    """What the shelf says of its models, beside their sizes."""
+    rows = [["name", "hub id", "licence", "family", "decoding", "cache", "runs"]]
+    for row in SHELF.values():
+        decoding = f"`{json.dumps(row.sampling)}`" if row.sampling else "-"
+        link = f"[{row.hub}](https://huggingface.co/{row.hub})"
+        licence, runs = row.licence or "-", "yes" if row.recorded else "no"
+        rows.append([f"`{row.name}`", link, licence, row.config.family, decoding, f"`{row.cache}`", runs])
+    return table(rows)
+
+
+def speed() -> str:
+    """What a pass takes at least, and how many tokens a second come of it at one token a step."""
+    cpu = f"{CORES} cores, int8"
+    rows = [["preset", "H100: tokens/s", "without", f"{cpu}: tokens/s"]]
+    for name, shown in shapes().items():
+        config = preset(name)
+        policy = CACHES[config.kind]
+        full, rate = answer(config, policy, "h100")
+        slow = float(f"{answer(config, policy, 'cpu')[1]:.2g}")
+        rows.append([shown, f"{rate:,.0f}", f"{1 / full:,.0f}", f"{slow:g}"])
+    return table(rows)
+
+
+@cache
+def answer(config: ModelConfig, policy: str, device: str) -> tuple[float, float]:
+    """Least seconds of a full pass, and tokens a second, of one request at one token a step."""
+    canvas = config.max_length if config.kind == "uniform" else CANVAS
+    block = config.block_length or BLOCK_LENGTH
+    computed = rows_computed(policy, canvas, block)
+    return seconds(config, canvas, canvas, device), block / sum(
+        seconds(config, rows, canvas, device) for rows in computed
+    )
+
+
+def rows_computed(policy: str, canvas: int, block: int) -> Iterator[int]:
+    """Rows that each step of a block computes, at one token a step."""
+    for step in range(block):
+        if step == 0:
+            yield 2 * block if policy == "exact" else canvas
+        else:  # by default every fourth step of `uniform-cache` computes the next block too
+            yield 2 * block if policy == "uniform-cache" and (step + 1) % 4 == 0 else block
+
+
+@cache
+def seconds(config: ModelConfig, rows: int, canvas: int, device: str) -> float:
+    """The least time of a pass over the last `rows` rows of a canvas."""
+    if device == "cpu":
+        name, measured = MEASURED
+        rate = cost(preset(name), BLOCK_LENGTH, CANVAS, 1).total.flops / (measured / CORES)
+        found = cost(config, rows, canvas, 1).total
+        return max(found.flops / rate, found.weights / MEMORY_S)
+    flops, moved = DATA_SHEETS[device]
+    operations = cost(config, rows, canvas, 2).operations.values()
+    return sum(max(each.flops / flops, each.bytes / moved) for each in operations)
+
+
+def cost(config: ModelConfig, rows: int, canvas: int, item: int) -> PassCost:
+    """The cost of a pass over the last `rows` rows, of which those of one block predict."""
+    places = np.arange(canvas)
+    predicted = places >= canvas - min(rows, config.block_length or BLOCK_LENGTH)
+    plan = Plan([Span(range(config.layers), places >= canvas - rows)], predicted)
+    return pass_cost(config.widths(item), [ExecutedPlan(plan)])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "sampling": partial(fields, SamplingParams),
+    "terms": partial(fields, Terms),
+    "of_remasking": partial(fields, RemaskingParams),
+    "of_blocks": partial(fields, BlockParams),
+    "of_uniform": partial(fields, UniformParams),
+    "slowfast": partial(fields, SlowFastKnobs),
+    "decisions": partial(fields, Decisions),
+    "questions": partial(fields, Question),
+    "remasking": rules,
+    "others": partial(others, HONOURED, FOREIGN),
+    "reads": partial(others, {}, FOREIGN_TO_READS),
+    "responses": partial(others, {}, apart(FOREIGN_TO_RESPONSES)),
+    "messages": partial(others, {}, apart(FOREIGN_TO_MESSAGES)),
+    "keywords": keywords,
+    "commands": partial(commands, lab=False),
+    "lab_commands": partial(commands, lab=True),
+    "policies": partial(classes, POLICY),
+    "hooks": partial(classes, DEVICE),
+    "shelf": shelf,
+    "shelf_sizes": shelf_sizes,
+    "speed": speed,
+}
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,227 @@
+"""The files of a checkpoint: JSON objects, and the headers of weight files. No weight is read."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from remask.checkpoint.gguf_header import is_gguf, read_header
+from remask.checkpoint.gguf_model import config_object
+from remask.checks import Quantization
+from remask.checks.values import is_whole
+from remask.errors import CheckpointError, ConfigError
+from remask.request.sampling_params import SamplingParams
+
+OWN, SAMPLING, OVERRIDES, CACHE, QUANTIZATION = "remask.json", "sampling", "hf_overrides", "cache", "quantization"
+_OWN = {SAMPLING: dict, OVERRIDES: dict, CACHE: str, QUANTIZATION: str}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`.
+
+    Raises:
+        CheckpointError: the file is missing, cannot be read, is not JSON, or is not an object.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist. A checkpoint folder in the Hugging Face layout holds it; check the path, "
+            "or download the model again."
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}). It may be truncated: download it again.") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(raw).__name__} where an object is expected.")
+    return raw
+
+
+def read_own(folder: Path) -> dict[str, Any]:
+    """The object in a folder's `remask.json`: what suits the model where nothing is asked; empty where there is none.
+
+    "sampling" and "hf_overrides" are objects, "cache" and "quantization" (on CPUs) names.
+
+    Raises `CheckpointError` as `read_json`, and on another key or value.
+    """
+    path = folder / OWN
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    for key, value in content.items():
+        if key not in _OWN or not isinstance(value, _OWN[key]):
+            raise CheckpointError(
+                f"{path}: {key!r} is {value!r}; it may hold {SAMPLING!r}, an object of sampling parameters, "
+                f"{OVERRIDES!r}, one of keys of config.json, and the names {CACHE!r} and {QUANTIZATION!r}."
+            )
+    return content
+
+
+CONFIG = "config.json"
+
+
+def raw_config(checkpoint: Path) -> dict[str, Any]:
+    """The object in `config.json`, or what it would be for a GGUF file. Raises `CheckpointError`."""
+    return config_object(read_header(checkpoint)) if is_gguf(checkpoint) else read_json(checkpoint / CONFIG)
+
+
+def tokenizer_mask(folder: Path) -> int | None:
+    """The id of the `mask_token` that a folder's tokenizer names in any of its files; None where it names none.
+
+    Raises `CheckpointError` as `read_json`, and where no file says which id the token has.
+    """
+
+    def held(name: str) -> dict[str, Any]:
+        return read_json(folder / name) if (folder / name).is_file() else {}
+
+    config, whole = held("tokenizer_config.json"), held("tokenizer.json")
+    name = config.get("mask_token") or held("special_tokens_map.json").get("mask_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    if name is None:
+        return None
+    added = [*(whole.get("added_tokens") or ())]
+    added += [{"id": int(key), **each} for key, each in (config.get("added_tokens_decoder") or {}).items()]
+    named = [each.get("id") for each in added if each.get("content") == name]
+    tables = [held("added_tokens.json"), held("vocab.json"), (whole.get("model") or {}).get("vocab")]
+    named += [table.get(name) for table in tables if isinstance(table, dict)]
+    token: object = next((each for each in named if each is not None), None)
+    if not is_whole(token, 0):
+        raise CheckpointError(
+            f"The tokenizer in {folder} names {name!r} as its mask_token, and none of its files says which id that is; "
+            "give it: --hf-overrides '{\"mask_token_id\": ID}' (hf_overrides)."
+        )
+    return token
+
+
+GENERATION = "generation_config.json"
+# Of the Hugging Face file: our names of the fields that mean the same. The second apply where it says that it samples.
+_ALWAYS: Mapping[str, str] = {"max_new_tokens": "max_tokens"}
+_SAMPLED: Mapping[str, str] = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
+
+
+def read_sampling(folder: Path) -> dict[str, Any]:
+    """The defaults of the checkpoint in `folder`; empty where it gives none.
+
+    `remask.json` holds them as an object `sampling` of declared sampling parameters. Without such a file they are what
+    `generation_config.json` says in its own words: `max_new_tokens`, and with `do_sample` also `temperature`, `top_k`
+    and `top_p`; the rest of that file is for other libraries. What no file says is the family's choice.
+
+    Raises `CheckpointError` where a file cannot be read or gives a value that is not allowed.
+    """
+    for name, find in ((OWN, _own), (GENERATION, _generation)):
+        if (folder / name).is_file():
+            sampling = find(folder / name)
+            try:
+                SamplingParams.from_mapping(sampling)
+            except ConfigError as error:
+                raise CheckpointError(
+                    f"{folder / name}: {error} Mend the file, or take it away to load the model without its defaults."
+                ) from error
+            return sampling
+    return {}
+
+
+def _own(path: Path) -> dict[str, Any]:
+    return dict(read_own(path.parent).get(SAMPLING, {}))
+
+
+def _generation(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    names = {**_ALWAYS, **(_SAMPLED if content.get("do_sample") is True else {})}
+    found = {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
+    if found.get("top_k") in (0, -1):  # all tokens, in the words of transformers and of vLLM
+        del found["top_k"]
+    return found
+
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+# Bytes per element of the types that convert to any floating type without a scale.
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+CONVERTED = tuple(_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLocation:
+    """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ...
+
+    Of a quantized tensor these are the shape and the dtype of what it stands for, and `kind` says how.
+    A GGUF file's types have the names that it gives them, and `packed` is the bytes of one number.
+    """
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Quantization | None = None
+    packed: float | None = None
+
+    @property
+    def item(self) -> float | None:
+        """Bytes of a number in the file; None: of a type that does not convert to floating types."""
+        return _BYTES.get(self.dtype) if self.packed is None else self.packed
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a checkpoint: the single one, or the shards that its index names, sorted by name.
+
+    Raises:
+        CheckpointError: there is neither, or the index is malformed or names files that do not exist.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    return sorted({folder / shard for shard in _weight_map(folder).values()})
+
+
+def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
+    """Every tensor of a checkpoint by name. Where two shards hold one name, the index decides.
+
+    Raises:
+        CheckpointError: as `weight_files`; or a file is truncated, corrupt or unreadable.
+    """
+    files = weight_files(folder)
+    placed = {} if files == [folder / SINGLE] else _weight_map(folder)
+    found: dict[str, TensorLocation] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
+                    if placed.get(name, file.name) == file.name:
+                        piece = opened.get_slice(name)
+                        found[name] = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise unreadable(file, error) from error
+    return found
+
+
+def unreadable(file: Path, error: Exception) -> CheckpointError:
+    """The error for a weight file that safetensors cannot read."""
+    return CheckpointError(f"{file} cannot be read: {error}. It is truncated or corrupt: download or copy it again.")
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """The file name of each tensor's shard, from the index."""
+    index = folder / INDEX
+    if not index.is_file():
+        held = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+        raise CheckpointError(
+            f"{folder} holds neither {SINGLE} nor {INDEX} (weight files there: {', '.join(held) or 'none'}). "
+            "Only safetensors checkpoints load; convert others with save_pretrained(..., safe_serialization=True)."
+        )
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
+        raise CheckpointError(f"{index}: 'weight_map' must be an object of tensor names and file names.")
+    # A name with a folder in it could lead anywhere on the disk.
+    outside = sorted({shard for shard in shards.values() if Path(shard).name != shard})
+    if outside:
+        raise CheckpointError(f"{index} names files outside its folder: {', '.join(map(repr, outside))}.")
+    absent = sorted({shard for shard in shards.values() if not (folder / shard).is_file()})
+    if absent:
+        raise CheckpointError(
+            f"{index} names {len(absent)} of {len(set(shards.values()))} shards that are not in {folder}: "
+            f"{', '.join(absent)}. The download is incomplete: fetch them again."
+        )
+    return shards

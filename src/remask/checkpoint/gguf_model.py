@@ -1,0 +1,179 @@
+"""Which model a GGUF file holds: its keys as the object that `config.json` of the same model would be.
+
+Keys and tensor names are those that llama.cpp's files have. The families check the object as they check a file's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from remask.checkpoint.gguf_header import Header, List
+from remask.errors import CheckpointError
+from remask.families.family import MixtureNames, TensorNames
+from remask.families.fields import EXPERTS, LAYERS, VOCAB, Fields
+
+EXPERT = "expert.{}."
+"""Beginning of our names of one expert's matrices; the file has those of all experts in one tensor."""
+
+NAMES = TensorNames(
+    embed="token_embd",
+    norm="output_norm",
+    head="output",
+    layer="blk.{}.",
+    attn_norm="attn_norm",
+    q="attn_q",
+    k="attn_k",
+    v="attn_v",
+    out="attn_output",
+    ffn_norm="ffn_norm",
+    gate="ffn_gate",
+    up="ffn_up",
+    down="ffn_down",
+    q_norm="attn_q_norm",
+    k_norm="attn_k_norm",
+    mixture=MixtureNames(
+        router="ffn_gate_inp", expert=EXPERT, gate="ffn_gate_exps", up="ffn_up_exps", down="ffn_down_exps"
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """How files of one `general.architecture` differ.
+
+    Attributes:
+        constants: keys of `config.json` that the file has no key for.
+        keys: names in `config.json` of layers, hidden size, heads, K/V heads, positions and tied embeddings.
+        shift: whether the row before a position predicts it.
+        width: name of the width of a dense layer's feed-forward; None: all layers have experts.
+        interleaved: rows of Q and K stand in pairs that RoPE turns together, not as two halves of each head.
+        own_head_dim: the width of a head is a number of its own.
+    """
+
+    constants: Mapping[str, Any]
+    keys: tuple[str, str, str, str, str, str]
+    shift: bool = False
+    width: str | None = None
+    interleaved: bool = False
+    own_head_dim: bool = False
+
+
+_QWEN = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+)
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "llada": _Architecture(
+        constants={
+            "model_type": "llada",
+            "block_type": "llama",
+            "layer_norm_type": "rms",
+            "activation_type": "silu",
+            "rope": True,
+            "include_bias": False,
+        },
+        keys=("n_layers", "d_model", "n_heads", "n_kv_heads", "max_sequence_length", "weight_tying"),
+        width="mlp_hidden_size",
+        interleaved=True,
+    ),
+    "dream": _Architecture({"model_type": "Dream"}, _QWEN, shift=True, width="intermediate_size"),
+    "llada-moe": _Architecture({"model_type": "llada_moe"}, _QWEN),
+    # No diffusion models, unless keys laid over these say that one was made of them.
+    "llama": _Architecture({"model_type": "llama"}, _QWEN, width="intermediate_size", interleaved=True),
+    "qwen2": _Architecture({"model_type": "qwen2"}, _QWEN, width="intermediate_size"),
+    "qwen3": _Architecture({"model_type": "qwen3"}, _QWEN, width="intermediate_size", own_head_dim=True),
+}
+
+
+def config_object(header: Header) -> dict[str, Any]:
+    """The object that `config.json` of the model in a file would be.
+
+    Raises:
+        CheckpointError: a key is missing, or has a value that cannot be used; the message names file, key and value.
+    """
+    values = header.values
+    fields = _fields(header)
+    arch = _architecture(header)
+    kind = _ARCHITECTURES[arch]
+    if values.get("split.count", 1) not in (0, 1):
+        raise fields.unfit("split.count", "1: a model in one file (merge the parts with llama.cpp's gguf-split)")
+    fields.only(f"{arch}.attention.causal", False, optional=True)
+    fields.only("diffusion.shift_logits", kind.shift, optional=True)
+    fields.only(f"{arch}.rope.scaling.type", "none", optional=True)
+    if values.get(f"{arch}.rope.scaling.type") is None:  # which then is linear, by these factors
+        for key in ("scaling.factor", "scale_linear"):
+            fields.only(f"{arch}.rope.{key}", 1, optional=True)
+    hidden_key, heads_key = f"{arch}.embedding_length", f"{arch}.attention.head_count"
+    own = f"{arch}.attention.key_length"
+    dim = fields.integer(own, least=2) if kind.own_head_dim else fields.head_dim(hidden_key, heads_key)
+    heads = fields.integer(heads_key)
+    for key in ("key_length", "value_length"):
+        fields.only(f"{arch}.attention.{key}", dim, optional=True)
+    layers = fields.integer(f"{arch}.block_count", most=LAYERS)
+    vocab = fields.integer(f"{arch}.vocab_size", _tokens(header), most=VOCAB)
+    eos = fields.tokens("tokenizer.ggml.eos_token_id", vocab) + fields.tokens("tokenizer.ggml.eot_token_id", vocab)
+    kv_heads = fields.kv_heads(f"{arch}.attention.head_count_kv", heads)
+    positions = fields.integer(f"{arch}.context_length")
+    found = (layers, fields.integer(hidden_key), heads, kv_heads, positions, "output.weight" not in header.tensors)
+    raw = {
+        **kind.constants,
+        **dict(zip(kind.keys, found, strict=True)),
+        "vocab_size": vocab,
+        "rope_theta": fields.number(f"{arch}.rope.freq_base"),
+        "rms_norm_eps": fields.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "eos_token_id": list(dict.fromkeys(eos)),
+        **({"head_dim": dim} if kind.own_head_dim else {}),
+    }
+    # LLaDA-MoE has a mask of its own, and causal models have none.
+    if values.get("tokenizer.ggml.mask_token_id") is not None or arch not in ("llada-moe", "llama", "qwen2", "qwen3"):
+        raw["mask_token_id"] = fields.token("tokenizer.ggml.mask_token_id", vocab)
+    turned = fields.integer(f"{arch}.rope.dimension_count", dim, most=dim)
+    if kind.width is not None:
+        fields.only(f"{arch}.rope.dimension_count", dim, optional=True)
+        return raw | {kind.width: fields.integer(f"{arch}.feed_forward_length")}
+    experts = fields.integer(f"{arch}.expert_count", most=EXPERTS)
+    fields.only(f"{arch}.expert_shared_count", 0, optional=True)
+    fields.only(f"{arch}.leading_dense_block_count", 0, optional=True)
+    return raw | {
+        "num_experts": experts,
+        "num_experts_per_tok": fields.integer(f"{arch}.expert_used_count", most=experts),
+        "expert_intermediate_size": fields.integer(f"{arch}.expert_feed_forward_length"),
+        "moe_layer_freq": [1] * layers,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in header.tensors,
+        "partial_rotary_factor": turned / dim,
+    }
+
+
+def interleaved_heads(header: Header, tensor: str) -> int | None:
+    """Number of heads of `tensor` where it holds Q or K in pairs of rows; None where rows are in our order."""
+    arch = _architecture(header)
+    key = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(tensor.split(".")[-2] if "." in tensor else "")
+    if key is None or not _ARCHITECTURES[arch].interleaved:
+        return None
+    heads = _fields(header).integer(f"{arch}.attention.head_count")
+    return heads if key == "head_count" else _fields(header).kv_heads(f"{arch}.attention.{key}", heads)
+
+
+def _fields(header: Header) -> Fields:
+    # Arrays stand where numbers are expected only by mistake.
+    shown = {
+        key: f"array of {value.count}" if isinstance(value, List) else value for key, value in header.values.items()
+    }
+    return Fields(str(header.file), shown)
+
+
+def _architecture(header: Header) -> str:
+    arch = header.values.get("general.architecture")
+    if not isinstance(arch, str) or arch not in _ARCHITECTURES:
+        error: CheckpointError = _fields(header).unfit("general.architecture", ", ".join(_ARCHITECTURES))
+        raise error
+    return arch
+
+
+def _tokens(header: Header) -> int | None:
+    tokens = header.values.get("tokenizer.ggml.tokens")
+    return tokens.count if isinstance(tokens, List) else None

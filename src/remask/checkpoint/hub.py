@@ -1,0 +1,111 @@
+"""Files of the Hugging Face hub: whether they are on this disk, how they come there, and why they do not."""
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+from remask.checkpoint.files import weight_files
+from remask.errors import CheckpointError
+
+# What a model needs, and nothing that could be executed: no Python files, no pickles.
+_WEIGHTS = ["*.safetensors"]
+_TEXTS = ["*.json", "merges.txt", "tokenizer.model", "*.jinja"]
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def on_disk(repo: str, revision: str | None = None) -> Path | None:
+    """The folder of the model `repo` in the hub's cache; None where files of it are missing. Asks no network."""
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=_TEXTS, local_files_only=True))
+        weight_files(folder)
+    except (OSError, CheckpointError):
+        return None
+    return folder
+
+
+def fetch(
+    repo: str, revision: str | None = None, *, weights: bool = True, progress: bool = False, what: str = "model"
+) -> Path:
+    """The folder of `repo`, whose files are downloaded where the cache lacks them; bars on a terminal with `progress`.
+
+    Weights come last, so that a folder that has them has everything. Whole files of a download that was interrupted are
+    kept. Raises `CheckpointError` where the hub does not answer, does not know the id or the revision, or does not give
+    it to everybody, and where the disk is full.
+    """
+    with _bars(progress), _told(repo, revision, what):
+        for patterns in (_TEXTS, _WEIGHTS) if weights else (_TEXTS,):
+            folder = snapshot_download(repo, revision=revision, allow_patterns=patterns)
+    return Path(folder)
+
+
+def fetch_file(repo: str, file: str) -> Path:
+    """One file of `repo`. Raises `CheckpointError` as `fetch`."""
+    with _told(f"{repo}:{file}", None, "model"):
+        return Path(hf_hub_download(repo, file))
+
+
+def cache_disk() -> tuple[Path, int]:
+    """The folder that downloads go to, and the bytes that are free there."""
+    folder = Path(constants.HF_HUB_CACHE).expanduser()
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return folder, shutil.disk_usage(there).free
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[None]:
+    """Let the client draw its bars, which it does on terminals alone, only if they shall be `shown`."""
+    if shown or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+@contextmanager
+def _told(repo: str, revision: str | None, what: str) -> Iterator[None]:
+    """Tell in a sentence why a download failed.
+
+    The client raises its own errors, the operating system's, and those of an HTTP library that differs between its
+    versions. All of them mean that there are no files.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(_why(error, f"the {what} {repo!r}", revision)) from error
+
+
+def _why(error: Exception, it: str, revision: str | None) -> str:
+    log_in = "log in with `hf auth login`"
+    if isinstance(error, GatedRepoError):
+        return f"The hub does not give {it} to everybody: accept the terms on its page, and {log_in}."
+    if isinstance(error, RevisionNotFoundError):
+        return f"The hub has no revision {revision!r} of {it}: give its hub id, which loads the newest."
+    if isinstance(error, RepositoryNotFoundError):
+        return f"The hub does not have {it}, or not for everybody: check the name, or {log_in}."
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return (
+            f"The disk of {constants.HF_HUB_CACHE} has no room for {it} ({error.strerror}): free some, or set HF_HOME "
+            "to a folder on another disk; whole files are kept, and the same command goes on."
+        )
+    cause = error.__cause__ or error
+    reason = type(cause).__name__
+    if isinstance(error, LocalEntryNotFoundError):
+        return (
+            f"Not all files of {it} are on this disk, and the hub cannot be reached ({reason}): check the name and the "
+            "network, or download it elsewhere and give its folder."
+        )
+    return f"The download of {it} stopped ({reason}): whole files are kept, and the same command goes on."

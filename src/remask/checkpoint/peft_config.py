@@ -1,0 +1,177 @@
+"""What `adapter_config.json` asks for: which modules an adapter changes, by PEFT's rules, and by how much."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remask.checkpoint.source import ADAPTER_CONFIG as CONFIG
+from remask.checks.values import is_real, is_whole
+from remask.errors import CheckpointError
+from remask.families.fields import Fields
+
+_RANK, _SHOWN = 2**12, 3
+ALL = "all-linear"
+# What only training reads. PEFT sets `fan_in_fan_out` to false on linear layers, which all of ours are.
+_IGNORED = (
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out",
+    "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core",
+    "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
+)  # fmt: skip
+_READ = (
+    "peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform",
+    "layers_pattern", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights",
+)  # fmt: skip
+_PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # `init_lora_weights` that leave the base as it is
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """What an adapter's configuration says of its matrices. The rules of matching are those of PEFT."""
+
+    alpha: float
+    usual_rank: int
+    rooted: bool
+    targets: str | Sequence[str]
+    excluded: str | Sequence[str]
+    layers: Sequence[int]
+    pattern: Sequence[str]
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> "PeftConfig":
+        """Read `adapter_config.json`. Raises `CheckpointError`, naming the key, on what is not supported."""
+        fields = Fields(CONFIG, raw)
+        if raw.get("peft_type") != "LORA":
+            raise fields.unfit("peft_type", '"LORA"')
+        for key, value in raw.items():
+            if key not in (*_READ, *_IGNORED) and value not in (None, False, [], {}):
+                raise fields.unfit(key, "null or false, as what else it asks for is not known here")
+        fields.only("bias", "none", optional=True)
+        if raw.get("init_lora_weights") not in (None, *_PLAIN_STARTS):
+            raise fields.unfit(
+                "init_lora_weights",
+                "true, false, gaussian, eva or orthogonal: others change the base too, so save the adapter with "
+                "path_initial_model_for_weight_conversion",
+            )
+        layers = raw.get("layers_to_transform")
+        targets = _words(fields, "target_modules")
+        if not targets:
+            raise fields.unfit("target_modules", 'a list of names, a regular expression or "all-linear"')
+        if layers and isinstance(targets, str):
+            raise fields.unfit("layers_to_transform", "null beside a 'target_modules' that is one text")
+        layers = [] if layers is None else layers if isinstance(layers, list) else [layers]
+        if not all(is_whole(layer, 0) for layer in layers):
+            raise fields.unfit("layers_to_transform", "a layer's number from 0, or a list of them")
+        pattern = _words(fields, "layers_pattern")
+        pattern = [pattern] if isinstance(pattern, str) else pattern
+        for each in pattern:
+            _compiled(fields, "layers_pattern", _in_layers(each))
+        return cls(
+            alpha=fields.real("lora_alpha"),
+            usual_rank=fields.integer("r", most=_RANK),
+            rooted=fields.flag("use_rslora", False),
+            targets=targets,
+            excluded=_words(fields, "exclude_modules"),
+            layers=layers,
+            pattern=pattern,
+            ranks=_numbers(fields, "rank_pattern", f"names and ranks from 1 to {_RANK}"),
+            alphas=_numbers(fields, "alpha_pattern", "names and finite numbers"),
+        )
+
+    @property
+    def all_linear(self) -> bool:
+        """Whether all linear layers are meant but the output matrix."""
+        return isinstance(self.targets, str) and self.targets.lower() == ALL
+
+    def matches(self, module: str) -> bool:
+        """Whether the adapter has factors for `module`."""
+        if self.excluded and _named(self.excluded, module):
+            return False
+        if self.all_linear:
+            return True
+        if not _named(self.targets, module):
+            return False
+        if isinstance(self.targets, str) or not self.layers:
+            return True
+        patterns = map(_in_layers, self.pattern) if self.pattern else [r".*?\.[^.]*\.(?P<layer>\d+)\."]
+        found = next(filter(None, (re.match(each, module) for each in patterns)), None)
+        return found is not None and int(found["layer"]) in self.layers
+
+    def rank(self, module: str) -> int:
+        """The rank of the factors of `module`."""
+        return int(_by_pattern(self.ranks, module, self.usual_rank))
+
+    def scale(self, module: str) -> float:
+        """What their product is scaled by: alpha / r, or alpha / sqrt(r) of rank-stabilised adapters (2312.03732)."""
+        rank = self.rank(module)
+        return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
+
+    def check(self, modules: Iterable[str]) -> None:
+        """Raise `CheckpointError` where `target_modules` names what the model, which has `modules`, does not have."""
+        modules = list(modules)
+        names = [self.targets] if isinstance(self.targets, str) else self.targets
+        each = [] if isinstance(self.targets, str) else self.targets
+        unknown = [name for name in each if not any(_named([name], module) for module in modules)]
+        if unknown or not any(map(self.matches, modules)):
+            known = sorted({module.rpartition(".")[2] for module in modules})
+            raise CheckpointError(
+                f"{CONFIG}: 'target_modules' names {few(unknown or names)}, which fits no matrix of the model; it has "
+                f"{', '.join(known)}."
+            )
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    rest = len(names) - _SHOWN
+    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _words(fields: Fields, key: str) -> str | list[str]:
+    """A list of names, or a regular expression; an empty list where there is none."""
+    value: str | list[str] | None = fields.get(key)
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):
+        _compiled(fields, key, value)
+    elif not (isinstance(value, list) and all(isinstance(name, str) and name for name in value)):
+        raise fields.unfit(key, "a list of names, or a regular expression")
+    return value
+
+
+def _compiled(fields: Fields, key: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise fields.unfit(key, f"a regular expression ({error})") from None
+
+
+def _numbers(fields: Fields, key: str, supported: str) -> dict[str, Any]:
+    """An object of patterns and numbers: whole ones of ranks."""
+    value = fields.get(key) or {}
+    fits = (lambda each: is_whole(each, 1, _RANK)) if key == "rank_pattern" else (lambda each: is_real(each, -math.inf))
+    if not isinstance(value, dict) or not all(map(fits, value.values())):
+        raise fields.unfit(key, f"an object of {supported}")
+    for pattern in value:
+        _compiled(fields, key, _at_end(pattern))
+    return value
+
+
+def _in_layers(pattern: str) -> str:
+    return rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\."
+
+
+def _at_end(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})$"
+
+
+def _named(names: str | Sequence[str], module: str) -> bool:
+    if isinstance(names, str):
+        return re.fullmatch(names, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _by_pattern(values: Mapping[str, float], module: str, usual: float) -> float:
+    return next((value for key, value in values.items() if re.match(_at_end(key), module)), usual)

@@ -1,0 +1,108 @@
+"""The shelf: published models by one word each. `docs/shelf.md` is written from this table."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from remask.checks import ModelKind
+from remask.families import PRESETS
+from remask.model.config import ModelConfig
+
+CACHES: Mapping[ModelKind, str] = MappingProxyType(
+    {"masked": "block-dual", "uniform": "uniform-cache", "block_causal": "exact"}
+)
+"""The cache that a model of the shelf runs with where none is named."""
+
+# Families that were compared with decoders of our own alone.
+_UNRECORDED = ("fast-dllm-v2", "illada")
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """A model that its name alone starts.
+
+    Attributes:
+        name: what starts it; the preset of this name has its shape.
+        hub: its id on the Hugging Face hub, as far as we know; nothing was downloaded.
+        licence: that of its weights, as far as we know; empty: see its page.
+        revision: a branch, tag or commit of the repository; None: the newest.
+        sampling: how a start by name decodes where the family does otherwise: by its authors' examples, or our recipes.
+        overrides: keys of `config.json` that the published file lacks.
+    """
+
+    name: str
+    hub: str
+    licence: str = ""
+    revision: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its shape, as far as we know; the published `config.json` decides."""
+        return PRESETS[self.name]
+
+    @property
+    def cache(self) -> str:
+        """The cache that we would take."""
+        return CACHES[self.config.kind]
+
+    @property
+    def recorded(self) -> bool:
+        """Whether tiny models of its family give the recorded runs of the authors' code. More was not tested here."""
+        return self.config.family not in _UNRECORDED
+
+
+_MIT, _APACHE = "MIT", "Apache-2.0"
+_BLOCKS: Mapping[str, Any] = {"block_length": 32}
+_DREAM: Mapping[str, Any] = {"block_length": 32, "temperature": 0.2, "top_p": 0.95}
+_BD3LM: Mapping[str, Any] = {"block_size": 32}
+_GIDD: Mapping[str, Any] = {"uniform": "s32/b32"}
+
+_ROWS = (
+    Shelved("qwen3-0.6b-diffusion-mdlm", "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", _APACHE, sampling=_BLOCKS),
+    Shelved(
+        "qwen2.5-coder-0.5b-instruct-diffusion-mdlm",
+        "dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-mdlm-v0.1",
+        _APACHE,
+        sampling=_BLOCKS,
+    ),
+    Shelved("qwen3-0.6b-diffusion-bd3lm", "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", _APACHE, overrides=_BD3LM),
+    Shelved(
+        "qwen2.5-coder-0.5b-instruct-diffusion-bd3lm",
+        "dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm-v0.1",
+        _APACHE,
+        overrides=_BD3LM,
+    ),
+    Shelved("modernbert-base-chat", "dllm-hub/ModernBERT-base-chat-v0.1", _APACHE, sampling=_BLOCKS),
+    Shelved("modernbert-large-chat", "dllm-hub/ModernBERT-large-chat-v0.1", _APACHE, sampling=_BLOCKS),
+    Shelved("llada-8b", "GSAI-ML/LLaDA-8B-Instruct", _MIT, sampling=_BLOCKS),
+    Shelved("llada-1.5", "GSAI-ML/LLaDA-1.5", _MIT, sampling=_BLOCKS),
+    Shelved("llada-moe-7b-a1b", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct", _APACHE, sampling=_BLOCKS),
+    Shelved("dream-7b", "Dream-org/Dream-v0-Instruct-7B", _APACHE, sampling=_DREAM),
+    Shelved("diffucoder-7b", "apple/DiffuCoder-7B-cpGRPO", sampling=_BLOCKS),
+    Shelved("illada-8b", "GSAI-ML/iLLaDA-8B-Instruct"),
+    Shelved("gidd-unif-3b", "dvruette/gidd-unif-3b", sampling=_GIDD),
+    Shelved("gidd-unif-10b", "dvruette/gidd-unif-10b", sampling=_GIDD),
+    Shelved("sdar-1.7b", "JetLM/SDAR-1.7B-Chat"),
+    Shelved("sdar-4b", "JetLM/SDAR-4B-Chat"),
+    Shelved("sdar-8b", "JetLM/SDAR-8B-Chat"),
+    Shelved("sdar-30b-a3b", "JetLM/SDAR-30B-A3B-Chat"),
+    Shelved("llada2-mini", "inclusionAI/LLaDA2.0-mini", _APACHE, sampling={"threshold": 0.95}),
+    Shelved("llada2.1-mini", "inclusionAI/LLaDA2.1-mini", _APACHE, sampling={"remasking": "joint_threshold"}),
+    Shelved("llada2-flash", "inclusionAI/LLaDA2.0-flash", _APACHE, sampling={"threshold": 0.95}),
+    Shelved(
+        "fast-dllm-v2-7b",
+        "Efficient-Large-Model/Fast_dLLM_v2_7B",
+        sampling={"blocks": {"sub_block_length": 8}, "threshold": 0.9},
+    ),
+)
+SHELF: Mapping[str, Shelved] = MappingProxyType({row.name: row for row in _ROWS})
+"""The models by name."""
+
+
+def shelved(model: str) -> Shelved | None:
+    """The model of the shelf that `model` names; None: another one, or a file or folder of this name."""
+    return None if os.path.exists(os.path.expanduser(model)) else SHELF.get(model)

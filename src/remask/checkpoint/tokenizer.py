@@ -1,0 +1,297 @@
+"""The tokenizer of a checkpoint: of a folder, of a GGUF file (its pre-tokenizer by name), or of bytes."""
+
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from remask.checkpoint.gguf_header import Header, is_gguf, read_header
+from remask.checkpoint.settings import ModelSettings
+from remask.checkpoint.source import resolve
+from remask.errors import CheckpointError, ConfigError
+from remask.families.fields import Fields
+from remask.model.config import ModelConfig
+from remask.text.token_bytes import printable_bytes
+from remask.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_WHOLE, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+_FILES = (
+    _WHOLE,
+    _VOCAB,
+    _MERGES,
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint, a folder or a GGUF file; None if there is none.
+
+    In a folder two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2
+    tokenizer.
+    Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in the
+    folder is never run, even if `auto_map` or `tokenizer_class` name some.
+
+    Raises:
+        CheckpointError: the files are incomplete or malformed.
+    """
+    if is_gguf(folder):
+        return _in_gguf(folder)
+    held = [name for name in _FILES if (folder / name).is_file()]
+    if not held:
+        return None
+    # Each class is named here, because `AutoTokenizer` reads `auto_map`, and stops if that names remote code.
+    if _WHOLE in held:
+        layout: Any = PreTrainedTokenizerFast
+    elif _VOCAB in held and _MERGES in held:
+        layout = Qwen2Tokenizer
+    else:
+        raise CheckpointError(
+            f"{folder} has a tokenizer's {', '.join(held)}, but neither {_WHOLE} nor {_VOCAB} with {_MERGES}, one of "
+            "which it takes to load it. The download is incomplete, or the tokenizer is of another kind: save it as "
+            f"{_WHOLE}."
+        )
+    try:
+        return Tokenizer(layout.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
+    # Malformed files raise anything from KeyError to the bare Exception of the tokenizers' native code.
+    except Exception as error:
+        raise CheckpointError(
+            f"The tokenizer in {folder} ({', '.join(held)}) cannot be loaded: {type(error).__name__}: {error}. "
+            "Download its files again."
+        ) from error
+
+
+def read_tokenizer(
+    settings: ModelSettings, config: ModelConfig, folder: Path | None, template: str | None = None
+) -> Tokenizer | None:
+    """The tokenizer of a model in `folder`; None where there is none, and none is needed.
+
+    Where it has no chat template, `template` is the family's.
+    Random weights, which have no folder, read texts as bytes, and no conversations. Raises `ConfigError` where texts
+    cannot be read, and `CheckpointError` on files that cannot be used.
+    """
+    if settings.reads is None:
+        return None
+    name, found = settings.model, _find_tokenizer(settings, config, folder)
+    if found is None:
+        if settings.reads != "tokens" or settings.chat_template is not None:
+            lacks = "no chat template and no tokenizer" if settings.reads == "chat" else "no tokenizer"
+            raise ConfigError(
+                f"the model {name!r} has {lacks}, so it reads no texts; put a tokenizer into its folder, or name one "
+                "with --tokenizer PATH_OR_ID (LLM(tokenizer=...))"
+            )
+    elif settings.chat_template is not None:
+        found.use_chat_template(settings.chat_template)
+    elif template is not None and not found.has_chat_template:
+        found.use_chat_template(template)
+    elif settings.reads == "chat" and not found.has_chat_template:
+        log.warning(
+            "the model %r has no chat template, so turns are plain paragraphs that begin with 'User:' and "
+            "'Assistant:', which it may not know; --chat-template FILE gives it one",
+            name,
+        )
+        found.use_plain_template()
+    return found
+
+
+def _find_tokenizer(settings: ModelSettings, config: ModelConfig, folder: Path | None) -> Tokenizer | None:
+    if settings.tokenizer is not None:
+        found = load_tokenizer(resolve(settings.tokenizer, weights=False))
+        if found is None:
+            raise ConfigError(f"tokenizer: there is none in {settings.tokenizer!r}; name a folder or hub id with one")
+        if len(found) > config.vocab:
+            raise ConfigError(
+                f"tokenizer: that of {settings.tokenizer!r} has {len(found)} tokens, and the model "
+                f"{settings.model!r} knows {config.vocab}; name the one that the model was trained with"
+            )
+        return found
+    if folder is not None:
+        return load_tokenizer(folder)
+    return byte_tokenizer(config.vocab, config.mask_id, config.stop_ids) if settings.reads == "text" else None
+
+
+def _in_gguf(path: Path) -> Tokenizer | None:
+    try:
+        backend = read_backend(read_header(path))
+        return None if backend is None else Tokenizer(backend)
+    except CheckpointError:
+        raise
+    # As below: whatever the native code raises on parts that do not fit each other.
+    except Exception as error:
+        raise CheckpointError(
+            f"The tokenizer in {path} cannot be loaded: {type(error).__name__}: {error}. Download it again."
+        ) from error
+
+
+_KEY = "tokenizer.ggml."
+_NORMAL, _CONTROL, _OWN, _UNUSED = 1, 3, 4, 5  # kinds of tokens; others are texts that BPE does not make
+# Longest texts of tokens, and of those that are no part of the BPE, and how many of the latter: several times what
+# published files have. An expression that nests with each of their characters finds these in texts.
+_LONGEST, _ADDED_LONGEST, _ADDED = 2**9, 2**7, 2**13
+# Where a text is cut before BPE, as the tokenizers of these models say it themselves.
+_QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA = _QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+_BAILING = _QWEN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)", 1)
+# Digits one by one, and white space ahead of one in one piece, as these are cut off first.
+_SMOLLM = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?=\p{N})|\s+(?!\S)|\s+"
+PATTERNS: Mapping[str, str | None] = {
+    "gpt-2": None,
+    "qwen2": _QWEN,
+    "smollm": _SMOLLM,
+    "llama-bpe": _LLAMA,
+    "llada-moe": _BAILING,
+    "bailingmoe": _BAILING,
+    "bailingmoe2": _BAILING,
+}
+"""The pre-tokenizers that are known, by `tokenizer.ggml.pre`; None: that of GPT-2."""
+# Architectures of whose files the converter always says that texts begin with the first token, which their own
+# tokenizers do not put there: a prompt is to have the ids that it has with the model's folder.
+_NO_BOS = ("llada",)
+_ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "mask": "mask_token", "unknown": "unk_token"}
+
+
+def read_backend(header: Header) -> Any | None:
+    """The tokenizer of the transformers library that a file describes; None where the file has none.
+
+    A merge whose result is no token is left out: it could settle nothing. Tokens that the file calls unused are too.
+
+    Raises:
+        CheckpointError: a key is missing or has a value that cannot be used. The message names file, key and value.
+    """
+    fields, values = Fields(str(header.file), header.values), header.values
+    if values.get(f"{_KEY}model", "none") in ("none", "no_vocab"):
+        return None
+    fields.only(f"{_KEY}model", "gpt2")
+    pre = values.get(f"{_KEY}pre")
+    if not isinstance(pre, str) or pre not in PATTERNS:
+        raise fields.unfit(f"{_KEY}pre", ", ".join(PATTERNS))
+    tokens, kinds = _tokens(header)
+    vocab = {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED}
+    backend = Backend(models.BPE(vocab=vocab, merges=_merges(header, vocab), ignore_merges=pre == "llama-bpe"))
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    pattern = PATTERNS[pre]
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern is not None:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    backend.decoder = decoders.ByteLevel()
+    added = [
+        AddedToken(tokens[number], special=kind == _CONTROL, normalized=False)
+        for number, kind in enumerate(kinds)
+        if kind in (_CONTROL, _OWN) and tokens[number]
+    ]
+    if len(added) > _ADDED or any(len(token.content) > _ADDED_LONGEST for token in added):
+        raise CheckpointError(
+            f"{header.file}: '{_KEY}token_type' calls {len(added)} tokens control or user-defined ones, of up to "
+            f"{max(len(token.content) for token in added)} characters; supported: at most {_ADDED} of up to "
+            f"{_ADDED_LONGEST} characters."
+        )
+    backend.add_tokens(added)
+    ids = {role: fields.token(f"{_KEY}{role}_token_id", len(tokens), 0) for role in _ROLES}
+    # A token of the text stays one, also where a key names it: its name in a prompt is no command.
+    special = {
+        _ROLES[role]: tokens[number]
+        for role, number in ids.items()
+        if values.get(f"{_KEY}{role}_token_id") is not None and kinds[number] == _CONTROL
+    }
+    bos = fields.flag(f"{_KEY}add_bos_token", False) and values.get("general.architecture") not in _NO_BOS
+    eos = fields.flag(f"{_KEY}add_eos_token", False)
+    _put_around(backend, special.get("bos_token") if bos else None, special.get("eos_token") if eos else None, vocab)
+    made: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
+    )
+    template = values.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise fields.unfit("tokenizer.chat_template", "a text")
+    made.chat_template = template
+    return made
+
+
+def _put_around(backend: Any, before: str | None, after: str | None, vocab: Mapping[str, int]) -> None:
+    """Make the tokenizer put a token before each text, and one after it; None: none."""
+    names = [(name, vocab[name]) for name in (before, after) if name is not None]
+    if names:
+        parts = [part for part in (before, "$A", after) if part is not None]
+        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=names)
+
+
+def _tokens(header: Header) -> tuple[list[str], list[int]]:
+    """Every token's text, and its kind."""
+    tokens = _texts(header, "tokens")
+    longest = max(map(len, tokens), default=0)
+    if longest > _LONGEST:
+        raise CheckpointError(
+            f"{header.file}: '{_KEY}tokens' holds a token of {longest} characters; supported: at most {_LONGEST}."
+        )
+    if len(set(tokens)) != len(tokens):
+        seen: set[str] = set()
+        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        raise CheckpointError(f"{header.file}: '{_KEY}tokens' holds {twice[:40]!r} twice; each token has one id.")
+    kinds = header.items(f"{_KEY}token_type") or [_NORMAL] * len(tokens)
+    if len(kinds) != len(tokens) or not all(isinstance(kind, int) for kind in kinds):
+        raise CheckpointError(
+            f"{header.file}: '{_KEY}token_type' has {len(kinds)} items; supported: a whole number for each of the "
+            f"{len(tokens)} tokens."
+        )
+    return tokens, kinds
+
+
+def _merges(header: Header, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    merges = []
+    for merge in _texts(header, "merges"):
+        first, _, second = merge.partition(" ")
+        if not first or not second or " " in second:
+            raise CheckpointError(
+                f"{header.file}: '{_KEY}merges' holds {merge[:40]!r}; supported: two tokens with a space between them."
+            )
+        if first in vocab and second in vocab and first + second in vocab:
+            merges.append((first, second))
+    return merges
+
+
+def _texts(header: Header, key: str) -> list[str]:
+    items = header.items(_KEY + key)
+    if items is None or not all(isinstance(item, str) for item in items):
+        raise CheckpointError(
+            f"{header.file}: the key '{_KEY}{key}' is missing or no array of texts; supported: texts."
+        )
+    return items
+
+
+_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def byte_tokenizer(vocab: int, mask_id: int, stop_ids: Collection[int]) -> Tokenizer:
+    """Texts are read as their bytes, ids below 256; any other id is written as its number, as in `<300>`.
+
+    The mask and the stop tokens are special ones, in the place of a byte where their ids are below 256.
+    """
+    shown = {byte: char for char, byte in printable_bytes().items()}
+    named = {token: f"<|stop {token}|>" for token in stop_ids} | {mask_id: "<|mask|>"}
+    texts = {token: named.get(token) or shown.get(token) or f"<{token}>" for token in range(vocab)}
+    backend = Backend(models.BPE(vocab={text: token for token, text in texts.items()}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken(text, special=True, normalized=False) for text in named.values()])
+    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, chat_template=_TEMPLATE
+    )
+    return Tokenizer(made)

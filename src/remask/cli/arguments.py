@@ -1,0 +1,354 @@
+"""The options of each command: one function a command.
+
+Nothing here imports PyTorch or NumPy, so that help and errors of the command line cost no time.
+"""
+
+import argparse
+from typing import Any
+
+from remask.checks import BUNDLED, QUANTIZATIONS
+from remask.checks.fields import declared
+from remask.checks.values import Whole
+from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
+from remask.cli.parser import examples
+from remask.cli.shared_options import (
+    add_adapter,
+    add_cache_options,
+    add_config_option,
+    add_default_options,
+    add_engine_options,
+    add_lora_modules,
+    add_model_options,
+    add_tensor_parallel,
+    check_named,
+    further,
+)
+from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule, ProfileSettings
+from remask.engine.config import AUTO
+from remask.errors import ConfigError
+from remask.server.config import IntakeLimits, ServerLimits
+
+
+def generate(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="one prompt; its answer is printed as text")
+    source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt of --prompt")
+    shape = further(parser).add_mutually_exclusive_group()
+    shape.add_argument("--canvas", metavar="JSON", help="parts of --prompt's answer: fixed text, and holes to fill")
+    shape.add_argument("--suffix", metavar="TEXT", help="text that follows --prompt's answer, which fills the gap")
+    parser.add_argument("--output", metavar="FILE", help="JSONL answers (default: standard output)")
+    add_config_option(parser)
+    add_default_options(parser)
+    further(parser).add_argument(
+        "--trace", action="store_true", help="write which positions became final in which step"
+    )
+    add_model_options(parser)
+    add_tensor_parallel(parser)
+    add_lora_modules(parser)
+    add_engine_options(parser)
+
+
+def decide(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--input", required=True, metavar="FILE", help="JSON object with state and questions ('-': standard input)"
+    )
+    add_cache_options(parser)
+    add_model_options(parser)
+    add_engine_options(parser)
+
+
+KEY_VARIABLE = "REMASK_API_KEY"
+PRIORITY_KEY_VARIABLE = "REMASK_PRIORITY_KEY"
+
+
+def serve(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    _add_served(parser)
+    server = add_server_options(parser, ServerLimits)
+    server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
+    server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
+
+
+def _add_served(parser: argparse.ArgumentParser) -> None:
+    """Add what a server and its replicas take alike: the model, its engine, and what requests leave out."""
+    parser.allow_abbrev = False
+    parser.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
+    add_config_option(parser)
+    add_model_options(parser, BUNDLED)
+    add_tensor_parallel(parser)
+    add_lora_modules(parser)
+    add_engine_options(parser)
+    parser.set_defaults(store_budget_tokens=AUTO)  # a server's engine is alone on its device
+    add_answer_options(parser)
+
+
+def add_answer_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that give values to what a request leaves out."""
+    group = parser.add_argument_group("answers")
+    add_cache_options(group)
+    group.add_argument(
+        "--sampling",
+        metavar="JSON",
+        help="sampling parameters of requests that leave them out, on top of the model's own; "
+        "'remask generate --help-fields' lists them",
+    )
+    group.add_argument("--seed", type=int, help="makes the seeds of requests without one reproducible")
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names that requests may give; answers carry the first (default MODEL)",
+    )
+
+
+def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimits]) -> Any:
+    """Add the options for the address, the API keys and each of the declared `limits`. Returns their group."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default 8000)")
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help=f"accept only requests with one of these keys; also from {KEY_VARIABLE}",
+    )
+    group.add_argument(
+        "--priority-key",
+        nargs="+",
+        metavar="KEY",
+        help=f"as --api-key; only these keys may have negative priorities; also from {PRIORITY_KEY_VARIABLE}",
+    )
+    group.add_argument(
+        "--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages of these origins may call (CORS)"
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="names under which a server without keys may be called, beside localhost, --host and addresses; * is any",
+    )
+    for name, limit in declared(limits).items():
+        number, metavar = (int, "N") if isinstance(limit.values, Whole) else (float, "S")
+        usual = "" if limit.default is None else f" (default {str(limit.default).removesuffix('.0')})"
+        flag, text = "--" + name.replace("_", "-"), f"{limit.meaning.removesuffix('.')}{usual}"
+        group.add_argument(flag, type=number, default=limit.default, metavar=metavar, help=text)
+    return group
+
+
+def deploy(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    _add_served(parser)
+    add_server_options(parser, IntakeLimits)
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument(
+        "--ray-address", metavar="ADDRESS", help="address of a running Ray cluster (default: start one here)"
+    )
+    fleet.add_argument(
+        "--min-replicas", type=int, default=1, metavar="N", help="minimum number of replicas (default 1)"
+    )
+    fleet.add_argument(
+        "--max-replicas", type=int, metavar="N", help="maximum number of replicas (default --min-replicas)"
+    )
+    fleet.add_argument(
+        "--target-ongoing-requests",
+        type=float,
+        metavar="N",
+        help="open requests a replica to scale for (default --max-num-seqs)",
+    )
+    fleet.add_argument(
+        "--upscale-delay", type=float, default=30.0, metavar="S", help="seconds of higher load before one is added"
+    )
+    fleet.add_argument(
+        "--downscale-delay", type=float, default=600.0, metavar="S", help="seconds of lower load before one is removed"
+    )
+    fleet.add_argument("--routing", default="prefix", metavar="NAME", help="prefix or round-robin (default prefix)")
+    fleet.add_argument(
+        "--balance",
+        type=float,
+        default=1.25,
+        help="multiple of the mean load at which prefixes spill over (default 1.25)",
+    )
+    fleet.add_argument("--num-cpus", type=float, default=1.0, help="CPUs that Ray sets aside per replica (default 1)")
+    fleet.add_argument("--num-gpus", type=float, default=0.0, help="GPUs that Ray sets aside per replica (default 0)")
+
+
+def chat(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    in_process = argparse.ArgumentParser(add_help=False)
+    for each in (in_process, parser):
+        add_model_options(each, BUNDLED)
+        add_engine_options(each)
+        each.set_defaults(model=None, quantization=AUTO)
+    parser.add_argument("named", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
+    add_config_option(parser)
+    parser.add_argument("--base-url", metavar="URL", help="talk to this server, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("--api-key", metavar="KEY", help=f"for --base-url; also from {KEY_VARIABLE}")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    add_cache_options(parser, default=None)
+    parser.add_argument(
+        "--sampling", metavar="JSON", help="sampling parameters; 'remask generate --help-fields' lists them"
+    )
+    parser.set_defaults(in_process=in_process.parse_args([]), early=_check_chat)
+
+
+def _check_chat(args: argparse.Namespace) -> None:
+    """Check what is named for a model in this process. A server knows its own policies, and needs none of the options.
+
+    Raises `ConfigError`.
+    """
+    args.model = args.named or args.model
+    if args.base_url is None:
+        check_named(args)
+        return
+    for name, default in vars(args.in_process).items():
+        if name not in ("model", "early") and getattr(args, name) != default:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} is for a model in this process; leave out either {flag} or --base-url")
+
+
+_DEFAULTS = ProfileSettings()
+
+
+def profile(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
+    add_system_prompt_option(parser)
+    parser.add_argument("--output", metavar="FILE", help="write the table to this file, as JSON")
+    parser.add_argument("--plot", metavar="FILE", help="picture of the table, PNG or SVG")
+    group = parser.add_argument_group("measurement")
+    group.add_argument(
+        "--tau", type=float, default=_DEFAULTS.tau, help=f"similarity to exceed (default {_DEFAULTS.tau})"
+    )
+    group.add_argument("--ratios", type=int, nargs="+", metavar="R", help="prefix ratios in percent")
+    group.add_argument(
+        "--samples", type=int, metavar="N", help="requests per ratio (default: until the table is stable)"
+    )
+    group.add_argument(
+        "--max-samples",
+        type=int,
+        default=_DEFAULTS.max_samples,
+        metavar="N",
+        help=f"most requests per ratio (default {_DEFAULTS.max_samples})",
+    )
+    add_similarity_options(group)
+    group.add_argument(
+        "--needed-layers",
+        action="store_true",
+        help="compute no layer that cannot change the depths at this tau: the same depths sooner, none at a lower tau",
+    )
+    group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
+    group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
+    group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
+    add_rule_options(parser)
+    add_model_options(parser, depths=False)
+
+
+def add_system_prompt_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--system-prompt`."""
+    parser.add_argument(
+        "--system-prompt",
+        metavar="FILE",
+        help="text that begins every request, followed by diverse prompts, as in the paper (default: each "
+        "conversation's own head)",
+    )
+
+
+def add_similarity_options(group: argparse._ActionsContainer) -> None:
+    """Add the definitions of similarity."""
+    either = group.add_mutually_exclusive_group()
+    either.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
+    either.add_argument(
+        "--joint",
+        action="store_true",
+        help="one cosine over K and V as one vector, as the paper's equation 3 reads (default: the mean of two)",
+    )
+
+
+def add_rule_options(parser: argparse.ArgumentParser) -> None:
+    """Add the three parts of a depth table's rule."""
+    rule = DepthRule()
+    group = parser.add_argument_group("how depths follow from similarities")
+    group.add_argument(
+        "--over-layers",
+        choices=OVER_LAYERS,
+        default=rule.layers,
+        help=f"layers that must exceed tau: all up to the depth, or the last alone (default {rule.layers})",
+    )
+    group.add_argument(
+        "--over-requests",
+        choices=OVER_REQUESTS,
+        default=rule.requests,
+        help=f"the least depth of the requests, the mean of their depths, or that of their mean similarities (default "
+        f"{rule.requests})",
+    )
+    group.add_argument(
+        "--at-boundary",
+        choices=AT_BOUNDARY,
+        default=rule.boundary,
+        help=f"safe: the layer above the depth must exceed tau too (default {rule.boundary})",
+    )
+
+
+def rule_of(args: argparse.Namespace) -> DepthRule:
+    """The rule that these options name."""
+    return DepthRule(args.over_layers, args.over_requests, args.at_boundary)
+
+
+def quantize(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--model", required=True, help="folder or hub id of a checkpoint, or a bundled model")
+    parser.add_argument(
+        "--quantization", required=True, metavar="|".join(QUANTIZATIONS), help="what the matrices are quantized to"
+    )
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the quantised checkpoint")
+
+
+def models(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--memory",
+        type=float,
+        metavar="GB",
+        help="say what fits into a device of this memory (default: this machine's)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def pull(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remask models pull`."""
+    parser.add_argument("name", metavar="NAME", help="a name that 'remask models' lists, or a hub id")
+    parser.add_argument(
+        "--force", action="store_true", help="download a model that does not fit this machine's memory or disk"
+    )
+
+
+def inspect(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    model = subjects.add_parser("model", help="family, shape, parameters, memory and policies, without loading weights")
+    model.add_argument(
+        "path", metavar="PATH", help="folder, GGUF file or hub id of a checkpoint, or the name of a preset"
+    )
+    model.add_argument(
+        "--memory",
+        type=float,
+        metavar="GB",
+        help="say what fits into a device of this memory (default: this machine's)",
+    )
+    add_adapter(model)
+    add_tensor_parallel(model)
+    model.add_argument("--json", action="store_true", help="print JSON")
+    model.epilog = examples(*MODEL_EXAMPLES)
+    store = subjects.add_parser(
+        "store", help="pages, which requests use them, and what was shared, for a file of requests"
+    )
+    store.epilog = examples(*STORE_EXAMPLES)
+    store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")
+    add_default_options(store)
+    store.add_argument("--json", action="store_true", help="print JSON")
+    add_model_options(store)
+    add_engine_options(store)

@@ -1,0 +1,104 @@
+"""`remask models`: the shelf, what of it fits this machine, and downloads."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from remask.checkpoint import hub
+from remask.checkpoint.settings import ModelSettings
+from remask.checkpoint.shelf import SHELF, Shelved
+from remask.checkpoint.source import is_hub_id
+from remask.checks import CPU_QUANTIZATIONS
+from remask.checks.values import real
+from remask.cli.inspect import inspect_model
+from remask.engine.config import AUTO
+from remask.engine.engine import MAX_DEFAULT_LENGTH
+from remask.errors import UnknownNameError
+from remask.loading import announce_download
+from remask.machine.device import resolve_device, resolve_dtype
+
+WIDEST = "bfloat16"  # of devices that are not this machine
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfLine:
+    """What is told of a model of the shelf.
+
+    Attributes:
+        name, hub, licence: as of `Shelved`.
+        parameters: its weights.
+        download_bytes: about what is downloaded: the weights as bfloat16.
+        memory_bytes: of the weights as bfloat16, int8 and int4.
+        fits: `fits as FORM` where a canvas of the longest default length has room beside the weights, `tight as FORM`
+            where a shorter one has, in the widest form in which it is so; or `does not fit`.
+        on_disk: whether all of its files are here.
+    """
+
+    name: str
+    hub: str
+    licence: str
+    parameters: int
+    download_bytes: int
+    memory_bytes: dict[str, int]
+    fits: str
+    on_disk: bool
+
+
+def line_of(row: Shelved, forms: Sequence[str], memory: int | None) -> ShelfLine:
+    """What is told of `row`, for a device of `memory` bytes that takes weights in `forms`, the widest first."""
+    report = inspect_model(row.name, memory)
+    weights = {form: report.weight_bytes[form] for form in (WIDEST, *CPU_QUANTIZATIONS) if form in report.weight_bytes}
+    wanted = min(report.max_length, MAX_DEFAULT_LENGTH)
+    room = {form: report.kv_tokens.get(form) for form in forms}
+    full = next((form for form, tokens in room.items() if tokens is not None and tokens >= wanted), None)
+    some = next((form for form, tokens in room.items() if tokens), None)
+    fits = f"fits as {full}" if full else f"tight as {some}" if some else "does not fit"
+    here = hub.on_disk(row.hub, row.revision) is not None
+    return ShelfLine(row.name, row.hub, row.licence, report.parameters, weights[WIDEST], weights, fits, here)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the shelf."""
+    real("--memory", args.memory, low=0, above=True, optional=True)
+    memory = None if args.memory is None else int(args.memory * 1e9)
+    device = torch.device("cpu") if memory else resolve_device(AUTO)
+    lines = []
+    for row in SHELF.values():
+        dtype = WIDEST if memory else str(resolve_dtype(AUTO, device, row.config.parameters)[0]).removeprefix("torch.")
+        forms = (dtype, *(CPU_QUANTIZATIONS if device.type == "cpu" else ()))
+        lines.append(line_of(row, forms, memory))
+    if args.json:
+        print(json.dumps([{name: getattr(each, name) for name in each.__slots__} for each in lines]))
+    else:
+        print(text(lines))
+    return 0
+
+
+def text(lines: Sequence[ShelfLine]) -> str:
+    """The table that people see."""
+    rows: list[tuple[str, ...]] = [("name", "parameters", "download", "int8", "int4", "here")]
+    for each in lines:
+        few = (f"{each.memory_bytes[kind] / 1e9:.1f} GB" for kind in CPU_QUANTIZATIONS)
+        here = each.fits + (", on disk" if each.on_disk else "")
+        sizes = f"{each.parameters / 1e9:.1f} B", f"{each.download_bytes / 1e9:.1f} GB", *few
+        rows.append((each.name, *sizes, here))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = "<>>>><"
+    return "\n".join(
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def pull(args: argparse.Namespace) -> int:
+    """Download a model, or the files that its newest revision changed, and say where they are."""
+    row = SHELF.get(args.name)
+    if row is None and not is_hub_id(args.name):
+        raise UnknownNameError("model of the shelf", args.name, SHELF)
+    announce_download(ModelSettings(args.name, quantization=AUTO, force=args.force), resolve_device(AUTO))
+    repo, revision = (args.name, None) if row is None else (row.hub, row.revision)
+    print(f"{args.name}: {hub.fetch(repo, revision, progress=args.progress)}")
+    return 0

@@ -1,0 +1,349 @@
+"""Options that several commands share: the model, the engine, the cache, what a line of requests leaves out.
+
+Also checks of them before a command's module is imported: that takes seconds, and reading weights minutes.
+
+Nothing here imports PyTorch or NumPy, so that help and errors of the command line cost no time.
+"""
+
+import argparse
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from remask.checks import ATTENTIONS, BUNDLED_MODELS, QUANTIZATIONS, in_words
+from remask.checks.fields import Group, declared
+from remask.cli.parser import CONFIG, FURTHER
+from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
+from remask.errors import ConfigError
+from remask.store import EVICTIONS, PREFIX_MATCHES, PREFIX_SHARINGS
+
+_DEFAULTS = EngineConfig()
+
+
+def further(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The group of a command's own options that its short help leaves out."""
+    found = next((group for group in parser._action_groups if group.title == FURTHER), None)
+    return found or parser.add_argument_group(FURTHER)
+
+
+def add_config_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--config`, which `remask.cli.parser` reads."""
+    parser.add_argument(CONFIG, metavar="FILE", help="YAML or JSON object of these flags; the command line wins")
+
+
+def add_cache_options(parser: argparse._ActionsContainer, default: str | None = AUTO) -> None:
+    """Add `--cache` and `--cache-config`. Commands have one default, that of `LLM`."""
+    parser.add_argument(
+        "--cache",
+        default=default,
+        metavar="SPEC",
+        help="policy, composition or FILE.py:CLASS; auto: bicache where a masked model's depth table is at hand, exact "
+        "on block-causal models, else none (default auto)",
+    )
+    parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
+
+
+def add_model_options(
+    parser: argparse.ArgumentParser, model: str | None = None, *, depths: bool = True, texts: bool = True
+) -> None:
+    """Add `--model`, `--dtype` and the other options that choose weights and device.
+
+    `model` is the default. `depths` says whether the command may run a policy that looks a depth up, `texts` whether it
+    may read any.
+    """
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        default=model,
+        required=model is None,
+        help=f"folder, GGUF file, hub id or ID:FILE.gguf of a checkpoint, "
+        f"{', '.join(map(repr, BUNDLED_MODELS))}, a name that 'remask models' lists, or with --load-format dummy "
+        "a preset" + (f" (default {model})" if model else ""),
+    )
+    group.add_argument(
+        "--load-format",
+        default="auto",
+        choices=("auto", "dummy"),
+        help="dummy: random weights of a preset's shape, which read texts as bytes",
+    )
+    if texts:
+        group.add_argument(
+            "--tokenizer", metavar="PATH_OR_ID", help="folder, GGUF file or hub id of the tokenizer (default: MODEL's)"
+        )
+        group.add_argument("--chat-template", metavar="FILE", help="Jinja template in place of the tokenizer's own")
+    else:
+        parser.set_defaults(tokenizer=None, chat_template=None)
+    group.add_argument(
+        "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
+    )
+    add_adapter(group)
+    group.add_argument("--force", action="store_true", help="download and load a model that does not fit this machine")
+    group.add_argument("--hf-overrides", metavar="JSON", help="keys laid over those of MODEL's config.json")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
+    group.add_argument(
+        "--quantization",
+        choices=("auto", "none", *QUANTIZATIONS),
+        metavar="|".join(("auto", "none", *QUANTIZATIONS)),
+        help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it, or none; auto: the fastest "
+        "that fits on a CPU (default: as the model's files advise)",
+    )
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
+    if depths:
+        group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+    else:
+        parser.set_defaults(depth_table=None)
+    add_threads_option(group)
+    parser.set_defaults(early=check_named)
+
+
+def add_adapter(group: argparse._ActionsContainer) -> None:
+    """`--adapter`, for commands that take it without the other options of the model."""
+    group.add_argument(
+        "--adapter",
+        metavar="PATH",
+        help="low-rank adapter in PEFT's layout, a folder or hub id, merged into the weights",
+    )
+
+
+def add_lora_modules(parser: argparse.ArgumentParser) -> None:
+    """`--lora-modules` and its limits, for commands whose requests may name an adapter."""
+    group = parser.add_argument_group("adapters")
+    group.add_argument(
+        "--lora-modules",
+        nargs="+",
+        default=[],
+        metavar="NAME=PATH",
+        help="adapters beside the weights, each a folder or hub id, or an object of name and path; a request names one "
+        "as its model, or as its adapter",
+    )
+    group.add_argument("--max-lora-rank", type=int, metavar="R", help="largest rank of these (default: any)")
+    group.add_argument(
+        "--enable-lora", action="store_true", help="refuse to start without --lora-modules, which alone suffice"
+    )
+
+
+def add_threads_option(group: argparse._ActionsContainer) -> None:
+    """`--threads`, for commands that take it without the other options of the model."""
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads to compute on (default: by the model's size and the cores that are free)",
+    )
+
+
+def add_tensor_parallel(parser: argparse._ActionsContainer) -> None:
+    """`--tensor-parallel`, for commands that read nothing of the model but its answers."""
+    parser.add_argument(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that compute the model together, on N devices from --device on (default 1)",
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that limit the engine."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="canvases that run at a time")
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        help="longest canvas: prompt and response, in tokens (default: the model's, 4096 at most)",
+    )
+    group.add_argument("--max-row-layers", type=int, help="row-layers that one step may compute")
+    group.add_argument(
+        "--max-client-row-layers",
+        type=int,
+        help="row-layers that a client's requests may compute in a step in which others have some (default: those of "
+        "the longest canvas)",
+    )
+    group.add_argument("--max-refreshes", type=int, help="requests that may refresh in one step")
+    group.add_argument("--max-steps", type=int, help="steps that a request may ask for (default 4 x --max-model-len)")
+    group.add_argument("--max-request-row-layers", type=int, help="row-layers that a request may cause in all")
+    group.add_argument(
+        "--page-size", type=int, help="token slots a page; whole blocks of a block-causal model (default 16)"
+    )
+    group.add_argument(
+        "--store-budget-tokens",
+        type=tokens_or_auto,
+        default=_DEFAULTS.store_budget_tokens,
+        metavar="N|auto",
+        help=f"tokens the prefix store may hold (default {_DEFAULTS.store_budget_tokens}; auto: on CUDA what has room)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help=f"share of a CUDA device's memory that may be taken (default {DEFAULT_UTILIZATION})",
+    )
+    group.add_argument(
+        "--eviction",
+        default=_DEFAULTS.eviction,
+        choices=EVICTIONS,
+        metavar="|".join(EVICTIONS),
+        help="order of eviction",
+    )
+    group.add_argument(
+        "--prefix-sharing",
+        default=_DEFAULTS.prefix_sharing,
+        choices=PREFIX_SHARINGS,
+        metavar="|".join(PREFIX_SHARINGS),
+        help="the leading part of a prompt that bidirectional models share: off none, exact what the request says, "
+        "auto also what recent prompts begin with (default exact)",
+    )
+    group.add_argument(
+        "--prefix-min",
+        type=int,
+        default=_DEFAULTS.prefix_min,
+        metavar="TOKENS",
+        help=f"shortest part that auto shares (default {_DEFAULTS.prefix_min})",
+    )
+    group.add_argument(
+        "--prefix-match",
+        default=_DEFAULTS.prefix_match,
+        choices=PREFIX_MATCHES,
+        metavar="|".join(PREFIX_MATCHES),
+        help="longest: read the longest stored part of a shared prefix that is not stored (default exact)",
+    )
+    group.add_argument(
+        "--prefix-cover",
+        type=float,
+        default=_DEFAULTS.prefix_cover,
+        help="share of a shared prefix that such a part must cover, also under auto "
+        f"(default {_DEFAULTS.prefix_cover})",
+    )
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="answers do not depend on what else runs, bit for bit; slower",
+    )
+    group.add_argument(
+        "--attention",
+        default=_DEFAULTS.attention,
+        choices=ATTENTIONS,
+        metavar="|".join(ATTENTIONS),
+        help="what computes attention; auto: triton on CUDA, torch elsewhere; numpy is slow, to compare with "
+        f"(default {_DEFAULTS.attention})",
+    )
+    group.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        default=_DEFAULTS.overlap,
+        help="queue a pass before the one before it is read; answers are the same (default: on CUDA, with graphs, "
+        "where a model's layers have 100 MB of weights)",
+    )
+    group.add_argument(
+        "--graphs",
+        action=argparse.BooleanOptionalAction,
+        default=_DEFAULTS.graphs,
+        help="repeat layers as device graphs, which saves launches on a GPU; dense models on one device "
+        "(default: on CUDA, where they agree with PyTorch at the start)",
+    )
+
+
+def tokens_or_auto(text: str) -> int | str:
+    """A number of tokens, or "auto"."""
+    return text if text == AUTO else int(text)
+
+
+class FieldsAction(argparse.Action):
+    """Prints the fields of a request, then ends the process as `--help` does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print the list and exit with status 0."""
+        print(listing())
+        parser.exit()
+
+
+def add_default_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that give values to what a line leaves out."""
+    add_cache_options(parser)
+    parser.add_argument(
+        "--sampling",
+        metavar="JSON",
+        help="sampling parameters, on top of the model's own; a line's come on top of these",
+    )
+    parser.add_argument("--help-fields", action=FieldsAction, nargs=0, help="list the fields of a request and exit")
+
+
+WIDTH = 100  # of the list of fields
+
+
+def listing() -> str:
+    """Return every declared field with its values, default and meaning, and the remasking rules, as text."""
+    # Imported here, as the fields' values need NumPy, and the option is seldom given.
+    from remask.request.sampling_params import SamplingParams
+    from remask.request.terms import Terms
+    from remask.sampling.rules import RULES
+
+    parts = [
+        'Sampling parameters, as in --sampling \'{"max_tokens": 64}\' and in the object "sampling" of a line:',
+        *_fields(SamplingParams),
+        "Terms, beside the prompt of a line:",
+        *_fields(Terms),
+        "Values of remasking, and of remasking.rule:",
+        *(_entry(rule.name, f"{rule.meaning} For {in_words(rule.kinds)} models.") for rule in RULES.usable().values()),
+    ]
+    return "\n".join(parts)
+
+
+def _fields(cls: type[Any], prefix: str = "") -> Iterator[str]:
+    for name, field in declared(cls).items():
+        if isinstance(field.values, Group):
+            yield _entry(name, f"{field.values.words}. {field.meaning} Its fields:")
+            yield from _fields(field.values.cls, f"{name}.")
+            continue
+        default = "" if field.default is None else f"; default {json.dumps(field.default)}"
+        yield _entry(prefix + name, f"{field.values.words}{default}. {field.described}")
+
+
+def _entry(name: str, text: str) -> str:
+    margin = " " * 6
+    filled = textwrap.fill(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+    return f"  {name}\n{filled}"
+
+
+# Options of any command that name files to be read, and cache policies, which these words stand for too.
+_READ = ("input", "prompts", "depth_table", "chat_template")
+_POLICIES, _ANY = ("cache", "caches"), ("all", "auto", "none")
+
+
+def check_named(args: argparse.Namespace) -> None:
+    """Look for the files and the cache policies that the options name.
+
+    Raises `ConfigError` where a file is missing, and what `remask.policies.parse` raises of a policy.
+    """
+    for option in _READ:
+        check_file(f"--{option.replace('_', '-')}", getattr(args, option, None))
+    for option in _POLICIES:
+        check_policies(getattr(args, option, None))
+
+
+def check_file(option: str, path: str | None) -> None:
+    """Raise `ConfigError` if there is no file, pipe or device `path` to be read; "-" is standard input."""
+    if path is not None and path != "-" and (not os.path.exists(path) or os.path.isdir(path)):
+        raise ConfigError(f"{option}: there is no file {path!r}; check the name and the folder")
+
+
+def check_policies(specs: str | None) -> None:
+    """Raise `ConfigError` if one of the `specs`, separated by commas, names no cache policy or no composition."""
+    named = [] if specs is None else [spec.strip() for spec in specs.split(",")]
+    named = [spec for spec in named if spec not in _ANY]
+    if not named:
+        return
+    # Imported here, as policies need NumPy, and most commands name none.
+    from remask.policies import parse
+    from remask.policies.bicache import DepthLookup
+    from remask.policies.registry import file_and_class
+
+    for spec in named:
+        file = file_and_class(spec)
+        if file is None:
+            parse(spec, None, lambda: DepthLookup({}))
+        else:  # it is run later, once
+            check_file("--cache", file[0])

@@ -1,0 +1,150 @@
+"""Planning the passes of a request: it asks the policy, and repeats a plan for as long as the policy says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from remask.engine.canvas_state import CanvasState
+from remask.engine.ending import ResponseEnd
+from remask.engine.member import CanvasPlans, Tally
+from remask.engine.request import PendingRequest
+from remask.errors import PlanError
+from remask.plan.plan import LastPass, Plan, StepFacts, View
+from remask.plan.spans import Mask
+from remask.policies.base import CachePolicy
+from remask.readers.base import Reader
+from remask.sampling.decoder import Decoder
+
+
+@dataclass(slots=True)
+class Standing:
+    """A plan of `step` that repeats in the next `repeats` steps; `block_step` is the number of `step` in its block.
+
+    Attributes:
+        tally: what each of these passes costs.
+    """
+
+    plan: Plan
+    repeats: int
+    step: int
+    block_step: int
+    block: range
+    tally: Tally | None = None
+
+
+@dataclass(slots=True)
+class PassPlanner:
+    """Plans the passes of one request.
+
+    Attributes:
+        pending: what the request was before it began.
+        policy: the cache policy.
+        end: knows where the response ends.
+        readers: may say what is predicted.
+        standing: the last plan, if it repeats.
+        last_pass: what the last pass predicted.
+        passes: passes since the step began.
+        paired: steps in which the unconditional canvas of guidance took part.
+        left_out: fill passes of the step in which the unconditional canvas took no part.
+        foreseeable: passes may be planned before the last one is read.
+    """
+
+    pending: PendingRequest
+    policy: CachePolicy
+    end: ResponseEnd
+    readers: Sequence[Reader]
+    standing: Standing | None = None
+    last_pass: LastPass = field(default_factory=LastPass)
+    passes: int = 0
+    paired: int = 0
+    left_out: int = 0
+    foreseeable: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        readers = (*self.pending.request.readers, *self.readers)
+        self.foreseeable = self.policy.traits.by_clock and all(reader.foreseeable for reader in readers)
+
+    def repeated(self, decoder: Decoder, noisy: Mask) -> Plan | None:
+        """The last plan for the step of `decoder`, if it repeats there; else None. `noisy` are the open positions."""
+        last = self.standing
+        if last is None or decoder.cut is not None:
+            return None
+        since = decoder.step - last.step
+        if since > last.repeats or decoder.block_step - last.block_step != since or decoder.block != last.block:
+            return None
+        return last.plan.repeated(last.block, noisy)
+
+    def plan(self, canvases: Sequence[CanvasState], decoder: Decoder) -> CanvasPlans:
+        """The canvases that take part in the next pass, each with its plan; the first of `canvases` is conditional."""
+        first = canvases[0]
+        if decoder.shift is not None:
+            first.shift, first.adapter = decoder.shift, decoder.adapter or self.pending.request.adapter
+        plan = self._ask(first, decoder, decoder.canvas_step, self.passes, alone=len(canvases) == 1)
+        if self.readers and not plan.fills:
+            for reader in self.readers:
+                predict = reader.predicts(first.canvas.noisy)
+                if predict is not None:
+                    plan = replace(plan, predict=predict, transfer=None)
+        if len(canvases) == 1 or not self.policy.guides(decoder.canvas_step):
+            return ((first, plan),)
+        second = canvases[1]
+        other = self._ask(second, decoder, self.paired, self.passes - self.left_out, alone=False)
+        if plan.fills and not other.fills:
+            return ((first, plan),)  # a fill pass of one canvas: the other has nothing to do until both predict
+        if other.fills and not plan.fills:
+            raise PlanError("the unconditional canvas has a fill pass where the other one predicts")
+        # Canvases with clocks of their own still predict, and transfer, the same positions.
+        return (first, plan), (second, replace(other, predict=plan.predict, transfer=plan.transfer))
+
+    def closing(self, first: CanvasState, decoder: Decoder, block: range) -> CanvasPlans:
+        """The pass that completes a page for other requests after the response: over the last `block`."""
+        view = replace(self._view(first, decoder, decoder.canvas_step, self.passes), block=block)
+        plan = self.policy.closing(view)
+        if plan is None:
+            raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
+        return ((first, replace(plan, sees=view.sees)),)
+
+    def _ask(self, state: CanvasState, decoder: Decoder, step: int, pass_index: int, *, alone: bool) -> Plan:
+        """The policy's plan. It may stand for later steps if the canvas is the only one."""
+        view = self._view(state, decoder, step, pass_index)
+        plan = self.policy.plan(view)
+        plan = plan if plan.sees is view.sees else replace(plan, sees=view.sees)
+        self.standing = None
+        if decoder.drafts:
+            return replace(plan, transfer=view.rows(0, 0))
+        if decoder.cut is not None:
+            return plan.below(decoder.cut, state.memo)
+        repeats = self.policy.repeats(view) if alone else 0
+        if repeats:
+            self.standing = Standing(plan, repeats, step, view.block_step, view.block)
+        return plan
+
+    def _view(self, state: CanvasState, decoder: Decoder, step: int, pass_index: int) -> View:
+        canvas, decoding = state.canvas, self.pending.decoding
+        order, touched, fresh = decoder.order, decoder.touched, decoder.fresh
+        facts = _NO_FACTS if order is None and touched is None and fresh is None else StepFacts(order, touched, fresh)
+        return View(
+            layers=state.ledger.layers,
+            step=step,
+            block_step=decoder.block_step,
+            block=decoder.block,
+            prompt=canvas.prompt,
+            noisy=canvas.noisy,
+            settled=canvas.settled,
+            prefix=state.prefix,
+            pass_index=pass_index,
+            shift=state.shift,
+            sees=decoder.sees,
+            opens=decoder.opens,
+            committed=decoder.committed,
+            response=canvas.end,
+            stop=self.end.stop,
+            seed=decoding.seed,
+            steps=decoding.scheduled_steps,
+            decoding=facts,
+            last_pass=self.last_pass,
+            memo=state.memo,
+            hook_output=state.hook_output,
+        )
+
+
+_NO_FACTS = StepFacts()

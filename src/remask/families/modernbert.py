@@ -1,0 +1,155 @@
+"""ModernBERT (BERT-Chat of dLLM): an encoder that was trained to denoise. Two layers of three see neighbours alone."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remask.families.a2d import SAMPLING
+from remask.families.family import Family, TensorNames, tiny
+from remask.families.fields import LAYERS, VOCAB, Fields
+from remask.model.config import ModelConfig, Sliding
+
+# Of the published vocabulary: no key of config.json names the mask.
+WORDS, MASK = 50368, 50284
+WHOLE, NEAR = "full_attention", "sliding_attention"
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    published = {"mask_token_id": MASK} if raw.get("vocab_size") == WORDS else {}
+    fields = Fields("config.json (modernbert)", raw, **published)
+    for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
+        fields.only(key, False, optional=True)
+    for key in ("hidden_activation", "classifier_activation"):
+        fields.only(key, "gelu", optional=True)
+    fields.only("rope_scaling", None, optional=True)
+    heads, vocab = fields.integer("num_attention_heads"), fields.integer("vocab_size", most=VOCAB)
+    fields.only("num_key_value_heads", heads, optional=True)
+    near, theta, near_theta = _near_layers(fields), _theta(fields, WHOLE, "global"), _theta(fields, NEAR, "local")
+    return ModelConfig(
+        family="modernbert",
+        layers=fields.integer("num_hidden_layers", most=LAYERS),
+        hidden=fields.integer("hidden_size"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=fields.head_dim("hidden_size", "num_attention_heads"),
+        intermediate=fields.integer("intermediate_size"),
+        vocab=vocab,
+        max_length=fields.integer("max_position_embeddings"),
+        rope_theta=theta,
+        norm_eps=fields.number("norm_eps"),
+        mask_id=fields.mask(vocab),
+        stop_ids=tuple(dict.fromkeys(fields.tokens("eos_token_id", vocab))),
+        tied=fields.flag("tie_word_embeddings", True),
+        sliding=Sliding(near, _reach(fields), near_theta) if near else None,
+        norm="layer",
+        embed_norm=True,
+        head_dense=True,
+        head_bias=fields.flag("decoder_bias", True),
+        mlp="geglu",
+        sampling=SAMPLING,
+    )
+
+
+def _near_layers(fields: Fields) -> tuple[int, ...]:
+    """The layers that see neighbours alone: `layer_types` of transformers 5, or all but every so many."""
+    layers, kinds, every = fields.integer("num_hidden_layers", most=LAYERS), fields.get("layer_types"), None
+    if kinds is None or fields.get("global_attn_every_n_layers") is not None:
+        every = fields.integer("global_attn_every_n_layers")
+        said = [NEAR if layer % every else WHOLE for layer in range(layers)]
+        if kinds not in (None, said):
+            raise fields.unfit("layer_types", f"what 'global_attn_every_n_layers' says, {every}")
+        kinds = said
+    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {WHOLE, NEAR}:
+        raise fields.unfit("layer_types", f"a list of {layers} times {WHOLE!r} or {NEAR!r}")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == NEAR)
+
+
+def _reach(fields: Fields) -> int:
+    """How many positions a row sees to each side: `sliding_window`, or half of `local_attention`."""
+    half = fields.get("sliding_window")
+    if half is None:
+        return fields.integer("local_attention", least=2) // 2
+    fields.only("local_attention", 2 * fields.integer("sliding_window"), optional=True)
+    return int(half)
+
+
+def _theta(fields: Fields, kind: str, named: str) -> float:
+    """The base of RoPE in layers of a kind: in `rope_parameters` of transformers 5, or a key of its own."""
+    parameters = fields.get("rope_parameters")
+    if parameters is None:
+        return fields.number(f"{named}_rope_theta")
+    inner = parameters.get(kind) if isinstance(parameters, Mapping) else None
+    if not isinstance(inner, Mapping) or set(inner) - {"rope_type", "rope_theta"}:
+        raise fields.unfit("rope_parameters", f'an object of objects of "rope_type" and "rope_theta", with {kind!r}')
+    own = Fields(f"config.json (modernbert), 'rope_parameters', {kind!r}", inner)
+    own.only("rope_type", "default", optional=True)
+    fields.only(f"{named}_rope_theta", own.number("rope_theta"), optional=True)
+    return own.number("rope_theta")
+
+
+def _sliding(layers: int, reach: int = 64) -> Sliding:
+    return Sliding(tuple(layer for layer in range(layers) if layer % 3), reach, 10_000.0)
+
+
+_BASE = ModelConfig(
+    family="modernbert",
+    layers=22,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    intermediate=1152,
+    vocab=WORDS,
+    max_length=8192,
+    rope_theta=160_000.0,
+    norm_eps=1e-5,
+    mask_id=MASK,
+    stop_ids=(50282,),
+    tied=True,
+    sliding=_sliding(22),
+    norm="layer",
+    embed_norm=True,
+    head_dense=True,
+    head_bias=True,
+    mlp="geglu",
+    sampling=SAMPLING,
+)
+
+# BERT-Chat's: plain text, no special tokens.
+_CHAT = (
+    "{% for message in messages %}{% if message.role == 'system' %}[SYS]\n{{ message.content }}\n[/SYS]\n\n"
+    "{% elif message.role == 'assistant' %}[Answer]\n{{ message.content }}\n[/Answer]\n\n"
+    "{% else %}[Question]\n{{ message.content }}\n[/Question]\n\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[Answer]\n{% endif %}"
+)
+
+MODERNBERT = Family(
+    name="modernbert",
+    model_types=("modernbert",),
+    architectures=("ModernBertForMaskedLM",),
+    names=TensorNames(
+        embed="model.embeddings.tok_embeddings",
+        embed_norm="model.embeddings.norm",
+        norm="model.final_norm",
+        head_dense="head.dense",
+        head_norm="head.norm",
+        head="decoder",
+        layer="model.layers.{}.",
+        attn_norm="attn_norm",
+        qkv="attn.Wqkv",
+        out="attn.Wo",
+        ffn_norm="mlp_norm",
+        gate_up="mlp.Wi",
+        down="mlp.Wo",
+    ),
+    config=_config,
+    chat_template=_CHAT,
+    stop=("[/Answer]",),
+    presets={
+        "modernbert-base-chat": _BASE,
+        "modernbert-large-chat": replace(
+            _BASE, layers=28, hidden=1024, heads=16, kv_heads=16, intermediate=2624, sliding=_sliding(28)
+        ),
+        "modernbert-tiny": tiny(_BASE, layers=4, kv_heads=4, sliding=_sliding(4, 6)),
+    },
+)

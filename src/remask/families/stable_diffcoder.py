@@ -1,0 +1,63 @@
+"""Stable-DiffCoder (8B, base and instruct): block-causal diffusion for code, on Llama's architecture.
+
+`model_type` is Llama's; `architectures` and `auto_map` tell it from one. This file follows public descriptions of the
+model and of its files. Neither was compared with a checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remask.families import qwen
+from remask.families.family import Family, tiny
+from remask.families.fields import Fields
+from remask.families.illada import END, ILLADA_8B, MASK
+from remask.model.config import ModelConfig
+from remask.request.sampling_params import SamplingDefaults
+
+BLOCK = 4
+CLASS, MODULE = "StableDiffcoderForCausalLM", "modeling_stable_diffcoder"
+SAMPLING = SamplingDefaults(schedule="masks", whole_blocks=False)
+
+
+def _recognises(raw: Mapping[str, Any]) -> bool:
+    classes, code = raw.get("architectures"), raw.get("auto_map")
+    named = isinstance(classes, list) and CLASS in classes
+    return named or (isinstance(code, Mapping) and any(MODULE in str(each) for each in code.values()))
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    fields = Fields("config.json (stable-diffcoder)", raw, mask_token_id=MASK, eos_token_id=END)
+    fields.only("attention_bias", False, optional=True)
+    head_dim = fields.head_dim("hidden_size", "num_attention_heads")
+    return ModelConfig(
+        family="stable-diffcoder",
+        kind="block_causal",
+        block_length=fields.block("block_size", BLOCK),
+        sampling=SAMPLING,
+        **qwen.shape(fields, head_dim),
+    )
+
+
+_8B = replace(
+    ILLADA_8B,
+    family="stable-diffcoder",
+    norm_eps=1e-6,
+    tied=False,
+    kind="block_causal",
+    block_length=BLOCK,
+    sampling=SAMPLING,
+)
+
+STABLE_DIFFCODER = Family(
+    name="stable-diffcoder",
+    model_types=(),
+    architectures=(CLASS,),
+    names=qwen.NAMES,
+    config=_config,
+    recognises=_recognises,
+    presets={
+        "stable-diffcoder-8b-instruct": _8B,
+        "stable-diffcoder-tiny": tiny(_8B, mask_id=MASK, stop_ids=(END,)),
+    },
+)

@@ -1,1 +1,0 @@
-"""GGUF files: their headers, architectures and tokenizers."""

@@ -1,0 +1,145 @@
+"""`uniform-cache`: a full pass when a block starts, then the block, whose rows that stand still may be left out."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, Self
+
+from remask.checks.fields import declare
+from remask.checks.values import Choice, Real, Whole
+from remask.errors import PlanError
+from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View
+from remask.plan.cost import OperationCost, Widths
+from remask.policies.base import ALWAYS, Kept, Schedule, Traits
+from remask.policies.block import Blockwise
+
+
+@dataclass(frozen=True, slots=True)
+class Drift(LayerHook):
+    """Holds the rows of `among` whose value vectors are near those in the cache, in every layer but the first.
+
+    V is projected for all rows of `among` when the layer's turn comes. Rows at a cosine distance of at most `threshold`
+    from their V in the cache join `Span.held`: their K and V are kept, so small moves add up until they
+    count. Until then all rows count as computed, so the cost of a plan is an upper bound.
+
+    Attributes:
+        done: the layers below this one have been compared; the `held` of their spans has the rows.
+    """
+
+    among: Mask
+    threshold: float
+    done: int = 1
+
+    on_device = "remask.policies.on_device:HoldStillRows"
+    adds_outputs = True
+
+    def changes(self, spans: Spans) -> bool:
+        """See `LayerHook`: until all layers have been compared."""
+        return any(map(self.compares, spans))
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """See `LayerHook`."""
+        return (self.among,)
+
+    def compares(self, span: Span) -> bool:
+        """Whether rows of `span` are still to be compared."""
+        return span.layers.start >= self.done
+
+    def check(self, spans: Spans) -> None:
+        """See `LayerHook`."""
+        if self.threshold < 0:
+            raise PlanError(f"drift has a threshold from 0, got {self.threshold}")
+        for span in filter(self.compares, spans):
+            if len(span.layers) > 1 or span.pick is not None:
+                raise PlanError("drift is compared layer by layer, in spans of one layer each, where nothing is picked")
+            if (self.among & ~span.written).any():
+                raise PlanError("drift is compared of rows that are computed and write their K and V")
+
+    def adding(self, span: Span) -> Mask | None:
+        """See `LayerHook`."""
+        return self.among if self.compares(span) else None
+
+    def hold(self, plan: Plan, layer: int, rows: Mask) -> Plan:
+        """`plan`, whose hook this is, in which `layer` has been compared and `rows` of it are held."""
+        return replace(plan.holding(layer, rows), hook=replace(self, done=layer + 1))
+
+    def below(self, lead: Mask) -> Self:
+        """See `LayerHook`."""
+        return replace(self, among=self.among & lead)
+
+    def cost(self, widths: Widths, spans: Spans) -> HookCost:
+        """See `LayerHook`: V is projected and compared, and not written."""
+        w, layers, among = widths, spans.layers - 1, int(self.among.sum())
+        cost = OperationCost(
+            flops=layers * 2 * among * w.hidden * w.keys,
+            kv_read=layers * w.item * among * w.keys,
+            activations=layers * w.item * among * w.hidden,
+        )
+        return HookCost(selection=cost, compares=frozenset((layer, "value") for layer in range(1, spans.layers)))
+
+
+@dataclass(frozen=True, slots=True)
+class UniformCache(Blockwise):
+    """`uniform-cache`: computes all rows in the first step of a block, and then the block, whose tokens may all change.
+
+    Every `refresh_next`-th step of a block, counted from 1, computes the next block of the response too; 0 never does.
+    A step of a correction computes the blocks that the last step changed, or all rows if it changed none. With
+    `border="neighbours"` the first step of a later block computes the block and as many rows before it.
+
+    With `drift` (thesis, section 6.6.4) every layer of these passes but the first computes only rows whose V is further
+    than that from the V in the cache, by cosine distance; the others add their cached outputs. Full passes and
+    corrections compare nothing.
+    """
+
+    refresh_next: int = declare(4, Whole(0), "Steps from one computation of the next block to the next; 0: never.")
+    border: Literal["full", "neighbours"] = declare(
+        "full", Choice(("full", "neighbours")), "What the first step of a later block computes."
+    )
+    drift: float | None = declare(None, Real(0, 2), "Cosine distance up to which a row counts as standing still.")
+
+    @property
+    def traits(self) -> Traits:
+        """Rows that are held add cached outputs."""
+        keeps: frozenset[Kept] = frozenset() if self.drift is None else frozenset({"outputs"})
+        return Traits(("uniform",), Schedule("within_block", blockwise=True), keeps, by_clock=not keeps)
+
+    def plan(self, view: View) -> Plan:
+        """As in every block-wise policy, but at borders where not all rows are computed."""
+        begun = view.block if view.decoding.fresh is None else view.decoding.fresh
+        # All rows are computed in the first step, and where the scope of a correction begins, behind the prompt.
+        if self.border == "full" or view.block_step > 0 or view.step == 0 or begun.start == view.prompt:
+            return Blockwise.plan(self, view)
+        spans = view.over(max(0, begun.start - len(begun)), begun.stop)
+        return Plan(spans, view.candidates & spans[0].rows, refreshes=True)
+
+    def _cached(self, view: View) -> Plan:
+        touched, hook = view.decoding.touched, None
+        if touched is not None:
+            spans = view.over_rows(touched) if touched.any() else view.over(0, view.length)
+            return Plan(spans, view.candidates & spans[0].rows, refreshes=not touched.any())
+        renews = self._may_renew(view) and (view.block_step + 1) % self.refresh_next == 0
+        stop = view.block.stop + (len(view.block) if renews else 0)
+        if self.drift is None:
+            spans = view.over(view.block.start, stop)
+        else:
+            spans = view.spans(("drift", view.block.start, stop), partial(self._layered, view, stop))
+            hook = Drift(spans[0].rows, self.drift)
+        return Plan(spans, view.candidates, refreshes=renews, hook=hook)
+
+    def _layered(self, view: View, stop: int) -> list[Span]:
+        """The rows from the block up to `stop`, a span for each layer."""
+        rows = view.rows(view.block.start, stop)
+        return [Span(range(i, i + 1), rows) for i in range(view.layers)]
+
+    def _may_renew(self, view: View) -> bool:
+        end = view.length if view.response is None else view.response
+        return self.refresh_next > 0 and view.block.stop < end
+
+    def repeats(self, view: View) -> int:
+        """Until the next block is computed too. In a correction rows depend on what has changed."""
+        if view.block_step == 0 or view.decoding.touched is not None:
+            return 0
+        if not self._may_renew(view):
+            return ALWAYS
+        left = -(view.block_step + 1) % self.refresh_next  # steps to the next one that renews; 0: this one does
+        return max(0, left - 1)

@@ -1,0 +1,158 @@
+"""The readers of a request that begins: those that it brings, and those that its parameters need.
+
+The latter are here, but for guidance and biases: entropies, proposals, and bars.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.machine.transfers import send
+from remask.plan.spans import Mask
+from remask.policies.base import CachePolicy
+from remask.readers.base import Predicted, Reader, ReadPass, Start
+from remask.readers.biases import biases_of
+from remask.readers.guidance import Guidance
+from remask.request.sampling_params import SamplingParams
+from remask.sampling.decoder import Decoder
+from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.vocabulary import WHOLE, Vocabulary
+
+
+def readers_of(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> tuple[Reader, ...]:
+    """The readers at work on a request that begins, under this policy and with these sampling parameters."""
+    started = (reader.start(start) for reader in start.readers)
+    return (*_implied(start, decoder, policy, params), *(each for each in started if each is not None))
+
+
+def _implied(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
+    if decoder.corrections is not None:
+        yield Proposals()
+    if policy.traits.reads == "entropy":
+        yield Entropy()
+    yield from bars_of(start, params)
+    if params.cfg_scale > 0:
+        yield Guidance(params.cfg_scale)
+    yield from biases_of(params, start.canvas)
+
+
+class Entropy(Reader):
+    """Gives the policy's next view the entropies of the last pass (`LastPass.entropies`)."""
+
+    name = "entropy"
+
+    def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
+        """See `Reader`."""
+        return Entropies()
+
+    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+        """See `Reader`."""
+        found.entropies = numbers[0]
+
+
+class Entropies(DeviceRead):
+    """The entropy of each row in nats, of the logits as they are: the mask token counts."""
+
+    @property
+    def width(self) -> int:
+        """See `DeviceRead`."""
+        return 1
+
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+        """See `DeviceRead`."""
+        logs = vocabulary.log_softmax(logits)
+        chances = logs.exp()
+        found = -vocabulary.sum(torch.where(chances > 0, chances * logs, 0.0)).float()
+        return lambda tokens: found[None]  # noqa: ARG005
+
+
+class Proposals(Reader):
+    """Gives a decoder that asks for it (`Decoder.reads_best`) the most probable token allowed at each position."""
+
+    name = "proposals"
+
+    def on_device(self, step: ReadPass) -> DeviceRead | None:
+        """See `Reader`."""
+        self._decoder = step.decoder
+        return Best() if step.decoder.reads_best else None
+
+    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+        """See `Reader`."""
+        self._decoder.note(found.positions, numbers[0].astype(np.int64))
+
+
+class Best(DeviceRead):
+    """The most probable allowed token of each row."""
+
+    @property
+    def width(self) -> int:
+        """See `DeviceRead`."""
+        return 1
+
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
+        """See `DeviceRead`."""
+        allowed, noisy = logits.clone(), rows.noisy
+        vocabulary.bar(allowed, [mask_id])
+        if noisy is not None and noisy.banned and noisy.banned_rows:
+            vocabulary.bar(allowed[: noisy.banned_rows], noisy.banned)
+        found = vocabulary.best(allowed)[1].float()
+        return lambda tokens: found[None]  # noqa: ARG005
+
+
+def bars_of(start: Start, params: SamplingParams) -> Iterator[Reader]:
+    """The readers that keep tokens out of a response."""
+    response, prompt = start.response, start.canvas.prompt
+    asked = [(response.padding, response.unpadded)]
+    if start.shape.kind != "uniform":  # whose sampler leaves the end tokens out of the distribution
+        stops = {token for token in params.stop_token_ids if token < start.shape.vocab}
+        asked.append(((*stops, *start.shape.stop_ids), np.arange(len(response)) < (params.min_tokens or 0)))
+    for tokens, places in asked:
+        if places.any():
+            barred = np.zeros(start.longest, dtype=np.bool_)
+            barred[prompt : prompt + len(response)] = places
+            yield Bar(np.array(tokens, dtype=np.int64), barred)
+
+
+class Bar(Reader):
+    """Bars tokens from positions that must not hold them."""
+
+    name = "bars"
+    drafted = True
+
+    def __init__(self, tokens: NDArray[np.int64], barred: Mask) -> None:
+        """`barred` [T] are the positions that must hold none of `tokens` [n]."""
+        self._tokens, self._barred = tokens, barred
+
+    def on_device(self, step: ReadPass) -> DeviceRead | None:
+        """See `Reader`."""
+        rows = self._barred[step.positions]
+        return Barred(self._tokens, rows) if rows.any() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Barred(DeviceRead):
+    """Tokens that are not chosen in some rows. They count in the probabilities, as the mask token does.
+
+    Attributes:
+        tokens: the token ids, int64 [n].
+        rows: in which rows, bool [rows].
+    """
+
+    tokens: NDArray[np.int64]
+    rows: NDArray[np.bool_]
+    bars = True
+
+    def piece(self, start: int, stop: int) -> "Barred":
+        """See `DeviceRead`."""
+        return replace(self, rows=self.rows[start:stop])
+
+    def bar(self, choice: Tensor, vocabulary: Vocabulary = WHOLE) -> None:
+        """See `DeviceRead`: their logits are minus infinity."""
+        _, columns = vocabulary.places(self.tokens)
+        if len(columns):
+            index, rows = send(columns, choice.device), send(self.rows, choice.device)
+            choice.index_copy_(1, index, choice.index_select(1, index).masked_fill(rows[:, None], -torch.inf))

@@ -1,0 +1,231 @@
+"""Sampling parameters that stand in groups: of remasking rules, of blocks, and of uniform models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remask.checks.fields import check, declare
+from remask.checks.values import LIST, POSITIONS, Choice, Flag, ListOf, Real, Whole
+from remask.sampling.rules import RULES
+
+# What no model and no operator can widen. Tighter limits depend on both, and are checked by the engine.
+COUNT = Whole(1, POSITIONS)
+TOKEN = Whole(0, POSITIONS)
+TEMPERATURE = Real(0, 1000)
+MARGINAL = "ancestral_marginal"
+"""The sampler whose reverse step is the mean of the posteriors over what the model predicts."""
+ANCESTRAL = ("ancestral", MARGINAL)
+"""Samplers that draw every position of a block in every step, from a reverse step of the noise process."""
+UNIFORM_PRESETS = {
+    # The two settings of the Uniform-Cache thesis (section 5.5). Its n is 3, and its r = 4 is the policy's default.
+    "s32/b32": {"steps_per_block": 32, "block_length": 32, "uniform.tokens_per_step": 3},
+    "s512/b512": {"steps_per_block": 512, "block_length": 512, "uniform.tokens_per_step": 3},
+}
+"""Sampling parameters by path, as a preset sets them."""
+PRESET_FIELDS = ("steps_per_block", "block_length", "uniform.tokens_per_step")
+
+
+@dataclass(frozen=True, slots=True)
+class RemaskingParams:
+    """Which noisy positions become final in a step, beside `threshold`. `None` leaves a choice to the model family."""
+
+    rule: str | None = declare(
+        None,
+        Choice(RULES),
+        "The rule that chooses which noisy positions become final in a step; by default `entropy` for Dream, "
+        "`low_confidence` for all others.",
+        kinds=("masked", "block_causal"),
+        choice="rule",
+    )
+    eps: float | None = declare(
+        None,
+        Real(0, 1, above=True),
+        "End of Dream's time schedule; setting it selects that schedule.",
+        kinds=("masked",),
+        choice="rule",
+    )
+    factor: float | None = declare(
+        None, Real(0, 1e6), "Fast-dLLM's factor rule in place of a threshold.", kinds=("masked",), choice="rule"
+    )
+    order: Sequence[Sequence[int]] | None = declare(
+        None,
+        ListOf(
+            ListOf(Whole(0, POSITIONS), "canvas positions", LIST),
+            "lists of canvas positions, one per block",
+            LIST,
+            together=LIST,
+        ),
+        "For remasking `order`: per block, its positions on the canvas in decoding order.",
+        kinds=("masked",),
+    )
+    fallback: str | None = declare(
+        None,
+        Choice(("confidence", "leftmost")),
+        "Which positions are transferred where too few reach the threshold; by default the most confident.",
+        kinds=("block_causal",),
+    )
+    eb_threshold: float | None = declare(
+        None,
+        Real(0, 1e6),
+        "For remasking `entropy_bounded`: bound of the summed entropies in nats; by default 0.35.",
+        kinds=("block_causal",),
+    )
+    edit_threshold: float | None = declare(
+        None,
+        Real(0, 1),
+        "For remasking `joint_threshold`: tokens of the block are replaced by others that are more probable than this; "
+        "by default 0.9, and 1 never edits.",
+        kinds=("block_causal",),
+        choice="rule",
+    )
+    max_post_steps: int | None = declare(
+        None,
+        Whole(0, 2**30),
+        "For remasking `joint_threshold`: at most so many steps edit a block that has no masks left; by default 16.",
+        kinds=("block_causal",),
+        choice="rule",
+    )
+    min_transfer: int | None = declare(
+        None,
+        COUNT,
+        "For remasking `joint_threshold`: masks that a step fills at least; by default 1.",
+        kinds=("block_causal",),
+        choice="rule",
+    )
+    penalty_lambda: float | None = declare(
+        None,
+        Real(0, 1e6),
+        "For remasking `joint_threshold`: what the token now to the left, within the block, loses on its logit; by "
+        "default 0.",
+        kinds=("block_causal",),
+        choice="rule",
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "remasking.")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParams:
+    """How blocks follow each other, and end. `None` leaves a choice to the model family."""
+
+    growing_canvas: bool | None = declare(
+        None,
+        Flag(),
+        "The canvas is the prompt, what is decoded and one block of masks; the next block is appended once this one is "
+        "done, up to `max_tokens`. By default so for iLLaDA, and not for all others.",
+        kinds=("masked",),
+    )
+    sub_block_length: int | None = declare(
+        None,
+        COUNT,
+        "Length of the parts of a block that are completed from left to right (Fast-dLLM v2).",
+        kinds=("block_causal",),
+    )
+    early_stop: bool | None = declare(
+        None,
+        Flag(),
+        "After a step that writes an end token, end the response within the block if all before the first one is "
+        "final; the tokens stay the same. By default not.",
+        kinds=("block_causal",),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "blocks.")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """How mode `linear_speculation` drafts."""
+
+    draft_window: int | None = declare(
+        None, COUNT, "Tokens of a block that is drafted, at first and at least; by default 8.", kinds=("block_causal",)
+    )
+    max_draft_window: int | None = declare(
+        None,
+        COUNT,
+        "The most: the block doubles where all of a draft came true, and halves where at most half did; by default 32.",
+        kinds=("block_causal",),
+    )
+    lora: bool | None = declare(
+        None,
+        Flag(),
+        "Drafts are computed with the adapter that lies in the model's folder for it; by default where there is one.",
+        kinds=("block_causal",),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "speculation.")
+
+
+@dataclass(frozen=True, slots=True)
+class UniformParams:
+    """How uniform models, whose tokens may change again, are sampled. `None` leaves a choice to the model family."""
+
+    preset: str | None = declare(
+        None,
+        Choice(tuple(UNIFORM_PRESETS)),
+        "Settings of the Uniform-Cache thesis: sets `steps_per_block`, `block_length` and, for the adaptive sampler, "
+        "`tokens_per_step`.",
+        kinds=("uniform",),
+    )
+    sampler: str | None = declare(
+        None,
+        Choice(("adaptive", *ANCESTRAL)),
+        "`adaptive`, the default, changes the `tokens_per_step` positions that gain most. `ancestral` draws every "
+        "position of the block anew, from the posterior with the predicted distribution in the clean token's place "
+        "(GIDD's code); `ancestral_marginal` from the posteriors of all clean tokens, weighed by their prediction "
+        "(equation 2.4 of the Uniform-Cache thesis).",
+        kinds=("uniform",),
+    )
+    tokens_per_step: int | None = declare(
+        None, COUNT, "Positions that a step of the adaptive sampler may change; by default 1.", kinds=("uniform",)
+    )
+    schedule: str | None = declare(
+        None, Choice(("cosine", "linear")), "How noise falls over a block; by default `cosine`.", kinds=("uniform",)
+    )
+    canvas_length: int | None = declare(
+        None,
+        COUNT,
+        "Positions of the canvas, prompt included; by default the model's. What stands after the response is noise "
+        "that is attended to and never changed.",
+        kinds=("uniform",),
+    )
+    initial_canvas: Sequence[int] | None = declare(
+        None,
+        ListOf(TOKEN, "token ids", LIST),
+        "Token ids of the canvas after the prompt; null draws them.",
+        kinds=("uniform",),
+    )
+    correction_steps: int | None = declare(
+        None,
+        Whole(0, 2**30),
+        "Once the response is complete, at most so many further steps replace tokens that the model judges unlikely "
+        "(GIDD's self-correction); by default none.",
+        kinds=("uniform",),
+    )
+    correction_temperature: float | None = declare(
+        None,
+        TEMPERATURE,
+        "Temperature of the draw of replacements; by default 0.1, and 0 is greedy.",
+        kinds=("uniform",),
+    )
+    correction_tokens: int | None = declare(
+        None, COUNT, "Positions that one correction step may change; by default 1.", kinds=("uniform",)
+    )
+    correction_patience: int | None = declare(
+        None,
+        Whole(0, 2**30),
+        "End the correction once the share of tokens that are the most probable ones has not grown for so many steps; "
+        "by default 32, and 0 never.",
+        kinds=("uniform",),
+    )
+    revision_tokens: int | None = declare(
+        None,
+        Whole(0, POSITIONS),
+        "Tokens of completed blocks that the first step of each later block may replace; by default 0. Models without "
+        "structured attention only.",
+        kinds=("uniform",),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "uniform.")

@@ -1,0 +1,365 @@
+"""Remasking rules: which noisy positions of a block become final in a step, and which stay masked.
+
+Each rule is one entry of `_RULES` and the function that it names. Everything else that depends on the rule of a
+request, such as the decoders, the scores, the documentation and the checks of other parameters, reads the entry.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.checks import ModelKind
+from remask.checks.plugins import Plugin, Registry
+from remask.errors import ConfigError, PluginError
+from remask.sampling import select
+from remask.sampling.slowfast import SlowFast, SlowFastKnobs
+
+Measure: TypeAlias = Literal["probability", "margin", "entropy"]
+
+ENTROPY_BOUND = 0.35  # JetEngine's default of `eb_threshold`
+THRESHOLD = 0.9  # of Nemotron-Labs-Diffusion's published configurations
+# The authors' defaults of LLaDA2.1's rule, `joint_threshold`.
+JOINT_THRESHOLD, EDIT_THRESHOLD, MAX_POST_STEPS, MIN_TRANSFER = 0.95, 0.9, 16, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a block, as a rule sees it.
+
+    Attributes:
+        positions: the block's noisy positions on the canvas, ascending, int64 [n] with n >= 1.
+        confidence: the rule's measure at each of them, float32 [n]; larger is more confident.
+        number: steps of the block before this one.
+        count: positions that the schedule transfers in this step.
+        share: under Dream's time schedule, the share of the noisy positions that this step transfers; else None.
+        order: the positions that this step transfers, where the rule knows them before the pass; else None.
+        draw: draws a given count of uniform numbers from the request's seed and the step, float32.
+    """
+
+    positions: NDArray[np.int64]
+    confidence: NDArray[np.float32]
+    number: int
+    count: int
+    share: np.float32 | None
+    order: NDArray[np.int64] | None
+    draw: Callable[[int], NDArray[np.float32]]
+
+
+Choose: TypeAlias = Callable[[Step], select.Chosen]
+"""Chooses positions of a step. Returns indices into `Step.positions`, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """The sampling parameters that rules read.
+
+    Attributes:
+        threshold: least confidence of a transferred position.
+        eb_threshold: bound of the summed entropies, in nats.
+        min_transfer: least number of masks that a step of an editing rule fills.
+        slowfast: knobs of SlowFast sampling.
+    """
+
+    threshold: float | None = None
+    eb_threshold: float | None = None
+    min_transfer: int | None = None
+    slowfast: SlowFastKnobs | None = None
+
+
+def _nothing_left_out(tail: int | None) -> None:
+    """`BlockStart.leave_out` of a decoder that never leaves out a tail."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStart:
+    """Facts about a block when it begins.
+
+    Attributes:
+        masks: its noisy positions.
+        steps: its scheduled steps.
+        knobs: of the request's parameters.
+        leave_out: a rule calls it when it chooses. The next step leaves out all positions from `tail` on, which follow
+            some noisy ones; None: nothing.
+    """
+
+    masks: int
+    steps: int
+    knobs: Knobs
+    leave_out: Callable[[int | None], None] = _nothing_left_out
+
+
+def scheduled(step: Step) -> select.Chosen:
+    """As many as the schedule says, the most confident first."""
+    return select.top(step.confidence, step.count)
+
+
+def every_block(choose: Choose) -> Callable[[BlockStart], Choose]:
+    """`Remasking.begin` of a rule without a state of its own: the same function for every block."""
+    return lambda _: choose
+
+
+_BY_SCHEDULE = every_block(scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class Remasking:
+    """A remasking rule.
+
+    Attributes:
+        name: the value of the sampling parameter `remasking`.
+        meaning: what the rule does, in a sentence or two, for the documentation.
+        kinds: kinds of models that it is defined on.
+        begin: returns the function that chooses in the steps of one block, which may keep a state. Raises
+            `ConfigError` where the rule cannot be applied to the block.
+        measure: what confidence is: the token's probability, the margin over the second one, or the negative entropy.
+        filtered: masked models only: confidence is taken after temperature, top-k and top-p.
+        order: the positions of a step are known before its pass: from the request's `order`, or drawn.
+        timed: when Dream's time schedule decides how many positions a step transfers: never, always, or where the
+            model family or `eps` asks for it.
+        counts: who decides how many positions a step transfers: the "schedule", a "draw" around the schedule's share,
+            or the "rule" itself, which then ends a block as soon as it is complete.
+        thresholds: `threshold` and `factor` may choose in place of the schedule, or are the rule's own.
+        blind: it chooses without confidences, so its positions are known before the pass.
+        edits: tokens of a block may be replaced until the block is done. The rule itself chooses among masks alone.
+        blockwise: the rule that replaces it under cache policies that recompute a block at a time.
+    """
+
+    name: str
+    meaning: str
+    kinds: tuple[ModelKind, ...] = ("masked",)
+    begin: Callable[[BlockStart], Choose] = _BY_SCHEDULE
+    measure: Measure = "probability"
+    filtered: bool = False
+    order: Literal["given", "drawn"] | None = None
+    timed: Literal["never", "by_family", "always"] = "never"
+    counts: Literal["schedule", "draw", "rule"] = "schedule"
+    thresholds: bool = False
+    blind: bool = False
+    edits: bool = False
+    blockwise: str | None = None
+
+
+def _in_order(step: Step) -> select.Chosen:
+    assert step.order is not None
+    return np.flatnonzero(np.isin(step.positions, step.order))
+
+
+def _by_chance(step: Step) -> select.Chosen:
+    assert step.share is not None
+    return np.flatnonzero(step.draw(len(step.positions)) < step.share)
+
+
+def _leftmost(step: Step) -> select.Chosen:
+    return np.flatnonzero(step.positions < step.positions[0] + step.count)
+
+
+def _entropy_bounded(block: BlockStart) -> Choose:
+    bound = ENTROPY_BOUND if block.knobs.eb_threshold is None else block.knobs.eb_threshold
+    return lambda step: select.entropy_bounded(-step.confidence, bound)
+
+
+def _joint_threshold(block: BlockStart) -> Choose:
+    knobs = block.knobs
+    threshold = JOINT_THRESHOLD if knobs.threshold is None else knobs.threshold
+    least = MIN_TRANSFER if knobs.min_transfer is None else knobs.min_transfer
+
+    def choose(step: Step) -> select.Chosen:
+        sure = np.flatnonzero(step.confidence > threshold)
+        return sure if len(sure) >= least else select.top(step.confidence, least)
+
+    return choose
+
+
+def _bounded(block: BlockStart) -> Choose:
+    threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
+    return lambda step: select.bounded(step.confidence, threshold)
+
+
+def _cumulative(block: BlockStart) -> Choose:
+    threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
+    return lambda step: select.cumulative(step.confidence, threshold)
+
+
+def _slowfast(block: BlockStart) -> Choose:
+    assert block.knobs.slowfast is not None
+    sampler = SlowFast(block.knobs.slowfast)
+
+    def choose(step: Step) -> select.Chosen:
+        chosen = sampler.choose(step.positions, step.confidence)
+        block.leave_out(sampler.cut)
+        return chosen
+
+    return choose
+
+
+class _WithinBudget:
+    """Fast-dLLM's rule for Dream: each pass looks at its share of the masks and at what earlier passes left over.
+
+    Where the last scheduled pass leaves some over, one more pass is appended, without a share of its own.
+    """
+
+    def __init__(self, block: BlockStart) -> None:
+        assert block.knobs.threshold is not None
+        if block.masks % block.steps:
+            raise ConfigError(
+                f"remasking 'confidence_threshold' shares a block's masks evenly among its steps, and a block of "
+                f"{block.masks} masks has {block.steps} steps: leave steps out, so that each mask has one, or set "
+                "steps_per_block to a number that divides the masks of every block"
+            )
+        self._threshold = block.knobs.threshold
+        self._budget = block.masks // block.steps
+        self._last = block.steps
+        self._left_over = 0
+
+    def __call__(self, step: Step) -> select.Chosen:
+        """Choose within the budget of this pass."""
+        considered = self._budget + self._left_over
+        chosen = select.within_budget(step.confidence, self._threshold, considered)
+        self._left_over = considered - len(chosen)
+        if step.number + 1 == self._last and self._left_over:
+            self._last += 1
+            self._budget = 0
+        return chosen
+
+
+_RULES = (
+    Remasking(
+        "low_confidence",
+        "The most probable first; probabilities are taken before temperature and filters.",
+        kinds=("masked", "block_causal"),
+        thresholds=True,
+    ),
+    Remasking(
+        "random",
+        "In an order that is drawn when the request begins.",
+        begin=every_block(_in_order),
+        order="drawn",
+        blind=True,
+    ),
+    Remasking(
+        "entropy",
+        "The lowest entropy first; distributions are taken after temperature and filters.",
+        measure="entropy",
+        filtered=True,
+        timed="by_family",
+    ),
+    Remasking(
+        "topk_margin",
+        "The largest margin between the two best tokens first; distributions are taken after temperature and filters.",
+        measure="margin",
+        filtered=True,
+        timed="by_family",
+    ),
+    Remasking(
+        "maskgit_plus",
+        "The most probable first; probabilities are taken after temperature and filters.",
+        filtered=True,
+        timed="by_family",
+        thresholds=True,
+    ),
+    Remasking(
+        "origin",
+        "Every position with the probability that the time schedule gives to the step.",
+        begin=every_block(_by_chance),
+        filtered=True,
+        timed="always",
+        counts="draw",
+        blind=True,
+    ),
+    Remasking("order", "In the request's `order`.", begin=every_block(_in_order), order="given", blind=True),
+    Remasking(
+        "confidence_threshold",
+        "Every position of at least `threshold`, within the step's share of the block (Fast-dLLM's rule for Dream); "
+        "under block caches, `maskgit_plus`.",
+        begin=_WithinBudget,
+        filtered=True,
+        counts="rule",
+        thresholds=True,
+        blockwise="maskgit_plus",
+    ),
+    Remasking("sequential", "The leftmost first.", kinds=("block_causal",), begin=every_block(_leftmost), blind=True),
+    Remasking(
+        "entropy_bounded",
+        "The lowest entropies, as long as their sum stays below `eb_threshold`.",
+        kinds=("block_causal",),
+        begin=_entropy_bounded,
+        measure="entropy",
+        counts="rule",
+    ),
+    Remasking(
+        "bound",
+        "Those of at least `threshold`; and of at least 0.45, with a factor rule: rank n >= 2 from 1 - 2 / (n + 1) on.",
+        kinds=("block_causal",),
+        begin=_bounded,
+        counts="rule",
+        thresholds=True,
+    ),
+    Remasking(
+        "cumulative",
+        "The most probable first, as long as the product of their probabilities is at least `threshold`.",
+        kinds=("block_causal",),
+        begin=_cumulative,
+        counts="rule",
+        thresholds=True,
+    ),
+    Remasking(
+        "joint_threshold",
+        "Every mask above `threshold`, and tokens of the block that the model would replace above `edit_threshold` "
+        "(LLaDA2.1).",
+        kinds=("block_causal",),
+        begin=_joint_threshold,
+        counts="rule",
+        thresholds=True,
+        edits=True,
+    ),
+    Remasking(
+        "slowfast",
+        "SlowFast sampling: a few while a span is explored, then all of it that are confident.",
+        begin=_slowfast,
+        counts="rule",
+    ),
+)
+REMASKING: Mapping[str, Remasking] = {rule.name: rule for rule in _RULES}
+"""remask's own rules by name, in the order in which errors and documentation list them."""
+
+GROUP = "remask.remasking"
+"""The entry-point group by which other packages add rules. Each entry point names an object of type `Remasking`."""
+
+
+def _checked(plugin: Plugin, value: object) -> Remasking:
+    expected = f"an object of type remask.sampling.rules.Remasking with name={plugin.entry.name!r}"
+    if not isinstance(value, Remasking) or value.name != plugin.entry.name:
+        found = f"name={value.name!r}" if isinstance(value, Remasking) else f"an object of type {type(value).__name__}"
+        raise plugin.error(f"it provides {found}", expected)
+    if value.edits or value.order == "given" or not value.kinds or not set(value.kinds) <= {"masked", "block_causal"}:
+        raise plugin.error(
+            f"it provides a rule with kinds={value.kinds!r}, order={value.order!r}, edits={value.edits!r}",
+            "a rule of masked or block-causal models, or both, that edits nothing and takes no order from the request",
+        )
+    return value
+
+
+RULES: Registry[Remasking] = Registry("remasking", GROUP, REMASKING, _checked)
+"""Rules by name, those of other packages included."""
+
+
+def names_on(kind: ModelKind) -> tuple[str, ...]:
+    """Names of the rules that are defined on models of `kind`. Imports every package that provides one."""
+    return tuple(name for name, rule in RULES.usable().items() if kind in rule.kinds)
+
+
+def check_progress(rule: Remasking, chosen: select.Chosen, step: Step, scheduled: int) -> select.Chosen:
+    """`chosen`. Raises `PluginError` where a block would never be complete, as `rule` may belong to another package.
+
+    It may choose nothing within the `scheduled` steps of the block, if it follows a schedule.
+    """
+    if not len(chosen) and (rule.counts == "rule" or step.number >= scheduled):
+        raise PluginError(
+            f"remasking {rule.name!r} chose none of {len(step.positions)} open positions in step {step.number} of a "
+            f"block of {scheduled} steps, so the block would never be complete; correct the rule of "
+            f"{RULES.source(rule.name)}, or use another one"
+        )
+    return chosen

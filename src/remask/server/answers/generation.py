@@ -1,0 +1,239 @@
+"""Runs one answer: reads the engine's events, and tells them as an API does."""
+
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remask.answers.answer import Answer, Delta, Scored
+from remask.engine.async_engine import Ticket
+from remask.errors import RemaskError
+from remask.request.result import Event, Result
+from remask.server.answers.base import Names, ScoredToken
+from remask.server.errors import ApiError, error_object
+from remask.server.protocol.generation import GenerationBody
+from remask.server.tools import ToolCalls
+
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Generation(ABC):
+    """The choices of one request body while they run. `results` maps the index of a finished choice to its result."""
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        answers: Sequence[Answer],
+        names: Names,
+        body: GenerationBody,
+        fingerprint: str,
+        calls: ToolCalls | None = None,
+    ) -> None:
+        self.ticket, self.answers, self.names, self.body, self.fingerprint = ticket, answers, names, body, fingerprint
+        self.terms = body.terms
+        self.results: dict[int, Result] = {}
+        self.queued_s: float | None = None
+        self._by_id = {answer.request.id: answer for answer in answers}
+        self._readers = [] if calls is None else [calls.reader() for _ in answers]
+
+    @property
+    def ordered(self) -> list[Result]:
+        """All results, in the order of the choices."""
+        return [self.results[index] for index in range(len(self.answers))]
+
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return self.terms.top_logprobs is not None
+
+    @abstractmethod
+    async def response(self) -> Mapping[str, Any]:
+        """Return the whole answer. Raises `RemaskError` if a choice fails."""
+
+    @abstractmethod
+    def _opening(self) -> list[bytes]:
+        """The events that a stream begins with."""
+
+    @abstractmethod
+    def _chunks(self, delta: Delta) -> list[bytes]:
+        """The events of what one engine step added to a choice."""
+
+    @abstractmethod
+    def _closing(self) -> list[bytes]:
+        """The events that a stream ends with."""
+
+    @abstractmethod
+    def _failed(self, error: RemaskError) -> bytes:
+        """How a stream that has begun ends with `error`."""
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events. All events of one engine step are one piece, as each piece costs a send.
+
+        Raises `RemaskError` for a failure before the first event. A later failure becomes an event.
+        """
+        opened = False
+        try:
+            async for deltas in self._steps():
+                chunks = [] if opened else self._opening()
+                opened = True
+                for delta in deltas:
+                    chunks += self._chunks(delta)
+                if len(self.results) == len(self.answers):
+                    chunks += self._closing()
+                if chunks:
+                    yield b"".join(chunks)
+        except RemaskError as error:
+            if not opened:
+                raise
+            yield self._failed(error)
+        # A defect, such as one of a tokenizer: a stream that has begun still ends with an error.
+        except Exception as error:
+            if not opened:
+                raise
+            log.error("a stream failed: %s", error, exc_info=True)
+            yield self._failed(ApiError(500, "the server failed; its log says why"))
+
+    async def _steps(self) -> AsyncIterator[list[Delta]]:
+        async for events in self.ticket:
+            by_request: dict[str, list[Event]] = {}
+            for event in events:
+                by_request.setdefault(event.id, []).append(event)
+                if event.queued_s is not None:
+                    self.queued_s = max(self.queued_s or 0.0, event.queued_s)
+            deltas = [self._by_id[name].take(group) for name, group in by_request.items()]
+            for delta in deltas:
+                if delta.result is not None:
+                    self.results[delta.index] = delta.result
+                    check_end(delta.result)
+                if self._readers:
+                    final = delta.result is not None
+                    delta.text, delta.calls = self._readers[delta.index].read(delta.text, final=final)
+            yield deltas
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of an answer: a text, or a call of the tool `name`, whose `text` are its arguments."""
+
+    call_id: str | None = None
+    name: str = ""
+    text: str = ""
+    logprobs: list[ScoredToken] = field(default_factory=list)
+
+
+class SingleAnswer(Generation):
+    """Tells one choice as a sequence of parts. The whole answer is what the events of its stream make up.
+
+    A part begins when the one before it has ended. White space alone is told where nothing else comes. Subclasses have
+    the events of each of these moments, and `_whole`, the answer once it has ended.
+    """
+
+    def __init__(self, *told: Any) -> None:
+        super().__init__(*told)
+        self.parts: list[Part] = []
+        self._open = False  # whether the last of them goes on
+        self._held, self._unsaid = "", list[Scored]()
+
+    @abstractmethod
+    def _begun(self) -> list[Mapping[str, Any]]: ...
+
+    @abstractmethod
+    def _part_begins(self, part: Part) -> list[Mapping[str, Any]]: ...
+
+    @abstractmethod
+    def _part_goes_on(self, part: Part, text: str, scored: Sequence[Scored]) -> list[Mapping[str, Any]]: ...
+
+    @abstractmethod
+    def _part_ends(self, part: Part) -> list[Mapping[str, Any]]: ...
+
+    @abstractmethod
+    def _ended(self) -> list[Mapping[str, Any]]: ...
+
+    @abstractmethod
+    def _whole(self) -> Mapping[str, Any]: ...
+
+    async def response(self) -> Mapping[str, Any]:
+        """See `Generation`."""
+        async for deltas in self._steps():
+            for delta in deltas:
+                self._events(delta)
+        return self._whole()
+
+    @property
+    def called(self) -> bool:
+        """Whether it has called a tool."""
+        return any(part.call_id is not None for part in self.parts)
+
+    def _opening(self) -> list[bytes]:
+        return [self._encoded(each) for each in self._begun()]
+
+    def _chunks(self, delta: Delta) -> list[bytes]:
+        return [self._encoded(each) for each in self._events(delta)]
+
+    def _closing(self) -> list[bytes]:
+        return []
+
+    def _encoded(self, event: Mapping[str, Any]) -> bytes:
+        return json_event(event, event["type"])
+
+    def _events(self, delta: Delta) -> list[Mapping[str, Any]]:
+        self._held += delta.text
+        self._unsaid += delta.scored
+        in_text = self._open and self.parts[-1].call_id is None
+        told = self._text() if in_text or self._held.strip() else []
+        for piece in delta.calls:
+            self._held = ""
+            if piece.id is not None:
+                told += self._begin(Part(piece.id, str(piece.name)))
+            if piece.arguments:
+                told += self._add(piece.arguments, ())
+        if delta.result is not None:
+            told += ([] if self.parts else self._text()) + self._end() + self._ended()
+        return told
+
+    def _text(self) -> list[Mapping[str, Any]]:
+        told = [] if self._open and self.parts[-1].call_id is None else self._begin(Part())
+        if self._held or self._unsaid:
+            told += self._add(self._held, self._unsaid)
+        self._held, self._unsaid = "", []
+        return told
+
+    def _begin(self, part: Part) -> list[Mapping[str, Any]]:
+        told = self._end()
+        self.parts.append(part)
+        self._open = True
+        return told + self._part_begins(part)
+
+    def _add(self, text: str, scored: Sequence[Scored]) -> list[Mapping[str, Any]]:
+        part = self.parts[-1]
+        part.text += text
+        return self._part_goes_on(part, text, scored)
+
+    def _end(self) -> list[Mapping[str, Any]]:
+        was_open, self._open = self._open, False
+        return self._part_ends(self.parts[-1]) if was_open else []
+
+
+def failed_stream(error: RemaskError) -> bytes:
+    """How a stream in OpenAI's older form that has begun ends with `error`."""
+    return json_event(error_object(error)) + DONE
+
+
+def json_event(value: Mapping[str, Any], name: str | None = None) -> bytes:
+    """A server-sent event that carries JSON, with a name where it has one."""
+    named = "" if name is None else f"event: {name}\n"
+    return f"{named}data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+
+
+def check_end(result: Result) -> None:
+    """Raise `ApiError` if a request ended without an answer."""
+    if result.finish_reason == "error":
+        raise ApiError(500, f"the request failed: {result.error}")
+    if result.finish_reason == "timeout":
+        raise ApiError(504, "the request did not end within its deadline_s; give it more time, or try again later")
+    if result.finish_reason == "cancelled":
+        raise ApiError(503, "the server stopped before the request had ended; send it to another one")

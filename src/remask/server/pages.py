@@ -1,0 +1,53 @@
+"""The files of the pages at `/` and `/docs`, and their HTTP headers. Neither page loads anything from other hosts."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# The page loads nothing from other origins, sends them nothing, and has no inline script or style. No text can become
+# markup or a script: browsers with trusted types refuse every assignment that would do it.
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def _files(folder: str, index: str, others: str) -> dict[str, Path]:
+    """The files of a folder by the paths under which they are served."""
+    root = Path(__file__).parent / folder
+    return {
+        index if path.name == "index.html" else f"{others}/{path.relative_to(root).as_posix()}": path
+        for path in sorted(root.rglob("*"))
+        if path.suffix in KINDS
+    }
+
+
+FILES = {**_files("playground/page", "/", "/playground"), **_files("reference", "/docs", "/docs")}
+
+
+def add_pages(router: APIRouter) -> None:
+    """Serve them, each read once."""
+    for url, path in FILES.items():
+        router.add_api_route(url, _sender(path), methods=["GET"], include_in_schema=False)
+
+
+def _sender(path: Path) -> Callable[[], Awaitable[Response]]:
+    content, kind = path.read_bytes(), KINDS[path.suffix]
+
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers=HEADERS)
+
+    return send

@@ -1,0 +1,284 @@
+"""The body of `/v1/messages`, Anthropic's API, and of `/v1/messages/count_tokens`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+
+from remask.checks.fields import Declared, declared
+from remask.checks.values import Settings
+from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
+from remask.server.config import MAX_ITEMS
+from remask.server.fields import FOREIGN, Foreign
+from remask.server.protocol.base import (
+    MAX_KEYWORDS,
+    Body,
+    Checked,
+    Items,
+    LongText,
+    Name,
+    given,
+    known_kind,
+    with_declared,
+)
+from remask.server.protocol.conversation import (
+    MAX_TOOLS,
+    PARAMETERS,
+    CacheControl,
+    Message,
+    ToolName,
+    add_call,
+    answer_form,
+    chosen,
+    joined,
+    offered,
+    turn,
+)
+from remask.server.protocol.generation import ChatBody
+
+_STOP: Declared = declared(SamplingParams)["stop"]
+_INPUT = Declared(Settings("arguments of a call", 1024, 2**20), None, "The arguments of a call.")
+_PLATFORM = "it is of Anthropic's own platform"
+_NO_TOOLS = "the server runs no tools"
+
+FOREIGN_TO_MESSAGES: Mapping[str, Foreign] = {
+    **{name: field for name, field in FOREIGN.items() if name != "metadata"},
+    "betas": Foreign("features are not switched", None),
+    "billing_policy": Foreign(_PLATFORM, None),
+    "cache_control": Foreign("the shared part is found by itself; `cache_control` of a message marks its end", None),
+    "compaction": Foreign("a conversation that is too long is an error, not another one"),
+    "container": Foreign(_NO_TOOLS),
+    "context_management": Foreign("a conversation that is too long is an error, not another one"),
+    "diagnostics": Foreign(_PLATFORM, None),
+    "fallback_credit_token": Foreign(_PLATFORM, None),
+    "fallbacks": Foreign("one model is served", ([],)),
+    "inference_geo": Foreign("the model runs where the server does", None),
+    "mcp_servers": Foreign(_NO_TOOLS, ([],)),
+    "speed": Foreign("it asks for no other answer", None),
+    "thinking": Foreign("no served model marks a part of its answer as reasoning", None),
+    "thread": Foreign("nothing is kept beyond an answer: send the whole conversation as `messages`"),
+    "user_profile_id": Foreign(_PLATFORM, None),
+    "workspace_id": Foreign(_PLATFORM, None),
+}
+"""Fields of the body that are not honoured."""
+
+_THOUGHTS = frozenset(["thinking", "redacted_thinking"])
+
+
+class BlockBase(Body):
+    """What every block may have: fields that say nothing to a model."""
+
+    ignored = ("citations", "caller", "toolset_name")
+
+
+class TextBlock(BlockBase):
+    """A text. Its `citations` say nothing to a model."""
+
+    type: Literal["text"]
+    text: LongText
+    cache_control: CacheControl | None = None
+
+
+class ToolUse(BlockBase):
+    """A call that an earlier answer made."""
+
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: Annotated[dict[str, Any], Checked("messages: input", _INPUT)]
+    cache_control: CacheControl | None = None
+
+
+def _text_block(where: str) -> BeforeValidator:
+    return BeforeValidator(lambda block: known_kind(where, block, ["text"]))
+
+
+Texts: TypeAlias = Items[Annotated[TextBlock, _text_block("messages")]]
+SystemTexts: TypeAlias = Items[Annotated[TextBlock, _text_block("system")]]
+
+
+class ToolResult(BlockBase):
+    """What a call has returned. Chat templates know no `is_error`, so the content has to say it."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: LongText | Texts = ""
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class Thoughts(Body):
+    """Reasoning of another model, which none that is served reads: ignored."""
+
+    type: Literal["thinking"]
+
+
+def known_message_block(value: Any) -> Any:
+    """A block as it is read, without the contents of thoughts. Raises `ConfigError` on one of an unknown type."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if isinstance(kind, str) and kind in _THOUGHTS:
+        return {"type": "thinking"}
+    return known_kind("messages", value, ["text", "tool_use", "tool_result"])
+
+
+ContentBlock: TypeAlias = Annotated[
+    Annotated[TextBlock | ToolUse | ToolResult | Thoughts, Field(discriminator="type")],
+    BeforeValidator(known_message_block),
+]
+
+
+class MessageTurn(Body):
+    """One turn. Results of tools stand in a user's, calls of tools in an assistant's."""
+
+    role: Literal["user", "assistant"]
+    content: LongText | Items[ContentBlock]
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> "MessageTurn":
+        for block in () if isinstance(self.content, str) else self.content:
+            for kind, role in ((ToolUse, "assistant"), (ToolResult, "user")):
+                if isinstance(block, kind) and self.role != role:
+                    raise ConfigError(f"messages: {block.type} is of the role {role!r}, and this one is {self.role!r}")
+        return self
+
+
+class OfferedTool(Body):
+    """A tool that the model may call. `input_schema` is a JSON schema of an object; forced calls always follow it.
+
+    `cache_control` is ignored, as the shared part is found by itself.
+    """
+
+    type: Literal["custom"] = "custom"
+    name: ToolName
+    description: LongText | None = None
+    input_schema: Annotated[dict[str, Any], Checked("tools: input_schema", PARAMETERS)]
+    strict: bool | None = None
+    kinds = ("custom",)
+    within = "tools"
+    ignored = ("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
+
+
+class ToolChoice(Body):
+    """Which tool the answer calls: `auto` leaves it open, `any` asks for one, `tool` names it."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "ToolChoice":
+        if (self.name is not None) != (self.type == "tool"):
+            raise ConfigError("tool_choice: name and the type 'tool' go together")
+        return self
+
+
+class OutputFormat(Body):
+    """A JSON schema that the answer follows."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema", max_length=MAX_KEYWORDS)]
+
+
+class OutputConfig(Body):
+    """How the answer is written. `effort` is ignored: no served model knows it."""
+
+    format: OutputFormat | None = None
+    effort: Annotated[str, Field(max_length=64)] | None = None
+
+
+class Metadata(Body):
+    """Whose request it is."""
+
+    user_id: Name | None = None
+
+
+class CountTokensBody(Body):
+    """Body of `/v1/messages/count_tokens`."""
+
+    model: Name | None = None
+    messages: Annotated[list[MessageTurn], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    system: LongText | SystemTexts | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    control_tokens: bool | None = None
+    _chat: ChatBody = PrivateAttr()
+    foreign = FOREIGN_TO_MESSAGES
+
+    @model_validator(mode="after")
+    def _as_chat(self) -> "CountTokensBody":
+        self._chat = ChatBody.translated("messages", **self._fields())
+        return self
+
+    def _fields(self) -> dict[str, Any]:
+        """The fields of the chat body."""
+        choice, form = self.tool_choice, None if self.output_config is None else self.output_config.format
+        continues = self.messages[-1].role == "assistant"
+        wanted: Any = None
+        if choice is not None:
+            wanted = chosen(choice.name) if choice.name is not None else choice.type.replace("any", "required")
+        return {
+            "model": self.model,
+            "messages": [*_system(self.system), *(each for said in self.messages for each in _messages(said))],
+            "add_generation_prompt": not continues,
+            "continue_final_message": continues,
+            "tools": [offered(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()],
+            "tool_choice": wanted,
+            "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
+            "response_format": None if form is None else answer_form(form.type, form.schema_),
+            "control_tokens": self.control_tokens,
+        }
+
+    @property
+    def chat(self) -> ChatBody:
+        """The same request as a body of chat completions."""
+        return self._chat
+
+
+@with_declared(SamplingParams, Terms)
+class MessagesBody(CountTokensBody):
+    """Body of `/v1/messages`."""
+
+    stop_sequences: Annotated[Any, Checked("stop_sequences", _STOP)] = None
+    metadata: Metadata | None = None
+    stream: bool | None = None
+
+    def _fields(self) -> dict[str, Any]:
+        own, terms = given(self, SamplingParams), given(self, Terms)
+        if self.stop_sequences is not None:
+            if "stop" in own:
+                raise ConfigError("stop and stop_sequences are two names of one thing; send one of them")
+            own["stop"] = self.stop_sequences
+        user = None if self.metadata is None else self.metadata.user_id
+        logprobs = terms.get("top_logprobs") is not None
+        return {**super()._fields(), **own, **terms, "stream": self.stream, "user": user, "logprobs": logprobs}
+
+
+def _system(given: str | Sequence[TextBlock] | None) -> list[Message]:
+    if given is None:
+        return []
+    marks = [] if isinstance(given, str) else [block.cache_control for block in given if block.cache_control]
+    return [turn("system", joined(given), mark=marks[-1] if marks else None)]
+
+
+def _messages(said: MessageTurn) -> list[Message]:
+    """A turn as chats have it: each result of a tool is a message of its own, and calls stand beside the text."""
+    if isinstance(said.content, str):
+        return [turn(said.role, said.content)]
+    made: list[Message] = []
+    for block in said.content:
+        if isinstance(block, Thoughts):
+            continue
+        if isinstance(block, ToolResult):
+            made.append(turn("tool", joined(block.content), call=block.tool_use_id))
+        elif isinstance(block, ToolUse):
+            add_call(made, block.id, block.name, json.dumps(block.input))
+        else:
+            if not made or made[-1].role != said.role:
+                made.append(turn(said.role, ""))
+            made[-1].content = f"{made[-1].content}{block.text}"
+        made[-1].cache_control = block.cache_control or made[-1].cache_control
+    return made or [turn(said.role, "")]

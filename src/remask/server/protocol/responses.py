@@ -1,0 +1,246 @@
+"""The body of `/v1/responses`, OpenAI's newer API, without what a server would have to keep between requests."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
+
+from remask.checks.fields import Declared, declared
+from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
+from remask.server.config import MAX_ITEMS
+from remask.server.fields import FOREIGN, Foreign
+from remask.server.protocol.base import (
+    MAX_KEYWORDS,
+    Body,
+    Checked,
+    Items,
+    LongText,
+    Name,
+    given,
+    known_kind,
+    object_text,
+    with_declared,
+)
+from remask.server.protocol.conversation import (
+    MAX_TOOLS,
+    Message,
+    Parameters,
+    ToolName,
+    add_call,
+    answer_form,
+    chosen,
+    joined,
+    offered,
+    turn,
+)
+from remask.server.protocol.generation import ChatBody, with_length
+
+_MAX_TOKENS: Declared = declared(SamplingParams)["max_tokens"]
+_STATELESS = "nothing is kept beyond an answer: send the whole conversation as `input`"
+_PLATFORM = "it is of OpenAI's own platform"
+LOGPROBS = "message.output_text.logprobs"
+
+FOREIGN_TO_RESPONSES: Mapping[str, Foreign] = {
+    **FOREIGN,
+    "access_programs": Foreign(_PLATFORM),
+    "background": Foreign("an answer goes to the connection that asked for it", (False,)),
+    "background_options": Foreign(_PLATFORM),
+    "context_management": Foreign(_STATELESS),
+    "conversation": Foreign(_STATELESS),
+    "image": Foreign("models read and write text alone"),
+    "max_tool_calls": Foreign("it is of tools that a server runs, and this one runs none", None),
+    "previous_response_id": Foreign(_STATELESS),
+    "prompt": Foreign("prompts are not kept here: send `instructions` and `input`"),
+    "store": Foreign(_STATELESS, (False,)),
+    "truncation": Foreign("an input that is too long is an error, not another input", ("disabled",)),
+}
+"""Fields of the body that are not honoured."""
+
+
+class InputPart(Body):
+    """A part of a message's content: a text. Its `annotations` and `logprobs` say nothing to a model."""
+
+    type: Literal["input_text", "output_text"]
+    text: LongText
+    kinds = ("input_text", "output_text")
+    within = "input"
+    ignored = ("annotations", "logprobs")
+
+
+class _Item(Body):
+    ignored = ("status", "phase")
+
+
+class InputMessage(_Item):
+    """A turn. `id` and `status` of an answer that is sent back are ignored."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: LongText | Items[InputPart]
+    id: Name | None = None
+
+
+class InputCall(_Item):
+    """A call that an earlier answer made. `arguments` are the text of a JSON object."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: Annotated[LongText, object_text("input: the arguments of a function_call")]
+    id: Name | None = None
+
+
+class InputResult(_Item):
+    """What such a call has returned."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: LongText | Items[InputPart]
+    id: Name | None = None
+
+
+class Reasoning(Body):
+    """Reasoning of another model, which none that is served reads: ignored."""
+
+    type: Literal["reasoning"]
+
+
+_ITEMS = frozenset(["message", "function_call", "function_call_output", "reasoning"])
+
+
+def _item(value: Any) -> Any:
+    """An item of a kind that is known. Raises `ConfigError`."""
+    value = known_kind("input", value, _ITEMS)
+    return {"type": "reasoning"} if _kind(value) == "reasoning" else value
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else "message"
+
+
+Item: TypeAlias = Annotated[
+    Annotated[
+        Annotated[InputMessage, Tag("message")]
+        | Annotated[InputCall, Tag("function_call")]
+        | Annotated[InputResult, Tag("function_call_output")]
+        | Annotated[Reasoning, Tag("reasoning")],
+        Discriminator(_kind),
+    ],
+    BeforeValidator(_item),
+]
+
+
+class OfferedFunction(Body):
+    """A function that the model may call, as chat's, but flat."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: LongText | None = None
+    parameters: Parameters = None
+    strict: bool | None = None
+    kinds = ("function",)
+    within = "tools"
+    ignored = ()
+
+
+class NamedFunction(Body):
+    """The function that the answer calls."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class TextFormat(Body):
+    """The form of the answer: `schema` goes with the type `json_schema`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: LongText | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema", max_length=MAX_KEYWORDS)] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "TextFormat":
+        if (self.schema_ is not None) != (self.type == "json_schema"):
+            raise ConfigError("text: format: schema and the type 'json_schema' go together")
+        return self
+
+
+class TextOptions(Body):
+    """How the answer is written. `verbosity` is ignored: no served model knows it."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesStream(Body):
+    """Options of a stream, none of which changes anything: events carry no padding."""
+
+    include_obfuscation: bool | None = None
+
+
+@with_declared(SamplingParams, Terms)
+class ResponsesBody(Body):
+    """Body of `/v1/responses`: `input` is a text, or messages, calls of tools and their results."""
+
+    model: Name | None = None
+    input: LongText | Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    instructions: LongText | None = None
+    max_output_tokens: Annotated[int | None, Checked("max_output_tokens", _MAX_TOKENS)] = None
+    text: TextOptions | None = None
+    tools: Annotated[list[OfferedFunction], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    include: Items[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStream | None = None
+    user: Name | None = None
+    _chat: ChatBody = PrivateAttr()
+    foreign = FOREIGN_TO_RESPONSES
+
+    @model_validator(mode="after")
+    def _as_chat(self) -> "ResponsesBody":
+        own = with_length(given(self, SamplingParams), "max_output_tokens", self.max_output_tokens)
+        terms = given(self, Terms)
+        form = None if self.text is None else self.text.format
+        choice = self.tool_choice
+        self._chat = ChatBody.translated(
+            "input",
+            **own,
+            **terms,
+            model=self.model,
+            messages=_messages(self.instructions, self.input),
+            stream=self.stream,
+            user=self.user,
+            tools=[offered(tool.name, tool.description, tool.parameters) for tool in self.tools or ()],
+            tool_choice=chosen(choice.name) if isinstance(choice, NamedFunction) else choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            logprobs=LOGPROBS in (self.include or ()) or bool(terms.get("top_logprobs")),
+            response_format=None if form is None else answer_form(form.type, form.schema_),
+        )
+        return self
+
+    @property
+    def chat(self) -> ChatBody:
+        """The same request as a body of chat completions."""
+        return self._chat
+
+
+def _messages(instructions: str | None, given: str | Sequence[Any]) -> list[Message]:
+    """The conversation. Calls that follow each other, and a text before them, are one turn of the assistant's."""
+    turns = [] if instructions is None else [turn("system", instructions)]
+    if isinstance(given, str):
+        return [*turns, turn("user", given)]
+    for item in given:
+        if isinstance(item, InputMessage):
+            turns.append(turn(item.role, joined(item.content)))
+        elif isinstance(item, InputCall):
+            add_call(turns, item.call_id, item.name, item.arguments)
+        elif isinstance(item, InputResult):
+            turns.append(turn("tool", joined(item.output), call=item.call_id))
+    if not turns:
+        raise ConfigError("input holds no message; send one at least")
+    return turns

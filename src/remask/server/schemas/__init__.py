@@ -1,1 +1,0 @@
-"""The forms of answers, as the OpenAPI document tells them. The server makes its answers as plain JSON objects."""

@@ -1,0 +1,401 @@
+"""What requests to one model are made of and run on: parameters, policies, forms and depth tables, in one place."""
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from tqdm import tqdm
+
+from remask.answers.answer import Answer
+from remask.answers.decisions import DecisionPlan
+from remask.answers.infill import response_of
+from remask.answers.structured import Structures
+from remask.checkpoint.loaded import LoadedModel
+from remask.depth.find import DepthTable, find_table, has_table
+from remask.depth.profile import Profiled
+from remask.engine.config import EngineConfig
+from remask.engine.engine import Engine
+from remask.engine.request import PendingRequest, Request
+from remask.errors import ConfigError, UnknownNameError
+from remask.model.transformer import Transformer
+from remask.outputs import Output, StreamedOutput
+from remask.plan.canvas import Template
+from remask.policies import CachePolicy, name_of, parse, settings_of
+from remask.policies.bicache import DepthLookup
+from remask.policies.registry import from_file
+from remask.readers.constraint import Constraint
+from remask.readers.decision import Reading
+from remask.request.forms import StructuredOutputs
+from remask.request.holes import Part
+from remask.request.questions import Decisions
+from remask.request.result import Event
+from remask.request.sampling_params import SamplingParams
+from remask.request.segments import Segment
+from remask.request.terms import Terms, check_sampling
+from remask.run_loop import events_of
+from remask.sampling.defaults import fit, overlaid
+from remask.text.prompts import Prompt, as_prompts, encode
+from remask.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
+Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
+Segments: TypeAlias = Sequence[Segment | Mapping[str, Any]]
+NO_TABLE = (
+    "no depth table of %r is at hand, so cache auto is %s, and shared prefixes are computed with each request. "
+    "Measure one with 'remask profile --model %s --output FILE', from prompts like yours, and give it as "
+    "--depth-table FILE; or start once with --cache bicache, which measures one first and keeps it"
+)
+
+
+class Session:
+    """What every front shares, `LLM`, `AsyncLLM`, commands, servers and measurements: requests to one model.
+
+    Args:
+        loaded: the model's files.
+        model: the same, to be computed.
+        config: limits of the engine.
+        cache: the default policy, as `LLM` takes it; `auto` is resolved.
+        settings: its settings.
+        auto: nobody asked for `cache`, so a policy that needs a depth table gives way where none is at hand.
+        depth_table: the table that was given; without one it is looked for, or measured where one is needed.
+        progress: show progress bars on stderr.
+
+    Attributes:
+        engine: the engine of `run`.
+        cache: the default policy; what was chosen is a name.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        model: Transformer,
+        config: EngineConfig,
+        cache: str | CachePolicy,
+        settings: dict[str, Any],
+        *,
+        auto: bool,
+        depth_table: DepthTable | None,
+        progress: bool,
+    ) -> None:
+        self.loaded, self.model, self.engine_config, self.progress = loaded, model, config, progress
+        self.cache, self.cache_config = cache, settings
+        self._best = cache if auto else None
+        self._given = depth_table
+        self._tables: dict[str | None, DepthTable] = {}  # by adapter
+        self._auto: dict[str | None, str] = {}  # what the best cache comes to, by adapter
+        self._structures: Structures | None = None
+        self._structures_lock = threading.Lock()
+        self.cache, _ = self.default_cache()
+        self.engine = self.new_engine()
+
+    @property
+    def cache_name(self) -> str:
+        """The default policy's name, for people to read."""
+        return self.cache if isinstance(self.cache, str) else name_of(self.cache)
+
+    @property
+    def described(self) -> str:
+        """How it computes, and with how much memory: the second half of the start-up line."""
+        engine, choice = self.engine, self.engine.choice
+        overlap, graphs = ("on" if on else "off" for on in (choice.overlap, choice.graphs))
+        settings = self.cache_config or ("" if isinstance(self.cache, str) else settings_of(self.cache) or "")
+        return (
+            f"attention={choice.executor.name} ({choice.executor.why}) overlap={overlap} graphs={graphs} "
+            f"({choice.why}) "
+            f"cache={self.cache_name}{settings} max_num_seqs={self.engine_config.max_num_seqs} "
+            f"max_model_len={engine.max_model_len} pool={engine.pool.nbytes / 1e9:.2f} GB "
+            f"({engine.pool.pages * engine.pool.page_size} tokens of K/V in "
+            f"{str(self.model.kv_dtype).removeprefix('torch.')})"
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model folder's tokenizer, if it has one."""
+        return self.loaded.tokenizer
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Sampling parameters of requests that leave them out, as the checkpoint gives them."""
+        return self.loaded.sampling
+
+    def params(
+        self,
+        own: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        *,
+        prompt_tokens: int = 0,
+        template: Template | None = None,
+    ) -> SamplingParams:
+        """The sampling parameters of a request: its `own`, then `defaults`, then the checkpoint's.
+
+        What a request sets is taken as it is. What it leaves open gives way to it, and to a prompt of `prompt_tokens`:
+        a default length to the room beside the prompt, a default block length and number of steps to the length. What
+        nobody sets is the family's choice. With a `template`, whose length `max_tokens` is, default blocks need not
+        divide it. Every front uses this: `generate`, the commands, the server. Raises `ConfigError` on values that are
+        not allowed.
+        """
+        check_sampling(own or {})
+        usual = self.sampling if defaults is None else overlaid(self.sampling, defaults)
+        growing = self.loaded.config.sampling.growing_canvas
+        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens, template, growing=growing)
+
+    def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, given: str = "") -> Constraint | None:
+        """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.
+
+        The responses may go on from a text that is `given`. Raises `ConfigError` where the form cannot be compiled, the
+        model's tokens cannot spell it, or nothing of this form begins with that text.
+        """
+        if form is None:
+            return None
+        parsed = form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
+        if self.model.ranks.several:
+            raise ConfigError("structured_outputs read the whole vocabulary in one process; leave tensor_parallel out")
+        with self._structures_lock:
+            if self._structures is None:
+                self._structures = Structures.of_model(self.tokenizer, self.loaded.config)
+        return self._structures.compiled(parsed, given)
+
+    def compiles(self, form: StructuredOutputs | None) -> bool:
+        """Whether `constraint` would compile a form, which may take seconds, as none like it is kept."""
+        return form is not None and (self._structures is None or not self._structures.keeps(form))
+
+    @property
+    def depth_table(self) -> DepthTable:
+        """The depth table of this model: `depth_table_of` without an adapter."""
+        return self.depth_table_of(None)
+
+    @property
+    def has_depth_table(self) -> bool:
+        """Whether `depth_table` can be read without profiling the model."""
+        return self.has_depth_table_of(None)
+
+    def depth_table_of(self, adapter: str | None) -> DepthTable:
+        """The depth table of requests with this adapter, or with none.
+
+        It is that of the given file, shipped, kept by an earlier start, or profiled now. Raises `ConfigError` where a
+        model of several processes would have to be profiled, and on an unknown adapter.
+        """
+        if self._given is not None:
+            return self._given
+        if adapter not in self._tables:
+            subject = self._subject(adapter)
+            if self.model.ranks.several and not has_table(subject.loaded):
+                raise ConfigError(
+                    "a depth table is measured with one process: run 'remask profile' without tensor_parallel, and "
+                    "give its file as depth_table (--depth-table)"
+                )
+            self._tables[adapter] = find_table(subject, adapter)
+        return self._tables[adapter]
+
+    def has_depth_table_of(self, adapter: str | None) -> bool:
+        """Whether `depth_table_of` can be read without profiling the model."""
+        return self._given is not None or adapter in self._tables or has_table(self._subject(adapter).loaded)
+
+    def _subject(self, adapter: str | None) -> Profiled:
+        """The model, computed with one of its adapters, as the profiler measures it."""
+        loaded = replace(self.loaded, fingerprint=self.fingerprint_of(adapter))
+        model = self.model if adapter is None else self.model.with_adapter(adapter)
+        return Profiled(loaded, model, self.progress)
+
+    def fingerprint_of(self, adapter: str | None) -> str:
+        """The identity of the model, computed with one of its adapters. Raises `UnknownNameError`."""
+        loaded = self.loaded
+        if adapter is None:
+            return loaded.fingerprint
+        if adapter not in loaded.adapters:
+            raise UnknownNameError("adapter", adapter, loaded.adapters)
+        return f"{loaded.fingerprint}-{loaded.adapters[adapter].fingerprint}"
+
+    def new_engine(self, config: EngineConfig | None = None) -> Engine:
+        """Another engine on the same weights, with its own memory and prefix store."""
+        decode = self.tokenizer.decode if self.tokenizer is not None else None
+        return Engine(self.model, config or self.engine_config, self.loaded.fingerprint, decode)
+
+    def policy(
+        self,
+        spec: str | CachePolicy,
+        settings: Mapping[str, Any] | None = None,
+        table: Callable[[], DepthLookup] | None = None,
+        *,
+        adapter: str | None = None,
+    ) -> CachePolicy:
+        """The cache policy that `spec` names, or the object itself.
+
+        A depth table, that of the `adapter`, is looked up, or measured, only where one is needed. Raises `ConfigError`
+        on names and settings that cannot be used, and on settings beside an object.
+        """
+        return parse(spec, settings, table or (lambda: self.depth_table_of(adapter).lookup))
+
+    def streamed(
+        self,
+        prompt: Prompt,
+        params: Sampling | None = None,
+        cache: str | CachePolicy | None = None,
+        cache_config: Mapping[str, Any] | None = None,
+        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
+        control_tokens: bool | None = None,
+        adapter: str | None = None,
+    ) -> Request:
+        """The request of `stream`. Safe on any thread. Raises `ConfigError`."""
+        policy = self.chosen_policy(cache, cache_config, adapter)
+        (request,) = self.requests([prompt], params, policy=policy, control_tokens=control_tokens, adapter=adapter)
+        return request.with_readers(self.constraint(structured_outputs))
+
+    def answer(self, pending: PendingRequest) -> Answer:
+        """What reads the text of a request as it settles. Raises `ConfigError` where no tokenizer is there."""
+        if self.tokenizer is None:
+            raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
+        kind, stops = self.loaded.config.kind, self.loaded.config.stop_ids
+        blocks = pending.decoding.block_ranges
+        return Answer(0, pending.request, self.tokenizer, stops, blocks=blocks, rewrites=kind == "uniform")
+
+    def pieces(self, answer: Answer, events: Sequence[Event]) -> list[StreamedOutput]:
+        """What one step of the engine adds to an answer: one item, or none."""
+        delta = answer.take(events)
+        output = None if delta.result is None else Output.of(answer.request, delta.result, self.tokenizer, trace=False)
+        found = delta.text or delta.tokens or output
+        return [StreamedOutput(delta.text, tuple(delta.tokens), output)] if found else []
+
+    def response(
+        self,
+        terms: Terms,
+        own: Mapping[str, Any],
+        prompt_tokens: int,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        command: Mapping[str, Any] | None = None,
+        around: tuple[str, str] | None = None,
+    ) -> tuple[SamplingParams, Template | None]:
+        """The sampling parameters of a request, as `params` resolves them, and its template, if it has one.
+
+        `terms` hold its canvas, its suffix or its replay. What it leaves out and the `command` sets is taken as it is,
+        too; but the parts of a canvas say its length. `around` are texts before and behind the response that are part
+        of it and not shown. Raises `ConfigError` where these and the parameters contradict each other.
+        """
+
+        def resolve(own: Mapping[str, Any], given: int, template: Template | None) -> SamplingParams:
+            return self.params({**(command or {}), **own}, defaults, prompt_tokens=given, template=template)
+
+        stops, longest = self.loaded.config.stop_ids, self.engine.max_model_len
+        return response_of(terms, own, prompt_tokens, self.tokenizer, stops, resolve, longest, around)
+
+    def default_cache(
+        self, adapter: str | None = None, settings: Mapping[str, Any] | None = None
+    ) -> tuple[str | CachePolicy, Mapping[str, Any]]:
+        """The cache and its settings of requests, with this adapter or none, that name no cache but perhaps settings.
+
+        Raises `UnknownNameError` on an unknown adapter.
+        """
+        given, best = self.cache_config if settings is None else settings, self._best
+        if not isinstance(best, str):
+            return self.cache, given
+        outer, _, inner = best.partition("+")
+        if given or outer != "bicache":
+            return best, given
+        if adapter not in self._auto:
+            self._auto[adapter] = best if self.has_depth_table_of(adapter) else inner or "none"
+            if self._auto[adapter] != best:
+                name = self.loaded.name if adapter is None else f"{self.loaded.name} with {adapter}"
+                log.info(NO_TABLE, name, self._auto[adapter], self.loaded.name)
+        return self._auto[adapter], given
+
+    def chosen_policy(
+        self, cache: str | CachePolicy | None, settings: Mapping[str, Any] | None, adapter: str | None
+    ) -> CachePolicy:
+        """The policy of requests that may name one, or perhaps settings. Raises `ConfigError`."""
+        if cache is None:
+            return self.policy(*self.default_cache(adapter, settings or None), adapter=adapter)
+        return self.policy(*from_file(cache, settings), adapter=adapter)
+
+    def decisions(self, asked: Decisions, most: int | None = None) -> DecisionPlan:
+        """The passes that answer decisions, and what follows from them. Safe on any thread.
+
+        Raises `ConfigError` where a question cannot be asked, and where they take more than `most` canvases.
+        """
+        config = self.loaded.config
+        Reading.check_kind(config.kind, config.family)
+        if self.tokenizer is None:
+            raise ConfigError("decisions need a tokenizer, and this model folder has none")
+        return DecisionPlan.of(asked, self.tokenizer, config.mask_id, most)
+
+    def requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        prefix_length: int | None = None,
+        segments: Segments | Sequence[Segments] | None = None,
+        policy: CachePolicy | None = None,
+        control_tokens: bool | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        adapter: str | None = None,
+    ) -> list[Request]:
+        """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0".
+
+        `variables` are those of the chat template, and conversations end as in `chat`.
+        """
+        items = as_prompts(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(items)
+        if len(each) != len(items):
+            raise ConfigError(f"params: one for all prompts or one per prompt ({len(items)}), got {len(each)}")
+        chosen = policy or self.policy(*self.default_cache(adapter), adapter=adapter)
+        parts = None if segments is None else _each_parts(segments, len(items))
+        requests = []
+        for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
+            tokens, shared = encode(
+                prompt,
+                self.tokenizer,
+                control_tokens,
+                variables,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            if not isinstance(own, SamplingParams):
+                own = self.params(own, prompt_tokens=len(tokens))
+            if parts is None:
+                length = shared if prefix_length is None else prefix_length
+                request = Request(str(index), tokens, own, length, chosen, find_prefix=prefix_length is None)
+            else:  # what a conversation shares by default gives way to them
+                request = Request(str(index), tokens, own, prefix_length or 0, chosen, segments=parts[index])
+            continues = continue_final_message and bool(prompt[-1]["content"])  # type: ignore[index]
+            requests.append(replace(request, adapter=adapter, continues=continues))
+        return requests
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        trace: bool = False,
+        engine: Engine | None = None,
+        progress: bool | None = None,
+    ) -> Generator[Output, None, None]:
+        """Run requests, each under its own policy, and yield their outputs as they finish.
+
+        Raises `ConfigError`, before any of them has run, on a request that cannot run. A consumer that stops early
+        cancels the other requests.
+        """
+        shown = self.progress if progress is None else progress
+        by_id = {request.id: request for request in requests}
+        steps = closing(events_of(requests, engine or self.engine))
+        with steps as each, tqdm(total=len(requests), desc="requests", unit="req", disable=not shown) as bar:
+            for events in each:
+                for event in events:
+                    if event.result is not None:
+                        bar.update()
+                        yield Output.of(by_id[event.id], event.result, self.tokenizer, trace=trace)
+
+
+def _each_parts(segments: Segments | Sequence[Segments], prompts: int) -> list[Sequence[Segment]]:
+    """The parts of each of so many prompts, from one list for all of them or from one per prompt."""
+    several = not all(isinstance(each, Segment | Mapping) for each in segments)
+    given: Sequence[Any] = segments if several else [segments] * prompts
+    if len(given) != prompts:
+        raise ConfigError(f"segments: one list for all prompts or one per prompt ({prompts}), got {len(given)}")
+    return [Terms(segments=each).parts for each in given]

@@ -1,0 +1,158 @@
+"""Stored prefixes: their identity, and the index that finds those of a token sequence."""
+
+from bisect import bisect_right, insort
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import xxhash
+from torch import Tensor
+
+from remask.store.pages import PageRange
+
+
+def prefix_hash(tokens: Sequence[int], salt: bytes = b"") -> int:
+    """xxhash64 (seed 0) of the token ids as little-endian uint32, after `salt`.
+
+    The salt is everything else that K/V depend on: model fingerprint and dtype. Without a salt this is the key of
+    the authors (BiCache appendix C).
+    """
+    return prefix_hashes(tokens, [len(tokens)], salt)[0]
+
+
+def prefix_hashes(tokens: Sequence[int], lengths: Sequence[int], salt: bytes = b"") -> list[int]:
+    """`prefix_hash` of the first `length` tokens, for each of the ascending `lengths`, in one pass over the tokens."""
+    ids = np.asarray(tokens, dtype="<u4")
+    state = xxhash.xxh64(salt)
+    hashes, at = [], 0
+    for length in lengths:
+        state.update(ids[at:length].tobytes())
+        hashes.append(int(state.intdigest()))
+        at = length
+    return hashes
+
+
+def salted(salt: bytes, cache_salt: str) -> bytes:
+    """`salt` followed by a tenant's salt, unless that is empty. Different tenants' salts give different bytes."""
+    own = cache_salt.encode()
+    return salt + len(own).to_bytes(8, "little") + own if own else salt
+
+
+@dataclass(slots=True)
+class PrefixEntry:
+    """One shared prefix, identified by all of its tokens and its salt. `ready` once its prefix-only pass has run."""
+
+    key: int
+    tokens: tuple[int, ...]
+    extent: PageRange
+    states: Tensor  # [layers - 1, tokens, D]: states[l] leaves layer l; no layer restarts from the last one's
+    ready: bool = False
+    leases: int = 0
+    hits: int = 0
+    cache_salt: str = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be evicted: no request reads it, or waits for its pass."""
+        return self.ready and not self.leases
+
+    def holds(self, tokens: Sequence[int], cache_salt: str) -> bool:
+        """Whether this is the entry of exactly these tokens, for requests of this salt."""
+        return self.cache_salt == cache_salt and np.array_equal(self.tokens, np.asarray(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """An entry as an operator sees it, without its tokens and its salt.
+
+    Attributes:
+        id: its key in hexadecimal, as `PrefixStore.drop` takes it once read by `int(id, 16)`.
+        tokens: length of the prefix.
+        layers: layers whose K/V are kept.
+        bytes: K/V pages in all layers, unused slots of the last page included, and boundary states.
+        hits: requests that read it without having run its pass.
+        leases: running requests that read it.
+        ready: whether its prefix-only pass has run.
+    """
+
+    id: str
+    tokens: int
+    layers: int
+    bytes: int
+    hits: int
+    leases: int
+    ready: bool
+
+
+Hashes: TypeAlias = Callable[[Sequence[int], Sequence[int], bytes], list[int]]
+"""Keys of the prefixes of a sequence that have the given, ascending lengths; the bytes are a salt."""
+
+MAX_ASKED = 4096
+
+
+@dataclass(slots=True)
+class PrefixIndex:
+    """Entries by key, and the lengths that exist under each salt.
+
+    One pass over the tokens of a prompt finds all of its levels: it hashes them at every stored length. The cost is
+    tokens + lengths, not entries times tokens.
+    """
+
+    salt: bytes
+    hashes: Hashes = prefix_hashes
+    entries: OrderedDict[int, PrefixEntry] = field(default_factory=OrderedDict)  # the next to be evicted first
+    _counts: dict[str, Counter[int]] = field(default_factory=dict)
+    _lengths: dict[str, list[int]] = field(default_factory=dict)  # ascending
+    _asked: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    def key(self, tokens: Sequence[int], cache_salt: str) -> int:
+        """The key of the entry of exactly these tokens."""
+        return self.hashes(tokens, [len(tokens)], salted(self.salt, cache_salt))[0]
+
+    def levels(self, tokens: Sequence[int], cache_salt: str) -> Iterator[PrefixEntry]:
+        """Entries whose tokens `tokens` begins with, the longest first. Ids are compared, not hashes alone."""
+        lengths = self._lengths.get(cache_salt, [])
+        lengths = lengths[: bisect_right(lengths, len(tokens))]
+        keys = self.hashes(tokens, lengths, salted(self.salt, cache_salt))
+        for length, key in zip(reversed(lengths), reversed(keys), strict=True):
+            entry = self.entries.get(key)
+            if entry is not None and entry.holds(tokens[:length], cache_salt):
+                yield entry
+
+    def add(self, entry: PrefixEntry) -> None:
+        """Add an entry, whose key must be free."""
+        self.entries[entry.key] = entry
+        counts = self._counts.setdefault(entry.cache_salt, Counter())
+        counts[len(entry)] += 1
+        if counts[len(entry)] == 1:
+            insort(self._lengths.setdefault(entry.cache_salt, []), len(entry))
+        self._asked.pop(entry.key, None)
+
+    def remove(self, entry: PrefixEntry) -> None:
+        """Remove an entry."""
+        del self.entries[entry.key]
+        counts, lengths = self._counts[entry.cache_salt], self._lengths[entry.cache_salt]
+        counts[len(entry)] -= 1
+        if not counts[len(entry)]:
+            del counts[len(entry)]
+            lengths.remove(len(entry))
+        if not lengths:
+            # Requests choose salts, so a salt without entries must leave nothing behind.
+            del self._counts[entry.cache_salt], self._lengths[entry.cache_salt]
+
+    def asked(self, tokens: Sequence[int], cache_salt: str) -> bool:
+        """Whether an earlier request for exactly these tokens read a shorter level."""
+        return self.key(tokens, cache_salt) in self._asked
+
+    def ask(self, tokens: Sequence[int], cache_salt: str) -> None:
+        """Remember that a request for these tokens reads a shorter level. The last `MAX_ASKED` are remembered."""
+        key = self.key(tokens, cache_salt)
+        self._asked[key] = None
+        self._asked.move_to_end(key)
+        if len(self._asked) > MAX_ASKED:
+            self._asked.popitem(last=False)

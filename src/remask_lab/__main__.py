@@ -1,0 +1,38 @@
+"""Runs what the laboratory measures beside `remask bench`, `eval` and `analyze`, and what is made of it.
+
+    python -m remask_lab speed NAME           one measurement of speed
+    python -m remask_lab papers TABLE ...     papers' tables; paper-shapes times one at its paper's lengths
+    python -m remask_lab pages NAME           a page of the notebook, of the results that are kept
+    python -m remask_lab gpu                  what a GPU is measured by; gpu-bounds says what a pass takes at least
+
+Each has a `--help` of its own.
+"""
+
+import argparse
+import runpy
+import sys
+from collections.abc import Mapping
+
+COMMANDS: Mapping[str, str] = {
+    "speed": "remask_lab.speed",
+    "papers": "remask_lab.papers",
+    "paper-shapes": "remask_lab.papers.uniform_shapes",
+    "pages": "remask_lab.pages",
+    "gpu": "remask_lab.gpu",
+    "gpu-bounds": "remask_lab.gpu.bounds",
+}
+
+
+def main() -> None:
+    """Run the command that the first word names; the process ends with its status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m remask_lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=sorted(COMMANDS))
+    module = COMMANDS[parser.parse_args(sys.argv[1:2]).command]
+    sys.argv[:2] = [module]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

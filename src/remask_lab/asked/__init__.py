@@ -1,1 +1,0 @@
-"""What the options of `remask_lab.arguments` come to: models, requests, and files of results."""

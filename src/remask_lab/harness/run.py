@@ -1,0 +1,182 @@
+"""Runs a benchmark: responses to many requests under one cache policy, their cost, and their scores on local data."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.llm import LLM, Output
+from remask.policies import CachePolicy
+from remask.request.sampling_params import SamplingParams
+from remask.text.tokenizer import Tokenizer
+from remask_lab.bench.bench import FIRST, check_answers
+from remask_lab.bench.reference import Reference, mean_loss, measured_loss
+from remask_lab.bench.workload import seeded
+from remask_lab.harness.benchmark import Benchmark
+from remask_lab.harness.formats import Doc
+from remask_lab.harness.score import score, shares
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Responses in the order of their requests, and what all of them cost together.
+
+    Attributes:
+        prefix_ratio: mean share of the canvas that the shared prefix takes.
+        row_layers: rows computed times layers, prefix-only passes included.
+    """
+
+    outputs: Sequence[Output]
+    prefix_ratio: float
+    seconds: float
+    row_layers: int
+    prefix_hits: int
+
+    @property
+    def completion_tokens(self) -> int:
+        """Response tokens, each response up to its end token."""
+        return sum(output.usage.completion_tokens for output in self.outputs)
+
+    def costs(self) -> dict[str, Any]:
+        """The costs as a row of results holds them."""
+        return {
+            "seconds": self.seconds,
+            "completion_tokens": self.completion_tokens,
+            "throughput_tok_s": self.completion_tokens / self.seconds,
+            "forwards": sum(output.usage.forwards for output in self.outputs),
+            "row_layers": self.row_layers,
+            "prefix_ratio": self.prefix_ratio,
+            "prefix_hits": self.prefix_hits,
+        }
+
+
+def generate(
+    llm: LLM, requests: Sequence[Request], policy: CachePolicy, seed: int, progress: bool = False
+) -> Generation:
+    """Run all `requests` under `policy`, on an engine and a store of their own, so that every prefix is computed once.
+
+    Request i gets the id i, and the seed `seed` + i where its parameters have none. Raises `ConfigError`, before
+    anything runs, on a request that cannot run, and where one fails.
+    """
+    work = []
+    for number, request in enumerate(requests):
+        work.append(replace(seeded(request, seed + number), id=str(number), policy=policy))
+        llm.engine.check(work[-1])
+    # The first pass of a process is slower. That time belongs to no policy.
+    for _ in llm.session.run(work[:1], progress=False):
+        pass
+    engine = llm.session.new_engine()
+    start = time.perf_counter()
+    outputs = {output.id: output for output in llm.session.run(work, engine=engine, progress=progress)}
+    seconds = time.perf_counter() - start
+    for output in outputs.values():
+        if output.error is not None:
+            raise ConfigError(f"question {output.id} failed: {output.error}")
+    ratios = [item.prefix_length / (len(item.prompt_token_ids) + item.params.max_tokens) for item in work]
+    ordered = [outputs[item.id] for item in work]
+    return Generation(
+        outputs=ordered,
+        prefix_ratio=float(np.mean(ratios)),
+        seconds=seconds,
+        row_layers=sum(output.usage.row_layers for output in ordered) + engine.stats.prefix_row_layers,
+        prefix_hits=engine.store.stats.hits,
+    )
+
+
+def sampling_of(llm: LLM, sampling: Mapping[str, Any], max_tokens: int, stop: Sequence[str] = ()) -> SamplingParams:
+    """Returns a task's sampling parameters, which `sampling` overrides and the model's own defaults complete.
+
+    Raises `ConfigError` on invalid ones.
+    """
+    return llm.session.params({"max_tokens": max_tokens, "stop": tuple(stop), **sampling})
+
+
+def with_losses(
+    llm: LLM, generation: Generation, references: Sequence[Reference], policy: CachePolicy, seed: int
+) -> dict[str, Any]:
+    """A row of results whose answers are not judged: costs, texts, and the loss of the references under `policy`."""
+    texts = [{"text": output.text, "token_ids": list(output.token_ids)} for output in generation.outputs]
+    read, reason = measured_loss(llm, references, policy, seed)
+    return {**generation.costs(), **mean_loss(read), "no_loss": reason, "samples": texts}
+
+
+def chat_tokenizer(llm: LLM, task: str) -> Tokenizer:
+    """Returns the tokenizer that renders the chats of `task`. Raises `ConfigError` where it has no chat template."""
+    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        raise ConfigError(
+            f"{task} is asked as a chat under a system prompt, and this model has no chat template; put one "
+            "into its folder as chat_template.jinja"
+        )
+    return llm.tokenizer
+
+
+def run_local(
+    llm: LLM,
+    own: Benchmark,
+    docs: Sequence[Doc],
+    role: str,
+    policy: CachePolicy,
+    sampling: Mapping[str, Any],
+    seed: int,
+    shots: Sequence[Doc] = (),
+    *,
+    losses: bool = False,
+) -> dict[str, Any]:
+    """Ask all of `docs` under the shared system prompt, score the responses, and return one row of results.
+
+    `shots` are worked examples that stand before every question, and are shared like the system prompt. With `losses`
+    the loss of the solutions is measured in place of scores.
+
+    With `own.scoring` "code" scoring runs the code that the model wrote. Raises `ConfigError`, before anything runs,
+    where the model has no chat template, and where a question is too long.
+    """
+    tokenizer = chat_tokenizer(llm, own.task)
+    params = sampling_of(llm, sampling, own.max_tokens)
+    requests = []
+    for number, doc in enumerate(docs):
+        messages = own.messages(role, doc, shots)
+        tokens = tokenizer.apply_chat(messages)
+        requests.append(Request(str(number), tokens, params, tokenizer.shared_prefix(messages)))
+    generation = generate(llm, requests, policy, seed, llm.session.progress)
+    if losses:
+        known = [Reference(request, doc.solution) for request, doc in zip(requests, docs, strict=True)]
+        return with_losses(llm, generation, known, policy, seed)
+    samples = []
+    for doc, output in zip(docs, generation.outputs, strict=True):
+        found = score(own.scoring, output.text or "", doc.right, doc.before, doc.entry)
+        samples.append(
+            {
+                "text": output.text,
+                "token_ids": list(output.token_ids),
+                "right": doc.right,
+                "answer": found.answer,
+                "failure": found.failure,
+                **found.metrics,
+            }
+        )
+    return {**generation.costs(), "metrics": shares(samples), "samples": samples}
+
+
+def check_first(
+    llm: LLM,
+    own: Benchmark,
+    docs: Sequence[Doc],
+    role: str,
+    sampling: Mapping[str, Any],
+    seed: int,
+    shots: Sequence[Doc] = (),
+) -> None:
+    """Ask the first questions without a cache. Raises `ConfigError` where none of `FIRST` is answered right.
+
+    No more questions than that pass, as they are measured as soon.
+    """
+    if len(docs) <= FIRST:
+        return
+    found = run_local(llm, own, docs[:FIRST], role, llm.session.policy("none"), sampling, seed, shots)["metrics"]
+    if not any(metric["value"] for metric in found.values()):
+        told = f" (the first {FIRST} of {len(docs)} were asked)"
+        check_answers("none", 0.0, sampling_of(llm, sampling, own.max_tokens), told)

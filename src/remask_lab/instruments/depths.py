@@ -1,0 +1,140 @@
+"""What studies of depth ask beyond what serving needs: tasks to profile, other definitions, and rows one by one."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product, takewhile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.checkpoint.loaded import LoadedModel
+from remask.depth.conversations import (
+    ChatPrompts,
+    PromptSet,
+    RandomPrompts,
+    TaskPrompts,
+    tariff_prompts,
+    transit_prompts,
+)
+from remask.depth.profile import Cut, Cuts
+from remask.depth.prompts import default_prompts, reads
+from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
+from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
+from remask.engine.pack import pack_uncached
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.model.pool import Pool
+from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas
+from remask.tasks import gsm8k, tariff, transit
+
+RULES = tuple(DepthRule(*parts) for parts in product(OVER_LAYERS, OVER_REQUESTS, AT_BOUNDARY))
+"""All rules, the default one first."""
+
+
+def run_depth(similarity: Sequence[float], tau: float) -> int:
+    """Number of leading layers whose similarity is strictly above `tau`."""
+    return sum(1 for _ in takewhile(lambda value: value > tau, similarity))
+
+
+def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
+    """Return the tasks on which `model` can be profiled, by name. The task of its default prompts comes first.
+
+    Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; the kinds of questions of the task tariff,
+    the task relay, or rides of one, two and three hops, for those of the bundled models; random token ids for every
+    model.
+    """
+    sets: dict[str, PromptSet] = {}
+    tokenizer, default = model.tokenizer, default_prompts(model)
+    if tokenizer is not None and isinstance(default, TaskPrompts):
+        if default.task == "tariff":
+            sets = {kind: tariff_prompts(tokenizer, kind) for kind in tariff.KINDS}
+        elif default.task == "transit":
+            hops = range(1, transit.MAX_HOPS + 1)
+            sets = {f"{n} hop{'s' * (n > 1)}": transit_prompts(tokenizer, n) for n in hops}
+        else:
+            sets = {default.task: default}
+    elif tokenizer is not None and isinstance(default, ChatPrompts):
+        sets["arithmetic"] = default
+        code = gsm8k.conversations("humaneval")
+        if reads(tokenizer, code[0][0]["content"]):
+            sets["code"] = ChatPrompts(f"{len(code)} problems of HumanEval", code, tokenizer)
+    return {**sets, "random tokens": RandomPrompts(model.config, "random token ids")}
+
+
+class SuffixCuts(Cuts):
+    """Cuts in which what requests share stands behind their masks, and not in front."""
+
+    def similarity(self, cut: Cut, layers: int | None) -> NDArray[np.float64]:  # noqa: ARG002
+        """Of K and V of the suffix, in all layers."""
+        shared, own = cut.prompt[: cut.prefix], cut.prompt[cut.prefix :]
+        return behind(self.probe, own, cut.masks, shared, self.definition)
+
+
+@torch.inference_mode()
+def behind(
+    probe: PrefixProbe, prompt: Sequence[int], response: int, affix: Sequence[int], measure: Measure = "flat"
+) -> NDArray[np.float64]:
+    """As `PrefixProbe.similarity`, of an affix that stands behind the response: [2, layers] for the tokens `affix`.
+
+    The canvas is `prompt`, `response` masks and `affix`. Computed alone the affix stands at positions from 0 on, and
+    its keys are turned to where it stands on the canvas. Raises `ConfigError` where the affix is empty, or the canvas
+    exceeds the probe's.
+    """
+    if not affix:
+        raise ConfigError("the affix behind the masks is empty; give one token or more")
+    model = probe.model
+    before = [*prompt, *[model.config.mask_id] * response]
+    whole = [*before, *affix]
+    probe.check_length(len(whole))
+    model.forward(pack_uncached(model, [Canvas(tokens, (), 0) for tokens in (whole, affix)]), probe.pool)
+    keys, values = probe.kv(len(whole), len(affix))
+    moved = tuple(model.turned(k, len(before)) for k in keys)
+    return layer_cosines(probe.kv(len(before), len(affix)), (moved, values), measure)
+
+
+@torch.inference_mode()
+def states(probe: PrefixProbe, tokens: Sequence[int], count: int | None = None) -> KV:
+    """Copies of K and V of the first `count` positions (default: of all) of a canvas of `tokens`, without a cache.
+
+    The tokens may be a prefix, or a canvas at any step. Raises `ConfigError` where they exceed the probe's.
+    """
+    probe.check_length(len(tokens))
+    probe.model.forward(pack_uncached(probe.model, [Canvas(tokens, (), 0)]), probe.pool)
+    keys, values = probe.kv(0, len(tokens) if count is None else count)
+    return tuple(k.clone() for k in keys), tuple(v.clone() for v in values)
+
+
+def row_cosines(these: KV, those: KV, share: float) -> NDArray[np.float64]:
+    """The cosine below which a `share` of a prefix's rows are, of K and V layer by layer: [2, layers]."""
+    found = [
+        torch.cosine_similarity(a.float().flatten(1), b.float().flatten(1)).quantile(share)
+        for side in range(2)
+        for a, b in zip(these[side], those[side], strict=True)
+    ]
+    return torch.stack(found).view(2, -1).cpu().numpy().astype(np.float64)
+
+
+@torch.inference_mode()
+def first_predictions(model: Transformer, request: Request, depths: Iterable[int]) -> dict[int, Tensor]:
+    """By depth, what the first step predicts under `bicache`: log-probabilities, float32 [masks, vocabulary].
+
+    Below the depth a row of the prefix attends to the prefix alone, as in the pass that fills a store; from there on it
+    attends to all and goes on from that state, as a refresh with a stored boundary does. At depth 0 that is `none`, and
+    at all layers `reuse`. The canvas is the prompt and one mask for each token of the response, in one block.
+    """
+    prompt, layers = request.prompt_token_ids, model.config.layers
+    canvas = Canvas.masked(prompt, request.params.max_tokens, model.config.mask_id)
+    places = np.arange(len(canvas))
+    alone = np.where(places < request.prefix_length, request.prefix_length, len(canvas))
+    whole, apart = (pack_uncached(model, [canvas], [places >= len(prompt)], [each]) for each in (None, alone))
+    pool = Pool(model.config, len(canvas), 1, model.dtype, model.device)
+
+    def predicted(depth: int) -> Tensor:
+        parts = ((apart, range(depth)), (whole, range(depth, layers)))
+        stages = tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own)
+        return model.head(model.forward(replace(whole, stages=stages), pool)).float().log_softmax(-1)
+
+    return {depth: predicted(depth) for depth in depths}

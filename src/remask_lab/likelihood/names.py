@@ -1,5 +1,0 @@
-"""Names and usual values of how likelihoods are estimated."""
-
-SCHEDULES = ("cosine", "linear")
-"""How noise falls along the chain of a uniform model."""
-MAX_ROWS = 4096  # rows of a pass, where a canvas has fewer

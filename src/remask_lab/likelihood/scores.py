@@ -1,0 +1,176 @@
+"""Scores of responses by likelihood, by the estimator of the model's kind, and multiple choice as in lm-eval."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remask.checks import ModelKind
+from remask.checks.values import is_whole
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask_lab.likelihood import MAX_ROWS
+from remask_lab.likelihood.draws import Likelihood, LikelihoodEstimator
+from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
+from remask_lab.likelihood.noised import NoiseDraws, NoiseLikelihoods
+from remask_lab.likelihood.passes import Pair
+from remask_lab.records.interval import wilson
+from remask_lab.records.jsonl import Line
+
+KINDS = ("masked", "uniform")
+"""Kinds of models that have one."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+Encode = Callable[[str, str], Pair]
+"""Encodes a prompt and a response as a pair. Raises `ConfigError` on one that cannot be scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt and its `choices`, each encoded in `pairs`. `answer` is the index of the right choice."""
+
+    prompt: str
+    choices: Sequence[str]
+    answer: int
+    pairs: Sequence[Pair]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The text of a response, and its pair with the prompt."""
+
+    text: str
+    pair: Pair
+
+
+def read_items(lines: Sequence[Line], encode: Encode) -> list[Question] | list[Response]:
+    """Read the lines of a file: questions where the first line has `choices`, else prompts with a `response`.
+
+    `choices` is a list of texts, or an object of `text` and `label` as in ARC. `answer` is the index of a choice from 0
+    (MMLU), its label or letter, or its text. Raises `ConfigError`, which names the line and the field, on an invalid
+    line, on a mix of both kinds, and where `encode` raises it.
+    """
+    several = lines[0].has("choices")
+    for line in lines:
+        if line.has("choices") != several:
+            raise line.error("a file holds questions with 'choices', or prompts with a 'response', and not both")
+    if several:
+        return [_question(line, encode) for line in lines]
+    return [Response(text, _pair(line, text, encode)) for line in lines for text in (line.text("response"),)]
+
+
+def _question(line: Line, encode: Encode) -> Question:
+    choices: Any = line.get("choices")
+    labels: Any = list(LETTERS)
+    if isinstance(choices, dict):
+        labels = choices.get("label", labels)
+        choices = choices.get("text")
+    texts = isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices)
+    if not texts or len(choices) < 2 or not isinstance(labels, list):
+        raise line.error(
+            f"field 'choices' must be a list of two texts or more, or an object of text and label, got {choices!r}"
+        )
+    pairs = [_pair(line, choice, encode) for choice in choices]
+    answer = line.get("answer")
+    if is_whole(answer, 0, len(choices) - 1):
+        return Question(line.text("prompt"), choices, answer, pairs)
+    for named in (labels[: len(choices)], choices):
+        if answer in named:
+            return Question(line.text("prompt"), choices, named.index(answer), pairs)
+    raise line.error(
+        f"field 'answer' is {answer!r}, which is neither a number from 0 to {len(choices) - 1}, nor one of the labels "
+        f"{', '.join(map(str, labels[: len(choices)]))}, nor the text of a choice"
+    )
+
+
+def _pair(line: Line, text: str, encode: Encode) -> Pair:
+    prompt = line.text("prompt")
+    try:
+        return encode(prompt, text)
+    except ConfigError as error:
+        raise line.error(str(error)) from error
+
+
+def score_responses(
+    estimator: LikelihoodEstimator, items: Sequence[Response], progress: bool = False
+) -> dict[str, Any]:
+    """Returns the log-likelihood of every response, and that of all together in nats a token, with its error."""
+    found = estimator.score([item.pair for item in items], range(len(items)), progress)
+    tokens = sum(each.tokens for each in found)
+    error = sum(each.standard_error**2 for each in found) ** 0.5
+    return {
+        "responses": [_row(item.text, each) for item, each in zip(items, found, strict=True)],
+        "tokens": tokens,
+        "log_likelihood_per_token": sum(each.log_likelihood for each in found) / tokens,
+        "standard_error": error / tokens,
+    }
+
+
+def score_questions(
+    estimator: LikelihoodEstimator, items: Sequence[Question], progress: bool = False
+) -> dict[str, Any]:
+    """Returns the most likely choice of every question, and the share of right ones with Wilson's 95 % interval.
+
+    `accuracy` compares log-likelihoods, `accuracy_norm` log-likelihoods a character of the choice. All choices of a
+    question are scored with the same draws where they are equally long.
+    """
+    pairs = [pair for item in items for pair in item.pairs]
+    groups = [number for number, item in enumerate(items) for _ in item.choices]
+    found = iter(estimator.score(pairs, groups, progress))
+    questions = []
+    for item in items:
+        own = [next(found) for _ in item.choices]
+        sums = [each.log_likelihood for each in own]
+        by_character = [value / len(choice) for value, choice in zip(sums, item.choices, strict=True)]
+        questions.append(
+            {
+                "prompt": item.prompt,
+                "answer": item.answer,
+                "chosen": sums.index(max(sums)),
+                "chosen_norm": by_character.index(max(by_character)),
+                "choices": [_row(choice, each) for choice, each in zip(item.choices, own, strict=True)],
+            }
+        )
+    result: dict[str, Any] = {"questions": questions}
+    for name, chosen in (("accuracy", "chosen"), ("accuracy_norm", "chosen_norm")):
+        right = sum(question[chosen] == question["answer"] for question in questions)
+        result[name] = right / len(questions)
+        result[f"{name}_interval"] = list(wilson(right, len(questions)))
+    return result
+
+
+def _row(text: str, found: Likelihood) -> dict[str, Any]:
+    return {
+        "text": text,
+        "log_likelihood": found.log_likelihood,
+        "standard_error": found.standard_error,
+        "tokens": found.tokens,
+        "draws": found.draws,
+    }
+
+
+def check_kind(name: str, kind: ModelKind) -> None:
+    """Raise `ConfigError` where models of this `kind` have no estimator; `name` is the model's."""
+    if kind not in KINDS:
+        raise ConfigError(
+            f"likelihoods are bounds of masked and uniform models, and {name!r} is a {kind} model, whose bound has "
+            "another formula"
+        )
+
+
+def open_estimator(llm: LLM, draws: Mapping[str, Any] | None = None, max_rows: int = MAX_ROWS) -> LikelihoodEstimator:
+    """The estimator of the model's kind. `draws` are fields of `MaskDraws` or `NoiseDraws`; None leaves one out.
+
+    Raises `ConfigError` on a kind that has none, on fields of the other kind, and on values that are not allowed.
+    """
+    kind = llm.model.config.kind
+    check_kind(llm.loaded.name, kind)
+    given = {name: value for name, value in (draws or {}).items() if value is not None}
+    fields = MaskDraws if kind == "masked" else NoiseDraws
+    for name in given:
+        if name not in fields.__dataclass_fields__:
+            raise ConfigError(
+                f"{name}={given[name]!r} has no meaning for the likelihood of a {kind} model; leave it out"
+            )
+    if kind == "masked":
+        return MaskLikelihoods(llm, MaskDraws(**given), max_rows)
+    return NoiseLikelihoods(llm, NoiseDraws(**given), max_rows)

@@ -1,0 +1,426 @@
+"""Observation of a running engine, for measurements: read-only values about each pass, and hooks around operations.
+
+An engine runs none of this code unless a measurement asks for it. Each function attaches an observer to the engine and
+returns it for `Engine.detach`; any number may be attached. What measures gets no object of a running request.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.engine.canvas_state import SlotTable
+from remask.engine.engine import Engine
+from remask.engine.isolation import Ran
+from remask.engine.member import Turn
+from remask.engine.observer import EngineObserver
+from remask.engine.runner import Items, Runner
+from remask.engine.running import RunningRequest
+from remask.errors import ConfigError
+from remask.machine.transfers import Arrival
+from remask.model.attention import Attention, Sink
+from remask.model.mixture import Routes
+from remask.model.pool import Pool
+from remask.model.stage import Stage, StepBatch
+from remask.model.transformer import Transformer
+from remask.model.weights import LayerWeights, MixtureWeights
+from remask.model.work_list import WorkList
+from remask.plan.cost import NOTHING, PassCost, Widths
+from remask.plan.ledger import UNWRITTEN, Ledger
+from remask.plan.pass_cost import ExecutedPlan, pass_cost
+from remask.plan.plan import Plan, PrefixHit
+from remask.policies.on_device import DeviceHook
+
+
+@dataclass(slots=True)
+class CostMeter:
+    """Costs of the passes of an engine, summed up.
+
+    Attributes:
+        widths: of its model.
+        total: of all passes noted.
+        last: of the last one.
+        passes: how many were noted.
+    """
+
+    widths: Widths
+    total: PassCost = NOTHING
+    last: PassCost = NOTHING
+    passes: int = 0
+
+    def note(self, canvases: Sequence[ExecutedPlan]) -> None:
+        """Take in a pass."""
+        self.last = pass_cost(self.widths, canvases)
+        self.total += self.last
+        self.passes += 1
+
+
+@dataclass(slots=True)
+class CacheMeter:
+    """Means over passes of canvases, read from their ledgers. Every pass counts once.
+
+    Attributes:
+        passes: passes noted.
+        upper_bound: whether rows were chosen on the device. The ledger does not know which ones, so `staleness` is an
+            upper bound: it counts all candidates as old as their last pass that was certain to compute them.
+    """
+
+    passes: int = 0
+    upper_bound: bool = False
+    _reused: float = 0.0
+    _age: float = 0.0
+
+    @property
+    def cache_ratio(self) -> float:
+        """Share of the canvas' K/V that a pass takes from the cache (dKV-Cache, arXiv 2505.15781, evaluation metrics).
+
+        The paper divides the tokens whose K/V are reused in a step by all tokens, and takes the mean over steps. Its
+        tokens are cached in all layers or in none; here the share is a mean over layers too.
+        """
+        return self._reused / self.passes if self.passes else 0.0
+
+    @property
+    def staleness(self) -> float:
+        """Passes since the K/V that a pass attends to were written; 0 for those that it writes itself.
+
+        The mean over positions, over the layers in which any row attends, and over passes. K/V of the prefix store
+        count as written by a pass before the request's first. Cached attention and FFN outputs are not K/V.
+        """
+        return self._age / self.passes if self.passes else 0.0
+
+    def note(self, ledger: Ledger, plan: Plan) -> None:
+        """Count the pass of `plan`, which `ledger` has entered last. Neither is changed."""
+        age = ledger.step - ledger.written
+        known = ledger.written != UNWRITTEN  # all, except where a family's rows do not see what follows them
+        attends = np.zeros(len(age), dtype=np.bool_)
+        chosen = 0
+        for span in plan.spans:
+            attends[span.layers.start : span.layers.stop] = span.cost > 0
+            if span.pick is not None:
+                chosen += span.pick.count * len(span.layers)
+                self.upper_bound = True
+        self.passes += 1
+        self._reused += (np.count_nonzero(age[known]) - chosen) / age.size
+        seen = known & attends[:, None]
+        if seen.any():
+            self._age += float(age[seen].mean())
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPass:
+    """One pass of one request, after it ran and before any of its tokens change.
+
+    Of a guided request it is the pass of the conditional canvas.
+
+    Attributes:
+        request_id: the request that the pass belongs to.
+        step: denoising step of the request, from 0.
+        block_step: denoising step within the current block, from 0.
+        block: positions that are denoised together.
+        block_length: tokens of every block.
+        prompt: positions 0 .. prompt - 1 were given.
+        end: the response ends before this position.
+        tokens: token ids on the canvas, int64 [T]; a copy that cannot be written to.
+        plan: what was computed.
+        cost: row-layers computed, both canvases of a guided request included.
+        prefix: the stored prefix that the request reads, if any.
+        hidden: final hidden states of the predicted rows, [M, D]. They are valid until the observer returns.
+    """
+
+    request_id: str
+    step: int
+    block_step: int
+    block: range
+    block_length: int
+    prompt: int
+    end: int
+    tokens: NDArray[np.int64]
+    plan: Plan
+    cost: int
+    prefix: PrefixHit | None
+    hidden: Tensor
+    _pool: Pool
+    _tables: tuple[SlotTable, ...]
+
+    @property
+    def leading(self) -> int:
+        """Rows that the first layer computed. Under a dense plan they are the leading positions of the canvas."""
+        return int(self.plan.spans[0].rows.sum())
+
+    def kv(self, positions: slice) -> list[tuple[Tensor, Tensor]]:
+        """Return copies of K and V at `positions`, own or leased: a pair [rows, kv_heads, Dh] per layer."""
+        k, v = self._pool.k, self._pool.v
+        return [(k[layer][slots], v[layer][slots]) for layer, slots in self._places(positions)]
+
+    def outputs(self, positions: slice) -> list[tuple[Tensor, Tensor]]:
+        """Return copies of the attention and FFN outputs at `positions`: a pair [rows, D] per layer.
+
+        The engine must keep outputs, as it does for `dllm-cache`.
+        """
+        kept = self._pool.outputs
+        return [(kept[layer][0][slots], kept[layer][1][slots]) for layer, slots in self._places(positions)]
+
+    def _places(self, positions: slice) -> Iterator[tuple[int, Tensor]]:
+        for table in self._tables:
+            slots = torch.from_numpy(table.slots[positions]).to(self.hidden.device)
+            yield from ((layer, slots) for layer in table.layers)
+
+
+Observer: TypeAlias = Callable[[Sequence[ObservedPass]], None]
+"""Called after every pass with the requests' passes. For a pass over prefixes alone the sequence is empty."""
+
+
+def observe_passes(engine: Engine, observer: Observer) -> EngineObserver:
+    """Call `observer` after every pass of `engine`, in inference mode, until what is returned is detached from it."""
+    _check_one_process(engine)
+    return _attached(engine, _Passes(engine, observer))
+
+
+class _Passes(EngineObserver):
+    waits = True
+
+    def __init__(self, engine: Engine, observer: Observer) -> None:
+        self.engine, self.observer = engine, observer
+
+    @torch.inference_mode()
+    def computed(self, ran: Ran) -> None:
+        self.observer(_observed(self.engine, ran))
+
+
+def observe_cache(engine: Engine, meter: CacheMeter) -> EngineObserver:
+    """Let `meter` note every pass of every request of `engine`, until what is returned is detached from it."""
+    return _attached(engine, _Cache(meter))
+
+
+class _Cache(EngineObserver):
+    waits = True
+
+    def __init__(self, meter: CacheMeter) -> None:
+        self.meter = meter
+
+    def writing(self, turn: Turn) -> None:
+        for state, plan in turn.items:
+            self.meter.note(state.ledger, plan)
+
+
+def observe_costs(engine: Engine, meter: CostMeter) -> EngineObserver:
+    """Let `meter` note the cost of every pass of `engine`, until what is returned is detached from it."""
+    return _attached(engine, _Costs(meter, engine.config.batch_invariant))
+
+
+class _Costs(EngineObserver):
+    def __init__(self, meter: CostMeter, apart: bool) -> None:
+        self.meter, self.apart = meter, apart
+
+    def launched(self, ran: Ran) -> None:
+        self.meter.note([state.passed(plan, self.apart) for state, plan in ran.items])
+
+
+def _attached(engine: Engine, observer: EngineObserver) -> EngineObserver:
+    engine.attach(observer)
+    return observer
+
+
+class _Replaced(EngineObserver):
+    """Runs passes by what `make` returns."""
+
+    def __init__(self, make: Callable[[Transformer, Pool], Runner]) -> None:
+        self.make = make
+
+    def runner(self, model: Transformer, pool: Pool) -> Runner:
+        return self.make(model, pool)
+
+
+def _observed(engine: Engine, ran: Ran) -> list[ObservedPass]:
+    passes, at = [], 0
+    for turn in ran.batch:
+        first, running, decoder = at, turn.member, turn.decoder
+        at += sum(int(plan.predict.sum()) for _, plan in turn.items)
+        # A closing pass only completes pages for other requests, after the last denoising step.
+        if not isinstance(running, RunningRequest) or decoder is None or running.closing:
+            continue
+        canvas = running.canvases[0].canvas
+        tokens = canvas.tokens.copy()
+        tokens.flags.writeable = False
+        passes.append(
+            ObservedPass(
+                request_id=running.id,
+                step=decoder.step,
+                block_step=decoder.block_step,
+                block=decoder.block,
+                block_length=running.pending.decoding.block,
+                prompt=canvas.prompt,
+                end=canvas.end,
+                tokens=tokens,
+                plan=turn.plan,
+                cost=turn.tally.cost,
+                prefix=running.canvases[0].prefix,
+                hidden=ran.hidden[first : first + len(turn.plan.predicted)],
+                _pool=engine.pool,
+                _tables=running.canvases[0].tables,
+            )
+        )
+    return passes
+
+
+def replace_attention(engine: Engine, attention: Attention) -> EngineObserver:
+    """Make `engine` compute attention by `attention`, until what is returned is detached. It keeps its memory."""
+    _check_one_process(engine)
+    return _attached(engine, _Replaced(lambda model, pool: Runner(model.with_attention(attention), pool)))
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRows:
+    """Rows that a layer's router gave to experts.
+
+    Attributes:
+        layer: counted from 0.
+        positions: of the rows on their canvas, int64 [N]. Rows of all canvases of the pass stand one after the other.
+        experts: of each row, in the order of their scores, int64 [N, k].
+    """
+
+    layer: int
+    positions: Tensor
+    experts: Tensor
+
+
+def observe_routes(engine: Engine, observer: Callable[[RoutedRows], None]) -> EngineObserver:
+    """Call `observer` whenever a layer of `engine` routes rows, until what is returned is detached from it.
+
+    Those of passes over prefixes alone are included. Raises `ConfigError` where no layer has experts.
+    """
+    if engine.model.config.mixture is None:
+        raise ConfigError("this model has no experts, so there are no routes to observe")
+    return _attached(engine, _Replaced(lambda model, pool: Runner(_RoutedTransformer(model, observer), pool)))
+
+
+class _RoutedTransformer(Transformer):
+    def __init__(self, model: Transformer, observer: Callable[[RoutedRows], None]) -> None:
+        super().__init__(model.config, model.weights, model.attention, model.arithmetic, kernels=model.kernels)
+        self.observer = observer
+        self.layers = {id(w.mixture): layer for layer, w in enumerate(model.weights.layers)}
+        self.stage: Stage | None = None
+
+    def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
+        self.stage = stage
+        return super().run(stage, h, pool)
+
+    def route(self, x: Tensor, w: MixtureWeights) -> Routes:
+        routes, stage = super().route(x, w), self.stage
+        assert stage is not None
+        positions = stage.positions
+        if stage.partial is not None:
+            rows = stage.partial.computed
+            for pick in stage.partial.picks:
+                rows = rows.index_copy(0, pick.target, pick.chosen[-1])  # those that this layer chose
+            positions = positions[rows]
+        self.observer(RoutedRows(self.layers[id(w)], positions, routes.experts))
+        return routes
+
+
+Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+"""Returns the context in which the operation of that name runs. Operations are nested."""
+
+SECTIONS = ("projections", "attention", "mlp", "head", "norms", "selection", "watch", "sampling", "packing")
+
+
+def run_in_sections(engine: Engine, section: Section) -> EngineObserver:
+    """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`, until that is detached.
+
+    "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
+    rows by how far they moved (dLLM-Cache, drift), "watch" reads attention (Elastic-Cache), "sampling" is everything
+    from logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding,
+    residuals, and rows that are carried or restored between stages.
+    """
+    _check_one_process(engine)
+
+    def sectioned(model: Transformer, pool: Pool) -> Runner:
+        return _SectionedRunner(_SectionedTransformer(model, section), pool, section)
+
+    return _attached(engine, _Replaced(sectioned))
+
+
+def _check_one_process(engine: Engine) -> None:
+    """Raise `ConfigError` where the engine's process has a part of the model only."""
+    if engine.model.ranks.several:
+        raise ConfigError(
+            f"what is observed here is on {engine.model.ranks.shard.size} processes; load the model with "
+            "tensor_parallel=1"
+        )
+
+
+class _SectionedAttention:
+    def __init__(self, inner: Attention, section: Section) -> None:
+        self.inner, self.section = inner, section
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
+        with self.section("attention"):
+            return self.inner(q, k, v, work, sink)
+
+
+class _SectionedTransformer(Transformer):
+    def __init__(self, model: Transformer, section: Section) -> None:
+        attention = _SectionedAttention(model.attention, section)
+        super().__init__(model.config, model.weights, attention, model.arithmetic, kernels=model.kernels)
+        self.section = section
+
+    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        with self.section("norms"):
+            return super().norm(x, weight)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        with self.section("head"):
+            return super().head(hidden)
+
+    def _choose(self, *inputs: Any) -> Tensor:
+        with self.section("selection"):
+            return super()._choose(*inputs)
+
+    def stillness(self, *inputs: Any) -> Tensor:
+        with self.section("selection"):
+            return super().stillness(*inputs)
+
+    def project(self, *inputs: Any) -> Tensor:
+        with self.section("projections"):
+            return super().project(*inputs)
+
+    def _linear(self, x: Tensor, w: LayerWeights, field: str, *inputs: Any, **more: Any) -> Tensor:
+        with self.section("projections") if field == "out" else nullcontext():
+            return super()._linear(x, w, field, *inputs, **more)
+
+    def _feed(self, *inputs: Any) -> Tensor:
+        with self.section("mlp"):
+            return super()._feed(*inputs)
+
+
+class _SectionedRunner(Runner):
+    def __init__(self, model: Transformer, pool: Pool, section: Section) -> None:
+        super().__init__(model, pool)
+        self.section = section
+
+    def pack(self, items: Items, first: int = 0) -> StepBatch:
+        with self.section("packing"):
+            return super().pack(items, first)
+
+    def pack_layer(self, items: Items, layer: int) -> Stage:
+        with self.section("packing"):
+            return super().pack_layer(items, layer)
+
+    def before_layer(
+        self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
+    ) -> dict[int, Plan]:
+        with self.section("watch"):
+            return super().before_layer(hooks, stage, h, plans)
+
+    def after_layer(self, hooks: Sequence[DeviceHook], layer: int, plans: Sequence[Plan]) -> dict[int, Plan]:
+        with self.section("watch"):
+            return super().after_layer(hooks, layer, plans)
+
+    def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:
+        with self.section("sampling"):
+            return super().launch_scores(hidden, turns)

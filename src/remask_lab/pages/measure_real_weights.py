@@ -1,0 +1,418 @@
+"""What is measured of a pretrained model: similarities, losses, answers, and what every cache costs there.
+
+`measure` measures one part, a `Record`, at one of `SIZES`. `remask_lab.pages.real_weights` keeps the parts as files and
+writes the page.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from remask.checks import BUNDLED, BUNDLED_TARIFF, SMOLLM2
+from remask.checks.values import one_of
+from remask.depth.profile import profile
+from remask.depth.prompts import default_prompts
+from remask.depth.rule import DepthRule, ProfileSettings, depth_at
+from remask.depth.similarity import PrefixProbe, layer_cosines, limits_of
+from remask.engine.config import EngineConfig
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.machine.cpu import read_cpu
+from remask.plan.canvas import OPEN, Hole, Template
+from remask.readers.logprobs import Logprobs
+from remask.readers.replay import Replay
+from remask.request.result import Transfer
+from remask.request.sampling_params import SamplingParams
+from remask.tasks import gsm8k
+from remask.tasks.town import TownSettings
+from remask_lab.bench.bench import run_bench
+from remask_lab.bench.by_depth import at_depths
+from remask_lab.bench.contenders import COMPOSITIONS, every_contender
+from remask_lab.bench.workload import Task, TaskChoice, usual_workload
+from remask_lab.instruments.depths import first_predictions, row_cosines, states
+from remask_lab.records.interval import mean_interval
+from remask_lab.records.jsonl import read_lines
+from remask_lab.records.machine import conditions
+from remask_lab.records.record import Record, about
+from remask_lab.speed.runs import bare_pass
+from remask_lab.subjects.prefix_similarity import measure_prefix
+
+NumberFormat: TypeAlias = Literal["none", "int8", "int4"]
+
+SUBJECT: Final = "real weights"
+SHOTS: Final = "shots-"
+DEPTHS: Final = (1, 5, 10, 20)
+"""Of `bicache`, in layers, of the part `town-depths`."""
+OUTPUTS: Final[Mapping[str, tuple[int, ...]]] = {
+    BUNDLED: (1, 2, 3, 4, 9),
+    BUNDLED_TARIFF: (1, 2, 3, 4, 8),
+    SMOLLM2: (1, 5, 10, 15, 20, 30),
+}
+"""Depths of the part `outputs`, by model; the last are all layers."""
+ROWS: Final = 0.05  # of a prefix's rows may be less like than the cosine of the rule by rows
+SEED: Final = 31337
+RATIOS: Final = (10, 30, 50, 70, 90)
+CANVAS, QUESTION, ANSWER = 360, 160, 200
+"""Tokens of a canvas whose answer is half masked: at most so many of the question's end, and of the answer."""
+PUBLISHED: Final = "held-out-published"
+HELD_OUT: Final[Mapping[str, NumberFormat]] = {"held-out": "none", "held-out-int8": "int8", "held-out-int4": "int4"}
+TURNS: Final = 3  # of each way to run a pass
+
+PROMPTS: Final = tuple(Path(__file__).with_name("prompts.txt").read_text(encoding="utf-8").splitlines())
+"""What the model is asked to answer; none was drawn from what it was trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        profiled: requests at each prefix ratio.
+        held_out, published: answers of GSM8K whose loss is read, those of the package and of the file `published`.
+        solved: questions of GSM8K under every cache, by worked examples of their system prompt; two share a prompt.
+        solved_tokens, solved_steps: of their responses, and of as much of a reference answer.
+        town: questions and pages under `none`, `reuse` and `bicache`.
+        town_depths: questions and pages under `none`, `reuse` and `bicache` at `DEPTHS`.
+        town_caches: questions and pages under every cache.
+        shops: of a page.
+        outputs: questions whose first predictions are compared by depth, each about a page of its own.
+        answers: of `PROMPTS`, and the tokens of a response.
+        passes: tokens before the 64 masks of a pass.
+    """
+
+    profiled: int
+    held_out: int
+    published: int
+    solved: Mapping[int, int]
+    solved_tokens: int
+    solved_steps: int
+    town: tuple[int, int]
+    town_depths: tuple[int, int]
+    town_caches: tuple[int, int]
+    shops: int
+    outputs: int
+    answers: tuple[int, int]
+    passes: tuple[int, ...] = (128, 512, 1024)
+
+
+SIZES: Final[Mapping[str, Size]] = {
+    "tiny": Size(1, 2, 2, {0: 2}, 8, 2, (4, 2), (4, 2), (4, 2), 4, 2, (2, 8), (16,)),
+    "small": Size(4, 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (40, 40), (10, 10), 8, 12, (30, 48)),
+    "usual": Size(8, 200, 1000, {0: 24, 4: 12, 8: 6}, 64, 8, (200, 40), (200, 40), (30, 30), 16, 40, (30, 128)),
+}
+"""By name. `small` takes some twenty minutes of two idle cores, `usual` about an hour; `tiny` shows that all runs."""
+
+
+def parts(size: Size) -> tuple[str, ...]:
+    """The names of all that is measured."""
+    return (
+        *HELD_OUT,
+        PUBLISHED,
+        "profile",
+        "town",
+        "town-depths",
+        "town-similarity",
+        "town-caches",
+        "outputs",
+        *(f"{SHOTS}{shots}" for shots in size.solved),
+        "passes",
+        "answers",
+    )
+
+
+def measure(part: str, size: Size, model: str = SMOLLM2, published: Path | None = None) -> Record:
+    """Measure one of `parts`; `PUBLISHED` reads the file `published`, GSM8K's test split as it is published.
+
+    Parts that compare caches are records of `remask bench`. Raises `UnknownNameError` on another part, and
+    `ConfigError` where the model or the file cannot be used.
+    """
+    one_of("part", part, parts(size))
+    if part == "town":
+        # As many tokens a step as are sure, so that many questions are asked in little time.
+        return _compare(model, _towns(size), size.town, {"threshold": 0.9}, only=("none", "reuse", "bicache"))
+    if part == "town-depths":
+        asked = size.town_depths
+        return _compare(model, _towns(size), asked, {"threshold": 0.9}, only=("none", "reuse"), depths=DEPTHS)
+    if part == "town-caches":
+        # Two tokens a step, so that caches within a request have steps to save.
+        return _compare(model, _towns(size), size.town_caches, {"steps": 16})
+    if part.startswith(SHOTS):
+        return _solved(model, size, int(part.removeprefix(SHOTS)))
+    if part == PUBLISHED:
+        if published is None:
+            raise ConfigError(f"the part {PUBLISHED} reads GSM8K's test.jsonl as it is published: give its path")
+        lines = read_lines(published, limit=size.published)
+        data, llm = _held_out(model, [(each.text("question"), each.text("answer")) for each in lines])
+    elif part in HELD_OUT:  # as they come with the package, without annotations of the calculator
+        packaged = gsm8k.conversations()[: size.held_out]
+        solved = [(asked["content"], worked["content"]) for asked, worked in packaged]
+        data, llm = _held_out(model, solved, HELD_OUT[part])
+    else:
+        data, llm = _PARTS[part](model, size)
+    return Record(SUBJECT, about(llm, seed=SEED, settings={"part": part}), data)
+
+
+def _open(model: str, quantization: NumberFormat = "none") -> LLM:
+    """The model, one request at a time. Losses are read in float32, and what takes long with weights in int8."""
+    engine = EngineConfig(max_num_seqs=1)
+    return LLM(model, dtype="float32", quantization=quantization, device="cpu", engine=engine, progress=False)
+
+
+def _profile(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+    """Depth by ratio and similarity by layer, of the model and of the bundled one, on prompts of their own."""
+    settings = ProfileSettings(ratios=RATIOS, samples=size.profiled, canvas=512, response=64, seed=SEED)
+    toy = _open(BUNDLED)
+    own = replace(settings, canvas=None, response=None)
+    tables = {BUNDLED: profile(toy.session, default_prompts(toy.loaded), own)}
+    llm = _open(model)
+    tables[model] = profile(llm.session, default_prompts(llm.loaded), settings)
+    rows = {
+        name: {
+            "layers": table.layers,
+            "samples": table.samples,
+            "source": table.source,
+            "tau": table.tau,
+            "depths": {str(ratio): table.lookup.depth(ratio, 100) for ratio in RATIOS},
+            "request_depths": dict(table.request_depths),
+            "curves": {str(ratio): list(curve) for ratio, curve in table.curves.items()},
+        }
+        for name, table in tables.items()
+    }
+    return {"tables": rows}, llm
+
+
+def _held_out(
+    model: str, solved: Sequence[tuple[str, str]], quantization: NumberFormat = "none"
+) -> tuple[dict[str, Any], LLM]:
+    """Loss of answers to questions, of which half is masked, through the engine: one pass of it an answer."""
+    llm = _open(model, quantization)
+    rng = np.random.default_rng(SEED)
+    requests, answered = [], []
+    for number, (question, worked) in enumerate(solved):
+        request, own = _half_masked(llm, str(number), question, worked, rng)
+        requests.append(request)
+        answered.append(own)
+    losses: list[list[float]] = []
+    right: list[list[float]] = []
+    for output, own in zip(llm.session.run(requests, progress=False), answered, strict=True):
+        if output.error is not None:
+            raise ConfigError(f"the answer {output.id} could not be read: {output.error}")
+        read = [each for each, counts in zip(output.logprobs or (), own, strict=True) if counts]
+        losses.append([-each.logprob for each in read])
+        right.append([float(each.top[0][0] == each.token_id) for each in read])
+    return {
+        "answers": len(losses),
+        "tokens": sum(map(len, losses)),
+        **_over_tokens("loss", losses),
+        **_over_tokens("right", right),
+    }, llm
+
+
+def _over_tokens(name: str, answers: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The mean over the tokens of all answers, and its interval, as answers and not their tokens are independent.
+
+    That of a ratio: an answer counts as much as it has tokens.
+    """
+    sums, counts = (np.array([each(own) for own in answers], dtype=np.float64) for each in (sum, len))
+    mean = float(sums.sum() / counts.sum())
+    low, high = mean_interval(((sums - mean * counts) / counts.mean()).tolist(), range(len(answers)))
+    return {name: mean, f"{name}_interval": [mean + low, mean + high]}
+
+
+def _half_masked(
+    llm: LLM, name: str, question: str, worked: str, rng: np.random.Generator
+) -> tuple[Request, list[bool]]:
+    """A request that writes the masked half of a canvas in one step, and which of the tokens it writes are answer's.
+
+    The canvas is as the adapter's training reads it: the question and its answer as plain text, then end tokens.
+    """
+    assert llm.tokenizer is not None
+    end = min(llm.loaded.config.stop_ids)
+    prompt = llm.tokenizer.encode(f"Question: {question}\nAnswer:", add_special_tokens=False)[-QUESTION:]
+    answer = llm.tokenizer.encode(f" {worked}", add_special_tokens=False)[:ANSWER]
+    response = np.array([*answer, *([end] * (CANVAS - len(prompt) - len(answer)))])
+    masked = np.flatnonzero(rng.random(len(response)) < 0.5)
+    fixed = response.copy()
+    fixed[masked] = OPEN
+    runs = np.split(masked, np.flatnonzero(np.diff(masked) > 1) + 1)
+    template = Template(tuple(fixed.tolist()), tuple(Hole(int(run[0]), int(run[-1]) + 1) for run in runs))
+    params = SamplingParams(max_tokens=len(response), steps=1, ignore_eos=True, blocks={"growing_canvas": False})
+    written = Transfer(0, tuple((len(prompt) + masked).tolist()), tuple(response[masked].tolist()))
+    request = Request(name, prompt, params, policy=llm.session.policy("none"), template=template)
+    return request.with_readers(Replay([written]), Logprobs(1)), (masked < len(answer)).tolist()
+
+
+def _solved(model: str, size: Size, shots: int) -> Record:
+    """Questions of GSM8K behind worked examples: agreement and loss, as the model solves few. Two share a prompt."""
+    count = size.solved[shots]
+    sampling = {
+        "max_tokens": size.solved_tokens,
+        "steps": size.solved_steps,
+        "block_length": size.solved_tokens // 2,
+        "ignore_eos": True,
+    }
+    task = TaskChoice("gsm8k", gsm8k.Gsm8kSettings(shots=shots))
+    return _compare(model, task, (count, -(-count // 2)), sampling, by_answers=False)
+
+
+def _towns(size: Size) -> TaskChoice:
+    return TaskChoice("town", TownSettings(shops=size.shops))
+
+
+def _compare(
+    model: str,
+    task: TaskChoice,
+    asked: tuple[int, int],
+    sampling: Mapping[str, Any],
+    *,
+    only: Sequence[str] | None = None,
+    depths: Sequence[int] = (),
+    by_answers: bool = True,
+) -> Record:
+    """A bench of every cache, or of `only` these and `bicache` at `depths`, in one turn without a warm-up.
+
+    BiCache's depth is half the layers where none is named.
+    """
+    llm = _open(model, "int8")
+    requests, prefixes = asked
+    workload = usual_workload(llm, requests, SEED, sampling, prefixes=prefixes, task=task)
+    if not by_answers:  # of a reference as much as of a response: what follows would take as long again
+        tasks = tuple(_cut(llm, each) for each in workload.tasks)
+        workload = replace(workload, tasks=tasks)
+    depth = {"depth": llm.loaded.config.layers // 2}
+    rows, left_out = every_contender(llm, workload, dict.fromkeys(("bicache", *COMPOSITIONS), depth))
+    if only is not None:
+        rows, left_out = [row for row in rows if row.name in only], []
+    rows += at_depths(llm, workload, depths)
+    record = run_bench(
+        llm,
+        workload,
+        rows,
+        1,
+        llm.session.engine_config,
+        progress=False,
+        warm_up=0,
+        answers=False,
+        losses=not by_answers,
+    )
+    record.data["left_out"] = [asdict(left) for left in left_out]
+    return record
+
+
+def _cut(llm: LLM, task: Task) -> Task:
+    assert llm.tokenizer is not None
+    tokens = llm.tokenizer.encode(task.reference or "", add_special_tokens=False)[: task.request.params.max_tokens]
+    return replace(task, reference=llm.tokenizer.decode(tokens))
+
+
+def _town_similarity(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+    """How far the pages' K and V move before a question, in the first step of answers under `none`."""
+    llm = _open(model)
+    requests, pages = size.town_caches
+    workload = usual_workload(llm, requests, SEED, {"steps": 1, "block_length": 32}, prefixes=pages, task=_towns(size))
+    found = measure_prefix(llm, [task.request for task in workload.tasks])
+    return asdict(found) | {"layers": llm.loaded.config.layers}, llm
+
+
+def _outputs(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+    """How far first predictions move by depth, and the depth of the rule of `profile`, of three models on their tasks.
+
+    The rule is also read by rows: at the cosine below which `ROWS` of a prefix's rows are.
+    """
+    told = {}
+    for name, depths in OUTPUTS.items():
+        llm = _open(model if name == SMOLLM2 else name, "int8" if name == SMOLLM2 else "none")
+        task = _towns(size) if name == SMOLLM2 else None
+        workload = usual_workload(llm, size.outputs, SEED, {}, prefixes=size.outputs, task=task)
+        probe = PrefixProbe(llm.model, max(len(each.request.prompt_token_ids) for each in workload.tasks) + 64)
+        moved: dict[int, list[tuple[float, float]]] = {depth: [] for depth in depths}
+        curves: list[list[Any]] = []
+        for request in (each.request for each in workload.tasks):
+            found = first_predictions(llm.model, request, (0, *depths))
+            for depth in depths:
+                nats = (found[0].exp() * (found[0] - found[depth])).sum(-1)
+                same = (found[0].argmax(-1) == found[depth].argmax(-1)).float().mean()
+                moved[depth].append((float(nats.max()), float(same)))
+            count, masks = request.prefix_length, [llm.loaded.config.mask_id] * request.params.max_tokens
+            alone = states(probe, request.prompt_token_ids[:count])
+            within = states(probe, [*request.prompt_token_ids, *masks], count)
+            curves.append([layer_cosines(alone, within).mean(axis=0), row_cosines(alone, within, ROWS).mean(axis=0)])
+        limits = limits_of(DepthRule(), np.array(curves)).tolist()
+        told[name] = {
+            "task": workload.name,
+            "layers": llm.loaded.config.layers,
+            "prefix_ratio": workload.prefix_ratio,
+            "rule": [depth_at(whole, ProfileSettings().tau) for whole, _ in limits],
+            "rule_by_rows": [depth_at(rows, ProfileSettings().tau) for _, rows in limits],
+            "depths": {str(depth): _means(("nats", "same"), values) for depth, values in moved.items()},
+        }
+    return {"questions": size.outputs, "models": told}, llm
+
+
+def _means(names: Sequence[str], values: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The mean of each column and its interval, of independent rows."""
+    told: dict[str, Any] = {}
+    for name, column in zip(names, zip(*values, strict=True), strict=True):
+        told |= {name: float(np.mean(column)), f"{name}_interval": list(mean_interval(column, range(len(column))))}
+    return told
+
+
+def _passes(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+    """Time of one pass over whole canvases: the engine's, and of its products and attention alone by PyTorch."""
+    found: list[dict[str, Any]] = []
+    llm = _open(model)
+    few = _open(model, "int8")
+    began = read_cpu()
+    for prompt in size.passes:
+        noisy, layers = 64, llm.loaded.config.layers
+        rows = prompt + noisy
+        bare = bare_pass(llm, [rows] * layers, noisy, rows)
+        ways = {"engine": _one_pass(llm, prompt, noisy), "PyTorch": bare, "engine, int8": _one_pass(few, prompt, noisy)}
+        for run in ways.values():
+            run()
+        seconds = {name: [_seconds(run) for _ in range(TURNS)] for name, run in ways.items()}
+        found.append(
+            {"rows": rows, "read": noisy, "seconds": {n: statistics.median(own) for n, own in seconds.items()}}
+        )
+    return {"passes": found, "conditions": conditions(began)}, llm
+
+
+def _one_pass(llm: LLM, prompt: int, noisy: int) -> Callable[[], object]:
+    """An answer in one step, which is one pass over the whole canvas."""
+    tokens = np.random.default_rng(SEED).integers(0, llm.loaded.config.vocab, prompt).tolist()
+    params = SamplingParams(max_tokens=noisy, steps=1, ignore_eos=True)
+    return lambda: list(
+        llm.session.run([Request("0", tokens, params, policy=llm.session.policy("none"))], progress=False)
+    )
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _answers(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+    """Answers to `PROMPTS` at the model's own decoding, under no cache, cut at so many tokens."""
+    llm = _open(model, "int8")
+    count, tokens = size.answers
+    start, found = time.perf_counter(), []
+    for prompt in PROMPTS[:count]:
+        (output,) = llm.chat([{"role": "user", "content": prompt}], {"max_tokens": tokens}, cache="none")
+        found.append({"prompt": prompt, "answer": output.text, "tokens": output.usage.completion_tokens})
+    return {"answers": found, "max_tokens": tokens, "seconds": time.perf_counter() - start}, llm
+
+
+_PARTS: Final[Mapping[str, Callable[[str, Size], tuple[dict[str, Any], LLM]]]] = {
+    "profile": _profile,
+    "town-similarity": _town_similarity,
+    "outputs": _outputs,
+    "passes": _passes,
+    "answers": _answers,
+}

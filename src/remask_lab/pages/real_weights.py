@@ -1,0 +1,333 @@
+"""Writes docs/lab/real-weights.md from the result files in benchmarks/results/real-weights, and measures them.
+
+    python -m remask_lab pages real-weights [--measure SIZE] [--parts NAME ...] [--published FILE]
+
+Without `--measure` only the page is written. Each part has a file as soon as it is measured, and a file that is there
+is kept: the same command goes on after an interruption, and removing a file measures its part anew. The part `town` is
+`bench.smollm2.json` beside the folder, where the README and the results page find it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remask.checks import BUNDLED, SMOLLM2
+from remask.errors import RecordError
+from remask.machine.disk import write_whole
+from remask_lab.bench.plot import Row
+from remask_lab.drawing import label, new_panels, save_figure
+from remask_lab.pages.measure_real_weights import (
+    CANVAS,
+    HELD_OUT,
+    PUBLISHED,
+    ROWS,
+    SHOTS,
+    SIZES,
+    SUBJECT,
+    measure,
+    parts,
+)
+from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
+from remask_lab.pages.page import made as machine_of
+from remask_lab.pages.results import BENCH
+from remask_lab.records.jsonl import read_lines
+from remask_lab.records.markdown import markdown_table
+from remask_lab.records.record import Record, read_record, write_record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FOLDER = RESULTS / "real-weights"
+SIMILARITY = "town-similarity"
+TRAINING, PICTURE = "training.jsonl", "real-weights-similarity.png"
+KINDS = {
+    "document": "documents",
+    "talk": "conversations",
+    "solved": "GSM8K, worked examples before",
+    "town": "`town`",
+    **{f"gsm8k-{share}": f"GSM8K, {share} % masked" for share in (25, 50, 75, 100)},
+}
+"""What the training's log calls what it holds out, and what it is."""
+PROMISED = 0.85  # nats, at most, of half-masked answers
+COSTS = ["work saved", "time saved"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what is asked for, and write the page. Returns 0, or 2 after printing an error that the user can mend."""
+    parser = page_parser("real-weights", __doc__)
+    parser.add_argument("--measure", choices=tuple(SIZES), metavar="SIZE", help=f"how much: {', '.join(SIZES)}")
+    parser.add_argument("--parts", nargs="+", metavar="NAME", help="measure these alone (default: all)")
+    parser.add_argument("--published", metavar="FILE", help=f"GSM8K's test.jsonl, which the part {PUBLISHED} reads")
+    parser.add_argument("--folder", default=str(FOLDER), help="of the result files")
+    parser.add_argument(
+        "--output",
+        default=str(PAGES["real-weights"]),
+        help="the page; its picture goes into images beside it",
+    )
+    return run_page(_run, parser, argv)
+
+
+def _run(args: argparse.Namespace) -> None:
+    folder, output = Path(args.folder), Path(args.output)
+    if args.measure:
+        folder.mkdir(parents=True, exist_ok=True)
+        size, published = SIZES[args.measure], None if args.published is None else Path(args.published)
+        usual = [name for name in parts(size) if name != PUBLISHED or published]
+        for name in args.parts or usual:
+            if not _file(folder, name).exists():
+                print(f"measuring {name}", file=sys.stderr)
+                write_record(_file(folder, name), measure(name, size, published=published))
+    records = read_all(folder)
+    if "profile" in records:
+        (output.parent / "images").mkdir(exist_ok=True)
+        save_figure(_picture(records["profile"]), output.parent / "images" / PICTURE, f"{BUNDLED} and {SMOLLM2}")
+    write_whole("the page", output, page(records, read_training(folder)))
+
+
+def _file(folder: Path, part: str) -> Path:
+    return folder.parent / f"bench.{SMOLLM2}.json" if part == "town" else folder / f"{part}.json"
+
+
+def read_all(folder: Path) -> dict[str, Record]:
+    """The parts that are kept, by name. Raises `RecordError` where a file is none of them, or none is there."""
+    known = dict.fromkeys(name for size in SIZES.values() for name in parts(size))
+    for path in folder.glob("*.json"):
+        if path.stem not in known:
+            raise RecordError(f"{path.name} is no part of this page; its parts: {', '.join(known)}")
+    found = {name: _file(folder, name) for name in known if _file(folder, name).exists()}
+    if not found:
+        raise RecordError(f"there are no results in {str(folder)!r}; --measure makes them")
+    return {
+        name: read_record(path, BENCH if name.startswith(("town", SHOTS)) and name != SIMILARITY else SUBJECT)
+        for name, path in found.items()
+    }
+
+
+def read_training(folder: Path) -> list[dict[str, Any]]:
+    """The events of the adapter's training; empty where its log is not kept."""
+    path = folder / TRAINING
+    return [dict(line.record) for line in read_lines(path)] if path.exists() else []
+
+
+def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -> str:
+    """The page, of the parts that are there."""
+    solved = [(name.removeprefix(SHOTS), each) for name, each in records.items() if name.startswith(SHOTS)]
+    reuse = [(shots, _rows(record)["reuse"]) for shots, record in solved if "reuse" in _rows(record)]
+    text = fill(
+        "real-weights",
+        parts=records,
+        town=records.get("town"),
+        rows=_rows(records["town"]) if "town" in records else {},
+        similarity=records.get(SIMILARITY),
+        profile=records["profile"].data if "profile" in records else None,
+        published=records[PUBLISHED].data if PUBLISHED in records else None,
+        added=[f"{shots} shots {_nats(row, 'loss_over_none')}" for shots, row in reuse],
+        solved=sorted(solved),
+        held_out=[records[name] for name in (*HELD_OUT, PUBLISHED) if name in records],
+        training=_training(training),
+        promised=f"{PROMISED:g}",
+        picture=PICTURE,
+        canvas=CANVAS,
+        share=_share,
+        number=_number,
+        verdict=_verdict,
+        held=_held,
+        loses=_loses,
+        made=_made,
+        depths=_depths,
+        lowest=lambda table: min(map(min, table["curves"].values())),
+        similarities=_similarities,
+        towns=_towns,
+        solutions=_solutions,
+        left_out=_left_out,
+        losses=_losses,
+        passes=_passes,
+        outputs=_outputs,
+        row_share=ROWS,
+    )
+    answers = records["answers"].data["answers"] if "answers" in records else []
+    # As they are, indented: what they hold is then neither markup nor a fenced block of the page's own.
+    told = ("\n".join(f"    {line}".rstrip() for line in each["answer"].split("\n")) for each in answers)
+    return text + "".join(f"\n**{each['prompt']}**\n\n{block}\n" for each, block in zip(answers, told, strict=True))
+
+
+def _loses(row: Row) -> bool:
+    """Whether all of the interval of what a row answers over its baseline lies below 0."""
+    return bool(row["accuracy_over_none_interval"][1] < 0)
+
+
+def _verdict(row: Row) -> str:
+    over, (low, high) = row["accuracy_over_none"], row["accuracy_over_none_interval"]
+    what = "loses answers" if _loses(row) else "gains answers" if low > 0 else "loses none that could be seen"
+    return f"`{row['cache']}` {what} ({_points(over, (low, high))}), for {row['work_ratio_to_none']:.1f}x less work."
+
+
+def _held(data: Mapping[str, Any]) -> str:
+    """Where the loss of the published answers lies beside `PROMISED`, by its interval."""
+    low, high = data["loss_interval"]
+    return "at most" if high <= PROMISED else "above" if low > PROMISED else "about"
+
+
+def _rows(record: Record) -> dict[str, Row]:
+    return {row["cache"]: row for row in record.data["results"]}
+
+
+def _share(value: float, interval: Sequence[float | None]) -> str:
+    """A share in percent with its interval, within 0 and 100; without where nothing varied."""
+    low, high = interval
+    if low is None or high is None or low == high:
+        return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f} % ({100 * max(0, low):.1f} to {100 * min(1, high):.1f})"
+
+
+def _points(value: float, interval: Sequence[float]) -> str:
+    low, high = interval
+    if low == high:
+        return "no answer differs"
+    return f"{100 * value:+.1f} points, {100 * max(-1, low):+.1f} to {100 * min(1, high):+.1f}"
+
+
+def _number(value: float, interval: Sequence[float | None], form: str = ".3f") -> str:
+    low, high = interval
+    if low is None or high is None or low == high:
+        return format(value, form)
+    return f"{value:{form}} ({low:{form}} to {high:{form}})"
+
+
+def _nats(row: Row, key: str) -> str:
+    return _number(row[key], row[f"{key}_interval"], "+.3f") if key in row else "-"
+
+
+def _made(record: Record) -> str:
+    few = ", weights in int8" if record.subject == BENCH else ""
+    busy = record.data.get("conditions", {}).get("busy")
+    return f"{record.about['machine']['dtype']}{few} {machine_of(record)}" + (f" {busy}" if busy else "")
+
+
+def _depths(profile: Mapping[str, Any]) -> str:
+    ratios = list(profile["tables"][SMOLLM2]["depths"])
+    rows = [
+        [f"`{name}`, {table['layers']} layers", *(str(table["depths"][ratio]) for ratio in ratios)]
+        for name, table in profile["tables"].items()
+    ]
+    return markdown_table(["model", *(f"{ratio} %" for ratio in ratios)], rows)
+
+
+def _picture(record: Record) -> Figure:
+    """Mean similarity over layers, a line a ratio, of the toy and of the pretrained model side by side."""
+    from matplotlib import colormaps
+
+    figure, panels = new_panels("K/V of a prefix alone against the whole canvas", 2, sharey=True)
+    for axes, (name, table) in zip(panels, record.data["tables"].items(), strict=True):
+        for place, (ratio, curve) in enumerate(table["curves"].items()):
+            color = colormaps["viridis"](0.9 * place / max(1, len(table["curves"]) - 1))
+            axes.plot(range(1, len(curve) + 1), curve, ".-", color=color, label=f"r = {ratio} %")
+        axes.axhline(table["tau"], color="#c0392b", linestyle="--", linewidth=1, label=f"tau = {table['tau']:g}")
+        label(axes, name, "layer", "mean cosine similarity" if name == BUNDLED else "", grid="both")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
+    return figure
+
+
+def _similarities(data: Mapping[str, Any]) -> str:
+    layers = [1, *range(5, data["layers"] + 1, 5)]
+    rows = [[name, *(f"{data[name.lower()][layer - 1][0]:.3f}" for layer in layers)] for name in ("K", "V")]
+    return markdown_table(["layer", *map(str, layers)], rows)
+
+
+def _towns(record: Record) -> str:
+    kinds = list(_rows(record)["none"]["parts"])
+    titles = ["cache", "right", *kinds, "over its baseline", "tokens as there", *COSTS, "K/V and states"]
+    rows = []
+    for row in record.data["results"]:
+        over = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
+        rows.append(
+            [
+                _name(row),
+                _share(row["accuracy"], row["accuracy_interval"]),
+                *(f"{100 * row['parts'][kind]:.0f} %" for kind in kinds),
+                "-" if row["cache"] == row["baseline"] else over,
+                *_costs(row),
+            ]
+        )
+    return markdown_table(titles, rows)
+
+
+def _outputs(models: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = []
+    for name, told in models.items():
+        nats = (
+            f"{depth}: {_number(each['nats'], each['nats_interval'], '.2f')}" for depth, each in told["depths"].items()
+        )
+        rows.append(
+            [f"`{name}`, {told['task']}", f"{min(told['rule'])}", f"{min(told['rule_by_rows'])}", "; ".join(nats)]
+        )
+    return markdown_table(["model, task", "rule", "by rows", "nats by depth"], rows)
+
+
+def _solutions(record: Record) -> str:
+    titles = ["cache", "one pass: same token", "loss added", "whole answer: same tokens", *COSTS, "memory"]
+    rows = []
+    for row in record.data["results"]:
+        alike = _share(row["pass_agreement"], row["pass_agreement_interval"]) if "pass_agreement" in row else "-"
+        rows.append([_name(row), alike, _nats(row, "loss_over_none"), *_costs(row)])
+    return markdown_table(titles, rows)
+
+
+def _costs(row: Row) -> list[str]:
+    """The share of tokens as the baseline has them, then work, time and memory."""
+    return [
+        _share(row["agreement_with_none"], row["agreement_interval"]),
+        f"{row['work_ratio_to_none']:.2f}x",
+        f"{row['ratio_to_none']:.2f}x",
+        f"{row['peak_memory_bytes'] / 1e6:.1f} MB",
+    ]
+
+
+def _name(row: Row) -> str:
+    """A cache, and what it is compared with where that is not `none`."""
+    beside = "" if row["baseline"] in ("none", row["cache"]) else f" (beside {row['baseline']})"
+    return (row["cache"] if " " in row["cache"] else f"`{row['cache']}`") + beside
+
+
+def _left_out(record: Record) -> str:
+    return "\n".join(f"- Left out: `{each['name']}`: {each['reason']}." for each in record.data["left_out"])
+
+
+def _losses(held: Sequence[Record]) -> str:
+    rows = []
+    for record in held:
+        data = record.data
+        part = record.about["settings"]["part"]
+        source = "as published" if part == PUBLISHED else "as packaged, no annotations"
+        if (weights := HELD_OUT.get(part, "none")) != "none":
+            source += f", weights in {weights}"
+        loss, right = _number(data["loss"], data["loss_interval"]), _share(data["right"], data["right_interval"])
+        rows.append([source, str(data["answers"]), str(data["tokens"]), loss, right])
+    titles = ["GSM8K's test answers, half masked", "answers", "tokens", "loss, nats a token", "best token is right"]
+    return markdown_table(titles, rows)
+
+
+def _training(training: Sequence[Mapping[str, Any]]) -> str:
+    """The held-out losses of the training's log, a column a phase; empty without any."""
+    told = [event for event in training if event["event"] == "held out"]
+    if not told:
+        return ""
+    phases = (event["name"] for event in training if event["event"] == "phase")
+    columns = ["at first", *(f"after the {name}" for name in phases)][: len(told)]
+    rows = [[KINDS[kind], *(f"{event[kind]['loss']:.3f}" for event in told)] for kind in KINDS]
+    reuse = [event["reuse"]["other"]["loss"] for event in told]
+    rows.append(["added by reuse", *(f"{mean:+.3f} ± {half:.3f}" for mean, half in reuse)])
+    return markdown_table(["held out", *columns], rows)
+
+
+def _passes(passes: Sequence[Mapping[str, Any]]) -> str:
+    names = list(passes[0]["seconds"])
+    rows = [
+        [f"{each['rows']} ({each['read']} read)", *(f"{each['seconds'][name]:.3f} s" for name in names)]
+        for each in passes
+    ]
+    return markdown_table(["rows", *names], rows)

@@ -1,0 +1,199 @@
+"""Writes docs/when-bicache.md, its picture included, from the result files in benchmarks/results.
+
+    python -m remask_lab pages when-bicache [--results FOLDER] [--output FILE]
+
+Reads `remask bench`'s files of the bundled models, what `python -m remask_lab pages real-weights` keeps of SmolLM2 and
+its training, and what `scripts/gpu` keeps of an H200. Measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from remask.checks import BUNDLED, BUNDLED_TARIFF, SMOLLM2
+from remask.depth.rule import DepthRule, ProfileSettings, depth_at
+from remask.depth.similarity import limits_of
+from remask.errors import RecordError
+from remask.machine.disk import write_whole
+from remask_lab.bench.plot import Row, holds, quality_bars
+from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
+from remask_lab.gpu.results import benchmark_table, read_kept
+from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
+from remask_lab.pages.real_weights import FOLDER, SIMILARITY, read_all, read_training
+from remask_lab.records.interval import percent_text
+from remask_lab.records.markdown import markdown_table
+from remask_lab.records.record import Record, read_record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME, PICTURE = "when-bicache", "when-bicache.png"
+QUESTIONS, STEPS = 1319, 128
+"""Of GSM8K's test split, and of a response of 256 tokens at two a step, as the BiCache paper has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of weights on its task.
+
+    Attributes:
+        name: of the model and its task.
+        said: the depth that `remask profile` gives for such requests, of `layers`.
+        rows: of a bench, by cache; BiCache's by depth in `depths`, and in all layers as `reuse`.
+    """
+
+    name: str
+    said: int
+    layers: int
+    rows: Mapping[str, Row]
+    depths: Mapping[int, Row]
+
+    @property
+    def broken(self) -> int | None:
+        """The least depth that was measured whose interval does not reach what `none` gives."""
+        lost = (depth for depth, row in sorted(self.depths.items()) if not holds(row, self.rows["none"]))
+        return next(lost, None)
+
+    @property
+    def verdict(self) -> str:
+        """The profile's depth beside the depths that were measured."""
+        if self.broken is None:
+            return "no depth loses answers"
+        if self.broken <= self.said:
+            return f"too bold: {self.broken} loses answers"
+        return "right: the next one loses answers" if self.broken == self.said + 1 else "not too bold"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page and its picture. Returns 0, or 2 where a result file cannot be used."""
+    parser = page_parser(NAME, __doc__)
+    parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
+    parser.add_argument("--output", default=str(PAGES[NAME]), help="the page; its picture goes into images beside it")
+
+    def run(args: Any) -> None:
+        results, output = Path(args.results), Path(args.output)
+        found = kinds(results)
+        caches = read_all(results / FOLDER.name)["town-caches"]
+        (output.parent / "images").mkdir(exist_ok=True)
+        save_figure(picture(found, caches), output.parent / "images" / PICTURE, "a shared prefix")
+        write_whole("the page", output, page(results, found))
+
+    return run_page(run, parser, argv)
+
+
+def kinds(results: Path) -> list[Kind]:
+    """The toys, then SmolLM2 on questions about a page. Raises `RecordError` where a file is missing or no record."""
+    real = read_all(results / FOLDER.name)
+    found = []
+    for name in (BUNDLED, BUNDLED_TARIFF):
+        record = read_record(results / f"bench.{name}.json", "bench")
+        rows = _rows(record)
+        found.append(
+            _kind(f"`{name}`, {record.about['settings']['name']}", rows["bicache"]["prefix_depth"], record, rows)
+        )
+    said = min(real[SIMILARITY].data["depth"])
+    for part, asked in (("town", "four questions a page"), ("town-depths", "one a page")):
+        found.append(_kind(f"`{SMOLLM2}`, town, {asked}", said, real[part], _rows(real[part])))
+    return found
+
+
+def _kind(name: str, said: float, record: Record, rows: Mapping[str, Row]) -> Kind:
+    layers = record.about["layers"]
+    depths = {
+        int(row["prefix_depth"]): row for cache, row in rows.items() if cache.startswith("bicache") and "+" not in cache
+    }
+    return Kind(name, int(said), layers, rows, depths | {layers: rows["reuse"]})
+
+
+def _rows(record: Record) -> dict[str, Row]:
+    return {row["cache"]: row for row in record.data["results"]}
+
+
+def page(results: Path, found: Sequence[Kind]) -> str:
+    """The page, of the kept results."""
+    gpu = next((each for each in read_kept(results / "gpu") if "H200" in each["gpu"]), None)
+    if gpu is None:
+        raise RecordError(f"{results / 'gpu'} holds nothing of an H200, whose steps the page counts")
+    real = read_all(results / FOLDER.name)
+    return fill(
+        NAME,
+        picture=PICTURE,
+        answers=_answers(found),
+        phases=_phases(read_training(results / FOLDER.name)),
+        town=found[-1],
+        share=lambda row: percent_text(row["accuracy"], row["accuracy_interval"]),
+        outputs=real["outputs"].data if "outputs" in real else None,
+        benchmark=benchmark_table(gpu, QUESTIONS, STEPS),
+    )
+
+
+def _answers(found: Sequence[Kind]) -> str:
+    titles = ["weights, task", "depth by `profile`", "`none` right", "`reuse` right", "`bicache` right", "the depth is"]
+    rows = []
+    for kind in found:
+        deepest = max((depth for depth in kind.depths if depth <= kind.said), default=0)
+        shares = [
+            percent_text(row["accuracy"], row["accuracy_interval"])
+            for row in (kind.rows["none"], kind.rows["reuse"], kind.depths[deepest])
+        ]
+        shares[-1] += f" at {deepest}"
+        rows.append([kind.name, f"{kind.said} of {kind.layers}", *shares, kind.verdict])
+    return markdown_table(titles, rows)
+
+
+def _phases(training: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Of each phase of the adapter's training the loss on documents that reuse adds, and that no prefix at all adds.
+
+    Raises `RecordError` where the rule of `profile` does not allow all layers there, as the page says.
+    """
+    told = []
+    for reuse in (event["reuse"] for event in training if event["event"] == "held out"):
+        curve = (np.array(reuse["other"]["k"]) + reuse["other"]["v"]) / 2
+        if depth_at(limits_of(DepthRule(), curve).tolist(), ProfileSettings().tau) < len(curve):
+            raise RecordError("the training's log has documents on which profile's rule does not allow all layers")
+        (added, half), (alone, wide) = reuse["other"]["loss"], reuse["alone"]
+        told.append({"added": f"{added:+.3f} ± {half:.3f}", "alone": f"{alone:+.2f} ± {wide:.2f}"})
+    return told
+
+
+def picture(found: Sequence[Kind], caches: Record) -> Figure:
+    """Right answers over the work that is saved: a curve over depths a kind, and every cache on the real weights."""
+    figure = new_figure(
+        "right answers over work saved",
+        5.2,
+        how="bars: 95 %; numbers: depth, the last is reuse; grey: other caches on smollm2, 10 questions",
+    )
+    axes = figure.subplots()
+    labels: list[PointLabel] = []
+    for index, kind in enumerate(found):
+        color, rows = f"C{index}", [kind.depths[depth] for depth in sorted(kind.depths)]
+        points = [(row["work_ratio_to_none"], 100 * row["accuracy"]) for row in rows]
+        axes.errorbar(
+            [1, *(x for x, _ in points)],
+            [100 * kind.rows["none"]["accuracy"], *(y for _, y in points)],
+            yerr=quality_bars([kind.rows["none"], *rows]),
+            fmt="o-",
+            markersize=4,
+            capsize=2,
+            linewidth=1.2,
+            color=color,
+            label=kind.name.replace("`", ""),
+        )
+        labels += [
+            PointLabel(str(depth), point, color) for depth, point in zip(sorted(kind.depths), points, strict=True)
+        ]
+    for row in caches.data["results"]:
+        if row["cache"] not in ("none", "reuse", "bicache"):
+            point = (row["work_ratio_to_none"], 100 * row["accuracy"])
+            axes.errorbar(*point, yerr=quality_bars([row]), fmt="x", color="grey", capsize=2, linewidth=0.5, alpha=0.6)
+            labels.append(PointLabel(row["cache"], point, "grey"))
+    axes.set_ylim(-5, 108)
+    label(axes, "", "work of none, times as much as that of the cache (row-layers)", "right answers (%)", grid="both")
+    legend_below(figure, 4)
+    place_labels(figure, {axes: labels})
+    return figure

@@ -1,0 +1,217 @@
+"""Models that a word or a hub id names, fetched by the real client from a hub on loopback."""
+
+import gc
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import close_session
+
+from remask import LLM
+from remask.checkpoint import hub as hub_module
+from remask.checkpoint.shelf import SHELF
+from remask.checkpoint.source import resolve, resolve_adapter
+from remask.cli import main
+from remask.errors import CheckpointError, ConfigError
+from tests.checkpoint.checkpoints import A2D, LLADA, SDAR, random_tensors, write
+from tests.disks import small_disk
+from tests.hub import SHA, Hub, running_hub
+from tests.waiting import LONGEST_S
+
+PAGE = (Path(__file__).parents[2] / "docs" / "shelf.md").read_text(encoding="utf-8")
+NAME = "sdar-1.7b"
+REPO = SHELF[NAME].hub
+CPU: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with a small model in two files under the id of `NAME`, and a cache of one's own."""
+    with running_hub() as running:
+        running.repos[REPO] = write(tmp_path / "served", SDAR, random_tensors(SDAR), shards=2)
+        (tmp_path / "served" / "modeling_sdar.py").write_text("raise SystemExit")
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", running.url)
+        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield running
+        close_session()
+        with warnings.catch_warnings():  # the client leaves connections that broke to the collector
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+
+def test_a_word_starts_a_model(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_before: list[int] = []
+
+    def watch(_: logging.LogRecord) -> bool:
+        asked_before.append(len(hub.asked))
+        return True
+
+    monkeypatch.setattr(logging.getLogger("remask.loading"), "filters", [watch])
+    (output,) = LLM(NAME, **CPU).generate([{"prompt_token_ids": [1, 2, 3]}], {"max_tokens": 4, "ignore_eos": True})
+    assert len(output.token_ids) == 4
+    assert asked_before == [0]
+    (shown,) = re.findall(r"^WARNING (downloading .*)$", PAGE, re.MULTILINE)
+    folder = str(tmp_path / "cache")
+    assert caplog.messages == [shown.replace("/home/me/.cache/huggingface/hub", folder).replace("int8", "float32")]
+    assert sorted(hub.files()) == sorted(path.name for path in hub.repos[REPO].iterdir() if path.suffix != ".py")
+    asked = len(hub.asked)
+    caplog.clear()
+    LLM(NAME, **CPU)
+    LLM(REPO, **CPU)
+    assert (len(hub.asked), caplog.text) == (asked, "")
+
+
+def test_a_word_brings_its_decoding_and_its_cache(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["GSAI-ML/LLaDA-8B-Instruct"] = write(tmp_path / "llada", LLADA, random_tensors(LLADA))
+    llm = LLM("llada-8b", force=True, **CPU)
+    assert (llm.session.cache_name, llm.session.sampling["block_length"]) == ("block-dual", 32)
+    plain = LLM("GSAI-ML/LLaDA-8B-Instruct", **CPU)
+    assert "block_length" not in plain.session.sampling
+    blocks = "qwen3-0.6b-diffusion-bd3lm"
+    hub.repos[SHELF[blocks].hub] = write(tmp_path / "a2d", A2D, random_tensors(A2D))
+    assert LLM(blocks, **CPU).loaded.config.block_length == 32
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_asked(hub: Hub) -> None:
+    with pytest.raises(ConfigError, match=r"llada2-flash: the weights do not fit: .* Nothing was downloaded; --force"):
+        LLM("llada2-flash", **CPU)
+    assert hub.asked == []
+    with pytest.raises(CheckpointError, match="The hub does not have the model 'inclusionAI/LLaDA2"):
+        LLM("llada2-flash", force=True, **CPU)
+
+
+def test_a_folder_of_the_name_comes_first(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write(tmp_path / "here" / NAME, SDAR, random_tensors(SDAR)).parent)
+    assert LLM(NAME, **CPU).loaded.config.vocab == SDAR["vocab_size"]
+    assert hub.asked == []
+
+
+def test_a_connection_that_breaks_is_taken_up_again(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 500)
+    (file,) = [path for path in hub.repos[REPO].iterdir() if path.name.startswith("model-00001")]
+    hub.dropped[file.name] = 1000
+    folder = resolve(NAME)
+    assert (folder / file.name).read_bytes() == file.read_bytes()
+    assert hub.ranges == ["bytes=1000-"]
+
+
+@pytest.mark.thorough
+def test_an_interrupted_download_goes_on(hub: Hub, tmp_path: Path) -> None:
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    # A run of the tests in the background ignores interrupts, and so would its children.
+    code = "import signal; signal.signal(2, signal.default_int_handler); from remask.cli import main; exit(main())"
+    words = [sys.executable, "-c", code, "models", "pull", NAME]
+    hub.held = {"model-00002-of-00002.safetensors"}
+    first = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert hub.reached.wait(LONGEST_S)
+        blobs = tmp_path / "home" / "hub" / f"models--{REPO.replace('/', '--')}" / "snapshots" / SHA
+        while not (blobs / "model-00001-of-00002.safetensors").exists():
+            assert first.poll() is None
+        first.send_signal(signal.SIGINT)
+        _, told = first.communicate(timeout=LONGEST_S)
+    finally:
+        first.kill()
+    assert (first.returncode, told.splitlines()[-1]) == (130, "remask models pull: interrupted")
+    hub.held, begun = set(), len(hub.files())
+    second = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert second.returncode == 0, second.stderr
+    assert hub.files()[begun:] == ["model-00002-of-00002.safetensors"]
+    assert second.stdout == f"{NAME}: {blobs}\n"
+    assert "%" not in second.stderr  # a bar is for terminals
+
+
+def test_what_is_missing_is_told_in_a_sentence(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"The hub has no revision 'v9' of the model '{REPO}': give its hub id"):
+        hub_module.fetch(REPO, "v9")
+    with pytest.raises(CheckpointError, match="The hub does not have the model 'nobody/nothing', or not for everybody"):
+        resolve("nobody/nothing")
+    with pytest.raises(CheckpointError, match="The hub does not have the adapter 'nobody/nothing'"):
+        resolve_adapter("nobody/nothing")
+    hub.gated = {REPO}
+    with pytest.raises(CheckpointError, match=r"does not give the model .* accept the terms .* `hf auth login`"):
+        resolve(NAME)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_an_adapter_and_a_file_come_whole(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors", "x.gguf"):
+        (tmp_path / "adapter" / name).write_bytes(b"{}")
+    hub.repos["org/name"] = tmp_path / "adapter"
+    folder = resolve_adapter("org/name")
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert resolve("org/name:x.gguf").read_bytes() == b"{}"
+    for name in ("org/name:../x.gguf", "org/name:x.bin", "org/name:/x.gguf", "name:x.gguf"):
+        with pytest.raises(CheckpointError, match="There is no model"):
+            resolve(name)
+
+
+def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = resolve(NAME)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", closed)
+    assert resolve(NAME) == folder
+    with pytest.raises(CheckpointError, match=r"and the hub cannot be reached \(ConnectError\): check") as told:
+        resolve("sdar-4b")
+    assert str(told.value).count("\n") == 0
+    assert str(told.value).count(". ") == 0
+
+
+@pytest.mark.filterwarnings("ignore:Not enough free disk space")
+def test_a_full_disk(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "served" / "model-00003.safetensors").write_bytes(bytes(1 << 20))
+    with small_disk(tmp_path / "small", 128) as why:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "small" / "hub"))
+        if why == "No space left on device":
+            with pytest.raises(
+                ConfigError, match=r"take 3.44 GB, and the disk of .*small/hub has .* MB left: free some"
+            ):
+                LLM(NAME, **CPU)
+            assert hub.asked == []
+        with pytest.raises(CheckpointError, match=rf"has no room for the model '{REPO}' \({why}\): free some, or set"):
+            LLM(NAME, force=True, **CPU)
+        (tmp_path / "served" / "model-00003.safetensors").unlink()
+
+
+def test_the_list_knows_what_is_on_disk(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--memory", "16"]) == 0
+    assert f"```text\n{capsys.readouterr().out}```\n" in PAGE
+    assert main(["models", "pull", NAME]) == 0
+    assert main(["models", "--memory", "9"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines[NAME].endswith("fits as bfloat16, on disk")
+    assert lines["llada-8b"].endswith("tight as int4")
+    assert lines["llada2-flash"].endswith("does not fit")
+    assert main(["models", "--json"]) == 0
+    (row,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == NAME]
+    assert (row["hub"], row["on_disk"], row["download_bytes"]) == (REPO, True, 2 * row["parameters"])
+    assert main(["models", "pull", "sdar-17b"]) == 2
+    assert "Did you mean 'sdar-1.7b'" in capsys.readouterr().err
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("name", SHELF)
+def test_every_row_is_of_a_family_that_runs_what_it_says(name: str) -> None:
+    row = SHELF[name]
+    small = f"{row.config.family}{'-blocks' if 'block_size' in row.overrides else ''}-tiny"
+    llm = LLM(small, load_format="dummy", cache=row.cache, **CPU)
+    (output,) = llm.generate([{"prompt_token_ids": [3, 5, 7]}], {**row.sampling, "max_tokens": 64})
+    assert output.finish_reason in ("stop", "length")
+    assert re.fullmatch(r"[\w-]+/[\w.-]+", row.hub)
+    assert f"| `{name}` | [{row.hub}](" in PAGE

@@ -1,0 +1,185 @@
+"""What a step in the middle of a block launches, sends, waits for and calls, counted without a device and without data.
+
+Neither launches nor copies nor waits may grow with the number of requests, and bytes only by what each must tell.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from remask.engine import pack, runner
+from remask.engine.config import EngineConfig
+from remask.engine.engine import Engine
+from remask.engine.member import Turn
+from remask.engine.request import Request
+from remask.machine.transfers import send
+from remask.model import attention_triton, executors, graphs, layer_triton, stage
+from remask.model.graphs import Graphs
+from remask.model.transformer import Transformer
+from remask.model.weights import empty_weights
+from remask.policies import BiCache, BlockDual, CachePolicy, Dense
+from remask.request.sampling_params import SamplingParams
+from remask.sampling import choice, kernels_triton
+from remask_lab.speed import host_decode
+from tests.engine.entered import entered
+from tests.engine.executors import NEEDS_TRITON
+from tests.engine.support import CPU, small_config
+from tests.engine.test_no_waits import Reads
+from tests.model.test_launches import Count
+
+LAYERS, BLOCK, LENGTH = 4, 16, 64
+POLICIES: list[CachePolicy] = [
+    Dense(),
+    BlockDual(),
+    BiCache(Dense(), 2, BLOCK),
+    BiCache(BlockDual(), 2, BLOCK),
+]
+KERNELS = {
+    attention_triton: ("_attend", "_merge"),
+    layer_triton: ("_sum_and_norm", "_heads", "_gate"),
+    kernels_triton: ("_greedy", "_transfer"),
+}
+SENDING = (pack, runner, stage, attention_triton, graphs, choice)
+
+
+class Noted:
+    """A kernel that computes nothing and notes that it was launched."""
+
+    def __init__(self, name: str, count: Count) -> None:
+        self.name, self.count = name, count
+
+    def __getitem__(self, _: Any) -> Callable[..., None]:
+        return lambda *_, **__: self.count.names.append(self.name)
+
+
+@dataclass
+class Step:
+    """What one step has done: what it launched, the bytes of each copy to the device, and how often it waited."""
+
+    count: Count = field(default_factory=Count)
+    sent: list[int] = field(default_factory=list)
+    waits: int = 0
+
+    @property
+    def launches(self) -> int:
+        return len(self.count.names)
+
+
+@contextmanager
+def watched(patch: pytest.MonkeyPatch) -> Iterator[Step]:
+    """Whatever is computed while this is open is noted."""
+    step = Step()
+
+    def sent(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+        step.sent.append(array.nbytes)
+        return send(array, device)
+
+    def captured(work: Callable[[], None]) -> Callable[[], None]:
+        before = len(step.count.names)
+        work()
+        del step.count.names[before:]
+        return lambda: step.count.names.append("graph")
+
+    for module, names in KERNELS.items():
+        for name in names:
+            patch.setattr(module, name, Noted(name, step.count))
+    for module in SENDING:
+        patch.setattr(module, "send", sent)
+    patch.setattr(executors, "capture_on", lambda _: captured)
+    patch.setattr(Graphs, "run", Graphs.run.__wrapped__)  # type: ignore[attr-defined]  # without poisoned buffers
+    with FakeTensorMode(), step.count:
+        yield step
+
+
+def steady(policy: CachePolicy, requests: int, patch: pytest.MonkeyPatch, **limits: Any) -> Step:
+    """One step in the middle of a block, without a refresh."""
+    config = replace(small_config("llada"), layers=LAYERS)
+    with watched(patch) as step:
+        model = Transformer(config, empty_weights(config, torch.float32, CPU))
+        engine = Engine(
+            model,
+            EngineConfig(
+                max_num_seqs=requests,
+                max_model_len=LENGTH,
+                page_size=16,
+                store_budget_tokens=LENGTH,
+                attention="triton",
+                **limits,
+            ),
+            "counted",
+        )
+        reads, launch = Reads(config.vocab), engine.runner.launch_scores
+
+        def launched(hidden: Tensor, turns: Sequence[Turn]) -> Any:
+            reads.turns = turns if engine.config.overlap else ()
+            return launch(hidden, turns)
+
+        patch.setattr(runner, "Arrival", reads)
+        patch.setattr(engine.runner, "launch_scores", launched)
+        params = SamplingParams(max_tokens=32, block_length=BLOCK, steps=32, ignore_eos=True)
+        for number in range(requests):
+            engine.add(Request(str(number), [7] * 16 + [8, 9], params, 16, policy))
+        while engine.waiting or engine.stats.steps < 6:
+            engine.step()
+        step.count.names.clear()
+        step.sent.clear()
+        refreshes, before = engine.stats.refreshes, len(reads.shapes)
+        engine.step()
+        assert engine.stats.refreshes == refreshes or policy == Dense()
+        step.waits = len(reads.shapes) - before
+    return step
+
+
+MODES: dict[str, dict[str, bool]] = {
+    "plain": {"overlap": False, "graphs": False},
+    "graphs": {"overlap": False, "graphs": True},
+    "overlap": {"overlap": True, "graphs": True},
+}
+# Of one stage and of three. A graph holds a layer, or all where one stage has them; each stage's rows go into buffers
+# first. With overlap tokens are taken from their buffer (2), the device chooses (1), and its choice joins the scores.
+LAUNCHES = {"plain": (48, 55), "graphs": (9, 24), "overlap": (13, 28)}
+
+
+@NEEDS_TRITON
+@pytest.mark.few(6)
+@pytest.mark.parametrize("requests", [1, 8, 32])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_a_step_launches_and_waits_as_often_for_any_number_of_requests(
+    policy: CachePolicy, mode: str, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = steady(policy, requests, monkeypatch, **MODES[mode])
+    most = LAUNCHES[mode][isinstance(policy, BiCache)]
+    assert step.launches <= most, Counter(step.count.names)
+    assert step.waits == 1
+    # Tokens of all rows and predicted rows in one copy. With overlap predicted rows alone, and in a second one of each
+    # its request, its place and how it is chosen, and six numbers of each request.
+    assert len(step.sent) == 1 + (mode == "overlap")
+    assert sum(step.sent) <= 8 * requests * (4 * BLOCK + 6 if mode == "overlap" else LENGTH + BLOCK)
+
+
+@pytest.mark.parametrize(("overlap", "most"), [(False, 40), (True, 85)])
+@pytest.mark.parametrize("policy", host_decode.POLICIES)
+def test_one_request_more_calls_few_functions(policy: str, overlap: bool, most: int) -> None:
+    """Of the package, in a step in the middle of a block."""
+    model, calls = host_decode.make_model(), list[int]()
+    for requests in (2, 10):
+        limits = EngineConfig(max_num_seqs=requests, max_model_len=LENGTH, store_budget_tokens=LENGTH, overlap=overlap)
+        engine = Engine(model, limits, "counted")
+        params = SamplingParams(max_tokens=32, block_length=32, steps=16, ignore_eos=True)
+        for number in range(requests):
+            engine.add(Request(str(number), [3] * 32, params, 24, host_decode.POLICIES[policy]))
+        while engine.waiting or engine.stats.steps < 6:
+            engine.step()
+        with entered() as found:
+            engine.step()
+        calls.append(sum(found.values()))
+    assert (calls[1] - calls[0]) / 8 <= most

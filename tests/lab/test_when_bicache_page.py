@@ -1,0 +1,59 @@
+"""The page that says when BiCache is needed, and the minutes of a benchmark."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.errors import RecordError
+from remask_lab.gpu.results import benchmark_table
+from remask_lab.pages.page import PAGES, RESULTS
+from remask_lab.pages.when_bicache import Kind, kinds, main, page
+
+
+def row(accuracy: float, high: float) -> dict[str, Any]:
+    return {"accuracy": accuracy, "accuracy_interval": [accuracy / 2, high], "work_ratio_to_none": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("said", "highs", "verdict"),
+    [
+        (2, {1: 1.0, 2: 1.0, 3: 0.5}, "right: the next one loses answers"),
+        (1, {1: 1.0, 2: 1.0, 3: 0.5}, "not too bold"),
+        (2, {1: 1.0, 2: 0.7, 3: 0.5}, "too bold: 2 loses answers"),
+        (3, {1: 0.7, 2: 1.0, 3: 0.5}, "too bold: 1 loses answers"),
+        (2, {1: 0.9, 3: 0.9}, "no depth loses answers"),
+    ],
+)
+def test_a_depth_is_judged_by_the_answers_that_it_loses(said: int, highs: dict[int, float], verdict: str) -> None:
+    """At 0.9 without a cache a depth holds where its interval reaches that."""
+    depths = {depth: row(0.4, high) for depth, high in highs.items()}
+    assert Kind("model", said, 3, {"none": row(0.9, 1.0)}, depths).verdict == verdict
+
+
+def test_minutes_of_a_benchmark_by_hand() -> None:
+    shape = {"batches": [1, 8], "preset": "p", "canvas": 12, "response": 4, "prefix": 6}
+    cell = {"requests": 8, "tokens_per_step": 2, "settings": {}}
+    rows = [{**cell, "cache": "none", "tok_s": speed, "ms_per_step": ms} for speed, ms in ((1.0, 99.0), (2.0, 60.0))]
+    gpu = {"shape": shape, "rows": rows, "gpu": "a GPU", "commit": "123456789", "date": "2026-01-01"}
+    table = benchmark_table(gpu, 1600, 100)
+    assert "| none | - | 20 |" in table, "1,600 questions / 8 x 100 steps x 60 ms = 1,200 s"
+    assert "| block-dual | - | - |" in table
+    assert "1600 times 100 steps of 2 tokens" in table
+    assert "8 tokens of prompt, 6 of them shared" in table
+
+
+def test_the_kept_page_is_made_of_the_kept_results() -> None:
+    kept = PAGES["when-bicache"].read_text(encoding="utf-8")
+    found = kinds(RESULTS)
+    assert kept == page(RESULTS, found), "run: python -m remask_lab pages when-bicache"
+    assert len(kept.split()) < 900
+    assert [kind.verdict.split(":")[0] for kind in found] == ["right", "right", "too bold", "too bold"]
+    assert (PAGES["when-bicache"].parent / "images" / "when-bicache.png").stat().st_size > 10_000
+
+
+def test_without_an_h200_or_results_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RecordError, match="nothing of an H200"):
+        page(tmp_path, [])
+    assert main(["--results", str(tmp_path), "--output", str(tmp_path / "page.md")]) == 2
+    assert "there are no results" in capsys.readouterr().err

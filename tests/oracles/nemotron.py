@@ -1,0 +1,185 @@
+"""Nemotron-Labs-Diffusion as a dense loop: the whole sequence anew in every pass, from the description of its modes."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+
+class Model:
+    """Weights of a checkpoint folder, its adapter for drafts, and its forward pass."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self.weights = {name: x.double() for name, x in load_file(folder / "model.safetensors").items()}
+        self.lora: dict[str, Tensor] = {}
+        adapter = folder / "linear_spec_lora"
+        if adapter.is_dir():
+            facts = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+            factors = {name: x.double() for name, x in load_file(adapter / "adapter_model.safetensors").items()}
+            for name, up in factors.items():
+                if ".lora_B." in name:
+                    stem = name.removeprefix("base_model.model.").replace("lora_B.", "")
+                    scale = facts["lora_alpha"] / facts["r"]
+                    self.lora[stem] = scale * up @ factors[name.replace("lora_B", "lora_A")]
+        rope, width = self.config["rope_parameters"], self.config["head_dim"]
+        self.length = rope["original_max_position_embeddings"]
+        self.beta = rope["llama_4_scaling_beta"]
+
+        def channel(turns: float) -> float:
+            return float(width * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(rope["rope_theta"])))
+
+        low = max(math.floor(channel(rope["beta_fast"])), 0)
+        high = min(math.ceil(channel(rope["beta_slow"])), width - 1)
+        self.frequencies = torch.empty(width // 2, dtype=torch.float64)
+        for i in range(width // 2):
+            slowed = min(max((i - low) / (high - low), 0), 1)
+            frequency = rope["rope_theta"] ** (-2 * i / width)
+            self.frequencies[i] = frequency * (1 - slowed) + frequency / rope["factor"] * slowed
+
+    def logits(self, tokens: Sequence[int], block: range = range(0), *, lora: bool = False) -> Tensor:
+        """All rows. Each sees what is before it, and those of `block` all of it; `lora` changes those."""
+        config, weights, count = self.config, self.weights, len(tokens)
+        heads, groups, width = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+        at = torch.arange(count)
+        inside = (at >= block.start) & (at < block.stop)
+        seen = (at[None] <= at[:, None]) | (inside[None] & inside[:, None])
+        angles = at.double()[:, None, None] * self.frequencies
+        growth = 1 + self.beta * torch.log1p((at // self.length).double())[:, None, None]
+
+        def norm(x: Tensor, name: str) -> Tensor:
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config["rms_norm_eps"]) * weights[name]
+
+        def turn(x: Tensor) -> Tensor:
+            a, b = x.chunk(2, -1)
+            return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+        x = weights["encoder.embed_tokens.weight"][list(tokens)]
+        for layer in range(config["num_hidden_layers"]):
+            own = f"encoder.layers.{layer}."
+            normed = norm(x, f"{own}input_layernorm.weight")
+            q, k, v = (
+                F.linear(normed, weights[f"{own}self_attn.{name}_proj.weight"]).view(count, -1, width) for name in "qkv"
+            )
+            q, k = turn(q) * growth, turn(k).repeat_interleave(heads // groups, 1)
+            scores = torch.einsum("nhd,thd->hnt", q, k) / width**0.5
+            shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            found = torch.einsum("hnt,thd->nhd", shares, v.repeat_interleave(heads // groups, 1)).flatten(1)
+            out = f"{own}self_attn.o_proj.weight"
+            x = x + F.linear(found, weights[out])
+            if lora:
+                x = x + F.linear(found, self.lora[out]) * inside[:, None]
+            normed = norm(x, f"{own}post_attention_layernorm.weight")
+            gate, up, down = (weights[f"{own}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+            x = x + F.linear(F.silu(F.linear(normed, gate)) * F.linear(normed, up), down)
+        head = weights.get("diffusion_head.weight", weights["encoder.embed_tokens.weight"])
+        return F.linear(norm(x, "encoder.norm.weight"), head)
+
+
+@cache
+def load(folder: Path) -> Model:
+    """The model of a checkpoint folder."""
+    return Model(folder)
+
+
+@dataclass
+class Done:
+    """An answer, and what its passes did: see the README of `tests/goldens/nemotron`."""
+
+    tokens: list[int] = field(default_factory=list)
+    trace: list[list[int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+
+def decode(model: Model, prompt: Sequence[int], sampling: dict[str, Any]) -> Done:
+    """The answer to `prompt` under sampling parameters as a request names them."""
+    done, limit = Done(), sampling["max_tokens"]
+    mode = {"ar": _ar, "diffusion": _diffusion, "linear_speculation": _speculation}[sampling["mode"]]
+    mode(model, list(prompt), limit, sampling, done)
+    end = model.config["eos_token_id"]
+    kept = min(done.tokens.index(end) + 1 if end in done.tokens else limit, limit)
+    if done.accepted:
+        done.accepted[-1] -= len(done.tokens) - kept
+    del done.tokens[kept:]
+    return done
+
+
+def _next(model: Model, tokens: list[int]) -> int:
+    return int(model.logits(tokens)[-1].argmax())
+
+
+def _ended(model: Model, done: Done, limit: int) -> bool:
+    return len(done.tokens) >= limit or model.config["eos_token_id"] in done.tokens
+
+
+def _ar(model: Model, prompt: list[int], limit: int, sampling: dict[str, Any], done: Done) -> None:
+    while not _ended(model, done, limit):
+        done.tokens.append(_next(model, prompt + done.tokens))
+
+
+def _diffusion(model: Model, prompt: list[int], limit: int, sampling: dict[str, Any], done: Done) -> None:
+    mask = model.config["mask_token_id"]
+    rule, threshold = sampling.get("remasking", "threshold"), sampling["threshold"]
+    while not _ended(model, done, limit):
+        before = prompt + done.tokens
+        size = min(model.config["block_size"], limit - len(done.tokens))
+        block, span = [_next(model, before)] + [mask] * (size - 1), range(len(before), len(before) + size)
+        masked, most = set(range(1, size)), min(sampling["steps_per_block"], size)
+        for number in range(most):
+            if not masked:
+                break
+            rows = model.logits(before + block, span)[span.start :]
+            chances = rows.softmax(-1)
+            rows[:, mask] = -torch.inf
+            best = {p: int(rows[p].argmax()) for p in masked}
+            sure = {p: float(chances[p, best[p]]) for p in masked}
+            order = sorted(masked, key=lambda p: (-sure[p], p))
+            chosen, product = [], 1.0
+            for rank, p in enumerate(order):
+                product *= sure[p]
+                good = {
+                    "threshold": sure[p] >= threshold,
+                    "bound": sure[p] >= threshold or (sure[p] >= 0.45 and (rank == 0 or sure[p] >= 1 - 2 / (rank + 2))),
+                    "cumulative": product >= threshold,
+                }[rule]
+                if not good:
+                    break
+                chosen.append(p)
+            chosen = chosen or order[:1]
+            if number + 1 == most or len(masked) == 1:
+                chosen = order
+            for p in chosen:
+                block[p] = best[p]
+            masked -= set(chosen)
+            done.trace.append(sorted(chosen))
+        done.tokens += block
+
+
+def _speculation(model: Model, prompt: list[int], limit: int, sampling: dict[str, Any], done: Done) -> None:
+    mask, asked = model.config["mask_token_id"], sampling["speculation"]
+    window = asked["draft_window"]
+    done.tokens.append(_next(model, prompt))
+    while not _ended(model, done, limit):
+        before, size = prompt + done.tokens[:-1], min(window, limit - len(done.tokens))
+        block = [done.tokens[-1]] + [mask] * (size - 1)
+        rows = model.logits(before + block, range(len(before), len(before) + size), lora=asked["lora"])[len(before) :]
+        rows[:, mask] = -torch.inf
+        block[1:] = rows[1:].argmax(-1).tolist()
+        truth = model.logits(before + block)[len(before) :].argmax(-1).tolist()
+        taken = 1
+        while taken < size and truth[taken - 1] == block[taken]:
+            taken += 1
+        done.tokens += truth[:taken]
+        done.accepted.append(taken)
+        if taken == size:
+            window = min(2 * window, asked["max_draft_window"])
+        elif 2 * taken <= size:
+            window = max(window // 2, asked["draft_window"])

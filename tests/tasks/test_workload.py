@@ -1,0 +1,78 @@
+"""What all tasks have in common: how a seed deals a workload out, and what is refused."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from remask.errors import ConfigError, UnknownNameError
+from remask.tasks import gsm8k, relay, tariff, town, transit
+
+BOTH = tariff.TariffSettings(kinds=("plan", "lookup"))
+MAKE: dict[str, Callable[[int, int, int], list[Any]]] = {
+    "relay": relay.make_workload,
+    "tariff": tariff.make_workload,
+    "tariff, both kinds": lambda requests, prompts, seed: tariff.make_workload(requests, prompts, seed, BOTH),
+    "town": town.make_workload,
+    "transit": transit.make_workload,
+}
+KINDS: dict[str, Callable[[Any], object]] = {
+    "tariff, both kinds": lambda request: request.question.kind,
+    "town": lambda request: request.kind,
+    "transit": lambda request: request.question.hops,
+}
+
+
+def number(request: Any) -> int:
+    return int(request.page if isinstance(request, town.TownRequest) else request.prompt_index)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_seed_fixes_a_workload_in_shuffled_order(name: str) -> None:
+    first = MAKE[name](60, 3, 1)
+    assert first == MAKE[name](60, 3, 1)
+    assert first != MAKE[name](60, 3, 2)
+    order = [number(request) for request in first]
+    assert order not in (sorted(order), [place % 3 for place in range(60)])
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize(("requests", "prompts"), [(1, 1), (7, 3), (41, 4), (10, 10)])
+def test_prompts_and_kinds_are_dealt_out_evenly(name: str, requests: int, prompts: int) -> None:
+    workload = MAKE[name](requests, prompts, 4)
+    prompts_of, kinds = Counter(map(number, workload)), Counter(map(KINDS.get(name, lambda _: 0), workload))
+    assert len(workload) == requests
+    assert set(prompts_of) == set(range(prompts))
+    assert max(prompts_of.values()) - min(prompts_of.values()) <= 1
+    assert max(kinds.values()) - min(kinds.values()) <= 1
+    system = {number(request): request.messages[0] for request in workload}
+    assert all(request.messages[0] == system[number(request)] for request in workload)
+    assert len({each["content"] for each in system.values()}) == prompts
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize(
+    ("requests", "prompts", "message"), [(0, 1, "requests is 0"), (3, 4, "prompts is 4"), (3, 0, "prompts is 0")]
+)
+def test_sizes_that_cannot_be(name: str, requests: int, prompts: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MAKE[name](requests, prompts, 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        relay.RelaySettings,
+        tariff.TariffSettings,
+        transit.TransitSettings,
+        town.TownSettings,
+        gsm8k.Gsm8kSettings,
+    ],
+)
+def test_settings_come_from_json_and_names_are_suggested(settings: Any) -> None:
+    assert settings.from_mapping({each.name: None for each in fields(settings)}) == settings()
+    name = fields(settings)[0].name
+    with pytest.raises(UnknownNameError, match=f"setting of the task {settings.task} .*Did you mean '{name}'"):
+        settings.from_mapping({f"{name}x": 1})
