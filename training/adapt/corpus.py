@@ -18,15 +18,14 @@ are GSM8K's test split and the pages of towns that are drawn last.
 """
 
 import argparse
-import html
 import json
 import random
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from remask.tasks import town
+from remask_lab.bench.documents import read_documents
 from training.adapt.base import load_tokenizer
 from training.adapt.questions import questions
 from training.adapt.ragged import Ragged, save_ragged
@@ -75,21 +74,6 @@ def main() -> None:
     named["pieces"] = Ragged.of(pieces(tokenizer))
     save_ragged(args.out, **named)
     print({name: (len(each), len(each.values)) for name, each in named.items()})
-
-
-def read_documents(folders: Sequence[Path]) -> Iterator[str]:
-    """The prose of the HTML files, a file a document."""
-    seen: set[str] = set()
-    for file in sorted(path for folder in folders for path in folder.rglob("*.html") if path.is_file()):
-        kept = []
-        for found in re.finditer(r"<p[^>]*>(.*?)</p>", file.read_text(encoding="utf-8", errors="ignore"), re.DOTALL):
-            text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", found[1])).split())
-            letters = sum(letter.isalpha() or letter == " " for letter in text)
-            if len(text.split()) >= 8 and text.isascii() and letters > 0.85 * len(text) and text not in seen:
-                seen.add(text)
-                kept.append(text)
-        if sum(len(text.split()) for text in kept) >= 150:
-            yield " ".join(kept)
 
 
 def _towns(pages: int) -> Iterator[str]:

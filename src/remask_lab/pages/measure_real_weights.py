@@ -34,7 +34,8 @@ from remask.tasks.town import TownSettings
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths
 from remask_lab.bench.contenders import COMPOSITIONS, every_contender
-from remask_lab.bench.workload import Task, TaskChoice, usual_workload
+from remask_lab.bench.documents import document_workload, read_documents
+from remask_lab.bench.workload import TOWN_SAMPLING, Task, TaskChoice, Workload, usual_workload
 from remask_lab.instruments.depths import first_predictions, row_cosines, states
 from remask_lab.records.interval import mean_interval
 from remask_lab.records.jsonl import read_lines
@@ -47,17 +48,21 @@ NumberFormat: TypeAlias = Literal["none", "int8", "int4"]
 
 SUBJECT: Final = "real weights"
 SHOTS: Final = "shots-"
-DEPTHS: Final = (1, 5, 10, 20)
-"""Of `bicache`, in layers, of the part `town-depths`."""
-OUTPUTS: Final[Mapping[str, tuple[int, ...]]] = {
-    BUNDLED: (1, 2, 3, 4, 9),
-    BUNDLED_TARIFF: (1, 2, 3, 4, 8),
-    SMOLLM2: (1, 5, 10, 15, 20, 30),
-}
-"""Depths of the part `outputs`, by model; the last are all layers."""
+DOCUMENTS: Final = "documents-"
+DEPTHS: Final[Mapping[str, int]] = {"town-depths": 8, "town-depths-16": 16, "town-depths-24": 24}
+"""Parts that compare depths, and the shops of their pages."""
+REFRESHED, REFRESHES = (5, 15), (1, 4, None)
+"""Depths of the part `town-refresh`, and steps between refreshes of the prefix; None: one at first alone."""
+TOYS: Final[Mapping[str, tuple[int, ...]]] = {BUNDLED: (1, 2, 3, 4, 9), BUNDLED_TARIFF: (1, 2, 3, 4, 8)}
+"""Depths of the part `outputs`, by model, on its own task; the last are all layers."""
+OUTPUTS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
+"""Those of the pretrained model."""
 ROWS: Final = 0.05  # of a prefix's rows may be less like than the cosine of the rule by rows
 SEED: Final = 31337
 RATIOS: Final = (10, 30, 50, 70, 90)
+SHARES: Final = (20, 50, 80, 91)
+"""Percent of a document that are its prefix; the paper's canvases have 91."""
+DOCUMENT: Final = 640  # tokens of a document, of which the last 32 are written
 CANVAS, QUESTION, ANSWER = 360, 160, 200
 """Tokens of a canvas whose answer is half masked: at most so many of the question's end, and of the answer."""
 PUBLISHED: Final = "held-out-published"
@@ -78,12 +83,15 @@ class Size:
         solved: questions of GSM8K under every cache, by worked examples of their system prompt; two share a prompt.
         solved_tokens, solved_steps: of their responses, and of as much of a reference answer.
         town: questions and pages under `none`, `reuse` and `bicache`.
-        town_depths: questions and pages under `none`, `reuse` and `bicache` at `DEPTHS`.
+        town_depths: questions and pages under `none`, `reuse` and `bicache` at `depths`, or at `REFRESHED`.
         town_caches: questions and pages under every cache.
         shops: of a page.
         outputs: questions whose first predictions are compared by depth, each about a page of its own.
+        documents: how many are continued at each of `SHARES`, tokens of each, and how many of them are written.
         answers: of `PROMPTS`, and the tokens of a response.
+        depths: of `bicache`, in layers, where depths are compared.
         passes: tokens before the 64 masks of a pass.
+        at_once: requests at a time.
     """
 
     profiled: int
@@ -97,16 +105,60 @@ class Size:
     town_caches: tuple[int, int]
     shops: int
     outputs: int
+    documents: tuple[int, int, int]
     answers: tuple[int, int]
+    depths: tuple[int, ...] = (1, 5, 10, 20)
     passes: tuple[int, ...] = (128, 512, 1024)
+    at_once: int = 1
 
 
 SIZES: Final[Mapping[str, Size]] = {
-    "tiny": Size(1, 2, 2, {0: 2}, 8, 2, (4, 2), (4, 2), (4, 2), 4, 2, (2, 8), (16,)),
-    "small": Size(4, 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (40, 40), (10, 10), 8, 12, (30, 48)),
-    "usual": Size(8, 200, 1000, {0: 24, 4: 12, 8: 6}, 64, 8, (200, 40), (200, 40), (30, 30), 16, 40, (30, 128)),
+    "tiny": Size(1, 2, 2, {0: 2}, 8, 2, (4, 2), (2, 1), (4, 2), 4, 2, (2, 40, 4), (2, 8), (2,), (16,)),
+    "small": Size(
+        4, 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (40, 40), (10, 10), 8, 12, (12, 320, 32), (30, 48)
+    ),
+    "usual": Size(
+        8, 200, 1000, {0: 24, 4: 12, 8: 6}, 64, 8, (200, 40), (200, 40), (30, 30), 16, 40, (30, 640, 64), (30, 128)
+    ),
+    "large": Size(
+        8,
+        200,
+        1000,
+        {0: 64, 4: 64, 8: 64},
+        64,
+        32,
+        (480, 240),
+        (480, 240),
+        (400, 200),
+        8,
+        48,
+        (128, 640, 64),
+        (30, 128),
+        (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25),
+        at_once=64,
+    ),
 }
-"""By name. `small` takes some twenty minutes of two idle cores, `usual` about an hour; `tiny` shows that all runs."""
+"""By name. `small` takes some twenty minutes of two idle cores, `usual` about an hour; `tiny` shows that all runs.
+
+`large` is for a GPU, on which a part takes a minute or two.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is measured, and on what.
+
+    Attributes:
+        model: its name.
+        device: on a CPU numbers are float32, and what takes long has weights in int8; elsewhere all is bfloat16.
+        published: GSM8K's test split as it is published.
+        documents: folders of HTML in English that the model was not trained on.
+    """
+
+    model: str = SMOLLM2
+    device: str = "cpu"
+    published: Path | None = None
+    documents: tuple[Path, ...] = ()
 
 
 def parts(size: Size) -> tuple[str, ...]:
@@ -116,62 +168,95 @@ def parts(size: Size) -> tuple[str, ...]:
         PUBLISHED,
         "profile",
         "town",
-        "town-depths",
+        *DEPTHS,
+        "town-refresh",
         "town-similarity",
         "town-caches",
         "outputs",
+        *(f"{DOCUMENTS}{share}" for share in SHARES),
         *(f"{SHOTS}{shots}" for shots in size.solved),
         "passes",
         "answers",
     )
 
 
-def measure(part: str, size: Size, model: str = SMOLLM2, published: Path | None = None) -> Record:
-    """Measure one of `parts`; `PUBLISHED` reads the file `published`, GSM8K's test split as it is published.
+def possible(part: str, source: Source) -> bool:
+    """Whether what a part reads is given."""
+    if part == PUBLISHED:
+        return source.published is not None
+    return not part.startswith(DOCUMENTS) or bool(source.documents)
+
+
+def measure(part: str, size: Size, source: Source = Source()) -> Record:
+    """Measure one of `parts`.
 
     Parts that compare caches are records of `remask bench`. Raises `UnknownNameError` on another part, and
-    `ConfigError` where the model or the file cannot be used.
+    `ConfigError` where the model or the files that it reads cannot be used.
     """
     one_of("part", part, parts(size))
-    if part == "town":
-        # As many tokens a step as are sure, so that many questions are asked in little time.
-        return _compare(model, _towns(size), size.town, {"threshold": 0.9}, only=("none", "reuse", "bicache"))
-    if part == "town-depths":
-        asked = size.town_depths
-        return _compare(model, _towns(size), asked, {"threshold": 0.9}, only=("none", "reuse"), depths=DEPTHS)
-    if part == "town-caches":
-        # Two tokens a step, so that caches within a request have steps to save.
-        return _compare(model, _towns(size), size.town_caches, {"steps": 16})
-    if part.startswith(SHOTS):
-        return _solved(model, size, int(part.removeprefix(SHOTS)))
+    if not possible(part, source):
+        what = "GSM8K's test.jsonl as it is published" if part == PUBLISHED else "folders of documents in HTML"
+        raise ConfigError(f"the part {part} reads {what}: give its path")
+    if compared := _comparison(part, size):
+        return compared(source)
     if part == PUBLISHED:
-        if published is None:
-            raise ConfigError(f"the part {PUBLISHED} reads GSM8K's test.jsonl as it is published: give its path")
-        lines = read_lines(published, limit=size.published)
-        data, llm = _held_out(model, [(each.text("question"), each.text("answer")) for each in lines])
+        lines = read_lines(source.published or "", limit=size.published)
+        data, llm = _held_out(source, [(each.text("question"), each.text("answer")) for each in lines])
     elif part in HELD_OUT:  # as they come with the package, without annotations of the calculator
         packaged = gsm8k.conversations()[: size.held_out]
         solved = [(asked["content"], worked["content"]) for asked, worked in packaged]
-        data, llm = _held_out(model, solved, HELD_OUT[part])
+        data, llm = _held_out(source, solved, HELD_OUT[part])
     else:
-        data, llm = _PARTS[part](model, size)
+        data, llm = _PARTS[part](source, size)
     return Record(SUBJECT, about(llm, seed=SEED, settings={"part": part}), data)
 
 
-def _open(model: str, quantization: NumberFormat = "none") -> LLM:
-    """The model, one request at a time. Losses are read in float32, and what takes long with weights in int8."""
-    engine = EngineConfig(max_num_seqs=1)
-    return LLM(model, dtype="float32", quantization=quantization, device="cpu", engine=engine, progress=False)
+def _comparison(part: str, size: Size) -> Callable[[Source], Record] | None:
+    """How a part that compares caches is measured; None of another part."""
+    sure = {"threshold": 0.9}  # as many tokens a step as are sure, so that many questions are asked in little time
+    if part == "town":
+        return _Comparison(size, _town(size, size.town, sure), only=("none", "reuse", "bicache")).run
+    if part in DEPTHS:
+        draw = _town(size, size.town_depths, sure, DEPTHS[part] if size.shops >= 8 else size.shops)
+        return _Comparison(size, draw, only=("none", "reuse"), depths=size.depths).run
+    if part == "town-refresh":
+        # A token a step, so that the prefix is refreshed while an answer is written.
+        draw = _town(size, size.town_depths, {"steps": TOWN_SAMPLING["max_tokens"]})
+        depths = tuple(depth for depth in REFRESHED if size.shops >= 8 or depth < 8)
+        return _Comparison(size, draw, only=("none", "reuse"), depths=depths, refreshes=REFRESHES).run
+    if part == "town-caches":
+        # Two tokens a step, so that caches within a request have steps to save.
+        return _Comparison(size, _town(size, size.town_caches, {"steps": 16})).run
+    if part.startswith(SHOTS):
+        draw = _solved(size, int(part.removeprefix(SHOTS)))
+        return _Comparison(size, draw, depths=size.depths, by_answers=False).run
+    if part.startswith(DOCUMENTS):
+        draw = _documents(size, int(part.removeprefix(DOCUMENTS)))
+        return _Comparison(size, draw, depths=size.depths, by_answers=False).run
+    return None
 
 
-def _profile(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+def _open(source: Source, quantization: NumberFormat = "none", at_once: int = 1, model: str | None = None) -> LLM:
+    """The model. Losses are read in float32 on a CPU, and what takes long with weights in int8."""
+    cpu, engine = source.device == "cpu", EngineConfig(max_num_seqs=at_once)
+    return LLM(
+        model or source.model,
+        dtype="float32" if cpu else "bfloat16",
+        quantization=quantization if cpu else "none",
+        device=source.device,
+        engine=engine,
+        progress=False,
+    )
+
+
+def _profile(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
     """Depth by ratio and similarity by layer, of the model and of the bundled one, on prompts of their own."""
     settings = ProfileSettings(ratios=RATIOS, samples=size.profiled, canvas=512, response=64, seed=SEED)
-    toy = _open(BUNDLED)
+    toy = _open(source, model=BUNDLED)
     own = replace(settings, canvas=None, response=None)
     tables = {BUNDLED: profile(toy.session, default_prompts(toy.loaded), own)}
-    llm = _open(model)
-    tables[model] = profile(llm.session, default_prompts(llm.loaded), settings)
+    llm = _open(source)
+    tables[source.model] = profile(llm.session, default_prompts(llm.loaded), settings)
     rows = {
         name: {
             "layers": table.layers,
@@ -188,10 +273,10 @@ def _profile(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
 
 
 def _held_out(
-    model: str, solved: Sequence[tuple[str, str]], quantization: NumberFormat = "none"
+    source: Source, solved: Sequence[tuple[str, str]], quantization: NumberFormat = "none"
 ) -> tuple[dict[str, Any], LLM]:
     """Loss of answers to questions, of which half is masked, through the engine: one pass of it an answer."""
-    llm = _open(model, quantization)
+    llm = _open(source, quantization)
     rng = np.random.default_rng(SEED)
     requests, answered = [], []
     for number, (question, worked) in enumerate(solved):
@@ -248,7 +333,17 @@ def _half_masked(
     return request.with_readers(Replay([written]), Logprobs(1)), (masked < len(answer)).tolist()
 
 
-def _solved(model: str, size: Size, shots: int) -> Record:
+Draw: TypeAlias = Callable[[LLM, Source], Workload]
+
+
+def _town(size: Size, asked: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
+    """Questions about pages of so many shops."""
+    requests, pages = asked
+    task = TaskChoice("town", TownSettings(shops=shops or size.shops))
+    return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
+
+
+def _solved(size: Size, shots: int) -> Draw:
     """Questions of GSM8K behind worked examples: agreement and loss, as the model solves few. Two share a prompt."""
     count = size.solved[shots]
     sampling = {
@@ -258,51 +353,65 @@ def _solved(model: str, size: Size, shots: int) -> Record:
         "ignore_eos": True,
     }
     task = TaskChoice("gsm8k", gsm8k.Gsm8kSettings(shots=shots))
-    return _compare(model, task, (count, -(-count // 2)), sampling, by_answers=False)
+
+    def draw(llm: LLM, _: Source) -> Workload:
+        workload = usual_workload(llm, count, SEED, sampling, prefixes=-(-count // 2), task=task)
+        # Of a reference as much as of a response: what follows would take as long again.
+        return replace(workload, tasks=tuple(_cut(llm, each) for each in workload.tasks))
+
+    return draw
 
 
-def _towns(size: Size) -> TaskChoice:
-    return TaskChoice("town", TownSettings(shops=size.shops))
+def _documents(size: Size, share: int) -> Draw:
+    """Documents whose last tokens are written, two a step: agreement and loss."""
+    count, canvas, written = size.documents
+    params = SamplingParams(max_tokens=written, steps=written // 2, block_length=written // 2, ignore_eos=True)
+    return lambda llm, source: document_workload(
+        llm, list(read_documents(source.documents)), count, canvas, share, SEED, params
+    )
 
 
-def _compare(
-    model: str,
-    task: TaskChoice,
-    asked: tuple[int, int],
-    sampling: Mapping[str, Any],
-    *,
-    only: Sequence[str] | None = None,
-    depths: Sequence[int] = (),
-    by_answers: bool = True,
-) -> Record:
+@dataclass(frozen=True, slots=True)
+class _Comparison:
     """A bench of every cache, or of `only` these and `bicache` at `depths`, in one turn without a warm-up.
 
-    BiCache's depth is half the layers where none is named.
+    BiCache's depth is half the layers where none is named. With `refreshes` each depth is run at each of them.
     """
-    llm = _open(model, "int8")
-    requests, prefixes = asked
-    workload = usual_workload(llm, requests, SEED, sampling, prefixes=prefixes, task=task)
-    if not by_answers:  # of a reference as much as of a response: what follows would take as long again
-        tasks = tuple(_cut(llm, each) for each in workload.tasks)
-        workload = replace(workload, tasks=tasks)
-    depth = {"depth": llm.loaded.config.layers // 2}
-    rows, left_out = every_contender(llm, workload, dict.fromkeys(("bicache", *COMPOSITIONS), depth))
-    if only is not None:
-        rows, left_out = [row for row in rows if row.name in only], []
-    rows += at_depths(llm, workload, depths)
-    record = run_bench(
-        llm,
-        workload,
-        rows,
-        1,
-        llm.session.engine_config,
-        progress=False,
-        warm_up=0,
-        answers=False,
-        losses=not by_answers,
-    )
-    record.data["left_out"] = [asdict(left) for left in left_out]
-    return record
+
+    size: Size
+    draw: Draw
+    only: Sequence[str] | None = None
+    depths: Sequence[int] = ()
+    refreshes: Sequence[int | None] = ()
+    by_answers: bool = True
+
+    def run(self, source: Source) -> Record:
+        """The record of the bench, with what was left out."""
+        llm = _open(source, "int8", self.size.at_once)
+        workload = self.draw(llm, source)
+        depth = {"depth": llm.loaded.config.layers // 2}
+        rows, left_out = every_contender(llm, workload, dict.fromkeys(("bicache", *COMPOSITIONS), depth))
+        if self.only is not None:
+            rows, left_out = [row for row in rows if row.name in self.only], []
+        for steps in self.refreshes:
+            named = at_depths(llm, workload, self.depths, {"refresh_interval": steps})
+            rows += [replace(row, name=f"{row.name} refresh={steps or 'never'}") for row in named]
+        if not self.refreshes:
+            rows += at_depths(llm, workload, self.depths)
+        engine = llm.session.engine_config
+        record = run_bench(
+            llm,
+            workload,
+            rows,
+            1,
+            engine,
+            progress=False,
+            warm_up=0,
+            answers=False,
+            losses=not self.by_answers,
+        )
+        record.data["left_out"] = [asdict(left) for left in left_out]
+        return record
 
 
 def _cut(llm: LLM, task: Task) -> Task:
@@ -311,48 +420,60 @@ def _cut(llm: LLM, task: Task) -> Task:
     return replace(task, reference=llm.tokenizer.decode(tokens))
 
 
-def _town_similarity(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+def _town_similarity(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
     """How far the pages' K and V move before a question, in the first step of answers under `none`."""
-    llm = _open(model)
-    requests, pages = size.town_caches
-    workload = usual_workload(llm, requests, SEED, {"steps": 1, "block_length": 32}, prefixes=pages, task=_towns(size))
+    llm = _open(source)
+    workload = _town(size, size.town_caches, {"steps": 1, "block_length": 32})(llm, source)
     found = measure_prefix(llm, [task.request for task in workload.tasks])
     return asdict(found) | {"layers": llm.loaded.config.layers}, llm
 
 
-def _outputs(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+def _outputs(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
     """How far first predictions move by depth, and the depth of the rule of `profile`, of three models on their tasks.
 
     The rule is also read by rows: at the cosine below which `ROWS` of a prefix's rows are.
     """
-    told = {}
-    for name, depths in OUTPUTS.items():
-        llm = _open(model if name == SMOLLM2 else name, "int8" if name == SMOLLM2 else "none")
-        task = _towns(size) if name == SMOLLM2 else None
-        workload = usual_workload(llm, size.outputs, SEED, {}, prefixes=size.outputs, task=task)
-        probe = PrefixProbe(llm.model, max(len(each.request.prompt_token_ids) for each in workload.tasks) + 64)
-        moved: dict[int, list[tuple[float, float]]] = {depth: [] for depth in depths}
-        curves: list[list[Any]] = []
-        for request in (each.request for each in workload.tasks):
-            found = first_predictions(llm.model, request, (0, *depths))
-            for depth in depths:
-                nats = (found[0].exp() * (found[0] - found[depth])).sum(-1)
-                same = (found[0].argmax(-1) == found[depth].argmax(-1)).float().mean()
-                moved[depth].append((float(nats.max()), float(same)))
-            count, masks = request.prefix_length, [llm.loaded.config.mask_id] * request.params.max_tokens
-            alone = states(probe, request.prompt_token_ids[:count])
-            within = states(probe, [*request.prompt_token_ids, *masks], count)
-            curves.append([layer_cosines(alone, within).mean(axis=0), row_cosines(alone, within, ROWS).mean(axis=0)])
-        limits = limits_of(DepthRule(), np.array(curves)).tolist()
-        told[name] = {
-            "task": workload.name,
-            "layers": llm.loaded.config.layers,
-            "prefix_ratio": workload.prefix_ratio,
-            "rule": [depth_at(whole, ProfileSettings().tau) for whole, _ in limits],
-            "rule_by_rows": [depth_at(rows, ProfileSettings().tau) for _, rows in limits],
-            "depths": {str(depth): _means(("nats", "same"), values) for depth, values in moved.items()},
-        }
-    return {"questions": size.outputs, "models": told}, llm
+    cases = []
+    for name, depths in TOYS.items():
+        toy = _open(source, model=name)
+        workload = usual_workload(toy, size.outputs, SEED, {}, prefixes=size.outputs)
+        cases.append(_first_steps(toy, workload, depths))
+    llm, asked = _open(source, "int8"), (size.outputs, size.outputs)
+    draws = [_town(size, asked, {}, shops) for shops in (DEPTHS.values() if size.shops >= 8 else (size.shops,))]
+    few = replace(size, solved=dict.fromkeys(size.solved, size.outputs), documents=(size.outputs, *size.documents[1:]))
+    draws += [_solved(few, shots) for shots in size.solved]
+    draws += [_documents(few, share) for share in SHARES if source.documents]
+    depths = tuple(depth for depth in OUTPUTS if depth <= llm.loaded.config.layers)
+    cases += [_first_steps(llm, draw(llm, source), depths) for draw in draws]
+    return {"questions": size.outputs, "cases": cases}, llm
+
+
+def _first_steps(llm: LLM, workload: Workload, depths: Sequence[int]) -> dict[str, Any]:
+    """What first steps of a workload tell of depths; `nats` is the most that a position's prediction moves."""
+    longest = max(len(each.request.prompt_token_ids) + each.request.params.max_tokens for each in workload.tasks)
+    probe = PrefixProbe(llm.model, longest)
+    moved: dict[int, list[tuple[float, float, float]]] = {depth: [] for depth in depths}
+    curves: list[list[Any]] = []
+    for request in (each.request for each in workload.tasks):
+        found = first_predictions(llm.model, request, (0, *depths))
+        for depth in depths:
+            nats = (found[0].exp() * (found[0] - found[depth])).sum(-1)
+            same = (found[0].argmax(-1) == found[depth].argmax(-1)).float().mean()
+            moved[depth].append((float(nats.max()), float(nats.mean()), float(same)))
+        count, masks = request.prefix_length, [llm.loaded.config.mask_id] * request.params.max_tokens
+        alone = states(probe, request.prompt_token_ids[:count])
+        within = states(probe, [*request.prompt_token_ids, *masks], count)
+        curves.append([layer_cosines(alone, within).mean(axis=0), row_cosines(alone, within, ROWS).mean(axis=0)])
+    limits = limits_of(DepthRule(), np.array(curves)).tolist()
+    return {
+        "model": llm.loaded.name,
+        "task": workload.name,
+        "layers": llm.loaded.config.layers,
+        "prefix_ratio": workload.prefix_ratio,
+        "rule": [depth_at(whole, ProfileSettings().tau) for whole, _ in limits],
+        "rule_by_rows": [depth_at(rows, ProfileSettings().tau) for _, rows in limits],
+        "depths": {str(depth): _means(("nats", "mean_nats", "same"), values) for depth, values in moved.items()},
+    }
 
 
 def _means(names: Sequence[str], values: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -363,11 +484,11 @@ def _means(names: Sequence[str], values: Sequence[Sequence[float]]) -> dict[str,
     return told
 
 
-def _passes(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+def _passes(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
     """Time of one pass over whole canvases: the engine's, and of its products and attention alone by PyTorch."""
     found: list[dict[str, Any]] = []
-    llm = _open(model)
-    few = _open(model, "int8")
+    llm = _open(source)
+    few = _open(source, "int8")
     began = read_cpu()
     for prompt in size.passes:
         noisy, layers = 64, llm.loaded.config.layers
@@ -398,9 +519,9 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _answers(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
+def _answers(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
     """Answers to `PROMPTS` at the model's own decoding, under no cache, cut at so many tokens."""
-    llm = _open(model, "int8")
+    llm = _open(source, "int8")
     count, tokens = size.answers
     start, found = time.perf_counter(), []
     for prompt in PROMPTS[:count]:
@@ -409,7 +530,7 @@ def _answers(model: str, size: Size) -> tuple[dict[str, Any], LLM]:
     return {"answers": found, "max_tokens": tokens, "seconds": time.perf_counter() - start}, llm
 
 
-_PARTS: Final[Mapping[str, Callable[[str, Size], tuple[dict[str, Any], LLM]]]] = {
+_PARTS: Final[Mapping[str, Callable[[Source, Size], tuple[dict[str, Any], LLM]]]] = {
     "profile": _profile,
     "town-similarity": _town_similarity,
     "outputs": _outputs,

@@ -1,6 +1,6 @@
 """Writes docs/lab/real-weights.md from the result files in benchmarks/results/real-weights, and measures them.
 
-    python -m remask_lab pages real-weights [--measure SIZE] [--parts NAME ...] [--published FILE]
+    python -m remask_lab pages real-weights [--measure SIZE] [--parts NAME ...] [--published FILE] [--documents FOLDER]
 
 Without `--measure` only the page is written. Each part has a file as soon as it is measured, and a file that is there
 is kept: the same command goes on after an interruption, and removing a file measures its part anew. The part `town` is
@@ -22,14 +22,17 @@ from remask_lab.bench.plot import Row
 from remask_lab.drawing import label, new_panels, save_figure
 from remask_lab.pages.measure_real_weights import (
     CANVAS,
+    DOCUMENTS,
     HELD_OUT,
     PUBLISHED,
     ROWS,
     SHOTS,
     SIZES,
     SUBJECT,
+    Source,
     measure,
     parts,
+    possible,
 )
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.page import made as machine_of
@@ -53,6 +56,7 @@ KINDS = {
 }
 """What the training's log calls what it holds out, and what it is."""
 PROMISED = 0.85  # nats, at most, of half-masked answers
+COMPARED = ("town", SHOTS, DOCUMENTS)  # how parts are called that are records of `remask bench`
 COSTS = ["work saved", "time saved"]
 
 
@@ -62,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--measure", choices=tuple(SIZES), metavar="SIZE", help=f"how much: {', '.join(SIZES)}")
     parser.add_argument("--parts", nargs="+", metavar="NAME", help="measure these alone (default: all)")
     parser.add_argument("--published", metavar="FILE", help=f"GSM8K's test.jsonl, which the part {PUBLISHED} reads")
+    parser.add_argument("--documents", nargs="+", metavar="FOLDER", help="HTML in English, which documents-* read")
+    parser.add_argument("--device", default="cpu", help="float32 on a CPU, the default; bfloat16 elsewhere")
     parser.add_argument("--folder", default=str(FOLDER), help="of the result files")
     parser.add_argument(
         "--output",
@@ -75,12 +81,13 @@ def _run(args: argparse.Namespace) -> None:
     folder, output = Path(args.folder), Path(args.output)
     if args.measure:
         folder.mkdir(parents=True, exist_ok=True)
-        size, published = SIZES[args.measure], None if args.published is None else Path(args.published)
-        usual = [name for name in parts(size) if name != PUBLISHED or published]
-        for name in args.parts or usual:
+        published = None if args.published is None else Path(args.published)
+        size, documents = SIZES[args.measure], tuple(map(Path, args.documents or ()))
+        source = Source(device=args.device, published=published, documents=documents)
+        for name in args.parts or [each for each in parts(size) if possible(each, source)]:
             if not _file(folder, name).exists():
                 print(f"measuring {name}", file=sys.stderr)
-                write_record(_file(folder, name), measure(name, size, published=published))
+                write_record(_file(folder, name), measure(name, size, source))
     records = read_all(folder)
     if "profile" in records:
         (output.parent / "images").mkdir(exist_ok=True)
@@ -102,7 +109,9 @@ def read_all(folder: Path) -> dict[str, Record]:
     if not found:
         raise RecordError(f"there are no results in {str(folder)!r}; --measure makes them")
     return {
-        name: read_record(path, BENCH if name.startswith(("town", SHOTS)) and name != SIMILARITY else SUBJECT)
+        name: read_record(
+            path, BENCH if name.startswith(("town", SHOTS, DOCUMENTS)) and name != SIMILARITY else SUBJECT
+        )
         for name, path in found.items()
     }
 
