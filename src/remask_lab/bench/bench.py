@@ -135,7 +135,7 @@ def run_bench(
                 row.alone.append(_turn(llm, row, row.tasks[:few], single, bar))
     for row in rows if losses else ():
         known = [Reference(task.request, task.reference) for task in row.tasks if task.reference is not None]
-        row.losses, row.no_loss = measured_loss(llm, known, row.contender.policy, workload.seed)
+        row.losses, row.no_loss = measured_loss(llm, known, row.contender.policy, workload.seed, engine)
     by_name = {row.contender.name: row for row in rows}
     settings = _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {})
     settings["metric"] = "agreement" if losses else "accuracy"

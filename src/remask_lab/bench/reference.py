@@ -111,13 +111,12 @@ def _predicted(token: TokenLogprob) -> bool:
 
 
 def measured_loss(
-    llm: LLM, references: Sequence[Reference], policy: CachePolicy, seed: int
+    llm: LLM, references: Sequence[Reference], policy: CachePolicy, seed: int, engine: EngineConfig | None = None
 ) -> tuple[Losses, str | None]:
     """The losses of references under `policy`, and why there are none: it cannot run so short a response, or so."""
     try:
-        return losses_of(
-            llm, written(llm, references, policy, seed), llm.session.engine_config, llm.session.progress
-        ), None
+        made, engine = written(llm, references, policy, seed), engine or llm.session.engine_config
+        return losses_of(llm, made, engine, llm.session.progress), None
     except ConfigError as error:
         return {}, str(error)
 

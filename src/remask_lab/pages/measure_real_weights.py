@@ -19,7 +19,7 @@ from remask.depth.profile import profile
 from remask.depth.prompts import default_prompts
 from remask.depth.rule import DepthRule, ProfileSettings, depth_at
 from remask.depth.similarity import PrefixProbe, layer_cosines, limits_of
-from remask.engine.config import EngineConfig
+from remask.engine.config import DEFAULT_STORE_TOKENS, EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -62,7 +62,6 @@ SEED: Final = 31337
 RATIOS: Final = (10, 30, 50, 70, 90)
 SHARES: Final = (20, 50, 80, 91)
 """Percent of a document that are its prefix; the paper's canvases have 91."""
-DOCUMENT: Final = 640  # tokens of a document, of which the last 32 are written
 CANVAS, QUESTION, ANSWER = 360, 160, 200
 """Tokens of a canvas whose answer is half masked: at most so many of the question's end, and of the answer."""
 PUBLISHED: Final = "held-out-published"
@@ -89,7 +88,7 @@ class Size:
         outputs: questions whose first predictions are compared by depth, each about a page of its own.
         documents: how many are continued at each of `SHARES`, tokens of each, and how many of them are written.
         answers: of `PROMPTS`, and the tokens of a response.
-        depths: of `bicache`, in layers, where depths are compared.
+        depths: of `bicache`, in layers, where answers are compared; every other one where losses are.
         passes: tokens before the 64 masks of a pass.
         at_once: requests at a time.
     """
@@ -113,26 +112,26 @@ class Size:
 
 
 SIZES: Final[Mapping[str, Size]] = {
-    "tiny": Size(1, 2, 2, {0: 2}, 8, 2, (4, 2), (2, 1), (4, 2), 4, 2, (2, 40, 4), (2, 8), (2,), (16,)),
+    "tiny": Size(1, 2, 2, {0: 2}, 8, 2, (4, 2), (2, 1), (4, 2), 4, 2, (2, 60, 4), (2, 8), (2,), (16,)),
     "small": Size(
-        4, 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (40, 40), (10, 10), 8, 12, (12, 320, 32), (30, 48)
+        4, 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (40, 40), (10, 10), 8, 12, (12, 320, 24), (30, 48)
     ),
     "usual": Size(
-        8, 200, 1000, {0: 24, 4: 12, 8: 6}, 64, 8, (200, 40), (200, 40), (30, 30), 16, 40, (30, 640, 64), (30, 128)
+        8, 200, 1000, {0: 24, 4: 12, 8: 6}, 64, 8, (200, 40), (200, 40), (30, 30), 16, 40, (30, 640, 48), (30, 128)
     ),
     "large": Size(
         8,
         200,
         1000,
-        {0: 64, 4: 64, 8: 64},
+        {0: 64, 4: 64, 8: 32},
         64,
         32,
-        (480, 240),
-        (480, 240),
+        (400, 200),
+        (400, 200),
         (400, 200),
         8,
-        48,
-        (128, 640, 64),
+        24,
+        (96, 640, 48),
         (30, 128),
         (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25),
         at_once=64,
@@ -229,16 +228,16 @@ def _comparison(part: str, size: Size) -> Callable[[Source], Record] | None:
         return _Comparison(size, _town(size, size.town_caches, {"steps": 16})).run
     if part.startswith(SHOTS):
         draw = _solved(size, int(part.removeprefix(SHOTS)))
-        return _Comparison(size, draw, depths=size.depths, by_answers=False).run
+        return _Comparison(size, draw, depths=size.depths[::2], by_answers=False).run
     if part.startswith(DOCUMENTS):
         draw = _documents(size, int(part.removeprefix(DOCUMENTS)))
-        return _Comparison(size, draw, depths=size.depths, by_answers=False).run
+        return _Comparison(size, draw, depths=size.depths[::2], by_answers=False).run
     return None
 
 
-def _open(source: Source, quantization: NumberFormat = "none", at_once: int = 1, model: str | None = None) -> LLM:
+def _open(source: Source, quantization: NumberFormat = "none", model: str | None = None) -> LLM:
     """The model. Losses are read in float32 on a CPU, and what takes long with weights in int8."""
-    cpu, engine = source.device == "cpu", EngineConfig(max_num_seqs=at_once)
+    cpu, engine = source.device == "cpu", EngineConfig(max_num_seqs=1)
     return LLM(
         model or source.model,
         dtype="float32" if cpu else "bfloat16",
@@ -387,7 +386,7 @@ class _Comparison:
 
     def run(self, source: Source) -> Record:
         """The record of the bench, with what was left out."""
-        llm = _open(source, "int8", self.size.at_once)
+        llm, at_once = _open(source, "int8"), self.size.at_once
         workload = self.draw(llm, source)
         depth = {"depth": llm.loaded.config.layers // 2}
         rows, left_out = every_contender(llm, workload, dict.fromkeys(("bicache", *COMPOSITIONS), depth))
@@ -398,7 +397,9 @@ class _Comparison:
             rows += [replace(row, name=f"{row.name} refresh={steps or 'never'}") for row in named]
         if not self.refreshes:
             rows += at_depths(llm, workload, self.depths)
-        engine = llm.session.engine_config
+        asked = (task.request for task in workload.tasks)
+        longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in asked)
+        engine = EngineConfig(at_once, longest, store_budget_tokens=max(DEFAULT_STORE_TOKENS, at_once * longest))
         record = run_bench(
             llm,
             workload,
