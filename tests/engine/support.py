@@ -76,8 +76,8 @@ def lively_adapters(weights: Weights, names: Sequence[str], seed: int = 0) -> We
 
     def change(matrix: Tensor) -> LowRank:
         down, up = (
-            torch.randn(3, matrix.shape[1], generator=generator),
-            torch.randn(len(matrix), 3, generator=generator),
+            torch.randn(3, matrix.shape[1], generator=generator, device=CPU),
+            torch.randn(len(matrix), 3, generator=generator, device=CPU),
         )
         scale = 0.3 * float(matrix.std()) / 3**0.5
         return LowRank(down.to(matrix), up.to(matrix) * scale)

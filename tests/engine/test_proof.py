@@ -338,7 +338,12 @@ def test_products_of_eight_bits_may_differ_by_their_rounding(
     """Further than a dense model's, as NumPy's attention does, and what is wrong is found all the same."""
     config = replace(small_config("llada"), hidden=256, intermediate=512, heads=4, kv_heads=4, head_dim=64)
     model = in_fp8(Transformer(config, dummy_weights(config, torch.bfloat16, CPU)))
-    assert prove(model, Executor("numpy", ""), graphs=False, length=LENGTH) == []
+    try:
+        assert prove(model, Executor("numpy", ""), graphs=False, length=LENGTH) == []
+    except ConfigError as error:
+        if "only supports per-tensor scaling" not in str(error):
+            raise
+        pytest.skip("needs a PyTorch whose CPU products of fp8 take a scale for each row, as 2.13 does")
     stand_in(Forgetful)
     (fault,) = prove(model, Executor("triton", ""), graphs=False, length=LENGTH)
     assert fault.startswith("merged pass: ")

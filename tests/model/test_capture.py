@@ -1,6 +1,8 @@
 """What captures work: it is repeated on the same memory, and the code that made it is not run again."""
 
+import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -109,3 +111,33 @@ def test_kernels_are_repeated() -> None:
     again()
     gate, up = x.chunk(2, dim=1)
     torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_during_a_capture(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of an engine that is gone may be part of it, and freeing one ends the capture."""
+
+    class Graph:
+        def capture_begin(self, **_: object) -> None: ...
+        def capture_end(self) -> None: ...
+        def replay(self) -> None: ...
+
+    stand_ins = {
+        "CUDAGraph": Graph,
+        "Stream": lambda _: None,
+        "graph_pool_handle": tuple,
+        "synchronize": lambda _: None,
+    }
+    for name, stand_in in {**stand_ins, "stream": lambda _: nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    collects: list[bool] = []
+
+    def work() -> None:
+        collects.append(gc.isenabled())
+        if fails and len(collects) == 2:
+            raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory") if fails else nullcontext():
+        capture_on(torch.device("cuda"))(work)
+    assert collects == [True, False]
+    assert gc.isenabled()

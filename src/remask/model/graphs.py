@@ -4,8 +4,10 @@ A graph knows addresses and numbers of rows, so rows stand in buffers of a few s
 spare: they are computed, their K/V go to a slot that no page has, and nobody reads what comes of them.
 """
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -49,13 +51,25 @@ class CudaCapture:
         work()  # kernels are compiled, and libraries allocate what they need, before anything is captured
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _no_garbage_collection():
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
             try:
                 work()
             finally:
                 graph.capture_end()
         return graph.replay
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A graph of an engine that is gone must not be freed during a capture, which would end with an error."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 # Stages whose layers compute for long need no graphs: so many products of a weight with a row take an H100 0.8 ms, and
