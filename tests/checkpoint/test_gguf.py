@@ -390,6 +390,7 @@ LONGROPE = torch.linspace(1, 40, 32)
         (LONGROPE, r"'rope_freqs\.weight' \[32\] slows pairs of channels otherwise than Llama 3\.1"),
         (LONGROPE.flip(0), "otherwise than Llama 3"),
         (torch.where(USUAL < 8, 1, USUAL), "too few of them to tell"),
+        (torch.where(USUAL < 7.9, USUAL**0.8, USUAL), "otherwise"),  # grows, but not linearly
         (USUAL[:31], r"'rope_freqs\.weight' \[31\]"),
         (USUAL / 2, "otherwise"),
         (torch.where(USUAL > 7, torch.nan, USUAL), "otherwise"),
