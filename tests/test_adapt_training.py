@@ -191,6 +191,22 @@ def test_token_ids_are_kept(tmp_path: Path) -> None:
     assert len(found["other"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "lacks"),
+    [
+        ({"pieces": Ragged.of([[1, 8], [MASK]])}, "9 pieces, as it has 2"),
+        ({"towns": None, "towns_held": None}, "towns, towns_held"),
+    ],
+)
+def test_a_corpus_of_an_older_version_is_to_be_made_again(
+    base: Path, corpus: dict[str, Ragged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, lacks: str
+) -> None:
+    old = {name: each for name, each in (corpus | change).items() if each is not None}
+    save_ragged(tmp_path / "old.npz", **old)
+    with pytest.raises(ValueError, match=f"lacks {lacks}: make it again with python -m training.adapt.corpus"):
+        run(base, tmp_path / "old.npz", tmp_path / "out", monkeypatch)
+
+
 def test_prose_is_read_once(tmp_path: Path) -> None:
     sentence = "<p>These are <b>eight words</b> of plain English prose number{}.</p>"
     text = "".join(sentence.format(" x" * number) for number in range(20))

@@ -21,17 +21,17 @@ class UnknownNameError(ConfigError):
     LISTED = 16  # names in one line, at most
     NEAREST = 3
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        self.kind, self.name = kind, name
+    def __init__(self, kind: str, name: str, known: Iterable[str], within: str = "") -> None:
+        self.kind, self.name = kind, within + name  # `within` is the path to it
         names = sorted(known)
         if len(names) > self.LISTED:
             near = difflib.get_close_matches(name, names, n=self.NEAREST, cutoff=0.0)
             *others, last = map(repr, near)
-            super().__init__(f"Unknown {kind} {name!r}. Did you mean {', '.join(others)} or {last}?")
+            super().__init__(f"Unknown {kind} {self.name!r}. Did you mean {', '.join(others)} or {last}?")
             return
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names)}.")
+        super().__init__(f"Unknown {kind} {self.name!r}.{hint} Available: {', '.join(names)}.")
 
 
 class PluginError(ConfigError):

@@ -62,38 +62,31 @@ def open_model(
     return Opened(loaded, several, threads, numbers)
 
 
-def announce_download(settings: ModelSettings, device: torch.device, utilization: float | None = None) -> None:
+def announce_download(settings: ModelSettings, device: torch.device | None, utilization: float | None = None) -> None:
     """Say what loading a model of the shelf will download, and in which numbers it will compute on `device`.
 
-    Nothing is said, and the hub is not asked, where it is on this disk. Raises `ConfigError` where it fits neither the
-    memory nor the disk, unless `settings.force`.
+    None: it is not computed. Nothing is said, and the hub is not asked, where it is on this disk. Raises `ConfigError`
+    where it fits neither the memory nor the disk, unless `settings.force`.
     """
     row = None if settings.load_format == "dummy" else shelved(settings.model)
     if row is None or hub.on_disk(row.hub, row.revision) is not None:
         return
-    try:
-        dtype, kind, _ = _numbers(settings, row.config, device, utilization)
-    except ConfigError as error:
-        raise ConfigError(f"{row.name}: {error}. {_FORCE}") from error
+    computed = ""
+    if device is not None:
+        try:
+            dtype, kind, _ = _numbers(settings, row.config, device, utilization)
+        except ConfigError as error:
+            raise ConfigError(f"{row.name}: {error}. {_FORCE}") from error
+        fits = "is forced" if settings.force else "fits"
+        computed = f"; it {fits} on {device} as {kind or str(dtype).removeprefix('torch.')}"
     folder, free = hub.cache_disk()
     size = weight_bytes(row.config, torch.bfloat16)
     if size > free and not settings.force:
         raise ConfigError(
             f"{row.name}: the weights take {gigabytes(size)}, and the disk of {folder} has {gigabytes(free)} left: "
-            f"free some, or set HF_HOME to a folder on another disk. {_FORCE}"
+            f"free some, or set HF_HOME to a folder on another disk. {_FORCE if device else 'Nothing was downloaded'}"
         )
-    fits = "is forced" if settings.force else "fits"
-    name = kind or str(dtype).removeprefix("torch.")
-    log.warning(
-        "downloading %s (%s) into %s, %s; it %s on %s as %s",
-        row.name,
-        row.hub,
-        folder,
-        gigabytes(size),
-        fits,
-        device,
-        name,
-    )
+    log.warning("downloading %s (%s) into %s, %s%s", row.name, row.hub, folder, gigabytes(size), computed)
 
 
 def _numbers(

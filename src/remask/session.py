@@ -36,7 +36,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.request.segments import Segment
 from remask.request.terms import Terms, check_sampling
 from remask.run_loop import events_of
-from remask.sampling.defaults import fit, overlaid
+from remask.sampling.defaults import fit, of_mode, overlaid
 from remask.text.prompts import Prompt, as_prompts, encode
 from remask.text.tokenizer import Tokenizer
 
@@ -141,8 +141,9 @@ class Session:
         """
         check_sampling(own or {})
         usual = self.sampling if defaults is None else overlaid(self.sampling, defaults)
-        growing = self.loaded.config.sampling.growing_canvas
-        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens, template, growing=growing)
+        shape, room = self.loaded.config, self.engine.max_model_len - prompt_tokens
+        growing, modes = shape.sampling.growing_canvas, shape.causal_prefix
+        return fit(usual, own or {}, room, template, growing=growing, modes=modes)
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, given: str = "") -> Constraint | None:
         """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.
@@ -277,6 +278,9 @@ class Session:
         too; but the parts of a canvas say its length. `around` are texts before and behind the response that are part
         of it and not shown. Raises `ConfigError` where these and the parameters contradict each other.
         """
+
+        if self.loaded.config.causal_prefix:
+            command = of_mode(command or {}, own.get("mode"))
 
         def resolve(own: Mapping[str, Any], given: int, template: Template | None) -> SamplingParams:
             return self.params({**(command or {}), **own}, defaults, prompt_tokens=given, template=template)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remask.checkpoint.settings import Reads
 from remask.checks.values import whole
-from remask.cli.lines import Defaults, as_request, read_lines, read_requests
+from remask.cli.lines import Defaults, Lines, as_request, load_lines, read_lines, read_requests
 from remask.cli.options import check_folder, object_option, open_llm, sampling_option
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
@@ -80,10 +80,11 @@ def open_requests(args: argparse.Namespace) -> tuple[LLM, list[Request]]:
     """
     defaults = Defaults(sampling_option(args), "none", {})
     limits = EngineConfig(max_num_seqs=1, max_model_len=args.max_model_len)
+    lines = None if args.input is None else load_lines(args.input)
     llm = open_llm(args, engine=limits, reads="tokens" if args.prompt is None else "text")
-    if args.prompt is not None:
+    if lines is None:
         return llm, [as_request(llm, {"prompt": args.prompt}, "0", defaults)]
-    return llm, read_requests(llm, args.input, defaults)
+    return llm, read_requests(llm, lines, defaults)
 
 
 def about_requests(args: argparse.Namespace, llm: LLM, requests: list[Request], **settings: Any) -> dict[str, Any]:
@@ -195,19 +196,27 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
     )
 
 
-def own_workload(llm: LLM, args: argparse.Namespace) -> Workload:
-    """The requests of `--prompt` or `--input`, each with the `answer` that its line may carry.
+def own_lines(args: argparse.Namespace) -> Lines | None:
+    """The lines of `--input`, if it is given. Raises `ConfigError` where they cannot be read, or there are none."""
+    if args.input is None:
+        return None
+    lines = load_lines(args.input, without=("cache", "cache_config"))
+    if not lines.each:
+        raise ConfigError(f"--input: {args.input!r} holds no request")
+    return lines
+
+
+def own_workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Workload:
+    """The request of `--prompt`, or those of `--input`, each with the `answer` that its line may carry.
 
     Raises `ConfigError` on what cannot be used.
     """
     defaults = Defaults(asked_sampling(args), "none", {})
-    if args.prompt is not None:
+    if lines is None:
         tasks = [Task(as_request(llm, {"prompt": args.prompt}, "0", defaults))]
     else:
-        lines = read_lines(llm, args.input, defaults, ("answer",), ("cache", "cache_config"))[: args.requests]
-        tasks = [Task(request, _right(request.id, line.get("answer")), check=says) for request, line in lines]
-    if not tasks:
-        raise ConfigError(f"--input: {args.input!r} holds no request")
+        found = read_lines(llm, lines, defaults, ("answer",))[: args.requests]
+        tasks = [Task(request, _right(request.id, line.get("answer")), check=says) for request, line in found]
     shared = {tuple(each.request.prompt_token_ids[: each.request.prefix_length]) for each in tasks} - {()}
     return Workload("own prompts", args.seed, tuple(tasks), len(shared)).seeded
 

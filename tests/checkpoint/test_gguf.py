@@ -3,6 +3,7 @@
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from remask import LLM
 from remask.checkpoint import gguf_header as header
@@ -30,6 +33,9 @@ from remask.checkpoint.tokenizer import load_tokenizer
 from remask.checks import Quantization
 from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
+from remask.families import family_of
+from remask.model.arithmetic import frequencies
+from remask.model.config import RopeScaling
 from remask.model.quantised import QuantisedMatrix
 from remask.model.weights import Weights
 from tests import goldens
@@ -111,7 +117,12 @@ def rewritten(target: Path, kind: Type, like: str = "llada-f32", **changed: Any)
         if value is not None:
             writer.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
     for key, value in changed.items():
-        adders: dict[type, Any] = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
+        adders: dict[type, Any] = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
         adders[type(value)](key, value)
     for each in reader.tensors:
         matrix = each.data.ndim == 2
@@ -179,12 +190,14 @@ def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, A
 
 
 @pytest.mark.parametrize("key", ["scaling.factor", "scale_linear"])
-def test_a_factor_without_a_type_scales_positions_and_is_refused(tmp_path: Path, key: str) -> None:
+def test_a_factor_without_a_type_scales_positions_linearly(tmp_path: Path, key: str) -> None:
     """llama.cpp takes linear scaling where a file names no type."""
     path = tmp_path / "x.gguf"
-    with pytest.raises(CheckpointError, match=rf"'dream\.rope\.{key}' is 2\.0; supported: 1 "):
-        read_config(mixed(path, {}, {}, **{key: 2.0}))
+    assert read_config(mixed(path, {}, {}, **{key: 2.0}))[1].rope_scaling == RopeScaling("linear", 2.0)
     assert read_config(mixed(path, {}, {}, **{key: 1.0}))[1] == read_config(mixed(path, {}, {}))[1]
+    scaled: dict[str, Any] = {f"llada.rope.{key}": 2.0}
+    with pytest.raises(CheckpointError, match=rf"'llada\.rope\.{key}' is 2\.0; supported: 1 "):
+        read_config(rewritten(tmp_path / "llada.gguf", Type.F32, **scaled))
 
 
 def test_a_model_of_mixed_k_quants_is_the_one_of_its_numbers(tmp_path: Path) -> None:
@@ -238,14 +251,11 @@ def test_a_type_is_unpacked_as_by_the_library_or_refused(tmp_path: Path, kind: T
     assert np.array_equal(numbers.numpy(), expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_a_file_of_qwens_is_an_a2d_by_the_keys_laid_over_it(tmp_path: Path, kind: str) -> None:
-    raw = checkpoints.A2D | {"model_type": f"a2d-{kind}", **({"head_dim": 16} if kind == "qwen3" else {})}
-    tensors = checkpoints.random_tensors(raw)
-    folder = checkpoints.write(tmp_path / "folder", raw, tensors)
-    arch = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[kind]
-    names = gguf.get_tensor_name_map(arch, raw["num_hidden_layers"])
-    writer = gguf.GGUFWriter(tmp_path / "file.gguf", kind)
+def of_a_causal_model(target: Path, raw: dict[str, Any], held: dict[str, Tensor], **rope: Any) -> Path:
+    """A file of `held`, of the model that the A2D in `raw` was made of, as llama.cpp's converter would write it."""
+    kind = raw["model_type"].removeprefix("a2d-")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], raw["num_hidden_layers"])
+    writer = gguf.GGUFWriter(target, kind)
     writer.add_block_count(raw["num_hidden_layers"])
     writer.add_embedding_length(raw["hidden_size"])
     writer.add_feed_forward_length(raw["intermediate_size"])
@@ -256,23 +266,179 @@ def test_a_file_of_qwens_is_an_a2d_by_the_keys_laid_over_it(tmp_path: Path, kind
     writer.add_rope_freq_base(raw["rope_theta"])
     writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
     writer.add_eos_token_id(raw["eos_token_id"])
+    for key, value in rope.items():
+        adders: dict[type, Any] = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        adders[type(value)](f"{kind}.rope.{key}", value)
     if kind == "qwen3":
-        writer.add_key_length(16)
-        writer.add_value_length(16)
-    for name, tensor in tensors.items():
-        called = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert called is not None, name
+        writer.add_key_length(raw["head_dim"])
+        writer.add_value_length(raw["head_dim"])
+    for name, tensor in held.items():
+        called = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
         writer.add_tensor(called, tensor.float().numpy())
-    written(writer, tmp_path / "file.gguf")
+    return written(writer, target)
+
+
+def overrides(raw: dict[str, Any]) -> dict[str, Any]:
+    return {key: raw[key] for key in ("model_type", "mask_token_id", "right_shift_logits")}
+
+
+def an_a2d(kind: str, **more: Any) -> dict[str, Any]:
+    return checkpoints.A2D | {"model_type": f"a2d-{kind}", **({"head_dim": 16} if kind == "qwen3" else {}), **more}
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_file_of_qwens_is_an_a2d_by_the_keys_laid_over_it(tmp_path: Path, kind: str) -> None:
+    raw = an_a2d(kind)
+    tensors = checkpoints.random_tensors(raw)
+    folder = checkpoints.write(tmp_path / "folder", raw, tensors)
+    file = of_a_causal_model(tmp_path / "file.gguf", raw, tensors)
     with pytest.raises(CheckpointError, match="autoregressive"):
-        read_config(tmp_path / "file.gguf")
-    over = {key: raw[key] for key in ("model_type", "mask_token_id", "right_shift_logits")}
-    ours = find_model(ModelSettings(str(tmp_path / "file.gguf"), hf_overrides=over))
+        read_config(file)
+    ours = find_model(ModelSettings(str(file), hf_overrides=overrides(raw)))
     theirs = find_model(ModelSettings(str(folder)))
     assert ours.config == theirs.config
     here, there = (named(each.load(torch.float32, CPU).weights) for each in (ours, theirs))
     assert here.keys() == there.keys()
     assert all(torch.equal(here[key], tensor) for key, tensor in there.items())
+
+
+YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32}
+SCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "linear": ({"scaling.type": "linear", "scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+    "linear by the old key": ({"scale_linear": 2.5}, {"rope_type": "linear", "factor": 2.5}),
+    "none": ({"scaling.type": "none", "scaling.factor": 4.0}, {"rope_type": "default"}),
+    "yarn": (YARN, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}),
+    "yarn of the whole length": (
+        {"scaling.type": "yarn", "scaling.factor": 2.0, "scaling.finetuned": 1},
+        {"rope_type": "yarn", "factor": 2.0},
+    ),
+    "yarn with its bounds": (
+        {**YARN, "scaling.yarn_beta_fast": 16.0, "scaling.yarn_beta_slow": 2.0, "scaling.attn_factor": 1.0},
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("scaled", SCALED)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_scaled_positions_are_those_of_the_checkpoint(tmp_path: Path, kind: str, scaled: str) -> None:
+    keys, rope = SCALED[scaled]
+    raw = an_a2d(kind, rope_scaling=rope)
+    file = of_a_causal_model(tmp_path / "x.gguf", raw, {}, **keys)
+    assert read_config(file, overrides(raw))[1] == replace(family_of(raw).config(raw), tied=True)
+
+
+# Llama 3.1, Llama 3.2, and numbers that no published model has.
+LLAMA3 = {
+    "3.1": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    "3.2": {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    "own": {"factor": 3.5, "low_freq_factor": 1.0, "high_freq_factor": 9.5, "original_max_position_embeddings": 5000},
+    "low": {"factor": 8.0, "low_freq_factor": 1.7, "high_freq_factor": 4.1, "original_max_position_embeddings": 6001},
+}
+
+
+def slowed(rope: dict[str, Any], head_dim: int, theta: float) -> Tensor:
+    """What llama.cpp's converter writes, by transformers' frequencies."""
+    theirs = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": "llama3", "rope_theta": theta, **rope},
+    )
+    inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
+    plain = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    return (plain / inverse.double()).float().clamp(min=1)
+
+
+def a_llama(**more: Any) -> dict[str, Any]:
+    return an_a2d("llama", hidden_size=256, rope_theta=500000.0, max_position_embeddings=131072, **more)
+
+
+@pytest.mark.parametrize("rope", LLAMA3)
+def test_slowed_pairs_of_channels_are_llamas_scaling(tmp_path: Path, rope: str) -> None:
+    raw, given = a_llama(), LLAMA3[rope]
+    held = checkpoints.random_tensors(raw)
+    file = of_a_causal_model(tmp_path / "x.gguf", raw, held | {"rope_freqs.weight": slowed(given, 64, 500000.0)})
+    family, config = read_config(file, overrides(raw))
+    expected = family_of(raw).config(raw | {"rope_scaling": {"rope_type": "llama3", **given}})
+    if rope != "low":  # of which a multiple says the same
+        assert config == replace(expected, tied=True)
+    ours, theirs = (frequencies(each, CPU) for each in (config, expected))
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=0)
+    check_tensors(file, family, config, torch.float32)
+
+
+def test_pairs_that_nothing_slows_are_not_scaled(tmp_path: Path) -> None:
+    raw = a_llama()
+    file = of_a_causal_model(tmp_path / "x.gguf", raw, {"rope_freqs.weight": torch.ones(32)})
+    assert read_config(file, overrides(raw))[1].rope_scaling is None
+
+
+USUAL = slowed(LLAMA3["3.1"], 64, 500000.0)
+LONGROPE = torch.linspace(1, 40, 32)
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        (LONGROPE, r"'rope_freqs\.weight' \[32\] slows pairs of channels otherwise than Llama 3\.1"),
+        (LONGROPE.flip(0), "otherwise than Llama 3"),
+        (torch.where(USUAL < 8, 1, USUAL), "too few of them to tell"),
+        (torch.where(USUAL < 7.9, USUAL**0.8, USUAL), "otherwise"),  # grows, but not linearly
+        (USUAL[:31], r"'rope_freqs\.weight' \[31\]"),
+        (USUAL / 2, "otherwise"),
+        (torch.where(USUAL > 7, torch.nan, USUAL), "otherwise"),
+        (torch.where(USUAL > 7, torch.inf, USUAL), "otherwise"),
+        (USUAL.reshape(4, 8), r"is F32 \[4, 8\]; supported: a row of F32"),
+    ],
+)
+def test_other_factors_are_refused(tmp_path: Path, factors: Tensor, said: str) -> None:
+    raw = a_llama()
+    file = of_a_causal_model(tmp_path / "x.gguf", raw, {"rope_freqs.weight": factors})
+    with pytest.raises(CheckpointError, match=said):
+        read_config(file, overrides(raw))
+
+
+def test_factors_where_llama_cpp_reads_none_are_no_weight(tmp_path: Path) -> None:
+    raw = an_a2d("qwen2")
+    held = checkpoints.random_tensors(raw) | {"rope_freqs.weight": torch.ones(2)}
+    file = of_a_causal_model(tmp_path / "x.gguf", raw, held)
+    family, config = read_config(file, overrides(raw))
+    with pytest.raises(CheckpointError, match=r"1 unexpected: rope_freqs\.weight \[2\]"):
+        check_tensors(file, family, config, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"scaling.type": "longrope", "scaling.factor": 4.0},
+            r"'llama\.rope\.scaling\.type' is \"longrope\"; supported: n",
+        ),
+        ({"scaling.type": "yarn"}, r"the key 'llama\.rope\.scaling\.factor' is missing"),
+        ({**YARN, "scaling.factor": 0.0}, r"'llama\.rope\.scaling\.factor' is 0\.0; supported: a positive"),
+        ({**YARN, "scaling.attn_factor": 0.5}, r"'llama\.rope\.scaling\.attn_factor' is 0\.5; supported: 1"),
+        ({**YARN, "scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier' is 0\.1; supported: 0"),
+        ({**YARN, "scaling.original_context_length": 2**30}, "'original_max_position_embeddings' is 1073741824"),
+    ],
+)
+def test_scaling_that_is_not_known_is_refused_by_its_key(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    raw = an_a2d("llama")
+    with pytest.raises(CheckpointError, match=said):
+        read_config(of_a_causal_model(tmp_path / "x.gguf", raw, {}, **keys), overrides(raw))
+
+
+def test_two_ways_to_scale_positions_are_refused(tmp_path: Path) -> None:
+    raw = a_llama()
+    file = of_a_causal_model(tmp_path / "x.gguf", raw, {"rope_freqs.weight": USUAL}, **YARN)
+    with pytest.raises(CheckpointError, match=r"scaling\.type' is \"yarn\"; supported: \"none\" beside the tensor"):
+        read_config(file, overrides(raw))
 
 
 def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:

@@ -75,6 +75,22 @@ def test_a_word_starts_a_model(
     assert (len(hub.asked), caplog.text) == (asked, "")
 
 
+@pytest.mark.parametrize("command", ["eval likelihood", "quantize"])
+def test_commands_that_read_files_first_say_what_they_download(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, command: str
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a", "response": "b"}\n')
+    more = {
+        "eval likelihood": ["--prompts", str(prompts), "--device", "cpu", "--dtype", "float32"],
+        "quantize": ["--quantization", "int8", "--output", str(tmp_path / "int8")],
+    }
+    main(["--quiet", *command.split(), "--model", NAME, *more[command]])
+    (said,) = [each for each in caplog.messages if each.startswith(f"downloading {NAME} ({REPO}) into ")]
+    assert said.endswith("; it fits on cpu as float32") == (command == "eval likelihood")
+    assert hub.files()
+
+
 def test_a_word_brings_its_decoding_and_its_cache(hub: Hub, tmp_path: Path) -> None:
     hub.repos["GSAI-ML/LLaDA-8B-Instruct"] = write(tmp_path / "llada", LLADA, random_tensors(LLADA))
     llm = LLM("llada-8b", force=True, **CPU)

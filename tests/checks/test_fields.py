@@ -68,7 +68,7 @@ def test_what_fits(values: Values, good: list[Any], bad: list[Any]) -> None:
         (Flag(), 1, "x must be true or false, got 1"),
         (Choice(("near", "far")), "nar", "Unknown x 'nar'. Did you mean 'near'? Available: far, near."),
         (Nested(Oven, "oven knob"), {"rack": 9}, "oven.rack must be a whole number from 1 to 4, got 9"),
-        (Nested(Oven, "oven knob"), {"rak": 9}, "Unknown oven knob 'rak'. Did you mean 'rack'?"),
+        (Nested(Oven, "oven knob"), {"rak": 9}, "Unknown oven knob 'x.rak'. Did you mean 'rack'?"),
     ],
 )
 def test_errors_name_the_field_the_value_and_what_is_allowed(values: Values, value: Any, message: str) -> None:

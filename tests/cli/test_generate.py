@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from remask import LLM
 from remask.cli import main
 from remask.tasks import relay
 from tests.goldens import model_dir
@@ -143,7 +144,7 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({**GOOD, "prefix_length": 4}, "prefix_length must be from 0 to the prompt's 3 tokens, got 4"),
     ({**GOOD, "prefix_length": "2"}, "prefix_length must be"),
     ({**GOOD, "segments": [{"start": 1, "length": 3}]}, "segments: start=1 and length=3 end at 4"),
-    ({**GOOD, "segments": [{"start": 1, "size": 3}]}, "Unknown segment field 'size'"),
+    ({**GOOD, "segments": [{"start": 1, "size": 3}]}, "Unknown segment field 'segments[0].size'"),
     ({**GOOD, "prompt_token_ids": []}, "the prompt is empty"),
     ({**GOOD, "prompt_token_ids": [1, 256]}, "token ids are whole numbers from 0 to 255"),
     ({**GOOD, "prompt_token_ids": [1, "a"]}, "prompt_token_ids holds 'a'"),
@@ -217,10 +218,33 @@ def test_bad_options_end_the_command_before_anything_runs(
     assert text in capsys.readouterr().err
 
 
+NO_REQUESTS: dict[str, str | None] = {
+    "there is no file": None,
+    "line 1: a line is not JSON": "{\n",
+    "line 2: a line must be a JSON object": "\n[1]\n{\n",
+}
+
+
+@pytest.mark.parametrize("said", NO_REQUESTS)
+@pytest.mark.parametrize("command", [["generate"], ["bench"], ["inspect", "store"], ["analyze", "drift"]], ids=" ".join)
+def test_files_without_requests_are_refused_before_a_model_is_loaded(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(LLM, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
+    path, content = tmp_path / "in.jsonl", NO_REQUESTS[said]
+    if content is not None:
+        path.write_text(content)
+    assert main(["--quiet", *command, "--model", LLADA, "--input", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert str(path) in err
+
+
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = str(tmp_path / "missing.jsonl")
-    assert main(["--quiet", "generate", "--model", LLADA, "--input", missing]) == 2
-    assert missing in capsys.readouterr().err
     assert main(["--quiet", "generate", "--model", str(tmp_path), "--prompt", "x"]) == 2
     assert "config.json" in capsys.readouterr().err
 

@@ -193,6 +193,32 @@ def test_few_bits_stand_beside_the_dtypes(capsys: pytest.CaptureFixture[str]) ->
     assert re.search(r"as int8: weights 9\.0[67] GB, K/V 524.3 kB a token; room for [\d,]+ tokens\n", said)
 
 
+def test_memory_of_an_8b_of_three_modes_is_told_without_weights(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by hand from the published shape: 34 layers of 4,096, 8 heads of K/V of 128, feed-forwards of 14,336."""
+    usual = torch.empty
+
+    def shape_alone(*size: Any, device: torch.device, **more: Any) -> torch.Tensor:
+        assert device.type == "meta", "a weight was allocated"
+        return usual(*size, device=device, **more)
+
+    monkeypatch.setattr(torch, "empty", shape_alone)
+    told = told_of(capsys, "nemotron-labs-diffusion-8b", "--memory", "24")
+    layer = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336 + 2)
+    assert told["parameters"] == told["active_parameters"] == 34 * layer + 4096 + 2 * 131072 * 4096
+    assert told["weight_bytes"]["bfloat16"] == 2 * told["parameters"]
+    assert told["kv_bytes"]["bfloat16"] == 34 * 2 * 8 * 128 * 2
+    assert told["max_length"] == 262144
+    room = 0.9 * 24e9 - told["weight_bytes"]["bfloat16"]
+    assert 0.5 * room < told["kv_tokens"]["bfloat16"] * told["kv_bytes"]["bfloat16"] < room
+    assert told["policies"] == ["none", "exact"]
+    halves = told_of(capsys, "nemotron-labs-diffusion-8b", "--memory", "24", "--tensor-parallel", "2")
+    assert halves["kv_bytes"]["bfloat16"] * 2 == told["kv_bytes"]["bfloat16"]
+    kept = 2 * (131072 + 34 * 2 + 1) * 4096  # the embedding and the norms, which all ranks have
+    assert 2 * (halves["weight_bytes"]["bfloat16"] - kept) == told["weight_bytes"]["bfloat16"] - kept
+
+
 def test_what_fits_on_so_many_devices_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["llada2-flash", "--memory", "80", "--tensor-parallel"]
     one, four = told_of(capsys, *options, "1"), told_of(capsys, *options, "4")

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from remask import LLM, EngineConfig, SamplingParams
+from remask.cli import main
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError
 from remask.policies import Dense
@@ -181,11 +182,12 @@ def test_a_form_is_kept_in_each_mode_but_with_drafts(tmp_path: Path) -> None:
     ("sampling", "message"),
     [
         ({"mode": "ar", "threshold": 0.5}, "threshold is for mode 'diffusion', and this one is 'ar'"),
-        ({"mode": "ar", "remasking": "bound"}, "remasking is for mode 'diffusion'"),
+        ({"mode": "ar", "remasking": "bound"}, "remasking.rule is for mode 'diffusion'"),
+        ({"mode": "ar", "remasking": {"fallback": "leftmost"}}, "remasking.fallback is for mode 'diffusion'"),
         ({"mode": "linear_speculation", "block_length": 4}, "block_length is for mode 'diffusion'"),
         (
             {"speculation": {"draft_window": 4}},
-            "speculation is for mode 'linear_speculation', and this one is 'diffusion'",
+            "speculation.draft_window is for mode 'linear_speculation', and this one is 'diffusion'",
         ),
         ({"mode": "linear_speculation", "speculation": {"lora": True}}, "has no adapter for drafts"),
         ({"remasking": "joint_threshold"}, "edits tokens, and a block here is final"),
@@ -198,6 +200,41 @@ def test_what_a_mode_has_no_use_for_is_refused(sampling: dict[str, Any], message
     llm = LLM("nemotron-labs-diffusion-tiny", load_format="dummy")
     with pytest.raises(ConfigError, match=message):
         llm.generate([[3, 4]], sampling)
+
+
+# Of a model's folder or a server, a request, and what stays of the former.
+DEFAULTS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"threshold": 0.5, "block_length": 4}, {"mode": "ar"}, {}),
+    ({"threshold": 0.5}, {}, {"threshold": 0.5}),
+    ({"threshold": 0.5}, {"mode": "diffusion"}, {"threshold": 0.5}),
+    ({"mode": "ar"}, {"mode": "diffusion", "threshold": 0.5}, {}),
+    ({"mode": "ar", "threshold": 0.5}, {}, {"mode": "ar"}),
+    ({"remasking": "bound", "steps_per_block": 2}, {"mode": "linear_speculation"}, {}),
+    ({"speculation": {"draft_window": 4}}, {}, {}),
+    ({"speculation": {"draft_window": 4}}, {"mode": "linear_speculation"}, {"speculation": {"draft_window": 4}}),
+    ({"speculation": {"draft_window": 4}, "temperature": 0.5}, {"mode": "ar"}, {"temperature": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("usual", "own", "left"), DEFAULTS, ids=repr)
+def test_defaults_of_another_mode_give_way(usual: dict[str, Any], own: dict[str, Any], left: dict[str, Any]) -> None:
+    llm = LLM("nemotron-labs-diffusion-tiny", load_format="dummy")
+    asked: dict[str, Any] = {"max_tokens": 8, "seed": 1, **own}
+    params = llm.session.params(asked, usual, prompt_tokens=2)
+    assert params == llm.session.params({**left, **asked}, prompt_tokens=2)
+    (answer,) = llm.generate([[3, 4]], params)
+    assert answer.error is None
+
+
+def test_options_of_a_command_give_way_to_the_mode_of_a_line(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [{"mode": "ar"}, {}, {"mode": "ar", "threshold": 0.5}]
+    (tmp_path / "in").write_text("".join(json.dumps({"prompt_token_ids": [3, 4], **each}) + "\n" for each in lines))
+    options = ["generate", "--model", "nemotron-labs-diffusion-tiny", "--load-format", "dummy"]
+    files = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    assert main([*options, *files, "--sampling", '{"max_tokens": 8, "threshold": 0.5}']) == 1
+    answers = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert ["error" in each for each in answers] == [False, False, True]
+    assert "threshold is for mode 'diffusion', and this one is 'ar'" in answers[2]["error"]
 
 
 def test_other_models_have_one_mode() -> None:

@@ -384,7 +384,7 @@ def test_bad_segments_are_refused_by_name(segments: Any, message: str) -> None:
 def test_segments_stand_in_place_of_a_prefix() -> None:
     with pytest.raises(ConfigError, match=r"^segments and prefix_length both say what is shared"):
         Terms.from_mapping({"segments": [{"start": 0, "length": 2}], "prefix_length": 0})
-    with pytest.raises(UnknownNameError, match=r"^Unknown segment field 'stop'"):
+    with pytest.raises(UnknownNameError, match=r"^Unknown segment field 'segments\[0\].stop'"):
         Terms.from_mapping({"segments": [{"start": 0, "stop": 2}]})
     assert Terms.from_mapping({"segments": [{"start": 4, "length": 2}]}).shared(7) == 0
 

@@ -484,7 +484,7 @@ def test_what_cannot_be_written_or_read(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is quantised already" in ask(done, "int8", tmp_path / "again")
     config = Path(done) / "config.json"
     config.write_text(config.read_text().replace('"remask"', '"gptq"'))
-    with pytest.raises(CheckpointError, match=r"quantised in a way that is not known here .*gptq"):
+    with pytest.raises(CheckpointError, match=r"is quantised by GPTQ .*gptq"):
         find_model(ModelSettings(done))
 
 

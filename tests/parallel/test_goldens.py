@@ -10,7 +10,7 @@ import pytest
 from tests import goldens
 from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_moe, test_goldens_uniform
 from tests.cli.goldens import generate
-from tests.goldens import block_causal, moe, uniform
+from tests.goldens import block_causal, moe, nemotron, uniform
 
 pytestmark = pytest.mark.usefixtures("ranks")
 SIZES = (2, 4)
@@ -68,6 +68,22 @@ def noisy(model: str) -> Sample:
     )
 
 
+def modes(model: str) -> Sample:
+    """All modes in one batch, drafts under the adapter in the model's folder among them."""
+
+    def ask(tmp_path: Path, runs: list[dict[str, Any]], *options: str) -> None:
+        named = {str(number): run for number, run in enumerate(runs)}
+        lines = (
+            {"id": name, "prompt_token_ids": run["prompt"], "sampling": nemotron.sampling(run), "cache": "exact"}
+            for name, run in named.items()
+        )
+        answers = generate(tmp_path, nemotron.folder(model), lines, *options, max_model_len=128)
+        for name, run in named.items():
+            assert answers[name]["token_ids"] == run["tokens"], run["mode"]
+
+    return Sample(nemotron.runs(model), ask)
+
+
 # Without the models whose 3 and 7 heads no such number of ranks can share.
 SAMPLES: dict[str, Callable[[], Sample]] = {
     "llada": lambda: masked("llada"),
@@ -78,11 +94,13 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "sdar_moe": lambda: mixture("sdar_moe_b8"),
     "sdar_b4": lambda: causal("sdar_b4"),
     "sdar_b8": lambda: causal("sdar_b8"),
+    "nemotron": lambda: modes("plain"),
+    "nemotron, peaky": lambda: modes("peaky"),
     "gidd": lambda: noisy("unif"),
     "gidd, gentle": lambda: noisy("gentle"),
     "gidd, hybrid": lambda: noisy("hybrid"),
 }
-FEW = {"llada": 12, "dream": 4, "llada_moe": 4, "llada2": 5, "sdar_b4": 4, "gidd": 3}
+FEW = {"llada": 12, "dream": 4, "llada_moe": 4, "llada2": 5, "sdar_b4": 4, "nemotron, peaky": 12, "gidd": 3}
 
 
 @pytest.mark.few(6)

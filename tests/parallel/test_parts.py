@@ -35,6 +35,7 @@ RAW: dict[str, dict[str, Any]] = {
     "dream": checkpoints.DREAM,
     "llada-moe": checkpoints.LLADA_MOE,
     "one K/V head": checkpoints.SDAR | {"num_key_value_heads": 1},
+    "nemotron": checkpoints.NEMOTRON | {"num_key_value_heads": 4},
     **kinds.RAW,
 }
 

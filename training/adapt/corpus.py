@@ -28,10 +28,12 @@ from remask.tasks import town
 from remask_lab.bench.documents import read_documents
 from training.adapt.base import load_tokenizer
 from training.adapt.questions import questions
-from training.adapt.ragged import Ragged, save_ragged
+from training.adapt.ragged import Ragged, load_ragged, save_ragged
 
 PIECES: Final = ("system", "user", "assistant", "turn", "separator", "empty_system", "first", "mask", "end")
 TOWN_QUESTIONS: Final = 8
+_HALVES: Final = ("documents", "plain", "solved", "towns")
+NAMES: Final = (*_HALVES, *(f"{name}_held" for name in _HALVES), "asked", "pieces")
 _MARK = "\0"
 
 
@@ -74,6 +76,17 @@ def main() -> None:
     named["pieces"] = Ragged.of(pieces(tokenizer))
     save_ragged(args.out, **named)
     print({name: (len(each), len(each.values)) for name, each in named.items()})
+
+
+def load_corpus(file: Path) -> dict[str, Ragged]:
+    """What `main` wrote. Raises `ValueError` where an older version of this file did, which wrote less."""
+    found = load_ragged(file)
+    lacks = [name for name in NAMES if name not in found]
+    if not lacks and len(found["pieces"]) != len(PIECES):
+        lacks = [f"{len(PIECES)} pieces, as it has {len(found['pieces'])}"]
+    if lacks:
+        raise ValueError(f"{file} lacks {', '.join(lacks)}: make it again with python -m training.adapt.corpus {file}")
+    return found
 
 
 def _towns(pages: int) -> Iterator[str]:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from training.adapt.base import load_base, look_both_ways, seat_mask
 from training.adapt.canvases import Batch, Canvas, Canvases, Stream, stack
+from training.adapt.corpus import load_corpus
 from training.adapt.low_rank import add_low_rank, load_adapter, save_adapter
 from training.adapt.ragged import Ragged, load_ragged, save_ragged
 from training.adapt.reuse import measure_reuse
@@ -232,7 +233,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     course = Course(args.out / "log.jsonl")
     phases = [Phase.parse(text) for text in args.phases]
-    corpus = load_ragged(args.corpus)
+    corpus = load_corpus(args.corpus)
     model = load_base(args.base, device)
     course.say("base", seconds=course.seconds, mask=seat_mask(model, Canvases(corpus, Ragged.of([])).mask))
 

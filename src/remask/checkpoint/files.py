@@ -1,7 +1,8 @@
 """The files of a checkpoint: JSON objects, and the headers of weight files. No weight is read."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from remask.checks import Quantization
 from remask.checks.values import is_whole
 from remask.errors import CheckpointError, ConfigError
 from remask.request.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
 
 OWN, SAMPLING, OVERRIDES, CACHE, QUANTIZATION = "remask.json", "sampling", "hf_overrides", "cache", "quantization"
 _OWN = {SAMPLING: dict, OVERRIDES: dict, CACHE: str, QUANTIZATION: str}
@@ -138,6 +141,7 @@ def _generation(path: Path) -> dict[str, Any]:
     return found
 
 
+_LISTED = 20
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 # Bytes per element of the types that convert to any floating type without a scale.
@@ -146,11 +150,24 @@ CONVERTED = tuple(_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
+class Scales:
+    """The tensor that holds what the numbers of another are multiplied with, one for each `block` of rows and columns.
+
+    Blocks begin at the first row and column; those at the ends may be smaller.
+    """
+
+    name: str
+    file: Path
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorLocation:
     """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ...
 
     Of a quantized tensor these are the shape and the dtype of what it stands for, and `kind` says how.
-    A GGUF file's types have the names that it gives them, and `packed` is the bytes of one number.
+    A GGUF file's types have the names that it gives them, and `packed` is the bytes of one number, as it is of a tensor
+    with `scales`.
     """
 
     file: Path
@@ -158,6 +175,7 @@ class TensorLocation:
     dtype: str
     kind: Quantization | None = None
     packed: float | None = None
+    scales: Scales | None = None
 
     @property
     def item(self) -> float | None:
@@ -177,24 +195,63 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
-    """Every tensor of a checkpoint by name. Where two shards hold one name, the index decides.
+    """Every tensor of a checkpoint by name. Says which file was read where a single one and an index are there.
 
     Raises:
-        CheckpointError: as `weight_files`; or a file is truncated, corrupt or unreadable.
+        CheckpointError: as `weight_files`; a file is truncated, corrupt or unreadable; or the index contradicts them.
     """
     files = weight_files(folder)
     placed = {} if files == [folder / SINGLE] else _weight_map(folder)
-    found: dict[str, TensorLocation] = {}
+    if not placed and _indexes_others(folder):
+        log.warning(
+            "%s holds a whole model in %s, which is read, and %s of other files, which is not: take away the one that "
+            "is not the model",
+            *(folder, SINGLE, INDEX),
+        )
+    found: dict[str, list[TensorLocation]] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-                    if placed.get(name, file.name) == file.name:
-                        piece = opened.get_slice(name)
-                        found[name] = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
+                    piece = opened.get_slice(name)
+                    place = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
+                    found.setdefault(name, []).append(place)
         except (SafetensorError, OSError) as error:
             raise unreadable(file, error) from error
-    return found
+    _check_index(folder, placed, found)
+    return {name: place for name, (place,) in found.items()}
+
+
+def _indexes_others(folder: Path) -> bool:
+    """Whether there is an index of other files than the single one."""
+    try:
+        return set(_weight_map(folder).values()) != {SINGLE}
+    except CheckpointError:
+        return (folder / INDEX).is_file()
+
+
+def _check_index(folder: Path, placed: Mapping[str, str], found: Mapping[str, Sequence[TensorLocation]]) -> None:
+    """Raise `CheckpointError` where the index names a tensor's file wrongly, or shards hold one name more than once."""
+    faults = []
+    for name, shard in placed.items():
+        held = [place.file.name for place in found.get(name, ())]
+        if shard not in held:
+            faults.append(f"it has {name} in {shard}, and {' and '.join(held) or 'no shard'} holds it")
+    for name, places in found.items():
+        if len(places) > 1:
+            each = " and ".join(f"{place.file.name} {list(place.shape)}" for place in places)
+            faults.append(f"{name} stands in {each}")
+    if faults:
+        raise CheckpointError(
+            f"{folder / INDEX} and the shards that it names contradict each other: {listed(faults)}. They are of "
+            "different models or downloads: fetch the index and the shards again."
+        )
+
+
+def listed(every: Sequence[str]) -> str:
+    """What is wrong, in one sentence; of many the first ones, and how many more there are."""
+    rest = len(every) - _LISTED
+    return "; ".join(every[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def unreadable(file: Path, error: Exception) -> CheckpointError:

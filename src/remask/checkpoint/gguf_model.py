@@ -3,17 +3,30 @@
 Keys and tensor names are those that llama.cpp's files have. The families check the object as they check a file's.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remask.checkpoint.gguf_header import Header, List
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.checkpoint.gguf_header import Header, List, StoredTensor
 from remask.errors import CheckpointError
 from remask.families.family import MixtureNames, TensorNames
-from remask.families.fields import EXPERTS, LAYERS, VOCAB, Fields
+from remask.families.fields import EXPERTS, LAYERS, ORIGINAL, VOCAB, Fields
 
 EXPERT = "expert.{}."
 """Beginning of our names of one expert's matrices; the file has those of all experts in one tensor."""
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""How many times slower each pair of channels turns, of Llama 3.1 and later ones; it is read as `rope_scaling`."""
+
+# What else files say of YaRN, and its names in `config.json`.
+_YARN = {"original_context_length": ORIGINAL, "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+# Of the factor of cosines and sines, of which programs and their versions make different things unless it is this.
+_YARN_GAINS = {"attn_factor": 1, "yarn_attn_factor": 1, "yarn_ext_factor": 1, "yarn_log_multiplier": 0}
+_EXACT = 1e-5  # of shares that are computed from float32
 
 NAMES = TensorNames(
     embed="token_embd",
@@ -103,10 +116,7 @@ def config_object(header: Header) -> dict[str, Any]:
         raise fields.unfit("split.count", "1: a model in one file (merge the parts with llama.cpp's gguf-split)")
     fields.only(f"{arch}.attention.causal", False, optional=True)
     fields.only("diffusion.shift_logits", kind.shift, optional=True)
-    fields.only(f"{arch}.rope.scaling.type", "none", optional=True)
-    if values.get(f"{arch}.rope.scaling.type") is None:  # which then is linear, by these factors
-        for key in ("scaling.factor", "scale_linear"):
-            fields.only(f"{arch}.rope.{key}", 1, optional=True)
+    scaled = _scaling(fields, arch)
     hidden_key, heads_key = f"{arch}.embedding_length", f"{arch}.attention.head_count"
     own = f"{arch}.attention.key_length"
     dim = fields.integer(own, least=2) if kind.own_head_dim else fields.head_dim(hidden_key, heads_key)
@@ -128,6 +138,11 @@ def config_object(header: Header) -> dict[str, Any]:
         "eos_token_id": list(dict.fromkeys(eos)),
         **({"head_dim": dim} if kind.own_head_dim else {}),
     }
+    slowed = _slowed(header, raw["rope_theta"], dim)
+    if scaled and slowed:
+        raise fields.unfit(f"{arch}.rope.scaling.type", f'"none" beside the tensor {ROPE_FACTORS!r}')
+    if scaled or slowed:
+        raw["rope_scaling"] = scaled or slowed
     # LLaDA-MoE has a mask of its own, and causal models have none.
     if values.get("tokenizer.ggml.mask_token_id") is not None or arch not in ("llada-moe", "llama", "qwen2", "qwen3"):
         raw["mask_token_id"] = fields.token("tokenizer.ggml.mask_token_id", vocab)
@@ -146,6 +161,87 @@ def config_object(header: Header) -> dict[str, Any]:
         "qk_layernorm": "blk.0.attn_q_norm.weight" in header.tensors,
         "partial_rotary_factor": turned / dim,
     }
+
+
+def _scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
+    """How positions are scaled, as `rope_scaling` of `config.json` says it; None: not at all.
+
+    llama.cpp takes linear scaling where a file names no type.
+    """
+    key = f"{arch}.rope.scaling."
+    kind, factor = fields.get(key + "type"), key + "factor"
+    if kind is None and fields.get(factor) is None:
+        factor = f"{arch}.rope.scale_linear"
+    if arch == "llada" and kind is None:
+        fields.only(factor, 1, optional=True)
+    known = ("none",) if arch == "llada" else ("none", "linear", "yarn")
+    if kind not in (None, *known):
+        raise fields.unfit(key + "type", ", ".join(known))
+    if kind == "none" or (kind is None and fields.number(factor, 1) == 1):
+        return None
+    scaled = {"rope_type": kind or "linear", "factor": fields.number(factor)}
+    if kind != "yarn":
+        return scaled
+    for name, neutral in _YARN_GAINS.items():
+        fields.only(key + name, neutral, optional=True)
+    return scaled | {theirs: fields.get(key + ours) for ours, theirs in _YARN.items()}
+
+
+def _slowed(header: Header, theta: float, dim: int) -> dict[str, Any] | None:
+    """Llama 3.1's scaling, of a file that has how many times slower each pair of channels turns; None: none is.
+
+    The share of a pair that is not slowed grows linearly with its turns a position, so two pairs that are slowed in
+    part tell where that begins and ends. Raises `CheckpointError` where they do not.
+    """
+    stored = factors_tensor(header)
+    if stored is None:
+        return None
+    factors, plain = _vector(header, stored), theta ** (-np.arange(0, dim, 2) / dim) / math.tau
+    fits = factors.shape == plain.shape and np.isfinite(factors).all() and factors.min() >= 1
+    if fits and factors.max() == 1:
+        return None
+    scaled = _llama3(factors, plain) if fits else None
+    if scaled is None:
+        raise CheckpointError(
+            f"{header.file}: the tensor {ROPE_FACTORS!r} {list(factors.shape)} slows pairs of channels otherwise than "
+            "Llama 3.1 does, or too few of them to tell. Load the checkpoint that the file was made of."
+        )
+    return scaled
+
+
+def _llama3(factors: NDArray[np.float64], plain: NDArray[np.float64]) -> dict[str, Any] | None:
+    """The keys that make `factors` of pairs which turn `plain` times a position; None: there are none."""
+    slowest = float(factors.max())
+    kept = (1 / factors - 1 / slowest) / (1 - 1 / slowest)
+    between = (kept > _EXACT) & (kept < 1 - _EXACT)
+    if between.sum() < 2:
+        return None
+    slope, start = np.polyfit(plain[between], kept[between], 1)
+    if slope <= 0 or start >= 0:
+        return None
+    # Both bounds and the length may be multiplied by one number: published models' lower bound is 1.
+    length = max(1, round(-slope / start))
+    low, high = (float(f"{(share - start) * length / slope:.6g}") for share in (0, 1))
+    if not np.allclose(((plain * length - low) / (high - low)).clip(0, 1), kept, atol=100 * _EXACT):
+        return None
+    names = ("rope_type", "factor", ORIGINAL, "low_freq_factor", "high_freq_factor")
+    return dict(zip(names, ("llama3", float(f"{slowest:.6g}"), length, low, high), strict=True))
+
+
+def factors_tensor(header: Header) -> StoredTensor | None:
+    """The tensor that a file scales positions with, which is no weight; None: there is none that llama.cpp reads."""
+    return header.tensors.get(ROPE_FACTORS) if _architecture(header) == "llama" else None
+
+
+def _vector(header: Header, stored: StoredTensor) -> NDArray[np.float64]:
+    """A small tensor of float32, which is read with the header. Raises `CheckpointError` on another."""
+    if stored.kind.name != "F32" or len(stored.shape) != 1:
+        raise CheckpointError(
+            f"{header.file}: the tensor {ROPE_FACTORS!r} is {stored.kind.name} {list(stored.shape)}; supported: a row "
+            "of F32."
+        )
+    with header.file.open("rb") as file:
+        return np.fromfile(file, np.float32, stored.shape[0], offset=stored.offset).astype(float)
 
 
 def interleaved_heads(header: Header, tensor: str) -> int | None:

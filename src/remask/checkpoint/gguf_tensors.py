@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remask.checkpoint.files import TensorLocation
 from remask.checkpoint.gguf_header import TENSORS, Header, StoredTensor, read_header
-from remask.checkpoint.gguf_model import EXPERT, interleaved_heads
+from remask.checkpoint.gguf_model import EXPERT, factors_tensor, interleaved_heads
 from remask.checkpoint.quantised_files import groups_of
 from remask.checks import Quantization
 from remask.errors import CheckpointError
@@ -41,11 +41,13 @@ class _View:
 
 
 def locate(path: Path) -> dict[str, TensorLocation]:
-    """Every tensor of a GGUF file by name, each expert's matrices by a name of their own.
+    """Every weight of a GGUF file by name, each expert's matrices by a name of their own.
 
     Raises `CheckpointError` as `read_header`, and where experts are more than any model has.
     """
-    return {name: _location(path, view) for name, view in _views(read_header(path)).items()}
+    header = read_header(path)
+    scaling = factors_tensor(header)
+    return {name: _location(path, view) for name, view in _views(header).items() if view.stored is not scaling}
 
 
 def _location(path: Path, view: _View) -> TensorLocation:

@@ -18,6 +18,7 @@ from remask.checkpoint.files import (
     CONFIG,
     CONVERTED,
     TensorLocation,
+    listed,
     raw_config,
     read_json,
     tensor_locations,
@@ -27,6 +28,7 @@ from remask.checkpoint.files import (
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.gguf_model import NAMES as GGUF_NAMES
 from remask.checkpoint.quantised_files import MATRICES, check_kind, read_codes, unfolded
+from remask.checkpoint.scaled_files import read_numbers
 from remask.checkpoint.source import resolve
 from remask.checks import Quantization
 from remask.checks.values import is_whole
@@ -38,7 +40,6 @@ from remask.model.quantised import Codes, QuantisedMatrix
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, LowRank, Weights, empty_weights
 
-_LISTED = 20
 _MAPPED = 2**24  # bytes of a file that stay mapped while it is read
 _UNPACKED = 2**24  # numbers of the embedding or the output matrix that stand unpacked, as float32, at a time
 # Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
@@ -257,8 +258,7 @@ def _stored(file: Any, slot: Slot, place: TensorLocation, quantization: Quantiza
         return tensor
     if place.kind is not None:
         return read_codes(file, slot.name, place.kind, slot.part or (slice(None),))
-    tensor = file.get_tensor(slot.name) if slot.part is None else file.get_slice(slot.name)[slot.part]
-    return tensor
+    return read_numbers(file, slot.name, place, slot.part)
 
 
 def _fill(slot: Slot, tensor: Tensor | Codes, place: TensorLocation, weights: Weights, check: bool) -> None:
@@ -358,7 +358,7 @@ def _check(
         raise CheckpointError(
             f"The tensors in {folder} are not those of the {family.name} model that its {_description(folder)} "
             "describes.\n"
-            + "\n".join(f"  {len(names)} {kind}: {_listed(names)}" for kind, names in found.items())
+            + "\n".join(f"  {len(names)} {kind}: {listed(in_ranges(names))}" for kind, names in found.items())
             + f"\n{_sizes(config, stored, dtype)} {_way_out(folder)}"
         )
 
@@ -367,12 +367,6 @@ def _way_out(folder: Path) -> str:
     if is_gguf(folder):
         return "Convert the model again, or download another file of it."
     return "Use the config.json that belongs to these weights."
-
-
-def _listed(every: Sequence[str]) -> str:
-    names = in_ranges(every)
-    rest = len(names) - _LISTED
-    return "; ".join(names[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.checkpoint.files import INDEX, TensorLocation, raw_config, read_json, tensor_locations, weight_files
+from remask.checkpoint.files import INDEX, TensorLocation, listed, raw_config, read_json, tensor_locations, weight_files
 from remask.checkpoint.gguf_header import is_gguf
+from remask.checkpoint.scaled_files import KEY, convention, read_numbers, refuse_foreign, with_scales
 from remask.checks import QUANTIZATIONS, Quantization
 from remask.errors import CheckpointError, ConfigError
 from remask.families.family import Family
@@ -28,7 +29,7 @@ from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import GROUP
 from remask.model.quantised import Codes, encode
 
-KEY, METHOD = "quantization_config", "remask"
+METHOD = "remask"
 SCALE, ZERO = "_scale", "_zero"
 SHARD = 4 * 2**30  # bytes of a weight file
 MATRICES = ("qkv", "out", "gate_up", "down", "mixture.gate_up", "mixture.down")
@@ -36,18 +37,23 @@ _BYTES = {"int8": "I8", "int4": "U8", "fp8": "F8_E4M3"}
 
 
 def stored_kind(folder: Path) -> Quantization | None:
-    """How the matrices of the checkpoint in `folder` are kept; None: as numbers.
+    """How the matrices of the checkpoint in `folder` are kept; None: as numbers, or as fp8 that becomes numbers.
 
-    Raises `CheckpointError` where another program has quantised it.
+    Raises `CheckpointError` where another program has quantised it in a way that is not read here.
     """
     asked = raw_config(folder).get(KEY)
     if asked is None:
         return None
-    kind = asked.get("kind") if isinstance(asked, dict) and asked.get("quant_method") == METHOD else None
+    if not isinstance(asked, dict):
+        raise CheckpointError(f"{folder / 'config.json'}: {KEY!r} is {json.dumps(asked)[:200]}; supported: an object.")
+    kind = asked.get("kind")
+    if asked.get("quant_method") != METHOD:
+        convention(folder, asked)
+        return None
     if kind not in QUANTIZATIONS:
         raise CheckpointError(
-            f"The model in {folder} is quantised in a way that is not known here ({KEY}: {json.dumps(asked)[:200]}). "
-            "Use the unquantised model with --quantization, or one that 'remask quantize' has written."
+            f"{folder / 'config.json'}: {KEY!r} is {json.dumps(asked)[:200]}; supported as 'kind': "
+            f"{', '.join(QUANTIZATIONS)}. Write the model again with 'remask quantize'."
         )
     return kind  # type: ignore[no-any-return]
 
@@ -62,11 +68,12 @@ def check_kind(folder: Path, asked: Quantization | None) -> None:
 def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
     """The tensors of a checkpoint, with codes, scales and zeros of each quantised matrix as one.
 
-    Raises `CheckpointError` where scales or zeros are missing or misshapen.
+    Raises `CheckpointError` where scales or zeros are missing or misshapen, or another program's codes are found.
     """
-    kind = stored_kind(folder)
+    kind, asked = stored_kind(folder), raw_config(folder).get(KEY)
     if kind is None:
-        return dict(found)
+        refuse_foreign(folder, found)
+        return dict(found) if asked is None else with_scales(folder, convention(folder, asked), found)
     scales = {name.removesuffix(SCALE) for name in found if name.endswith(SCALE)} & found.keys()
     others = {name + end for name in scales for end in (SCALE, ZERO)}
     whole = {name: place for name, place in found.items() if name not in others}
@@ -83,7 +90,7 @@ def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, Ten
         whole[name] = replace(place, shape=(rows, columns), dtype="F32", kind=kind)
     if faults:
         raise CheckpointError(
-            f"The {kind} model in {folder} lacks {', '.join(faults[:20])}. Write it again with 'remask quantize'."
+            f"The {kind} model in {folder} lacks {listed(faults)}. Write it again with 'remask quantize'."
         )
     return whole
 
@@ -127,7 +134,7 @@ def save_quantised(
         raise ConfigError(f"--output: {str(target)!r} exists and is no empty folder; name another one")
     target.mkdir(parents=True, exist_ok=True)
     matrices = {slot.name for slot in family.tensors(config) if slot.field in MATRICES}
-    found = tensor_locations(folder)
+    found = unfolded(folder, tensor_locations(folder))
     total = sum(prod(place.shape) for place in found.values())
     placed, size, held, number = dict[str, str](), 0, dict[str, Tensor](), 0
     with tqdm(total=total, desc="Quantising", unit="weight", unit_scale=True, disable=not progress) as bar:
@@ -152,9 +159,9 @@ def save_quantised(
 def _every(folder: Path, found: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-                if found[name].file == path:
-                    yield name, file.get_tensor(name)
+            for name, place in found.items():
+                if place.file == path:
+                    yield name, read_numbers(file, name, place)
 
 
 def _written(name: str, tensor: Tensor, kind: Quantization | None) -> Iterator[tuple[str, Tensor]]:

@@ -84,27 +84,30 @@ def check(values: Any, prefix: str = "") -> None:
             object.__setattr__(values, item.name, made)
 
 
-def parse(cls: type[T], values: object, name: str, item: str) -> T:
+def parse(cls: type[T], values: object, name: str, item: str, prefix: str = "") -> T:
     """A declared class from JSON-like values, in which null leaves a field out.
 
-    `name` is what holds the values, `item` one of its fields, in errors. Raises `ConfigError` on values that are not
-    allowed and `UnknownNameError` on names that are not declared.
+    `name` is what holds the values, `item` one of its fields, and `prefix` the path to it, in errors. Raises
+    `ConfigError` on values that are not allowed and `UnknownNameError` on names that are not declared.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{name} must be an object of {item}s, got {shown(values)}")
     known = list(declared(cls))
     for key in values:
         if key not in known:
-            raise unknown_name(cls, item, str(key), known)
+            raise unknown_name(cls, item, str(key), known, prefix)
     return cls(**{key: value for key, value in values.items() if value is not None})
 
 
-def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a `name` that is none of the `known` ones: where it is a field within `cls`, it says of which."""
+def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], within: str = "") -> ConfigError:
+    """The error for a `name` that is none of the `known` ones: where it is a field within `cls`, it says of which.
+
+    `within` is the path to it.
+    """
     for outer, declaration in declared(cls).items():
         if isinstance(declaration.values, Nested) and name in declared(declaration.values.cls):
             return ConfigError(f"{name} stands in {outer}: {outer}={{'{name}': ...}}")
-    return UnknownNameError(item, name, known)
+    return UnknownNameError(item, name, known, within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ class Nested(Values):
         if isinstance(value, str) and self.presets:
             self.check(name, value)
             return value
-        return parse(self.cls, value, name, self.item)
+        return parse(self.cls, value, name, self.item, f"{name}.")
 
     def schema(self) -> dict[str, Any]:
         """An object of the declared fields, each of which may be null or left out, or a preset's name."""

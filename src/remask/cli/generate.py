@@ -7,11 +7,11 @@ import json
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 from remask.answers.rollout import trace_of
 from remask.checkpoint.settings import Reads
@@ -43,14 +43,31 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} goes with --prompt; the lines of --input have {own} of their own")
     check_folder("--output", args.output)
     with ExitStack() as files:
+        # A file is read before the weights are, which may take minutes.
+        source = _lines(args.input) if args.input not in (None, "-") else sys.stdin
         cache, limits = (defaults.cache, dict(defaults.cache_config)), engine_config(args)
         reads: Reads = "tokens" if args.prompt is None else "text"  # lines may hold token ids
         llm = files.enter_context(open_llm(args, *cache, limits, reads))
         if args.prompt is not None:
             return _answer_one(llm, as_request(llm, _line(llm, args), "0", defaults), args)
-        source = sys.stdin if args.input == "-" else files.enter_context(open_text(args.input, "r"))
         target = None if args.output is None else files.enter_context(LineFile(args.output))
         return _answer_lines(llm, source, target, defaults, args.trace)
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a file. Raises `ConfigError` where it cannot be read, or none of its lines is an object."""
+    with open_text(path, "r") as source:
+        lines, fault = list(source), None
+    for number, text in enumerate(lines, start=1):
+        try:
+            if text.strip():
+                json_object("a line", text)
+                return lines
+        except ConfigError as error:
+            fault = fault or ConfigError(f"{path}, line {number}: {error}; no line of the file is an object")
+    if fault is not None:
+        raise fault
+    return lines
 
 
 def _line(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
@@ -83,7 +100,7 @@ def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
     return 1 if output.error else 0
 
 
-def _answer_lines(llm: LLM, source: TextIO, target: LineFile | None, defaults: Defaults, trace: bool) -> int:
+def _answer_lines(llm: LLM, source: Iterable[str], target: LineFile | None, defaults: Defaults, trace: bool) -> int:
     requests: list[Request] = []
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be text
     lines: dict[str, int] = {}  # the line of each own id, as JSON

@@ -85,20 +85,22 @@ def _policy(llm: LLM, terms: Terms) -> CachePolicy:
     return llm.session.policy(cache, settings, adapter=terms.adapter)
 
 
-def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:
-    """Read the requests of a file, as `read_lines` does."""
-    return [request for request, _ in read_lines(llm, path, defaults)]
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The objects in a file of requests, before there is a model to read them: each with its line and its name."""
+
+    path: str
+    each: tuple[tuple[int, str, dict[str, Any]], ...]
 
 
-def read_lines(
-    llm: LLM, path: str, defaults: Defaults, beside: Collection[str] = (), without: Collection[str] = ()
-) -> list[tuple[Request, dict[str, Any]]]:
-    """Read the requests of a file, each with those keys `beside` it that its line has.
+def load_lines(path: str, without: Collection[str] = ()) -> Lines:
+    """Read the lines of a file of requests, which needs no model.
 
-    A request is named by its line's `id`, as JSON where that is no text, or its number. Raises `ConfigError`, naming
-    the first bad line, where two have one name, and where a line has a key that it must be `without`.
+    A request is named by its line's `id`, as JSON where that is no text, or its number. Raises `ConfigError` where the
+    file cannot be read, naming the first line that is no object, where two have one name, and where a line has a key
+    that it must be `without`.
     """
-    requests, lines = [], dict[str, int]()
+    found, lines = [], dict[str, int]()
     with open_text(path, "r") as source:
         for number, text in enumerate(source, start=1):
             if not text.strip():
@@ -112,11 +114,33 @@ def read_lines(
                 for key in without:
                     if line.get(key) is not None:
                         raise ConfigError(f"{key} is an option of the command, for all lines; leave it out")
-                further = {key: line.pop(key) for key in beside if key in line}
-                requests.append((as_request(llm, line, name, defaults), further))
-                llm.engine.check(requests[-1][0])
             except ConfigError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
+            found.append((number, name, line))
+    return Lines(path, tuple(found))
+
+
+def read_requests(llm: LLM, lines: Lines, defaults: Defaults) -> list[Request]:
+    """Read the requests of a file, as `read_lines` does."""
+    return [request for request, _ in read_lines(llm, lines, defaults)]
+
+
+def read_lines(
+    llm: LLM, lines: Lines, defaults: Defaults, beside: Collection[str] = ()
+) -> list[tuple[Request, dict[str, Any]]]:
+    """The requests of a file, each with those keys `beside` it that its line has.
+
+    Raises `ConfigError`, naming the first line that is no request of the model.
+    """
+    requests = []
+    for number, name, line in lines.each:
+        own = {key: value for key, value in line.items() if key not in beside}
+        try:
+            request = as_request(llm, own, name, defaults)
+            llm.engine.check(request)
+        except ConfigError as error:
+            raise ConfigError(f"{lines.path}, line {number}: {error}") from error
+        requests.append((request, {key: line[key] for key in beside if key in line}))
     return requests
 
 

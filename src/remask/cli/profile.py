@@ -12,6 +12,7 @@ import torch
 
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
+from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import resolve
 from remask.checks import QUANTIZATIONS
 from remask.checks.plugins import Plugin, Registry
@@ -23,6 +24,7 @@ from remask.depth.prompts import default_prompts, read_prompts, under_system_pro
 from remask.depth.rule import ProfileSettings
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
+from remask.loading import announce_download
 from remask.model.quantised import check_sizes
 
 Drawing: TypeAlias = Callable[[str], Callable[[DepthTable], None]]
@@ -119,7 +121,8 @@ def quantize(args: argparse.Namespace) -> int:
     """Write the checkpoint, and say how large it is."""
     if args.quantization not in QUANTIZATIONS:
         raise UnknownNameError("quantization", args.quantization, QUANTIZATIONS)
-    folder = resolve(args.model)
+    announce_download(ModelSettings(args.model), None)
+    folder = resolve(args.model, progress=args.progress)
     family, config = read_config(folder)
     check_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)

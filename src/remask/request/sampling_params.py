@@ -40,6 +40,12 @@ _ABSORBING: tuple[ModelKind, ...] = ("masked", "block_causal")  # a token that i
 _STEPS = Whole(1, 2**30)
 MOST_STATES = 32  # of a block, that one pass computes
 AUTO_STATES: Final = "auto"
+AR, DIFFUSION, SPECULATION = MODES = ("ar", "diffusion", "linear_speculation")
+_MODE_OF = {
+    **dict.fromkeys(("block_length", "steps_per_block", "threshold", "remasking"), DIFFUSION),
+    "speculation": SPECULATION,
+}
+"""The mode that a parameter, or a group of them, is for; those that are not here are for all."""
 PARAMETER = "sampling parameter"  # in errors
 
 _OF_EDITS = (  # of remasking 'joint_threshold'
@@ -99,7 +105,7 @@ class SamplingParams(_KnownNames):
     )
     mode: str | None = declare(
         None,
-        Choice(("ar", "diffusion", "linear_speculation")),
+        Choice(MODES),
         "How Nemotron-Labs-Diffusion writes: from left to right, by blocks (the default), or from left to right with "
         "drafts of whole blocks, which gives the tokens of `ar`.",
         kinds=("block_causal",),
@@ -377,6 +383,11 @@ def layered(*several: Mapping[str, Any]) -> dict[str, Any]:
         found = {path: value for path, value in found.items() if unset.isdisjoint((path, path.partition(".")[0]))}
         found |= by_path(SamplingParams, values)
     return by_group(SamplingParams, found)
+
+
+def fits_mode(path: str, mode: str) -> bool:
+    """Whether the parameter at `path` has a meaning on a request in this mode of a model that has several."""
+    return _MODE_OF.get(path.partition(".")[0], mode) == mode
 
 
 def is_greedy(temperature: float) -> bool:

@@ -10,18 +10,17 @@ from operator import attrgetter
 
 import numpy as np
 
+from remask.checks.fields import paths
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
-from remask.request.sampling_groups import SpeculationParams
-from remask.request.sampling_params import SamplingParams
+from remask.request.sampling_params import DIFFUSION, MODES, SPECULATION, SamplingParams, fits_mode
 from remask.sampling import select
 from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, blocks_of
 from remask.sampling.rows import RowGroup
 from remask.sampling.rules import RULES, THRESHOLD, BlockStart, Remasking
 
-DIFFUSION, SPECULATION = "diffusion", "linear_speculation"
 WINDOW, MAX_WINDOW = 8, 32  # of the authors' linear self-speculation
 
 
@@ -68,14 +67,9 @@ class CausalDecoding(Decoding):
             )
         if rule.edits:
             raise ConfigError(f"remasking {rule.name!r} edits tokens, and a block here is final once it has no masks")
-        for path, value, own in (
-            ("block_length", params.block_length, DIFFUSION),
-            ("steps_per_block", params.steps_per_block, DIFFUSION),
-            ("threshold", params.threshold, DIFFUSION),
-            ("remasking", params.remasking.rule, DIFFUSION),
-            ("speculation", None if params.speculation == SpeculationParams() else params.speculation, SPECULATION),
-        ):
-            if value is not None and own != mode:
+        for path in paths(SamplingParams):
+            if not fits_mode(path, mode) and attrgetter(path)(params) is not None:
+                own = next(each for each in MODES if fits_mode(path, each))
                 raise ConfigError(f"{path} is for mode {own!r}, and this one is {mode!r}; leave one of the two out")
         for path in ("remasking.fallback", "remasking.eb_threshold", "blocks.sub_block_length"):
             if attrgetter(path)(params) is not None:

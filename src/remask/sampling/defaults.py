@@ -10,7 +10,7 @@ from remask.checks.values import POSITIONS
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
 from remask.request.sampling_groups import PRESET_FIELDS
-from remask.request.sampling_params import SamplingParams
+from remask.request.sampling_params import DIFFUSION, SamplingParams, fits_mode
 from remask.sampling.blocks import blocks_for, even_blocks, hole_blocks
 from remask.sampling.rules import RULES, names_on
 
@@ -22,19 +22,23 @@ def fit(
     template: Template | None = None,
     *,
     growing: bool = False,
+    modes: bool = False,
 ) -> SamplingParams:
     """Return a request's `own` parameters, with `defaults` for the rest, which are made to fit them.
 
     What a request sets is taken as it is, and refused where it contradicts itself. The defaults give way: a default
     `max_tokens` to `min_tokens` and to the `room` beside the prompt, a default `min_tokens` to `max_tokens`, a default
     `block_length` to the longest one below it that `max_tokens` is a multiple of, and default `steps` keep their number
-    per token. Defaults of one choice are dropped where the request sets another field of it.
+    per token. Defaults of one choice are dropped where the request sets another field of it, and so are those of other
+    modes than its own, of a model that has `modes`.
     None leaves a field out. The response of a `template`, of `max_tokens` places, need not be a multiple of its block,
     and its steps follow the places that are filled. The same goes for a canvas that grows, as it does where nobody sets
     `growing_canvas` and the model's family is `growing`; a default `growing_canvas` gives way to a `template`. Raises
     `ConfigError`.
     """
     defaults, own = _given(defaults), _given(own)
+    if modes:
+        defaults = _of_mode(defaults, own.get("mode") or defaults.get("mode") or DIFFUSION)
     merged, kept = _layered(defaults, own), _kept(defaults, own)
     if template is not None and "blocks.growing_canvas" not in own:  # such a canvas has its length
         merged.pop("blocks.growing_canvas", None)
@@ -62,6 +66,16 @@ def overlaid(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
     return by_group(
         SamplingParams, {path: attrgetter(path)(params) for path in _layered(_given(defaults), _given(own))}
     )
+
+
+def of_mode(values: Mapping[str, Any], mode: str | None) -> dict[str, Any]:
+    """What of `values` has a meaning on a request in `mode`; None: all. Raises `ConfigError` on bad groups."""
+    given = by_path(SamplingParams, values)
+    return by_group(SamplingParams, given if mode is None else _of_mode(given, mode))
+
+
+def _of_mode(given: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    return {path: value for path, value in given.items() if fits_mode(path, mode)}
 
 
 def _made(values: Mapping[str, Any]) -> SamplingParams:

@@ -220,7 +220,9 @@ def _field(problem: Mapping[str, Any]) -> str | None:
 def _named_field(error: RemaskError) -> str | None:
     """Return the field, or the path to one of a group, that a `ConfigError` begins with; None if it is another word."""
     if isinstance(error, UnknownNameError):
-        return error.name if error.kind == "field" else error.kind if error.kind in FIELDS else None
+        group, _, name = error.name.partition(".")
+        within = name.isidentifier() and group in FIELDS
+        return error.name if error.kind == "field" or within else error.kind if error.kind in FIELDS else None
     path = re.split(r"[ =:\[]", str(error), maxsplit=1)[0]
     field, _, own = path.partition(".")
     return None if field not in FIELDS else path if own in FIELDS else field

@@ -6,6 +6,7 @@ from functools import partial
 
 from remask.checks import BUNDLED_TRANSIT
 from remask.checks.values import json_list
+from remask.cli.lines import Lines
 from remask.cli.options import check_folder, engine_config, object_option, open_llm
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -21,6 +22,7 @@ from remask_lab.asked import (
     check_result_options,
     check_workload_options,
     keep_pictures,
+    own_lines,
     own_workload,
     read_by,
     separated,
@@ -43,9 +45,10 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     limits = engine_config(args)  # what cannot be combined is refused now, not between two rows
     limits = replace(limits, max_num_seqs=args.concurrency or limits.max_num_seqs, prefix_match="exact")
+    lines = own_lines(args)
     reads = read_by(asked_task(args)) if args.prompt is None else "text"
     with open_llm(args, engine=limits, reads=reads) as llm:
-        workload = _workload(llm, args)
+        workload = _workload(llm, args, lines)
         if not llm.session.has_depth_table:  # rows that cannot be are refused before the model is profiled for others
             _contenders(llm, args, workload, lambda: DepthLookup({}))
         if args.metric is None:
@@ -110,9 +113,9 @@ def _check_unset(args: argparse.Namespace, why: str, *names: str) -> None:
             raise ConfigError(f"{why}; leave --{name.replace('_', '-')} out")
 
 
-def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
-    if args.prompt is not None or args.input is not None:
-        return own_workload(llm, args)
+def _workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Workload:
+    if args.prompt is not None or lines is not None:
+        return own_workload(llm, args, lines)
     if args.prefix_match != "longest":
         return asked_workload(llm, args)
     task = asked_task(args) or own_task(llm)

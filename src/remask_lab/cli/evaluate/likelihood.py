@@ -7,7 +7,9 @@ from typing import Any
 
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
-from remask.cli.options import check_folder, open_llm
+from remask.cli.options import check_folder, model_settings, open_llm
+from remask.loading import announce_download
+from remask.machine.device import resolve_device
 from remask_lab.asked import check_least
 from remask_lab.cli.evaluate import FIELDS
 from remask_lab.likelihood.draws import StratifiedDraws
@@ -48,7 +50,11 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--output", args.output)
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
-    found = find_model(ModelSettings(args.model, load_format=args.load_format, reads=None))
+    names = ("dtype", "device", "quantization", "load_format", "hf_overrides", "tensor_parallel", "force")
+    asked = {name: value for name, value in model_settings(args).items() if name in names}
+    model = ModelSettings(args.model, reads=None, progress=args.progress, **asked)
+    announce_download(model, resolve_device(args.device))
+    found = find_model(model)
     check_kind(args.model, found.config.kind)
     llm = open_llm(args, reads="chat" if args.chat else "text")
     estimator = open_estimator(llm, draws, args.max_rows)
