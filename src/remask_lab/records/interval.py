@@ -137,8 +137,8 @@ def judged(result: Mapping[str, Any], other: Mapping[str, Any]) -> Shown:
     if result["accuracy"] is not None:
         return shown(accuracy_over(result, other))
     agreed = result["agreement_with_none"]
-    low, high = result.get("agreement_interval") or (agreed, agreed)
-    if math.isnan(low):
+    low, high = result.get("agreement_interval") or (None, None)
+    if low is None or high is None or math.isnan(low):  # not kept, or of one prefix alone
         low = high = agreed
     return shown((agreed - 1, low - 1, high - 1))
 
