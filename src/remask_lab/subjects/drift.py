@@ -22,7 +22,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.model.transformer import Transformer
-from remask.plan.plan import Span
+from remask.plan.spans import Span
 from remask.policies import CachePolicy
 from remask_lab.asked import Outcome, about_requests, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, log_axis, new_panels
