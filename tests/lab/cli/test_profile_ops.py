@@ -66,7 +66,12 @@ def test_operations_are_drawn_beside_those_of_another_policy(tmp_path: Path) -> 
     asked = ["--model", "gidd-tiny", "--dtype", "float32", "--steps", "3", "--rounds", "1"]
     assert profile_ops(*asked, "--json", str(none)) == 0
     drawn: list[Any] = []
-    with patch("remask_lab.ops.roofline.new_panels", lambda *a, **k: drawn.append(new_panels(*a, **k)) or drawn[-1]):
+
+    def panels(*given: Any, **more: Any) -> Any:
+        drawn.append(new_panels(*given, **more))
+        return drawn[-1]
+
+    with patch("remask_lab.ops.roofline.new_panels", panels):
         options = ["--cache", "uniform-cache", "--beside", str(none), "--bars", str(bars)]
         assert profile_ops(*asked, *options) == 0
     assert bars.read_bytes().startswith(b"\x89PNG")
