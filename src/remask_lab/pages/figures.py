@@ -7,10 +7,10 @@
     python -m remask_lab pages figures --note TEXT                   # made of the sources as they are, by hand
 
 A figure is a result file or a picture. Its inputs are its command, the code that decides its numbers, and the model;
-what times depend on besides is not among them. `inputs.json` in benchmarks/results has a digest of the inputs that each
+what times depend on besides is not among them. `benchmarks/inputs.json` has a digest of the inputs that each
 was made of, and one of the file itself, so neither history nor commits are needed. Comments and docstrings do not
 count. Each result is made in a folder of its own and takes its place when it is whole, so the command may be
-interrupted at any time and goes on where it was. `stale.toml` lists the stale figures that are kept, with the reason.
+interrupted at any time and goes on where it was. `benchmarks/stale.toml` lists the stale figures that are kept, with the reason.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from remask_lab.records.record import read_record
 from remask_lab.speed.command import REMASK
 
 FOLDER, MAKING = Path("benchmarks", "results"), ".making"
-INPUTS, ALLOWED = FOLDER / "inputs.json", FOLDER / "stale.toml"
+INPUTS, ALLOWED = Path("benchmarks", "inputs.json"), Path("benchmarks", "stale.toml")
 PICTURES = NOTEBOOK / "gallery"
 OWN_PAGES = ("caches", "results", "real-weights", "when-bicache", "gallery")
 FRESH, STALE = "fresh", "stale"
@@ -251,8 +251,7 @@ def problems(root: Path, figures: Sequence[Figure]) -> list[str]:
         for name in allowed
         if found.get(name) != STALE
     ]
-    kept = [path for path in (root / FOLDER).rglob("*.json") if path != root / INPUTS]
-    kept += (root / PICTURES).rglob("*.png")
+    kept = [*(root / FOLDER).rglob("*.json"), *(root / PICTURES).rglob("*.png")]
     return told + [
         f"{name}: no command of ours makes it; pages/figures.toml lists those of result files"
         for name in sorted(str(path.relative_to(root)) for path in kept if MAKING not in path.parts)
