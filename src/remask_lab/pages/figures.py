@@ -10,7 +10,8 @@ A figure is a result file or a picture. Its inputs are its command, the code tha
 what times depend on besides is not among them. `benchmarks/inputs.json` has a digest of the inputs that each
 was made of, and one of the file itself, so neither history nor commits are needed. Comments and docstrings do not
 count. Each result is made in a folder of its own and takes its place when it is whole, so the command may be
-interrupted at any time and goes on where it was. `benchmarks/stale.toml` lists the stale figures that are kept, with the reason.
+interrupted at any time and goes on where it was. `benchmarks/stale.toml` lists the stale figures that are kept,
+with the reason.
 """
 
 import argparse

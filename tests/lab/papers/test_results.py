@@ -56,7 +56,7 @@ def test_the_committed_page_is_made_from_the_committed_files() -> None:
 def test_ours_stand_before_the_thesis_s(tmp_path: Path) -> None:
     """By hand: entropy and drift in their rows, a region that is not there, and what stands still."""
     region = {"k_drift": 0.1, "v_drift": 0.3, "attention": 0.25}
-    data = {"entropy": [2.5, 1.5, 0.5], "k_mean": 0.001, "v_mean": 0.002, "kv_correlation": 0.5}
+    data: dict[str, Any] = {"entropy": [2.5, 1.5, 0.5], "k_mean": 0.001, "v_mean": 0.002, "kv_correlation": 0.5}
     data |= {"k_layers_mean": 0.6, "v_layers_mean": 0.7, "regions": {"current": region}}
     data["regions"] |= {"prompt": region | {"k_drift": 0.0, "v_drift": 0.0}}
     shown = dict(tables({name.removesuffix(".json"): Record("analyze drift", {}, data) for name, _ in commands()}))
