@@ -95,6 +95,8 @@ def test_an_interruption_leaves_what_was_there(root: Path) -> None:
 
 def test_a_stale_figure_is_kept_for_a_reason(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, gpu = ["--root", str(root)], Figure("benchmarks/results/gpu/h.json", figures.ON_GPU, 8, ())
+    assert main([*own, "--allow", "nothing", "--only", "elsewhere"]) == 0
+    assert figures.read_allowed(root) == {}
     assert main([*own, "--allow", 'it needs "hours"']) == 0
     assert 'reason = "it needs \\"hours\\""' in (root / ALLOWED).read_text(encoding="utf-8")
     assert main([*own, "--check"]) == 0

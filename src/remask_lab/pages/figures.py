@@ -3,7 +3,7 @@
     python -m remask_lab pages figures [--only TEXT] [--minutes N]   # make what is stale, oldest first, then the pages
     python -m remask_lab pages figures --list                        # every figure: its state, minutes and command
     python -m remask_lab pages figures --check                       # status 1 where a stale figure is not allowed
-    python -m remask_lab pages figures --allow REASON                # allow all that is stale now
+    python -m remask_lab pages figures --allow REASON [--only TEXT]  # allow what is stale now
     python -m remask_lab pages figures --note TEXT                   # made of the sources as they are, by hand
 
 A figure is a result file or a picture. Its inputs are its command, the code that decides its numbers, and the model;
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
         print("\n".join(found) or f"{len(figures)} figures: none is stale that is not listed in {ALLOWED}.")
         return 1 if found else 0
     elif args.allow is not None:
-        allow(root, all_figures(root), args.allow)
+        allow(root, all_figures(root), args.allow, args.only)
     elif args.note is not None:
         noted = [figure for figure in figures if args.note in figure.name]
         if not noted:
@@ -225,12 +225,12 @@ def read_allowed(root: Path) -> dict[str, str]:
     return {name: group["reason"] for group in raw.get("kept", ()) for name in group["figures"]}
 
 
-def allow(root: Path, figures: Sequence[Figure], reason: str) -> None:
-    """Write the list of stale figures anew: those of before that are stale still, and all others for `reason`."""
+def allow(root: Path, figures: Sequence[Figure], reason: str, only: str = "") -> None:
+    """Write the list of stale figures anew: of those before what is stale still, and for `reason` others with `only`."""
     before = read_allowed(root)
     groups: dict[str, list[str]] = {}
     for name, state in states(root, figures).items():
-        if state == STALE:
+        if state == STALE and (name in before or only in name):
             groups.setdefault(before.get(name, reason), []).append(name)
     lines = ["# Figures that are older than their inputs, and kept: `pages figures --allow REASON` writes this list."]
     for told, names in groups.items():

@@ -49,7 +49,7 @@ _COMMAND = re.compile(
     r"\bremask (?:--quiet )?(analyze|eval) (\w[\w-]*)|\bremask (?:--quiet )?(bench|profile[- ]ops|profile)\b"
 )
 _OF_COMMAND = {
-    "bench": ("bench/bench", "bench/contenders", "bench/workload", "bench/fewer_steps"),
+    "bench": ("bench/bench.py", "bench/contenders.py", "bench/workload.py", "bench/fewer_steps.py"),
     "profile ops": ("ops",),
     "profile-ops": ("ops",),
     "profile": (),
