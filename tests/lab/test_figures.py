@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remask.errors import ConfigError
-from remask_lab.pages import figures
+from remask_lab.pages import caches, figures
 from remask_lab.pages.figures import ALLOWED, FRESH, INPUTS, MAKING, STALE, Figure, digest, main, make, note, states
 from remask_lab.pages.page import ROOT
 from remask_lab.records.record import Record, write_record
@@ -112,6 +112,13 @@ def test_a_stale_figure_is_kept_for_a_reason(root: Path, capsys: pytest.CaptureF
     (root / "benchmarks" / "results" / "lost.json").write_text("{}", encoding="utf-8")
     assert main([*own, "--check"]) == 1
     assert "lost.json: no command of ours makes it" in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_written_is_no_success(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "OWN_PAGES", ("caches",))
+    monkeypatch.setattr(caches, "main", lambda _: 2)
+    with pytest.raises(ConfigError, match="the page 'caches' is not written"):
+        make(root, [], None)
 
 
 def test_a_picture_is_made_by_the_gallery(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

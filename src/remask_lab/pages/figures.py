@@ -226,7 +226,7 @@ def read_allowed(root: Path) -> dict[str, str]:
 
 
 def allow(root: Path, figures: Sequence[Figure], reason: str, only: str = "") -> None:
-    """Write the list of stale figures anew: of those before what is stale still, and for `reason` others with `only`."""
+    """List the stale figures: of those that were listed what is stale still, and for `reason` others with `only`."""
     before = read_allowed(root)
     groups: dict[str, list[str]] = {}
     for name, state in states(root, figures).items():
@@ -290,7 +290,8 @@ def make(root: Path, figures: Sequence[Figure], minutes: float | None) -> None:
         note(root, beside)
         done |= {each.name for each in beside}
     for name in OWN_PAGES:
-        importlib.import_module(f"remask_lab.pages.{name.replace('-', '_')}").main([])
+        if importlib.import_module(f"remask_lab.pages.{name.replace('-', '_')}").main([]):
+            raise ConfigError(f"the page {name!r} is not written, though its figures are made; the line above says why")
 
 
 def _date(root: Path, figure: Figure) -> str:
