@@ -95,17 +95,17 @@ def record(model: str, decoding: str, *rows: dict[str, Any]) -> Record:
 def test_what_loses_is_named(tmp_path: Path) -> None:
     rows = [row("none", 0.5, 4, 4), row("a", 0.2, 9, 9), row("b", 0.5, 5, 3)]
     text = caches.page([record("bundled-tariff", "factor 1", *rows)])
-    assert "loses answers without a cache too. Fewer right answers than `none`, beyond both intervals: `a`." in text
-    assert "lies below that of `none` under the same decoding:\n\n- `bundled-tariff`, factor 1: `a`.\n" in text
+    assert "loses answers without a cache too. Fewer right answers than `none`: `a`. A loss of 5 points is" in text
+    assert "answers than `none` under the same decoding:\n\n- `bundled-tariff`, factor 1: `a`.\n" in text
     assert "Less work than `none`, and slower: `b`." in text
     within = row("a", 0.9, 5, 3.9) | {"accuracy_interval": [0.5, 1.0]}
     text = caches.page([record("bundled-tariff", "factor 1", row("none", 1.0, 4, 4), within)])
-    assert text.endswith("\n\nFewer, within the intervals: `a`.\n")
+    assert text.endswith("\n\nFewer, which shows no loss at this size: `a`.\n")
     assert "None of those measured." in text
     found = record("bundled-tariff", "factor 1", row("none", 1.0, 4, 4), row("a", 1.0, 5, 3.9))
     write_record(tmp_path / "x.json", found)
     text = caches.page([read_record(tmp_path / "x.json", SUBJECT)])
-    assert text.endswith("\n\nNo cache loses answers.\n")
+    assert text.endswith("\n\nA loss of 5 points is excluded: `a`. No cache has fewer right answers than `none`.\n")
 
 
 def test_one_table_of_all_caches() -> None:

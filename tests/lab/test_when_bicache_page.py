@@ -9,26 +9,30 @@ from remask.errors import RecordError
 from remask_lab.gpu.results import benchmark_table
 from remask_lab.pages.page import PAGES, RESULTS
 from remask_lab.pages.when_bicache import Kind, kinds, main, page
+from remask_lab.records.interval import estimate
 
 
-def row(accuracy: float, high: float) -> dict[str, Any]:
-    return {"accuracy": accuracy, "accuracy_interval": [accuracy / 2, high], "work_ratio_to_none": 2.0}
+def row(lost: int) -> dict[str, Any]:
+    """A row that loses so many of the answers of 40 prefixes."""
+    told = ["0"] * lost + ["1"] * (40 - lost)
+    share, *interval = estimate([each == "1" for each in told], list(range(40)))
+    return {"accuracy": share, "accuracy_interval": interval, "verdicts": told, "work_ratio_to_none": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("said", "highs", "verdict"),
+    ("said", "lost", "verdict"),
     [
-        (2, {1: 1.0, 2: 1.0, 3: 0.5}, "right: the next one loses answers"),
-        (1, {1: 1.0, 2: 1.0, 3: 0.5}, "not too bold"),
-        (2, {1: 1.0, 2: 0.7, 3: 0.5}, "too bold: 2 loses answers"),
-        (3, {1: 0.7, 2: 1.0, 3: 0.5}, "too bold: 1 loses answers"),
-        (2, {1: 0.9, 3: 0.9}, "no depth loses answers"),
+        (2, {1: 0, 2: 1, 3: 9}, "right: the next one loses answers"),
+        (1, {1: 0, 2: 1, 3: 9}, "not too bold"),
+        (2, {1: 0, 2: 9, 3: 20}, "too bold: 2 loses answers"),
+        (3, {1: 9, 2: 0, 3: 20}, "too bold: 1 loses answers"),
+        (2, {1: 0, 3: 1}, "no depth loses answers"),
     ],
 )
-def test_a_depth_is_judged_by_the_answers_that_it_loses(said: int, highs: dict[int, float], verdict: str) -> None:
-    """At 0.9 without a cache a depth holds where its interval reaches that."""
-    depths = {depth: row(0.4, high) for depth, high in highs.items()}
-    assert Kind("model", said, 3, {"none": row(0.9, 1.0)}, depths).verdict == verdict
+def test_a_depth_is_judged_by_the_answers_that_it_loses(said: int, lost: dict[int, int], verdict: str) -> None:
+    """One answer of 40 is no loss that is shown; nine are."""
+    depths = {depth: row(number) for depth, number in lost.items()}
+    assert Kind("model", said, 3, {"none": row(0)}, depths).verdict == verdict
 
 
 def test_minutes_of_a_benchmark_by_hand() -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from remask.depth.table import DepthTable
 from remask.llm import LLM
 from remask_lab.bench.contenders import Contender, contender
-from remask_lab.bench.plot import Row, holds, quality_bars
+from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.bench.workload import Workload
 from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, whole_ticks
+from remask_lab.records.interval import Shown, judged
 from remask_lab.records.record import Record
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ def reading(record: Record) -> str:
     sentences = [
         f"Reusing the shared prefix in all layers, as engines of autoregressive models do, gives {_share(reuse)} right "
         f"answers; without caching there are {_share(none)}."
-        if not holds(reuse, none)
-        else f"Reusing the shared prefix in all layers costs nothing here: {_share(reuse)} against {_share(none)}.",
+        if judged(reuse, none) is Shown.LOST
+        else f"Reusing the shared prefix in all layers loses no answers that can be seen here: {_share(reuse)} against "
+        f"{_share(none)}.",
         f"BiCache at the profiled depth ({bicache['prefix_depth']:g} of {record.about['layers']} layers) gives "
         f"{_share(bicache)} with 1/{bicache['work_ratio_to_none']:.1f} of the work.",
     ]
@@ -69,19 +71,19 @@ def reading(record: Record) -> str:
     deepest, broken = breaks_at(rows_by_depth(record), none)
     if broken is not None:
         sentences.append(
-            f"It holds up to depth {deepest} and breaks at depth {broken}, with "
-            f"{_share(rows_by_depth(record)[broken])} right answers."
+            f"It loses no answers that can be seen up to depth {deepest}, and does at depth {broken}, with "
+            f"{_share(rows_by_depth(record)[broken])} right."
             if deepest is not None
-            else "It holds at none of the depths that were run."
+            else "It loses answers at the least of the depths that were run."
         )
     return " ".join(sentences)
 
 
 def breaks_at(rows: Mapping[int, Row], none: Row) -> tuple[int | None, int | None]:
-    """The last depth of those that hold one after the other, and the next one; None where there is none."""
+    """The least depth that is shown to lose answers, and the one before it; None where there is none."""
     held: int | None = None
     for depth, row in sorted(rows.items()):
-        if not holds(row, none):
+        if judged(row, none) is Shown.LOST:
             return held, depth
         held = depth
     return held, None

@@ -27,14 +27,6 @@ def work(row: Row) -> float:
     return 1 / float(row["work_ratio_to_none"])
 
 
-def holds(row: Row, none: Row) -> bool:
-    """Whether a row is as good as `none`, within the 95 % interval where there are answers."""
-    interval = row["accuracy_interval"]
-    # An interval may end a rounding error short of its share.
-    best = quality(row) if interval is None else max(quality(row), interval[1])
-    return bool(best >= quality(none))
-
-
 def quality_bars(rows: Sequence[Row]) -> list[list[float]] | None:
     """The rows' 95 % intervals as error bars, in percent; None where there are no answers."""
     if rows[0]["accuracy"] is None:

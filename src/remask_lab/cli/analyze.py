@@ -115,7 +115,7 @@ SUBJECTS: Mapping[str, Subject] = {
             "remask analyze drift --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
             "remask analyze drift --model bundled --input requests.jsonl --plots pictures",
         ),
-        RESULTS,
+        {"cache": "none", "cache_config": None, **RESULTS},
         (add_source, add_without_depths),
     ),
     "features": Subject(

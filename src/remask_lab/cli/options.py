@@ -186,4 +186,6 @@ def profile_ops(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=32, metavar="N", help="profile the first N steps (default 32)")
     add(parser, rounds={"default": 3, "help": "turns with and without instruments"})
     parser.add_argument("--plot", metavar="FILE", help="draw the roofline into this PNG file")
+    parser.add_argument("--bars", metavar="FILE", help="draw the times of operations, step by step too, into this file")
+    add(parser, beside={"help": "kept results of other policies that --bars shows first"})
     add_shape(parser)

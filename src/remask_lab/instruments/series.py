@@ -83,6 +83,13 @@ class Moments:
         found: Floats = np.diag(self._correlations()[: self.layers, self.layers :])
         return found
 
+    def means(self) -> tuple[float, float]:
+        """The mean drift of K and of V, over all layers, positions and passes; NaN without a sample."""
+        if self.samples == 0:
+            return float("nan"), float("nan")
+        k, v = self._sum.reshape(2, self.layers).mean(axis=1) / self.samples
+        return float(k), float(v)
+
     def kv_correlation(self) -> float:
         """Pearson's r between the drift of K and of V, over all layers, positions and passes; NaN without variance."""
         count = self.samples * self.layers

@@ -108,9 +108,9 @@ def _changed(before: NDArray[np.int64], events: Sequence[Event]) -> NDArray[np.b
 
 
 class UncachedWatcher(Watcher):
-    """A watcher of requests under `none`, which share nothing.
+    """A watcher of requests that name no cache and share nothing.
 
-    `what` names in errors what is measured. `policy` runs in the place of `none`, and must plan as it does.
+    `what` names in errors what is measured. They run under `policy`, by default `none`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class UncachedWatcher(Watcher):
     def check(self, item: Request) -> None:
         """Raise `ConfigError` where a request cannot run, or asks for a cache, for guidance or for corrections."""
         check_uncached(item, self.what)
-        check_length(self.engine, replace(item, prefix_length=0))
+        check_length(self.engine, replace(item, prefix_length=0, policy=self.policy))
 
     def run(self, item: Request, observe: Observe, change: Change | None = None) -> tuple[int, ...]:
         """Check a request, and run it to its end. `Watcher.run` has the rest."""

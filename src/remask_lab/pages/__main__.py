@@ -1,10 +1,10 @@
-"""`python -m remask_lab pages NAME`: writes a page from the kept results; `stale` says which of them are old."""
+"""`python -m remask_lab pages NAME`: writes a page from the kept results; `figures` makes those."""
 
 import argparse
 import importlib
 import sys
 
-NAMES = ("caches", "gallery", "real-weights", "results", "stale", "when-bicache")
+NAMES = ("caches", "figures", "gallery", "real-weights", "results", "stale", "when-bicache")
 
 
 def main() -> int:

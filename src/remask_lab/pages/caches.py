@@ -18,7 +18,7 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.decodings import BASELINE, GRIDS, RANDOM_ORDER, SUBJECT, measure
 from remask_lab.bench.plot import Row
 from remask_lab.pages.page import PAGES, RESULTS, fill, made, page_parser, run_page
-from remask_lab.records.interval import percent_text
+from remask_lab.records.interval import MARGIN, Shown, judged, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record, write_record
 
@@ -63,7 +63,7 @@ def page(records: Sequence[Record]) -> str:
     losses = []
     for record in records:
         rows = _rows(record)
-        lost = [name for name, row in rows.items() if name != BASELINE and _loses(row, rows["none"])]
+        lost = [name for name, row in rows.items() if name != BASELINE and judged(row, rows["none"]) is Shown.LOST]
         if lost:
             losses.append(f"- `{record.about['model']}`, {record.about['settings']['decoding']}: {_listed(lost)}.")
     told = "\n".join(losses) or "None of those measured."
@@ -125,26 +125,22 @@ def _cells(row: Row, asked: Mapping[str, Any]) -> list[str]:
 def _reading(rows: Mapping[str, Row], first: Row) -> str:
     """Which caches lose answers here, and which compute less than `none` under this decoding but take much longer."""
     none = rows["none"]
-    fewer = [name for name, row in rows.items() if row["accuracy"] < none["accuracy"]]
-    lost = [name for name in fewer if _loses(rows[name], none)]
-    within = [name for name in fewer if name not in lost]
+    found = {name: judged(row, none) for name, row in rows.items() if name != "none"}
+    lost, kept = ([name for name, each in found.items() if each is what] for what in (Shown.LOST, Shown.KEPT))
+    fewer = [name for name in found if rows[name]["accuracy"] < none["accuracy"] and name not in (*lost, *kept)]
     slow = [
         name
         for name, row in rows.items()
         if row["work_ratio_to_none"] > none["work_ratio_to_none"]
         and row["ratio_to_none"] < CLEARLY * none["ratio_to_none"]
     ]
-    parts = ["This decoding loses answers without a cache too."] if _loses(none, first) else []
-    parts += [f"Fewer right answers than `none`, beyond both intervals: {_listed(lost)}."] if lost else []
-    parts += [f"Fewer, within the intervals: {_listed(within)}."] if within else []
-    parts += [] if fewer else ["No cache loses answers."]
+    parts = ["This decoding loses answers without a cache too."] if judged(none, first) is Shown.LOST else []
+    parts += [f"Fewer right answers than `none`: {_listed(lost)}."] if lost else []
+    parts += [f"Fewer, which shows no loss at this size: {_listed(fewer)}."] if fewer else []
+    parts += [f"A loss of {100 * MARGIN:g} points is excluded: {_listed(kept)}."] if kept else []
+    parts += [] if lost or fewer else ["No cache has fewer right answers than `none`."]
     parts += [f"Less work than `none`, and slower: {_listed(slow)}."] if slow else []
     return " ".join(parts)
-
-
-def _loses(row: Row, other: Row) -> bool:
-    """Whether the 95 % interval of a row's right answers lies below that of another one."""
-    return bool(row["accuracy_interval"][1] < other["accuracy_interval"][0])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from remask_lab.papers.definition import load_table
 from remask_lab.papers.show import results_of
-from remask_lab.records.interval import Estimate, accuracy_over, percent_text
+from remask_lab.records.interval import MARGIN, Estimate, Shown, accuracy_over, judged, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record
 
@@ -19,8 +19,6 @@ Finding: TypeAlias = tuple[str, str]
 
 YES, NO, UNSHOWN = "yes", "**no**", "not shown at this size"
 UNTESTED, ELSEWHERE = "not run", "other model needed"
-MARGIN = 0.05
-"""A loss of right answers that is too small to count."""
 ROUNDS = 6
 """The least and the largest of so many paired rounds enclose the median with 97 % (1 - 2^(1 - n)): a sign test."""
 FILE = Path(__file__).with_name("claims.toml")
@@ -55,17 +53,18 @@ def read_claims() -> list[Claim]:
 
 def loses(rows: Rows, name: str, than: str) -> Finding:
     """`name` has fewer right answers than `than`; no where it loses less than `MARGIN`."""
-    over = accuracy_over(rows[name], rows[than])
-    verdict = YES if over[2] < 0 else NO if over[1] > -MARGIN else UNSHOWN
-    return verdict, f"{_right(rows[than])} to {_right(rows[name])}: {_points(over)}"
+    row, other = rows[name], rows[than]
+    verdict = {Shown.LOST: YES, Shown.KEPT: NO, Shown.OPEN: UNSHOWN}[judged(row, other)]
+    return verdict, f"{_right(other)} to {_right(row)}: {_points(accuracy_over(row, other))}"
 
 
 def keeps(rows: Rows, name: str, than: str) -> Finding:
     """`name` loses less than `MARGIN` of the right answers of `than`, with less work; no where it loses some."""
     row, other = rows[name], rows[than]
-    over, saved = accuracy_over(row, other), row["work_ratio_to_none"]
-    verdict = NO if saved <= 1 else YES if over[1] > -MARGIN else NO if over[2] < 0 else UNSHOWN
-    return verdict, f"{_right(other)} and {_right(row)}: {_points(over)}, with 1/{saved:.2f} of the work"
+    saved = row["work_ratio_to_none"]
+    verdict = NO if saved <= 1 else {Shown.KEPT: YES, Shown.LOST: NO, Shown.OPEN: UNSHOWN}[judged(row, other)]
+    told = f"{_right(other)} and {_right(row)}: {_points(accuracy_over(row, other))}"
+    return verdict, f"{told}, with 1/{saved:.2f} of the work"
 
 
 def ahead(rows: Rows, name: str, than: str) -> Finding:

@@ -37,6 +37,7 @@ from remask_lab.pages.measure_real_weights import (
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.page import made as machine_of
 from remask_lab.pages.results import BENCH
+from remask_lab.records.interval import Shown, shown
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record, write_record
@@ -165,8 +166,8 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
 
 
 def _loses(row: Row) -> bool:
-    """Whether all of the interval of what a row answers over its baseline lies below 0."""
-    return bool(row["accuracy_over_none_interval"][1] < 0)
+    """Whether a row is shown to lose answers that its baseline has."""
+    return shown((row["accuracy_over_none"], *row["accuracy_over_none_interval"])) is Shown.LOST
 
 
 def _verdict(row: Row) -> str:

@@ -19,6 +19,7 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
 from remask_lab.gpu.results import read_kept, speed_table
 from remask_lab.pages.claims import claims_table, read_claims
+from remask_lab.pages.dynamics import read_drift, tables
 from remask_lab.pages.page import PAGES, README, RESULTS, fill, page_parser, run_page
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
@@ -42,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
     records = read_all(args.results)
     gpus = read_kept(Path(args.results) / "gpu")
-    text, readme = page(records), quoted(Path(args.readme).read_text(encoding="utf-8"), records, gpus)
+    folder = Path(args.results) / "drift"
+    text = page(records, read_drift(folder) if folder.is_dir() else {})
+    readme = quoted(Path(args.readme).read_text(encoding="utf-8"), records, gpus)
     write_whole("the page", args.output, text)
     write_whole("the README", args.readme, readme)
 
@@ -64,8 +67,11 @@ def read_all(folder: str | Path) -> dict[str, Record]:
     return records
 
 
-def page(records: Mapping[str, Record]) -> str:
-    """Returns the page. Raises `RecordError` where a record is incomplete, or of another version of its table."""
+def page(records: Mapping[str, Record], drift: Mapping[str, Record] | None = None) -> str:
+    """Returns the page, with what `read_drift` gives of `drift`.
+
+    Raises `RecordError` where a record is incomplete, or of another version of its table.
+    """
     of_tables, benches, depths = (
         {name: record for name, record in records.items() if record.subject == subject}
         for subject in (SUBJECT, BENCH, DEPTH)
@@ -74,14 +80,16 @@ def page(records: Mapping[str, Record]) -> str:
     for name, record in of_tables.items():
         if record.about["settings"]["table"] not in known:
             raise RecordError(f"{name} is of table {record.about['settings']['table']!r}, which is none of ours")
-    tables = []
+    shown = []
     for table in map(load_table, known):
         own = {name: each for name, each in of_tables.items() if each.about["settings"]["table"] == table.name}
-        tables.append((f"{table.name}: {table.title}", _measured(table, own)))
+        shown.append((f"{table.name}: {table.title}", _measured(table, own)))
     return fill(
         "results",
         claims=claims_table(read_claims(), of_tables.values()),
-        tables=tables,
+        tables=shown,
+        dynamics=tables(drift) if drift else [],
+        drift=next(iter(drift.values())) if drift else None,
         variants=[_variants(record) for record in depths.values()],
         benches=[(Path(name).stem, _bench(record, detailed=True)) for name, record in benches.items()],
     )

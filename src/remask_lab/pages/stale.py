@@ -39,6 +39,7 @@ BEHIND = {
     "elastic-cache": (f"{CORE}/policies/on_device.py", f"{CORE}/model/row_attention.py"),
     "uniform-cache": (f"{CORE}/policies/block.py", f"{CORE}/policies/on_device.py"),
 }
+BENCHES = tuple(f"{LAB}/bench/{name}.py" for name in ("bench", "contenders", "workload", "fewer_steps"))
 MODELS = {name: name.replace("-", "_") for name in BUNDLED_MODELS}
 _COMMIT = re.compile(r"\bcommit\s+([0-9a-f]{7,40})\b")
 _DATED = re.compile(r"^## (?=20\d\d-)", re.MULTILINE)
@@ -48,7 +49,7 @@ _COMMAND = re.compile(
     r"\bremask (?:--quiet )?(analyze|eval) (\w[\w-]*)|\bremask (?:--quiet )?(bench|profile[- ]ops|profile)\b"
 )
 _OF_COMMAND = {
-    "bench": ("bench",),
+    "bench": ("bench/bench.py", "bench/contenders.py", "bench/workload.py", "bench/fewer_steps.py"),
     "profile ops": ("ops",),
     "profile-ops": ("ops",),
     "profile": (),
@@ -93,17 +94,22 @@ def _run(args: argparse.Namespace) -> None:
 def recorded(records: Mapping[str, Record]) -> Iterator[Figure]:
     """The figures of result files."""
     for name, record in records.items():
-        about = record.about
-        caches = re.findall(r'"cache": "([^"]+)"', json.dumps(record.data))
-        own = [*_policies(sorted(set(caches))), *NUMBERS, f"{CORE}/sampling/{DECODERS[about['kind']]}.py"]
-        own.append(f"{CORE}/families/{about['family'].replace('-', '_')}.py")
-        if "slowfast" in str(record.data):
-            own.append(f"{CORE}/sampling/slowfast.py")
-        if about["model"] in MODELS:
-            own.append(f"{CORE}/{MODELS[about['model']]}")
-        table = about["settings"].get("table")
-        own += [f"{LAB}/bench"] if table is None else [f"{LAB}/papers/measure.py", f"{LAB}/papers/tables/{table}.toml"]
-        yield Figure(name, about["commit"], tuple(own), TIMES)
+        yield Figure(name, record.about["commit"], tuple(result_inputs(record)), TIMES)
+
+
+def result_inputs(record: Record) -> list[str]:
+    """The paths that decide the numbers of a result file."""
+    about, held = record.about, json.dumps(record.data)
+    caches = set(re.findall(r'"cache": "([^"]+)"', held)) | {str(about["settings"].get("cache", "none"))}
+    own = [*_policies(sorted(caches)), *NUMBERS, f"{CORE}/sampling/{DECODERS[about['kind']]}.py"]
+    own.append(f"{CORE}/families/{about['family'].replace('-', '_')}.py")
+    if "slowfast" in held:
+        own.append(f"{CORE}/sampling/slowfast.py")
+    if about["model"] in MODELS:
+        own.append(f"{CORE}/{MODELS[about['model']]}")
+    table = about["settings"].get("table")
+    own += BENCHES if table is None else [f"{LAB}/papers/measure.py"]
+    return own if table is None else [*own, f"{LAB}/papers/tables/{table}.toml"]
 
 
 def quoted(root: Path) -> Iterator[Figure]:
@@ -115,7 +121,7 @@ def quoted(root: Path) -> Iterator[Figure]:
         for paragraph in undated.split("\n\n"):
             for found in _COMMIT.finditer(paragraph):
                 at = line + paragraph[: found.start()].count("\n")
-                yield Figure(f"{path.relative_to(root)}:{at}", found[1], tuple(_named(root, paragraph)), TIMES)
+                yield Figure(f"{path.relative_to(root)}:{at}", found[1], tuple(named(root, paragraph)), TIMES)
             line += paragraph.count("\n") + 2
 
 
@@ -157,7 +163,7 @@ def _policies(caches: Iterable[str]) -> list[str]:
     return list(paths)
 
 
-def _named(root: Path, text: str) -> list[str]:
+def named(root: Path, text: str) -> list[str]:
     """What the commands in `text` measure with, and the policies that it names."""
     paths = []
     for command, word in _MODULE.findall(text):

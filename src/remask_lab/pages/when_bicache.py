@@ -20,12 +20,12 @@ from remask.depth.rule import DepthRule, ProfileSettings, depth_at
 from remask.depth.similarity import limits_of
 from remask.errors import RecordError
 from remask.machine.disk import write_whole
-from remask_lab.bench.plot import Row, holds, quality_bars
+from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
 from remask_lab.gpu.results import benchmark_table, read_kept
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.real_weights import FOLDER, SIMILARITY, read_all, read_training
-from remask_lab.records.interval import percent_text
+from remask_lab.records.interval import Shown, judged, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 
@@ -55,8 +55,9 @@ class Kind:
 
     @property
     def broken(self) -> int | None:
-        """The least depth that was measured whose interval does not reach what `none` gives."""
-        lost = (depth for depth, row in sorted(self.depths.items()) if not holds(row, self.rows["none"]))
+        """The least depth that was measured and is shown to lose answers."""
+        none = self.rows["none"]
+        lost = (depth for depth, row in sorted(self.depths.items()) if judged(row, none) is Shown.LOST)
         return next(lost, None)
 
     @property

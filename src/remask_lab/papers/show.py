@@ -7,7 +7,7 @@ from remask.checks.fields import by_path
 from remask.errors import RecordError
 from remask.request.sampling_params import SamplingParams
 from remask_lab.papers.definition import Metric, PaperRow, PaperTable, Scale, resolve
-from remask_lab.records.interval import accuracy_over, percent_text
+from remask_lab.records.interval import Shown, judged, percent_text
 from remask_lab.records.machine import processor_text
 from remask_lab.records.markdown import narrow_tables, percent
 from remask_lab.records.record import Record, as_json
@@ -189,13 +189,13 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
 
 def _failures(table: PaperTable, results: Mapping[str, Result]) -> str:
     """Which rows lose answers by the 95 % interval, or that none does: then the table could not show a loss."""
-    judged = {name: result for name, result in results.items() if result.get("accuracy") is not None}
-    if not judged:
+    answered = {name: result for name, result in results.items() if result.get("accuracy") is not None}
+    if not answered:
         return "No answers are judged here: the table shows work, time and agreement."
     lost = [
         name
-        for name, result in judged.items()
-        if accuracy_over(result, judged[table.baseline(table.row(name)).name])[2] < 0
+        for name, result in answered.items()
+        if judged(result, answered[table.baseline(table.row(name)).name]) is Shown.LOST
     ]
     if not lost:
         return "No row loses answers by the 95 % interval: the table shows work and time, and no cache's loss."

@@ -1,8 +1,9 @@
-"""Confidence intervals of measured shares."""
+"""Confidence intervals of measured shares, and what a difference of two of them shows."""
 
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from enum import Enum
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,8 @@ Estimate: TypeAlias = tuple[float, float, float]
 """A share or a difference of two, and the ends of its 95 % interval."""
 
 Z = 1.96
+MARGIN = 0.05
+"""A loss, as a share of all questions, that is too small to count."""
 POINTS, CORRELATIONS = 240, 24  # of the grid over which a posterior is summed
 
 
@@ -109,15 +112,49 @@ def by_cluster(verdicts: Sequence[bool], clusters: Sequence[Hashable]) -> list[s
     return list(own.values())
 
 
+class Shown(Enum):
+    """What the 95 % interval of a difference shows: an equivalence within `MARGIN`, a loss, or neither.
+
+    A loss that is certain and smaller than `MARGIN` is `KEPT` (Schuirmann, Journal of Pharmacokinetics and
+    Biopharmaceutics 15, 1987: the test for equivalence is the interval inside the margin).
+    """
+
+    KEPT = "keeps its answers"
+    LOST = "loses answers"
+    OPEN = "not shown"
+
+
+def shown(over: Estimate) -> Shown:
+    """What `over`, one share less another, shows of the first."""
+    return Shown.KEPT if over[1] > -MARGIN else Shown.LOST if over[2] < 0 else Shown.OPEN
+
+
+def judged(result: Mapping[str, Any], other: Mapping[str, Any]) -> Shown:
+    """Whether `result` keeps the right answers of `other`, both as `run_bench` reports them.
+
+    Where there are no answers, its tokens stand in for them: whether they are those of its baseline.
+    """
+    if result["accuracy"] is not None:
+        return shown(accuracy_over(result, other))
+    agreed = result["agreement_with_none"]
+    low, high = result.get("agreement_interval") or (None, None)
+    if low is None or high is None or math.isnan(low):  # not kept, or of one prefix alone
+        low = high = agreed
+    return shown((agreed - 1, low - 1, high - 1))
+
+
 def accuracy_over(result: Mapping[str, Any], other: Mapping[str, Any]) -> Estimate:
     """How much more of the questions `result` answers rightly than `other` does, both as `run_bench` reports them.
 
-    Of the same questions they are `paired`; older results keep no verdicts, and are two shares.
+    Of the same questions they are `paired`. Older results keep no verdicts: beside its own baseline the difference is
+    the one that was kept, otherwise it is of two shares.
     """
     if result.get("verdicts") and other.get("verdicts"):
         clusters = [number for number, each in enumerate(result["verdicts"]) for _ in each]
         own, theirs = ([letter == "1" for letter in "".join(each["verdicts"])] for each in (result, other))
         return paired(own, theirs, clusters)
+    if result.get("accuracy_over_none") is not None and result["baseline"] == other["cache"] != result["cache"]:
+        return result["accuracy_over_none"], *result["accuracy_over_none_interval"]
     first, second = ((each["accuracy"], *each["accuracy_interval"]) for each in (result, other))
     return difference(first, second)
 

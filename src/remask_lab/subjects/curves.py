@@ -21,10 +21,10 @@ from remask.sampling.blocks import even_blocks
 from remask_lab.asked import Outcome, check_least, heading, open_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
-from remask_lab.bench.plot import Row, holds, quality, quality_bars, work
+from remask_lab.bench.plot import Row, quality, quality_bars, work
 from remask_lab.bench.workload import Workload
 from remask_lab.drawing import K_COLOR, V_COLOR, PointLabel, label, new_panels, place_labels
-from remask_lab.records.interval import percent_text
+from remask_lab.records.interval import Shown, judged, percent_text
 from remask_lab.records.markdown import percent, text_table
 from remask_lab.records.record import Record
 
@@ -220,18 +220,19 @@ def _quality(row: Row) -> str:
 
 
 def reading(curves: Curves) -> str:
-    """For each policy, the point of least work that holds `none`'s accuracy, and the point that falls furthest."""
+    """For each policy, the point of least work that is not shown to lose answers, and the point that falls furthest."""
     parts = [f"Without caching, quality is {percent(quality(curves.none))}."]
     for name, knobs in curves.by_policy.items():
         points = [row for knob in knobs for row in curves.rows[knob]]
-        held = [row for row in points if holds(row, curves.none)]
+        held = [row for row in points if judged(row, curves.none) is not Shown.LOST]
         if not held:
             best = max(points, key=quality)
-            parts.append(f"{name} does not hold it anywhere; its best point{_at(best)} has {percent(quality(best))}.")
+            parts.append(f"{name} loses answers everywhere; its best point{_at(best)} has {percent(quality(best))}.")
             continue
         cheapest, lowest = min(held, key=work), min(points, key=quality)
-        sentence = f"{name} holds it with {percent(work(cheapest))} of the work{_at(cheapest)}"
-        if not holds(lowest, curves.none):
+        kept = "keeps it" if judged(cheapest, curves.none) is Shown.KEPT else "is not shown to lose it"
+        sentence = f"{name} {kept} with {percent(work(cheapest))} of the work{_at(cheapest)}"
+        if judged(lowest, curves.none) is Shown.LOST:
             sentence += f", and falls to {percent(quality(lowest))}{_at(lowest)}"
         parts.append(f"{sentence}.")
     return " ".join(parts)

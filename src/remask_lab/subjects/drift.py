@@ -1,6 +1,6 @@
-"""`remask analyze drift`: what changes from pass to pass in a model without a cache.
+"""`remask analyze drift`: what changes from pass to pass in a model, without a cache or under one.
 
-Requests run under `none`. The definitions are those of the thesis "Block-Wise KV Caching for Uniform Diffusion Language
+The definitions are those of the thesis "Block-Wise KV Caching for Uniform Diffusion Language
 Models", sections 6.5 and 6.6; `docs/lab/analysis.md` states the choices that it leaves open.
 """
 
@@ -17,9 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.cli.options import object_option
 from remask.engine.request import Request
+from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.model.transformer import Transformer
+from remask.plan.spans import Span
+from remask.policies import CachePolicy
 from remask_lab.asked import Outcome, about_requests, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, log_axis, new_panels
 from remask_lab.instruments.attention import REGIONS, SINK, QueryTap, Regions, attention_mass, regions, words
@@ -41,8 +45,9 @@ COLORS = ("#7f7f7f", "#8c564b", "#9467bd", "#1f77b4", "#d62728", "#ff7f0e", "#2c
 def measure(args: argparse.Namespace) -> Outcome:
     """Run the requests that `args` name and compare their passes."""
     llm, requests = open_requests(args)
-    report = measure_drift(llm, requests, progress=llm.session.progress)
-    facts = about_requests(args, llm, requests)
+    settings = object_option("--cache-config", args.cache_config)
+    report = measure_drift(llm, requests, llm.session.policy(args.cache, settings), progress=llm.session.progress)
+    facts = about_requests(args, llm, requests, cache=args.cache, cache_config=settings)
     return Outcome(facts, asdict(report), text(report), reading(report), lambda: figures(report))
 
 
@@ -85,6 +90,7 @@ class DriftReport:
         k_drift, v_drift, attention: by region and pass. Drift leads to the pass at that index, so the first is NaN.
         change_rate: share of the response's tokens that each pass changed.
         entropy: mean over the predicted positions of each pass, in nats.
+        k_mean, v_mean: drift a pass, over all positions and layers.
         k_layers, v_layers: Pearson's r of drift between layers, [layers][layers].
         k_layers_mean, v_layers_mean: the means of their entries off the diagonal.
         kv_correlation: Pearson's r between the drift of K and of V.
@@ -99,6 +105,8 @@ class DriftReport:
     attention: dict[str, Series]
     change_rate: Series
     entropy: Series
+    k_mean: float
+    v_mean: float
     k_layers: Table
     v_layers: Table
     k_layers_mean: float
@@ -117,7 +125,7 @@ class DriftTrace(Trace):
         region: of every position in every pass, P arrays int8 [T].
         starts: the first position of each pass' block, P numbers.
         k_drift: how far each position's K moved between pass and next pass, P - 1 arrays [T]: the cosine distance with
-            the heads concatenated, mean over layers. NaN where a position was not computed in both.
+            the heads concatenated, mean over layers. NaN where a position has none yet; 0 where a cache keeps it.
         v_drift: the same of V.
         attention: share of attention that the block's queries give to each of `REGIONS`, P arrays [8].
         entropy: of the predicted positions in nats, over all tokens but the mask; P arrays.
@@ -139,6 +147,7 @@ class DriftTrace(Trace):
     entropy: list[Floats] = field(default_factory=list)
     change_rate: list[float] = field(default_factory=list)
     block_v: list[Floats] = field(default_factory=list)
+    _written: int = 0
     _changes: Changes = field(default_factory=Changes)
 
     @property
@@ -157,7 +166,9 @@ class DriftTrace(Trace):
         self.starts.append(block.start)
         self.region.append(regions(len(seen.tokens), seen.prompt, seen.end, block.start, self.block))
         self.entropy.append(certainty(self.model, seen.hidden)[0])
-        kept = seen.kv(slice(seen.leading))
+        # What a cache leaves out of a pass has K/V of an earlier one.
+        self._written = max(self._written, seen.leading)
+        kept = seen.kv(slice(self._written))
         self.attention.append(self._attention(seen, kept))
         moved = self._changes.take(kept)
         if moved is None:
@@ -174,21 +185,30 @@ class DriftTrace(Trace):
     def _attention(self, seen: ObservedPass, kept: Sequence[tuple[Tensor, Tensor]]) -> Floats:
         """The share of attention that the block's queries give to each of `REGIONS`, [8]: mean over layers."""
         model, plan, block = self.model, seen.plan, seen.block
-        reach = seen.leading if plan.sees is None else min(seen.leading, int(plan.sees[block.start]))
+        reach = self._written if plan.sees is None else min(self._written, int(plan.sees[block.start]))
         keys = torch.from_numpy(self.region[-1][:reach].astype(np.int64)).to(model.device)
         mass = torch.zeros(len(REGIONS), device=model.device)
-        for weights, q, (k, _) in zip(model.weights.layers, self.tap.take(), kept, strict=True):
-            mass += attention_mass(q[block.start : block.stop], k[:reach], keys, weights.sink_k, model.config.score_cap)
+        own = [_block_rows(span, block) for span in plan.spans for _ in span.layers]
+        for weights, q, rows, (k, _) in zip(model.weights.layers, self.tap.take(), own, kept, strict=True):
+            mass += attention_mass(q[rows], k[:reach], keys, weights.sink_k, model.config.score_cap)
         shares: Floats = (mass / len(kept)).cpu().double().numpy()
         return shares
 
 
-class DriftTracer(UncachedWatcher):
-    """Runs requests of one model one at a time under `none`, on an engine of its own, and traces them."""
+def _block_rows(span: Span, block: range) -> slice:
+    """Where the rows of `block` are among those that `span` computes. Raises `ConfigError` where it leaves any out."""
+    if span.pick is not None or not span.rows[block.start : block.stop].all():
+        raise ConfigError("drift is measured where every pass computes its whole block, which this cache does not")
+    before = int(span.rows[: block.start].sum())
+    return slice(before, before + len(block))
 
-    def __init__(self, llm: LLM) -> None:
+
+class DriftTracer(UncachedWatcher):
+    """Runs requests of one model one at a time under `policy`, on an engine of its own, and traces them."""
+
+    def __init__(self, llm: LLM, policy: CachePolicy | None = None) -> None:
         self._tap = QueryTap(llm.model.attention)
-        super().__init__(llm, "drift", self._tap)
+        super().__init__(llm, "drift", self._tap, policy)
 
     def begin(self) -> DriftTrace:
         """The trace of a request that has not run."""
@@ -196,13 +216,15 @@ class DriftTracer(UncachedWatcher):
         return DriftTrace(model, self._tap, Moments(model.config.layers))
 
 
-def measure_drift(llm: LLM, work: Sequence[Request], progress: bool = False) -> DriftReport:
-    """Run requests one at a time under `none` and report what changed from pass to pass.
+def measure_drift(
+    llm: LLM, work: Sequence[Request], policy: CachePolicy | None = None, progress: bool = False
+) -> DriftReport:
+    """Run requests one at a time under `policy`, by default `none`, and report what changed from pass to pass.
 
     Nothing of `llm` is changed, and its engine does not run. Raises `ConfigError`, before anything runs, where there is
-    no request, or one cannot run or asks for a cache.
+    no request, or one cannot run or asks for a cache, and where a pass under `policy` leaves out rows of its block.
     """
-    tracer = DriftTracer(llm)
+    tracer = DriftTracer(llm, policy)
     return summarise(llm, tracer.trace_all(tracer.begin, work, progress))
 
 
@@ -214,6 +236,7 @@ def summarise(llm: LLM, traces: Sequence[DriftTrace]) -> DriftReport:
         moments.merge(trace.moments)
     present = {REGIONS[index]: index for index in range(len(REGIONS)) if _exists(index, traces, sink=shape.sink)}
     k_layers, v_layers = moments.layer_correlations()
+    k_mean, v_mean = moments.means()
     return DriftReport(
         subject=Measured(
             model=llm.loaded.name,
@@ -232,6 +255,8 @@ def summarise(llm: LLM, traces: Sequence[DriftTrace]) -> DriftReport:
         attention={name: by_pass([_attention(t, index) for t in traces]) for name, index in present.items()},
         change_rate=by_pass([trace.change_rate for trace in traces]),
         entropy=by_pass([list(map(mean, trace.entropy)) for trace in traces]),
+        k_mean=k_mean,
+        v_mean=v_mean,
         k_layers=as_table(k_layers),
         v_layers=as_table(v_layers),
         k_layers_mean=off_diagonal_mean(k_layers),

@@ -29,6 +29,7 @@ from remask_lab.instruments.depths import states
 from remask_lab.instruments.series import Floats, Table, as_table, mean_of_known, padded
 from remask_lab.instruments.watch import Passes, check_masked, leading_kv
 from remask_lab.observe import ObservedPass
+from remask_lab.records.interval import Shown, judged
 from remask_lab.records.markdown import percent, text_table
 from remask_lab.records.record import about
 
@@ -133,8 +134,8 @@ def _sentence(none: Row, row: Row) -> str:
     said += f"; {', '.join(changes)}: "
     if after["accuracy"] >= before["accuracy"]:
         return f"{said}no accuracy is lost."
-    if after["accuracy"] >= none["accuracy_interval"][0]:
-        return f"{said}a loss within the 95 % interval of no cache."
+    if judged(row, none) is not Shown.LOST:
+        return f"{said}a loss within the 95 % interval of the difference."
     if after["accuracy"] >= _LOSS * before["accuracy"]:
         loss = 100 * (before["accuracy"] - after["accuracy"])
         return f"{said}a loss of {loss:.1f} points, beyond the 95 % interval."

@@ -88,6 +88,9 @@ def test_the_reading_names_the_cheapest_point_that_holds() -> None:
     none = row("none", 0.9, (0.85, 0.95), 1.0)
     found = Curves(none, {depth: points, Knob("reuse"): (row("reuse", 0.0, (0.0, 0.1), 8.0),)})
     words = reading(found)
-    assert "bicache holds it with 25.0 % of the work at depth=4, and falls to 10.0 % at depth=6." in words
-    assert "reuse does not hold it anywhere; its best point has 0.0 %." in words
+    assert "bicache is not shown to lose it with 25.0 % of the work at depth=4, and falls to 10.0 % at depth=6" in words
+    assert "reuse loses answers everywhere; its best point has 0.0 %." in words
+    same = [row(f"bicache depth={number}", 0.9, (0.89, 0.91), 2.0) for number in (2, 4, 6)]
+    steady = Curves(row("none", 0.9, (0.89, 0.91), 1.0), {depth: tuple(same)})
+    assert "bicache keeps it with 50.0 % of the work at depth=2." in reading(steady)
     assert "bicache depth=6" in text(found)

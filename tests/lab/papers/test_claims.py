@@ -107,7 +107,7 @@ def test_the_table_says_what_is_shown_and_where() -> None:
     )
     lines = claims_table(asked, kept()).splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert [line[2] for line in cells] == [UNSHOWN, NO, ELSEWHERE]
+    assert [line[2] for line in cells] == [YES, NO, ELSEWHERE]
     assert cells[0][4].endswith(" of the work. With reservations.")
     assert "`bundled`, 1.09M parameters ([bicache-1](#bicache-1-" in cells[0][3]
     assert cells[2][3:] == ["-", "no GPU"]

@@ -1,5 +1,6 @@
 """Intervals of shares against known values, and their coverage where answers of one cluster vary together."""
 
+import math
 import random
 from typing import Any
 
@@ -8,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remask_lab.records.interval import accuracy_over, by_cluster, clustered, difference, estimate, paired, wilson
+from remask_lab.records.interval import (
+    Shown,
+    accuracy_over,
+    by_cluster,
+    clustered,
+    difference,
+    estimate,
+    judged,
+    paired,
+    shown,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -146,3 +158,38 @@ def test_kept_verdicts_are_compared_question_by_question() -> None:
     for row in rows:
         del row["verdicts"]
     assert accuracy_over(*rows) == difference(estimate(right, clusters), estimate(other, clusters))
+
+
+@pytest.mark.parametrize(
+    ("over", "what"),
+    [
+        ((0.0, -0.04, 0.04), Shown.KEPT),
+        ((-0.02, -0.04, -0.01), Shown.KEPT),  # a loss that is certain, and too small to count
+        ((-0.2, -0.3, -0.01), Shown.LOST),
+        ((-0.2, -0.3, 0.0), Shown.OPEN),
+        ((0.3, -0.05, 0.5), Shown.OPEN),
+        ((0.3, 0.2, 0.4), Shown.KEPT),
+    ],
+)
+def test_a_difference_keeps_loses_or_shows_nothing(over: tuple[float, float, float], what: Shown) -> None:
+    assert shown(over) is what
+
+
+def test_rows_are_judged_by_what_they_keep_of_answers() -> None:
+    """By their verdicts, else by the difference that was kept beside their baseline, else by two shares."""
+    near = {"accuracy": 0.5, "accuracy_interval": [0.3, 0.7], "cache": "a", "baseline": "none"}
+    none = near | {"cache": "none"}
+    assert judged(near, none) is Shown.OPEN
+    kept = {"accuracy_over_none": 0.0, "accuracy_over_none_interval": [-0.01, 0.01]}
+    assert judged(near | kept, none) is Shown.KEPT
+    assert judged(near | kept, none | {"cache": "another"}) is Shown.OPEN
+    told = [{"verdicts": verdicts} for verdicts in (["0"] * 40, ["1"] * 40)]
+    assert judged(near | kept | told[0], none | told[1]) is Shown.LOST
+
+
+def test_without_answers_tokens_are_judged() -> None:
+    silent = {"accuracy": None, "agreement_with_none": 0.97}
+    assert judged(silent, silent) is Shown.KEPT
+    assert judged(silent | {"agreement_with_none": 0.9}, silent) is Shown.LOST
+    assert judged(silent | {"agreement_interval": [0.9, 1.04]}, silent) is Shown.OPEN
+    assert judged(silent | {"agreement_interval": [math.nan, math.nan]}, silent) is Shown.KEPT

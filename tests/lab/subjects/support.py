@@ -6,6 +6,7 @@ from typing import Any
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.llm import LLM
+from remask.policies import CachePolicy
 from remask_lab.subjects.drift import DriftTrace, DriftTracer
 from tests.sampling_fields import flat_params
 
@@ -21,7 +22,7 @@ def work(llm: LLM, policy: str = "none", deadline: float | None = None, **sampli
     return Request("a", PROMPT, params, prefix_length=4, deadline_s=deadline, policy=llm.session.policy(policy))
 
 
-def trace_drift(llm: LLM, *items: Request) -> DriftTrace:
-    """The last of `items`, which run one after another."""
-    tracer = DriftTracer(llm)
+def trace_drift(llm: LLM, *items: Request, policy: CachePolicy | None = None) -> DriftTrace:
+    """The last of `items`, which run one after another under `policy`."""
+    tracer = DriftTracer(llm, policy)
     return tracer.trace_all(tracer.begin, items, progress=False)[-1]

@@ -151,3 +151,35 @@ def test_a_request_that_runs_out_of_time_is_no_measurement() -> None:
     llm = open_model(masked.model_dir("llada"))
     with pytest.raises(RemaskError, match="ended early: timeout"):
         trace_drift(llm, work(llm, deadline=1e-9))
+
+
+def test_a_cache_that_is_exact_drifts_as_none_does_and_what_is_kept_stands_still() -> None:
+    """`block-prefix` computes what `none` does on a uniform model; `uniform-cache` leaves other rows as they are."""
+    llm = open_model(goldens.model_dir("unif"))
+    run = goldens.Run(goldens.trace("T1_unif_b8"), "baseline", 0)
+    item = as_request(llm, run.request_line(), "0", Defaults({}, "none", {}))
+    none, exact, cached = (
+        trace_drift(llm, item, policy=llm.session.policy(name, settings))
+        for name, settings in (("none", {}), ("block-prefix", {}), ("uniform-cache", {"refresh_next": 0}))
+    )
+    for drift, other in (
+        (none.k_drift, exact.k_drift),
+        (none.v_drift, exact.v_drift),
+        (none.attention, exact.attention),
+    ):
+        np.testing.assert_allclose(np.stack(drift), np.stack(other), rtol=0, atol=1e-5)
+    for number, (before, after) in enumerate(pairwise(cached.starts)):
+        moved = cached.v_drift[number]
+        if before == after:
+            inside = slice(after, after + cached.block)
+            assert np.delete(moved, np.r_[inside]).max() == 0, "only the block is computed"
+            assert moved[inside].max() > 0
+    report = summarise(llm, [none])
+    pairs = np.stack(none.k_drift), np.stack(none.v_drift)
+    assert (report.k_mean, report.v_mean) == pytest.approx([pair.mean() for pair in pairs])
+
+
+def test_a_cache_that_leaves_out_rows_of_its_block_is_refused() -> None:
+    llm = open_model(masked.model_dir("llada"))
+    with pytest.raises(ConfigError, match="every pass computes its whole block, which this cache does not"):
+        trace_drift(llm, work(llm), policy=llm.session.policy("dllm-cache", {}))
