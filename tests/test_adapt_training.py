@@ -14,7 +14,7 @@ from training.adapt import export as exporting
 from training.adapt import train
 from training.adapt.base import load_base, load_tokenizer, look_both_ways, seat_mask
 from training.adapt.canvases import Canvases, stack
-from training.adapt.corpus import PIECES, TOWN_QUESTIONS, pieces, read_documents
+from training.adapt.corpus import PIECES, TOWN_QUESTIONS, pieces
 from training.adapt.export import export
 from training.adapt.low_rank import add_low_rank, load_adapter, low_rank_modules, save_adapter
 from training.adapt.questions import questions
@@ -36,6 +36,7 @@ from remask import LLM
 from remask.checkpoint.files import tokenizer_mask
 from remask.errors import CheckpointError
 from remask.plan.canvas import Canvas
+from remask_lab.bench.documents import read_documents
 from remask_lab.likelihood.passes import Job, UncachedPasses
 
 VOCAB, CPU = 64, torch.device("cpu")

@@ -132,23 +132,23 @@ def main() -> None:
 
 
 def _towns(tokenizer: Any, pages: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """A page, a question and its masked answer each; another request asks something else about the same page."""
+    """A page, a question and its masked answer each; another request asks about the same page."""
     asked = town.make_workload(2 * pages, pages, seed=11, settings=town.TownSettings(shops=8))
     by_page: dict[int, list[town.TownRequest]] = defaultdict(list)
     for each in asked:
         by_page[each.page].append(each)
     for request, second in (requests for requests in by_page.values() if len(requests) == 2):
-        prompts: list[list[int]] = [
-            tokenizer.apply_chat_template(each.messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-            for each in (request, second)
-        ]
-        shared = next(place for place, (a, b) in enumerate(zip(*prompts, strict=False)) if a != b)
-        answers = [
-            tokenizer(each.answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-            for each in (request, second)
-        ]
-        gold, other = (torch.tensor([prompt + answer]) for prompt, answer in zip(prompts, answers, strict=True))
-        yield shared, gold, torch.arange(gold.shape[1])[None] >= len(prompts[0]), other[:, shared:]
+        page, _ = request.messages
+        first, other, none = (
+            tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
+            for turns in (request.messages, second.messages, [page, {"role": "user", "content": "?"}])
+        )
+        shared = next(place for place, (a, b) in enumerate(zip(first, none, strict=False)) if a != b)
+        gold, behind = (
+            torch.tensor([[*prompt, *tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]])
+            for prompt, answer in ((first, request.answer), (other, second.answer))
+        )
+        yield shared, gold, torch.arange(gold.shape[1])[None] >= len(first), behind[:, shared:]
 
 
 def _read(model: Any, rows: Tensor, gold: Tensor, mask: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
