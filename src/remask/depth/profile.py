@@ -112,13 +112,13 @@ class Subject(Protocol):
     """The parts of an `LLM` that profiling needs."""
 
     @property
-    def loaded(self) -> LoadedModel: ...  # noqa: D102
+    def loaded(self) -> LoadedModel: ...
 
     @property
-    def model(self) -> Transformer: ...  # noqa: D102
+    def model(self) -> Transformer: ...
 
     @property
-    def progress(self) -> bool: ...  # noqa: D102
+    def progress(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,6 @@ class Prefixes(Leases):
             pending.common = min(self.recent.add(prompt, request.salt), most)
 
     def wish(self, pending: PendingRequest) -> Wish:
-        """See `Leases`."""
         request, policy, shape, canvas = pending.request, pending.request.policy, self.shape, pending.decoding.length
         prefix = self._asked(pending)
         if prefix <= 0:
@@ -221,7 +220,6 @@ class Parts(Leases):
     """A `Sharing` of the parts that requests name."""
 
     def wish(self, pending: PendingRequest) -> Wish:
-        """See `Leases`."""
         request, policy, layers = pending.request, pending.request.policy, self.shape.layers
         if self.config.prefix_sharing == "off":
             return Wish(unread=OFF)

@@ -137,7 +137,6 @@ class DecodingTrace(Trace):
         self.passes += 1
 
     def change(self, changed: NDArray[np.bool_]) -> None:
-        """See `Trace`."""
         self.decoded[changed] = self.passes - 1
 
     def similarity(self) -> Floats:

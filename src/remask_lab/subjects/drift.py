@@ -147,11 +147,9 @@ class DriftTrace(Trace):
         return len(self.starts)
 
     def change(self, changed: NDArray[np.bool_]) -> None:
-        """See `Trace`."""
         self.change_rate.append(float(changed.mean()))
 
     def observe(self, seen: ObservedPass) -> None:
-        """See `Trace`."""
         block = seen.block
         self.prompt, self.response, self.block = seen.prompt, seen.end - seen.prompt, seen.block_length
         self.starts.append(block.start)

@@ -111,11 +111,9 @@ class StepTrace(Trace):
     _changes: Changes = field(default_factory=Changes)
 
     def change(self, changed: NDArray[np.bool_]) -> None:
-        """See `Trace`."""
         self.change_rate.append(float(changed.mean()))
 
     def observe(self, seen: ObservedPass) -> None:
-        """See `Trace`."""
         block, self.length = seen.block, seen.end - seen.prompt
         entropy, probability = certainty(self.model, seen.hidden)
         self.entropy.append(mean(entropy))

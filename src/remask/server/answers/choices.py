@@ -49,7 +49,6 @@ class Choices(Generation):
         """Put the token ids of each choice's prompt where vLLM puts them."""
 
     async def response(self) -> Json:
-        """See `Generation`."""
         texts = [self._repeated] * len(self.answers)
         scored: list[list[Scored]] = [[] for _ in self.answers]
         calls: list[list[CallPiece]] = [[] for _ in self.answers]
