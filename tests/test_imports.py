@@ -303,7 +303,7 @@ def test_public_methods_say_what_they_do() -> None:
         for cls in nodes(module)
         if isinstance(cls, ast.ClassDef) and not cls.name.startswith("_")
         for method in methods(cls)
-        if not method.name.startswith("_") and method.name not in said(cls) and ast.unparse(method.body) != "..."
+        if not method.name.startswith("_") and method.name not in said(cls) and ast.unparse(method.body[-1]) != "..."
     ]
     assert missing == []
 
