@@ -257,27 +257,6 @@ def test_choices_of_one_seed_have_seeds_of_their_own(hosts: dict[str, Running]) 
 
 LLADA = str(model_dir("llada"))
 GOOD = {"prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 8}}
-LINES: list[Any] = [
-    {"max_tokens": 8, "cfg_scale": 1e39},
-    {"max_tokens": 8, "steps": 2**62},
-    {"max_tokens": 8, "steps": 20_000_000},
-    {"max_tokens": 8, "steps_per_block": 2**40},
-    {"max_tokens": 8, "block_length": 2**62},
-    {"max_tokens": 8, "temperature": 1e300},
-]
-
-
-def test_generate_answers_every_other_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [json.dumps(line) for bad in LINES for line in (GOOD, {**GOOD, "sampling": bad})]
-    deep = '{"prompt_token_ids": ' + "[" * 50_000
-    source.write_text("\n".join([*lines, deep, json.dumps(GOOD)]) + "\n", encoding="utf-8")
-    files = ["--input", str(source), "--output", str(target)]
-    assert main(["--quiet", "generate", "--model", LLADA, *files, "--dtype", "float32"]) == 1
-    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-    assert ["error" in answer for answer in answers] == [*[False, True] * len(LINES), True, False]
-    assert len({str(answer["token_ids"]) for answer in answers if "error" not in answer}) == 1
-    assert capsys.readouterr().err.count("remask generate: line ") == len(LINES) + 1
 
 
 def test_generate_keeps_the_answers_beside_one_that_fails(
