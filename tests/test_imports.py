@@ -40,7 +40,7 @@ ORDER = (
     "remask.depth",
     "remask.answers",
     "remask.outputs",
-    "remask.run_loop",
+    "remask.session",
     "remask.loading",
     "remask.session",
     "remask.llm",

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.deploy.identity import prefix_identity
-from remask.deploy.routing import Spill, rank
+from remask.deploy.routing import Spill, prefix_identity, rank
 from remask.errors import ConfigError
 
 names = st.sets(st.text("abcdef0123", min_size=1, max_size=6), min_size=1, max_size=9)

@@ -21,8 +21,8 @@ from remask.checkpoint.settings import ModelSettings
 from remask.engine.request import Request
 from remask.policies import parse
 from remask.policies.bicache import DepthLookup
+from remask.request.parts import Segment
 from remask.request.result import Result
-from remask.request.segments import Segment
 from tests import goldens
 from tests.checkpoint import checkpoints
 from tests.engine.support import CPU, CheckedTransformer, Work, poisoned_engine, run

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from remask.deploy.asgi import REPLICA_HEADER, Call, Head, respond
-from remask.deploy.identity import prefix_identity
+from remask.deploy.routing import prefix_identity
 from remask.deploy.settings import FleetSettings
 from remask.errors import EngineDeadError
 from remask.llm import LLM

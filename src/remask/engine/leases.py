@@ -12,7 +12,7 @@ from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
 from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy, Unread
-from remask.request.segments import stored_parts
+from remask.request.parts import stored_parts
 from remask.store.entries import PrefixEntry
 from remask.store.prefix import Lease, PrefixStore
 from remask.store.recent import RecentPrompts

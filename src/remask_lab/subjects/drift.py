@@ -23,8 +23,17 @@ from remask.model.transformer import Transformer
 from remask_lab.asked import Outcome, about_requests, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, log_axis, new_panels
 from remask_lab.instruments.attention import REGIONS, SINK, QueryTap, Regions, attention_mass, regions, words
-from remask_lab.instruments.distances import Changes
-from remask_lab.instruments.series import Floats, Moments, Series, Table, as_table, by_pass, mean, off_diagonal_mean
+from remask_lab.instruments.series import (
+    Changes,
+    Floats,
+    Moments,
+    Series,
+    Table,
+    as_table,
+    by_pass,
+    mean,
+    off_diagonal_mean,
+)
 from remask_lab.instruments.watch import Trace, UncachedWatcher, certainty
 from remask_lab.observe import ObservedPass
 from remask_lab.records.markdown import text_table

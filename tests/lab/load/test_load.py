@@ -13,9 +13,8 @@ import pytest
 from remask.errors import ConfigError
 from remask_lab.load.client import RequestOutcome, send
 from remask_lab.load.load import Load, LoadRun, run_load
-from remask_lab.load.mix import CHAT, TEXT, HttpRequest, PromptMix
+from remask_lab.load.mix import CHAT, TEXT, HttpRequest, PromptMix, ServerError, Target, find_target
 from remask_lab.load.result import TIMES, detail, lines, summary
-from remask_lab.load.target import ServerError, Target, find_target
 
 TARIFF = Target("http://x", "bundled-tariff", info={"model_path": "bundled-tariff", "has_chat_template": True})
 RELAY = Target("http://x", "bundled", info={"model_path": "bundled", "has_chat_template": True})

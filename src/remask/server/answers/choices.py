@@ -4,8 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from remask.answers.answer import Delta, Scored
-from remask.answers.rollout import trace_of
+from remask.answers.answer import Delta, Scored, trace_of
 from remask.errors import RemaskError
 from remask.request.trace import TokenLogprob, step_map
 from remask.server.answers.base import Json, RunningUsage, Usage, running_usage, usage, work
