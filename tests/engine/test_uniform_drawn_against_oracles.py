@@ -12,7 +12,7 @@ import pytest
 from remask.request.result import Event, Result
 from remask.request.sampling_groups import ANCESTRAL
 from tests.engine import kinds
-from tests.engine.support import poisoned_engine, run
+from tests.engine.support import first_clear, poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import trace, work_of
 from tests.engine.test_uniform_against_oracles import NARROW, Line, draw_line, limits
 from tests.oracles import gidd, uniform_drawn
@@ -47,12 +47,7 @@ def draw(rng: random.Random, model: str, corrected: bool) -> Line:
 
 
 def drawn(rng: random.Random, model: str, corrected: bool) -> tuple[Line, Decode]:
-    for _ in range(60):
-        line = draw(rng, model, corrected)
-        expected = oracle(model, line)
-        if expected is not None:
-            return line, expected
-    raise AssertionError("every decode turns on a rounding")
+    return first_clear(lambda: draw(rng, model, corrected), lambda line: oracle(model, line))
 
 
 def compare(model: str, line: Line, expected: Decode, result: Result) -> None:
