@@ -30,7 +30,8 @@ from remask.store.pages import PageRange
 from tests.device import graphs, overlap
 from tests.sampling_fields import flat_params
 
-T, D = TypeVar("T"), TypeVar("D")
+T = TypeVar("T")
+D = TypeVar("D")
 CPU = torch.device("cpu")
 LAYERS = 4
 VOCAB = 64
