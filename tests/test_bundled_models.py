@@ -135,7 +135,7 @@ def test_special_tokens(folder: str) -> None:
     assert own.pad_token_id == own.eos_token_id == told["pad_token_id"]
     for marker in ("<|mdm_mask|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"):
         assert len(encode(folder, marker)) == 1
-        assert own.decode(encode(folder, f"oak {marker}"), skip_special_tokens=True).strip() == "oak"
+        assert str(own.decode(encode(folder, f"oak {marker}"), skip_special_tokens=True)).strip() == "oak"
 
 
 def test_every_word_of_a_task_is_one_token() -> None:
@@ -198,7 +198,7 @@ def test_messages_before_the_last_turn_are_a_token_prefix(folder: str, messages:
     head, whole = chat(folder, messages[:-1]), chat(folder, messages, waiting=True)
     assert whole[: len(head)] == head
     assert whole.count(tokenizer(folder).bos_token_id) == 1
-    assert tokenizer(folder).decode(whole).endswith(end)
+    assert str(tokenizer(folder).decode(whole)).endswith(end)
 
 
 @pytest.mark.parametrize(
