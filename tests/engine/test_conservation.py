@@ -125,8 +125,8 @@ class Conservation(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         infos = self.engine.store.describe()
-        name = data.draw(st.sampled_from([None, *(info.id for info in infos)]))
-        idle = [info for info in infos if info.ready and not info.leases and name in (None, info.id)]
+        name = data.draw(st.sampled_from([None, *(info.prefix_id for info in infos)]))
+        idle = [info for info in infos if info.ready and not info.leases and name in (None, info.prefix_id)]
         assert self.engine.store.drop(None if name is None else int(name, 16)) == len(idle)
 
     def end(self, name: str, reason: FinishReason) -> None:
