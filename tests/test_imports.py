@@ -1,6 +1,7 @@
 """The architecture, read from the source: imports run one way, no state at module level, no hidden environment."""
 
 import ast
+import itertools
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -39,7 +40,7 @@ ORDER = (
     "remask.depth",
     "remask.answers",
     "remask.outputs",
-    "remask.run_loop",
+    "remask.session",
     "remask.loading",
     "remask.session",
     "remask.llm",
@@ -106,6 +107,7 @@ ENGINE_DOORS = {
     "remask.engine.member",
     "remask.engine.pack",
 }
+UNDESCRIBED = ("remask_lab.papers", "remask_lab.pages", "remask_lab.speed")
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {
     "functools",
@@ -280,6 +282,34 @@ def test_the_environment_is_read_at_the_top_only() -> None:
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
                 assert ast.unparse(node.value) != "os", f"{module} line {node.lineno}"
             assert not (isinstance(node, ast.ImportFrom) and node.module == "os"), f"{module} imports from os"
+
+
+def test_public_methods_say_what_they_do() -> None:
+    """In their own words or a base's. The docstring of a protocol may describe its attributes."""
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for node in itertools.chain.from_iterable(map(nodes, MODULES)):
+        if isinstance(node, ast.ClassDef):
+            classes.setdefault(node.name, []).append(node)
+
+    def said(cls: ast.ClassDef) -> set[str]:
+        """Methods of `cls` and its bases that have a docstring."""
+        names = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in cls.bases} - {cls.name}
+        known = [base for name in names for base in classes.get(name, ())]
+        return set().union({each.name for each in methods(cls) if ast.get_docstring(each)}, *map(said, known))
+
+    missing = [
+        f"{module}: {cls.name}.{method.name}"
+        for module in filter(lambda module: not module.startswith(UNDESCRIBED), MODULES)
+        for cls in nodes(module)
+        if isinstance(cls, ast.ClassDef) and not cls.name.startswith("_")
+        for method in methods(cls)
+        if not method.name.startswith("_") and method.name not in said(cls) and ast.unparse(method.body[-1]) != "..."
+    ]
+    assert missing == []
+
+
+def methods(cls: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in cls.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def test_no_assert_stands_for_a_users_error() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from remask import LLM, EngineConfig, RemaskError, SamplingParams
 from remask.engine.engine import Engine
-from remask.request.segments import Segment
+from remask.request.parts import Segment
 from tests.goldens import model_dir, request_line, runs
 from tests.sampling_fields import flat_params
 

@@ -28,12 +28,11 @@ from remask.readers.base import Reader
 from remask.readers.decision import Reading
 from remask.readers.logprobs import Logprobs
 from remask.request.forms import StructuredOutputs
-from remask.request.holes import Part
+from remask.request.parts import Part
 from remask.request.questions import Decisions
 from remask.request.result import Usage
 from remask.request.terms import Terms
-from remask.run_loop import check_idle, events_of
-from remask.session import Canvas, Sampling, Segments, Session
+from remask.session import Canvas, Sampling, Segments, Session, check_idle, events_of
 from remask.text.prompts import Message, Prompt, as_prompts, conversations, encode
 from remask.text.tokenizer import Tokenizer
 

@@ -29,13 +29,11 @@ from remask.policies.registry import from_file
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
 from remask.request.forms import StructuredOutputs
-from remask.request.holes import Part
+from remask.request.parts import Part, Segment
 from remask.request.questions import Decisions
 from remask.request.result import Event
 from remask.request.sampling_params import SamplingParams
-from remask.request.segments import Segment
 from remask.request.terms import Terms, check_sampling
-from remask.run_loop import events_of
 from remask.sampling.defaults import fit, of_mode, overlaid
 from remask.text.prompts import Prompt, as_prompts, encode
 from remask.text.tokenizer import Tokenizer
@@ -403,3 +401,36 @@ def _each_parts(segments: Segments | Sequence[Segments], prompts: int) -> list[S
     if len(given) != prompts:
         raise ConfigError(f"segments: one list for all prompts or one per prompt ({prompts}), got {len(given)}")
     return [Terms(segments=each).parts for each in given]
+
+
+def check_idle(engine: Engine) -> None:
+    """Raise `ConfigError` where `engine` runs requests of somebody else."""
+    if engine.busy:
+        raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
+
+
+def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Event], None, None]:
+    """Run requests, and yield the events of each step. They are cancelled where nobody takes more.
+
+    Raises `ConfigError`, before any of them has run, on one that cannot run, and where the engine is not idle.
+    """
+    check_idle(engine)
+    try:
+        for request in requests:
+            engine.add(request)
+        while engine.busy:
+            yield _step(engine)
+    finally:
+        for request in requests:
+            engine.cancel(request.id)
+        while engine.busy:
+            _step(engine)
+
+
+def _step(engine: Engine) -> list[Event]:
+    """One step of `engine`, which begins again where a step fails on nobody's account."""
+    try:
+        return engine.step()
+    except Exception as error:
+        engine.recover(error)
+        return []

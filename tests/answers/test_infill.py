@@ -13,7 +13,7 @@ from remask.answers.infill import template_of
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.request.holes import MaskLength, Part
+from remask.request.parts import MaskLength, Part
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.text.detokenize import ResponseText

@@ -1,4 +1,4 @@
-"""Bad input on uniform and block-causal models, through every door: Python, options, and lines of a file."""
+"""Bad input through every door: Python, options, and lines of a file."""
 
 import json
 from collections.abc import Iterator
@@ -131,8 +131,79 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("llada", {"sampling": {"remasking": "entropy_bounded"}}, "'entropy_bounded' is not defined on masked models"),
 ]
+
+
+def bad(
+    spec: str, values: dict[str, Any], message: str, sampling: dict[str, Any] | None = None, model: str = "llada"
+) -> tuple[str, dict[str, Any], str]:
+    """A case of settings of a cache policy that cannot be."""
+    return model, {"cache": spec, "cache_config": values, "sampling": sampling or {}}, message
+
+
+RANDOM = {"remasking": "random"}
+CASES += [
+    *(bad("dllm-cache", {"ratio": ratio}, "ratio must be a number from 0 to 1, got") for ratio in (-0.1, 1.5, "0.5")),
+    bad("dllm-cache", {"prompt_interval": 0}, "prompt_interval must be a whole number from 1 to 2**63 - 1, got 0"),
+    bad(
+        "dllm-cache", {"response_interval": -3}, "response_interval must be a whole number from 1 to 2**63 - 1, got -3"
+    ),
+    bad("dllm-cache", {"cfg_interval": 1.5}, "cfg_interval must be a whole number from 1 to 2**63 - 1, got 1.5"),
+    bad("dllm-cache", {"select": "keys"}, "Unknown select 'keys'. Did you mean 'key'? Available: key, random, value"),
+    bad(
+        "bicache",
+        {"depth": 1, "refresh_interval": 0},
+        "refresh_interval must be a whole number from 1 to 2**63 - 1, or null",
+    ),
+    bad("dkv-decode", {"refresh_interval": 0}, "refresh_interval must be a whole number from 1 to 2**63 - 1, or null"),
+    bad("dkv-pd", {"refresh_interval": True}, "refresh_interval must be a whole number from 1 to 2**63 - 1, or null"),
+    bad(
+        "dkv-greedy",
+        {"refresh_interval": -1},
+        "refresh_interval must be a whole number from 1 to 2**63 - 1, or null",
+        RANDOM,
+    ),
+    bad("dkv-greedy", {"window": -1}, "window must be a whole number from 0 to 2**63 - 1, got -1", RANDOM),
+    bad("dkv-greedy", {"window": 9}, "window=9 exceeds the response's 8 positions; use a window from 0 to 8", RANDOM),
+    bad("bicache+dkv-greedy", {"depth": 1, "window": 11}, "window=11 exceeds the response's 8 positions", RANDOM),
+    bad("dkv-greedy", {"centre": "last"}, "Unknown centre 'last'. Available: current, previous", RANDOM),
+    bad("dkv-greedy", {"extent": "all"}, "Unknown extent 'all'. Available: interval, noisy", RANDOM),
+    bad("dllm-cache", {"phase": "down"}, "use phase='up', or sampling with 'steps'", {"threshold": 0.9}),
+    bad("dkv-greedy", {}, "use remasking 'random' or 'order'"),
+    bad("dkv-greedy", {}, "use remasking 'random' or 'order'", {"remasking": "slowfast"}),
+    bad("elastic-cache", {"window": 0}, "window must be a whole number from 1 to 2**63 - 1, got 0"),
+    bad("elastic-cache", {"threshold": 1.5}, "threshold must be a number from 0 to 1, got 1.5"),
+    bad("elastic-cache", {}, "window=16 exceeds the response's 8 positions; use a window from 1 to 8"),
+    bad("elastic-cache", {"window": 4}, "use window=8, or a remasking other than 'random' and 'order'", RANDOM),
+    bad("elastic-cache", {"gamma": 1}, "Unknown setting of cache policy 'elastic-cache' 'gamma'"),
+    bad("bicache+elastic-cache", {"depth": 1}, "bicache cannot wrap elastic-cache"),
+    bad("none", {}, "threshold compares probabilities", {"remasking": "slowfast", "threshold": 0.5}),
+    bad("dkv-greedy", {}, "(LLaDA), not Dream", RANDOM, "dream"),
+    bad("dkv-decode", {"shift": "un"}, "shift='un' is for models whose rows predict the next position (Dream)"),
+    bad("dkv-pd", {"shift": "un_right"}, "shift='un_right' is for models whose rows predict the next position"),
+    bad("dkv-decode", {"shift": "right"}, "shift='right' is for models whose rows predict the next position"),
+    bad("dkv-decode", {"shift": "left"}, "Unknown shift 'left'", model="dream"),
+    bad("block-dual", {"fill_pass": "separate"}, "use fill_pass='transfer'", model="dream"),
+    bad("block-dual", {"fill_pass": "seperate"}, "Did you mean 'separate'?"),
+    bad("bicache", {"depth": 7}, "depth=7 exceeds the model's 6 layers; use 0 to 6"),
+    bad("bicache", {"depth": -1}, "depth must be a number of layers >= 0 or 'table', got -1"),
+    bad("bicache", {"depth": 1, "boundary": "kept"}, "Unknown boundary 'kept'. Available: recomputed, stored"),
+    bad("bicache+reuse", {"depth": 1}, "both own the shared prefix"),
+    bad("bicache+bicache", {"depth": 1}, "name bicache once"),
+    bad("dllm-cache+dkv-decode", {}, "'dllm-cache' cannot wrap another policy; only bicache, acache can"),
+    bad("block-dual+bicache", {}, "'block-dual' cannot wrap another policy; only bicache, acache can"),
+    bad("none", {"window": 2}, "cache policy 'none' takes no settings, got 'window'"),
+    bad("dkv-decode", {"window": 2}, "Unknown setting of cache policy 'dkv-decode' 'window'"),
+]
+CASES += [
+    ("llada", {"sampling": {name: value}}, f"{name} must be a number from 0 to 1000")
+    for name, value in (("cfg_scale", 1e39), ("temperature", 1e300))
+]
+CASES += [
+    ("llada", {"sampling": {name: value}}, f"{name} must be a whole number from 1 to")
+    for name, value in (("steps", 2**62), ("steps_per_block", 2**40), ("block_length", 2**62))
+]
+CASES += [("llada", {"sampling": {"steps": 20_000_000}}, "steps=20000000 is more than the")]
 MODELS = sorted({model for model, _, _ in CASES})
-EACH = pytest.mark.parametrize(("model", "line", "message"), CASES, ids=lambda value: str(value)[:50])
 
 
 def folder(model: str) -> Path:
@@ -165,7 +236,7 @@ def generate(tmp_path: Path, model: str, lines: list[dict[str, Any]], *options: 
     yield from answers
 
 
-@EACH
+@pytest.mark.parametrize(("model", "line", "message"), CASES, ids=lambda value: str(value)[:50])
 def test_from_python(model: str, line: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         llm(model).generate(

@@ -1,4 +1,4 @@
-"""`remask generate`: lines in, lines out, and what bad input comes to."""
+"""`remask generate` and `remask decide`: lines in, lines out, and what bad input comes to."""
 
 import io
 import json
@@ -59,6 +59,7 @@ def test_an_answer_has_all_documented_keys(tmp_path: Path) -> None:
     assert answer["usage"]["row_layers"] == answer["usage"]["forwards"] * 9 * 6
     assert set(answer["trace"][0]) == {"step", "positions", "token_ids"}
     assert all(3 <= position < 11 for event in answer["trace"] for position in event["positions"])
+    assert "trace" not in run(tmp_path, [GOOD])[1][0]
 
 
 def test_a_second_line_of_one_id_is_refused_by_its_number(tmp_path: Path) -> None:
@@ -74,11 +75,6 @@ def test_a_second_line_of_one_id_is_refused_by_its_number(tmp_path: Path) -> Non
     assert errors[5] == "id 'a' is used by line 1 too; ids must differ, or be left out"
     assert "used by line 2" in errors[6]
     assert "used by line 11" in errors[11]
-
-
-def test_the_trace_is_left_out_unless_asked_for(tmp_path: Path) -> None:
-    _, (answer,) = run(tmp_path, [GOOD])
-    assert "trace" not in answer
 
 
 def test_a_line_tells_its_log_probabilities_and_its_rollout_and_is_replayed(tmp_path: Path) -> None:
@@ -159,9 +155,6 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({**GOOD, "cache": 3}, "cache must be the name of a cache policy, of at most 1024 characters, got 3"),
     ({**GOOD, "cache": "bicache", "cache_config": 3}, "cache_config must be an object"),
     ({**GOOD, "cache": "bicache", "cache_config": {"depht": 3}}, "Did you mean 'depth'"),
-    ({**GOOD, "cache": "bicache", "cache_config": {"depth": 7}}, "exceeds the model's 6 layers"),
-    ({**GOOD, "cache": "bicache", "cache_config": {"depth": 2, "refresh_interval": 0}}, "refresh_interval must be"),
-    ({**GOOD, "cache": "bicache+reuse", "cache_config": {"depth": 2}}, "both own the shared prefix"),
     ({**GOOD, "sampling": {"stop": "x"}}, "stop texts need a tokenizer"),
     ({**GOOD, "cache_salt": 5}, "cache_salt must be a text of valid Unicode, of at most 1024 characters, got 5"),
     ({**GOOD, "priority": 0.5}, "priority must be a whole number from -(2**63 - 1) to 2**63 - 1, got 0.5"),
@@ -289,23 +282,8 @@ def test_messages_share_everything_before_the_last_user_turn(tmp_path: Path) -> 
 def test_bytes_that_are_no_text_fail_their_own_line(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b'{"id": 1, "prompt": "where \xff am i ?"}\n{"id": 2, "prompt": "where am i ?"}\n')
-    options = ["--dtype", "float32", "--sampling", '{"max_tokens": 4}']
-    assert (
-        main(
-            [
-                "--quiet",
-                "generate",
-                "--model",
-                "bundled-transit",
-                "--input",
-                str(source),
-                "--output",
-                str(target),
-                *options,
-            ]
-        )
-        == 1
-    )
+    files = ["--input", str(source), "--output", str(target), "--sampling", '{"max_tokens": 4}']
+    assert main(["--quiet", "generate", "--model", "bundled-transit", "--dtype", "float32", *files]) == 1
     first, second = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     assert "not valid Unicode" in first["error"]
     assert len(second["token_ids"]) > 0
@@ -383,3 +361,21 @@ def test_lines_and_prompts_with_holes(tmp_path: Path, capsys: pytest.CaptureFixt
     source = tmp_path / "in.jsonl"
     assert main(["--quiet", "generate", "--model", LLADA, "--input", str(source), "--suffix", "x"]) != 0
     assert "--suffix goes with --prompt" in capsys.readouterr().err
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "decisions.json"
+
+
+def test_the_answers_of_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ["--quiet", "decide", "--model", "bundled-tariff", "--dtype", "float32", "--device", "cpu"]
+    assert main([*model, "--input", str(EXAMPLE)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    body = json.loads(EXAMPLE.read_text(encoding="utf-8"))
+    found = LLM("bundled-tariff", dtype="float32", device="cpu").decide(body["state"], body["questions"])
+    assert {name: each["choice"] for name, each in printed["answers"].items()} == {
+        name: each.choice for name, each in found.answers.items()
+    }
+    assert printed["work"]["forwards"] == found.usage.forwards == 3
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**body, "questions": {}})))
+    assert main([*model, "--input", "-"]) == 2
+    assert "questions is empty" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests import goldens
-from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_moe, test_goldens_uniform
+from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_uniform
 from tests.cli.goldens import generate
 from tests.engine.executors import NEEDS_TRITON
 from tests.goldens import block_causal, moe, uniform
@@ -41,9 +41,9 @@ def test_block_causal_models(tmp_path: Path, model: str, options: tuple[str, ...
 
 
 def test_mixtures_of_experts(tmp_path: Path) -> None:
-    test_goldens_moe.check_masked(tmp_path, {goldens.run_id(run): run for run in moe.masked_runs()[::19]}, *NUMPY)
+    test_goldens_block_causal.ask_masked(tmp_path, moe.masked_runs()[::19], *NUMPY)
     for model in moe.BLOCK_CAUSAL:
-        test_goldens_moe.check(tmp_path, model, moe.runs(model)[::19], "exact", *NUMPY)
+        test_goldens_block_causal.ask(tmp_path, model, moe.runs(model)[::19], "exact", *NUMPY)
 
 
 @pytest.mark.thorough

@@ -11,8 +11,7 @@ import pytest
 from starlette.requests import Request
 
 from remask.deploy.asgi import REPLICA_HEADER, Call, Head
-from remask.deploy.identity import prefix_identity
-from remask.deploy.routing import rank
+from remask.deploy.routing import prefix_identity, rank
 from remask.errors import EngineDeadError
 
 if importlib.util.find_spec("ray") is None:

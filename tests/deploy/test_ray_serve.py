@@ -18,8 +18,7 @@ import httpx
 import pytest
 
 from remask_lab.load.load import Load, run_load
-from remask_lab.load.mix import HttpRequest, PromptMix
-from remask_lab.load.target import find_target
+from remask_lab.load.mix import HttpRequest, PromptMix, find_target
 from remask_lab.speed.routing import BUNDLED, ROUTER, emptied, fleet, named, router, two_servers
 from tests.server.serving import CHATS, URL
 from tests.waiting import LONGEST_S, eventually

@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from remask.deploy.identity import prefix_identity
-from remask.deploy.routing import Spill
+from remask.deploy.routing import Spill, prefix_identity
 from remask_lab.load.client import RequestOutcome, send
 from tests.deploy.test_ray_serve import ASKS, BUDGET
 from tests.server.serving import Running, make_llm, serving

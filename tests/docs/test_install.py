@@ -1,4 +1,4 @@
-"""How to install: extras and names that the pages mention exist, and nothing is promised that is not so yet."""
+"""Extras, names and files that the pages mention exist, and nothing is promised that is not so yet."""
 
 import re
 import tomllib
@@ -40,3 +40,15 @@ def test_the_demo_brings_what_serve_needs_and_says_how_to_call_it() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+PACKAGE = ROOT / "src" / "remask"
+
+
+def test_files_and_rooms_that_the_design_names_exist() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    named |= {name for name in re.findall(r"`((?:\w+/)+\w+)`", text) if name.split("/")[0] in rooms}
+    assert len(named) > 40
+    assert [name for name in sorted(named) if not any((base / name).exists() for base in (PACKAGE, ROOT))] == []

@@ -27,9 +27,9 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 BASE = "http://127.0.0.1:8000"
 # Python that prints nothing: code to copy, which other tests run as it stands there, and what no machine here can run.
 SHOWN = {
-    "docs/extending.md": "tests/plugins/test_docs.py and tests/docs",
+    "docs/extending.md": "tests/plugins/test_doors.py and tests/docs",
     "docs/lab/hooks-and-readers.md": "tests/docs and tests/engine/test_readers.py",
-    "docs/lab/analysis-subject.md": "tests/docs/test_subject_example.py",
+    "docs/lab/analysis-subject.md": "tests/docs/test_extending_sampling.py",
     "docs/models.md": "a model of 100 billion parameters on four devices",
 }
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""Tables that scripts/docs_tables.py writes: none is older than the code, and nothing in them goes unexplained."""
+"""Tables and pictures that scripts write: none is older than the code, and nothing in them goes unexplained."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
+from xml.etree import ElementTree
 
 import pytest
 from openai.types import completion_create_params
@@ -143,3 +144,29 @@ def test_the_time_of_an_8b_is_bounded_by_its_products_and_its_weights() -> None:
     layers = config.parameters - 2 * 131072 * 4096
     assert full == pytest.approx(2 * 1024 * (layers + 131072 * 4096) / 989e12, rel=0.05)
     assert 1 / rate == pytest.approx(2 * (layers + 131072 * 4096) / 3.35e12, rel=0.1)
+
+
+ROOT = Path(__file__).parents[2]
+DRAWN: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "docs_pictures.py"))
+SCENES: dict[str, Any] = DRAWN["SCENES"]
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_it_is_up_to_date(name: str) -> None:
+    text = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+    assert text == DRAWN["svg"](SCENES[name], DRAWN["panels"](SCENES[name])), "run: python scripts/docs_pictures.py"
+    ElementTree.fromstring(text)
+
+
+def test_every_picture_is_shown_and_all_that_are_shown_exist() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("how-*.md"))
+    assert {path.stem for path in (ROOT / "docs" / "images").glob("how-*.svg")} == set(SCENES)
+    assert all(f"](images/{name}.svg)" in pages for name in SCENES)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_cells_are_the_work_that_was_counted(name: str) -> None:
+    """The blue cells of a pass are its row-layers: the plan's cost, with the rows that the device chose."""
+    computed = DRAWN["COMPUTED"]
+    for panel in DRAWN["panels"](SCENES[name]):
+        assert (panel.cells == computed).sum() == panel.cost

@@ -22,8 +22,8 @@ from remask.readers.base import Reader
 from remask.readers.decision import Reading
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
+from remask.request.parts import Segment
 from remask.request.sampling_params import SamplingParams
-from remask.request.segments import Segment
 from remask.request.trace import TOP_LOGPROBS
 from remask.sampling.rules import names_on
 from tests.engine.support import (

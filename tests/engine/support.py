@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from remask.store.pages import PageRange
 from tests.device import graphs, overlap
 from tests.sampling_fields import flat_params
 
+T = TypeVar("T")
+D = TypeVar("D")
 CPU = torch.device("cpu")
 LAYERS = 4
 VOCAB = 64
@@ -222,6 +224,16 @@ def run(
         assert step < limit, f"stuck with {engine.waiting} waiting and {engine.running_canvases} running"
     engine.check_integrity()
     return results
+
+
+def first_clear(draw: Callable[[], T], decode: Callable[[T], D | None]) -> tuple[T, D]:
+    """What is drawn, and what an oracle decodes it to, which is None where that turns on a rounding."""
+    for _ in range(60):
+        line = draw()
+        expected = decode(line)
+        if expected is not None:
+            return line, expected
+    raise AssertionError("every decode turns on a rounding")
 
 
 def alone(item: Work, family: str = "llada", **limits: Any) -> Result:

@@ -28,9 +28,9 @@ from remask.plan.spans import Span
 from remask.policies import parse
 from remask.policies.bicache import DepthLookup
 from remask.readers.logprobs import Logprobs
+from remask.request.parts import Segment
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
-from remask.request.segments import Segment
 from remask.store.pages import PageRange
 from tests.checkpoint import checkpoints
 from tests.checkpoint.adapters import adapted

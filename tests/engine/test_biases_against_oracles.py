@@ -123,9 +123,6 @@ def test_masked_answers_are_those_of_a_plain_loop(own: dict[str, Any]) -> None:
     assert results["plain"].token_ids != results["changed"].token_ids
 
 
-MODELS = ["llada", "dream", "gidd", "sdar"]
-
-
 def engine_of(model: str) -> Engine:
     return poisoned_engine(kinds.checkpoint(model).model, page_size=8) if model in kinds.RAW else make_engine(model)
 

@@ -1,6 +1,9 @@
-"""An engine under anything that can happen to it: every slot has one owner, every request one end, nothing is left."""
+"""Whatever happens to an engine, every slot has one owner, every request one end, and nothing is left."""
 
+import gc
 import random
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +20,14 @@ from hypothesis.stateful import (
 )
 
 from remask.engine.engine import Engine
+from remask.engine.prefix_pass import PrefixPass
+from remask.engine.request import Request
+from remask.engine.running import RunningRequest
+from remask.llm import LLM
 from remask.request.result import FinishReason, Result
+from remask.request.sampling_params import SamplingParams
 from tests.engine.support import (
+    CPU,
     DEADLINE,
     LAYERS,
     Work,
@@ -116,8 +125,8 @@ class Conservation(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         infos = self.engine.store.describe()
-        name = data.draw(st.sampled_from([None, *(info.id for info in infos)]))
-        idle = [info for info in infos if info.ready and not info.leases and name in (None, info.id)]
+        name = data.draw(st.sampled_from([None, *(info.prefix_id for info in infos)]))
+        idle = [info for info in infos if info.ready and not info.leases and name in (None, info.prefix_id)]
         assert self.engine.store.drop(None if name is None else int(name, 16)) == len(idle)
 
     def end(self, name: str, reason: FinishReason) -> None:
@@ -179,3 +188,40 @@ def test_nothing_is_lost_whatever_happens() -> None:
 @pytest.mark.soak
 def test_nothing_is_lost_over_thousands_of_steps() -> None:
     check(examples=600, steps=120)
+
+
+@pytest.fixture
+def _uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_uncollected")
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_requests_and_prefix_passes_are_in_no_cycle(monkeypatch: pytest.MonkeyPatch, cancelled: bool) -> None:
+    made: list[weakref.ref[Any]] = []
+    for kind in (RunningRequest, PrefixPass):
+
+        def noted(self: Any, *arguments: Any, begin: Any = kind.__init__, **named: Any) -> None:
+            begin(self, *arguments, **named)
+            made.append(weakref.ref(self))
+
+        monkeypatch.setattr(kind, "__init__", noted)
+    llm = LLM("bundled", device=str(CPU), threads=1)
+    engine = llm.engine
+    policy = llm.session.policy("bicache", {"depth": 2})
+    params = SamplingParams(max_tokens=6, block_length=6, steps=6)
+    for number in range(2):
+        engine.add(Request(str(number), range(5, 69), params, 48, policy))
+    steps = 0
+    while engine.busy:
+        if cancelled and steps == 3:
+            for number in range(2):
+                engine.cancel(str(number))
+        engine.step()
+        steps += 1
+    engine.step()
+    assert len(made) == 3
+    assert [each() for each in made] == [None] * 3

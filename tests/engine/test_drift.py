@@ -1,4 +1,7 @@
-"""`uniform-cache` with `drift`: plans that shrink while they run. `test_uniform_against_oracles` has the values."""
+"""`uniform-cache` with `drift`, and choices that layers share: plans that shrink while they run.
+
+`test_uniform_against_oracles` has the values.
+"""
 
 import random
 from dataclasses import dataclass
@@ -6,20 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from remask.engine.engine import Engine
 from remask.machine.transfers import fetch
 from remask.model.pool import Pool
-from remask.model.stage import Stage
+from remask.model.stage import Pick, Stage
 from remask.model.transformer import Transformer
 from remask.plan.plan import Plan, View
 from remask.plan.spans import Span, SpanMemo
-from remask.policies import CachePolicy
+from remask.policies import CachePolicy, parse
 from remask.policies.base import Kept, Traits
+from remask.policies.bicache import DepthLookup
 from remask.policies.uniform_cache import Drift, UniformCache
 from tests.engine import kinds
-from tests.engine.support import Work, outcome, poisoned_engine, request, run
+from tests.engine.support import MODELS, Work, outcome, poisoned_engine, request, run
 
 PROMPT, BLOCK, CANVAS = 6, 4, 24
 MODEL = "gidd, hybrid"  # of three layers
@@ -142,3 +147,50 @@ def test_what_stands_still_is_held_by_its_own_threshold() -> None:
     short = after.below(np.full(4, 3), SpanMemo())
     assert isinstance(short.hook, Drift)
     assert short.hook.among.tolist() == [True, True, True, False]
+
+
+def policy(name: str, **settings: Any) -> Any:
+    return parse(name, settings, lambda: DepthLookup({}))
+
+
+def dllm(layers: int, name: str = "dllm-cache", **settings: Any) -> Any:
+    return policy(name, response_interval=5, ratio=0.4, select_layers=layers, **settings)
+
+
+@pytest.mark.parametrize(("layers", "choosing"), [(1, [1, 2, 3]), (2, [1, 3]), (3, [1])])
+def test_only_the_first_layer_of_those_that_share_compares(
+    monkeypatch: pytest.MonkeyPatch, layers: int, choosing: list[int]
+) -> None:
+    compared: list[int] = []
+    rows: list[list[int]] = []
+    choose, partial_layer = Transformer._choose, Transformer._partial_layer
+
+    def watched(self: Transformer, h: Any, w: Any, layer: int, *rest: Any) -> Any:
+        compared.append(layer)
+        return choose(self, h, w, layer, *rest)
+
+    def layer_run(self: Transformer, h: Any, layer: int, stage: Any, pool: Pool, *rest: Any) -> Any:
+        out = partial_layer(self, h, layer, stage, pool, *rest)
+        picks: tuple[Pick, ...] = stage.partial.picks
+        rows.extend(sorted(pick.chosen[-1].tolist()) for pick in picks)
+        return out
+
+    monkeypatch.setattr(Transformer, "_choose", watched)
+    monkeypatch.setattr(Transformer, "_partial_layer", layer_run)
+    engine = poisoned_engine(MODELS["llada"])
+    run(engine, [Work(request("r", 10, steps=4, max_tokens=8), dllm(layers))])
+    passes = len(rows) // 3
+    assert passes == 3, "the first of four renews all"
+    assert compared == choosing * passes
+    for start in range(0, len(rows), 3):
+        for layer in range(1, 4):
+            first = layer - (layer - 1) % layers
+            assert rows[start + layer - 1] == rows[start + first - 1]
+
+
+def test_rows_are_marked_on_the_device_once_they_are_needed() -> None:
+    engine = poisoned_engine(MODELS["llada"])
+    run(engine, [Work(request("r", 10), dllm(1))])
+    assert engine.pool._picked is None
+    run(engine, [Work(request("s", 10), dllm(2))])
+    assert engine.pool.picked.dtype == torch.bool

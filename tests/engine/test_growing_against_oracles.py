@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from remask.request.result import Result
-from tests.engine.support import poisoned_engine, run
+from tests.engine.support import first_clear, poisoned_engine, run
 from tests.engine.test_against_oracles import (
     DREAM,
     LAYERS,
@@ -48,12 +48,10 @@ def growing_line(rng: random.Random, name: str, kind: Kind, layers: int) -> Line
 
 def drawn_growing(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, Stages]:
     """A line, and what each of its blocks decodes to."""
-    for _ in range(50):
-        line = growing_line(rng, name, kind, LAYERS[model])
-        expected = stages(line, lambda stage: oracle(model, stage))
-        if expected is not None:
-            return line, expected
-    raise AssertionError(f"{name}: every decode turns on a rounding")
+    return first_clear(
+        lambda: growing_line(rng, name, kind, LAYERS[model]),
+        lambda line: stages(line, lambda stage: oracle(model, stage)),
+    )
 
 
 def check(line: Line, expected: Stages, result: Result, shift: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.answers.rollout import trace_of
+from remask.answers.answer import trace_of
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError

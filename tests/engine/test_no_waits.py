@@ -35,7 +35,7 @@ from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
 from remask.policies.uniform_cache import UniformCache
 from remask.readers.logprobs import Logprobs
-from remask.request.segments import Segment
+from remask.request.parts import Segment
 from remask.sampling.choice import RANKED
 from remask.sampling.decoder import Decoder
 from remask.sampling.select import Ranked, top

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from remask.answers.rollout import trace_of
+from remask.answers.answer import trace_of
 from remask.engine.canvas_state import Move
 from remask.engine.engine import Engine
 from remask.engine.request import Request, request_of
@@ -22,8 +22,8 @@ from remask.policies import ACache, BiCache, CachePolicy, Dense, DllmCache, Reus
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode
 from remask.readers.logprobs import Logprobs
+from remask.request.parts import MAX_SEGMENTS, Segment, stored_parts
 from remask.request.sampling_params import SamplingParams
-from remask.request.segments import MAX_SEGMENTS, Segment, stored_parts
 from remask.request.terms import Terms
 from remask.request.trace import Trace
 from tests.engine.support import (

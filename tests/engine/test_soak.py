@@ -1,8 +1,6 @@
-"""Long random runs of one engine, and every golden run by itself. Too long for every run: `scripts/soak`."""
+"""Every golden run by itself. Too long for every run: `scripts/soak`."""
 
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,22 +9,6 @@ from tests.cli.goldens import generate
 from tests.cli.test_goldens import LAYERS, SUPPORTED, check
 
 pytestmark = pytest.mark.soak
-
-STEPS = 4000
-
-
-def limits(rng: random.Random) -> dict[str, Any]:
-    """Memory and budgets that are mostly too small."""
-    return {
-        "max_num_seqs": rng.randint(1, 8),
-        "max_model_len": 32,
-        "max_row_layers": rng.choice([None, 1, 50, 200, 600]),
-        "page_size": rng.choice([1, 3, 4, 16]),
-        "store_budget_tokens": rng.choice([4, 10, 16, 40]),
-        "eviction": rng.choice(["fifo", "lru"]),
-        "max_refreshes": rng.choice([None, 1, 2]),
-        "prefix_match": rng.choice(["exact", "longest"]),
-    }
 
 
 @pytest.mark.parametrize("model", goldens.MODELS)

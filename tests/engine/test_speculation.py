@@ -25,8 +25,8 @@ from remask.policies import parse
 from remask.policies.bicache import DepthLookup
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
+from remask.request.parts import Segment
 from remask.request.result import Result
-from remask.request.segments import Segment
 from tests.engine import test_against_oracles as static
 from tests.engine.support import (
     FAMILIES,

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.engine.stage_work import NEAR_TILE, TILE, StageRows, make_near, make_work, neighbour_places
-from remask.model.attention import Sink
-from remask.model.attention_near import attend_near
+from remask.model.attention import Sink, attend_near
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
 from remask.model.stage import Index, runs
 from remask.plan.canvas import Canvas

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from remask.request.result import Result
 from tests.engine import kinds
-from tests.engine.support import poisoned_engine, run
+from tests.engine.support import first_clear, poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import trace, work_of
 from tests.oracles import gidd, uniform
 from tests.oracles.canvas import Decode
@@ -94,12 +94,7 @@ def draw_line(rng: random.Random, model: str) -> Line:
 
 
 def drawn(rng: random.Random, model: str) -> tuple[Line, Decode]:
-    for _ in range(50):
-        line = draw_line(rng, model)
-        expected = oracle(model, line)
-        if expected is not None:
-            return line, expected
-    raise AssertionError("every decode turns on a rounding")
+    return first_clear(lambda: draw_line(rng, model), lambda line: oracle(model, line))
 
 
 def compare(model: str, line: Line, expected: Decode, result: Result) -> None:

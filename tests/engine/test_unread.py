@@ -9,8 +9,8 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, ElasticCache, Reuse
 from remask.policies.bicache import DepthLookup
+from remask.request.parts import Segment
 from remask.request.result import Result, Usage
-from remask.request.segments import Segment
 from tests.engine.support import LAYERS, Work, alone, make_engine, request, run
 
 TABLE = DepthLookup({20: 0, 50: 2})  # percent -> layers

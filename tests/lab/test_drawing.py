@@ -1,6 +1,8 @@
-"""Labels of points: where they are free to stand."""
+"""Labels of points: where they are free to stand; and pictures of depths."""
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
@@ -8,7 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
+from remask.errors import ConfigError
+from remask_lab.depth_plot import plot_depth
 from remask_lab.drawing import DPI, PointLabel, new_figure, place_labels
+from tests.depth.test_table import TABLE
 
 
 def panel(*points: tuple[float, float], legend: bool = False) -> tuple[Figure, Axes]:
@@ -93,3 +98,32 @@ def test_the_first_labels_have_the_first_choice() -> None:
     assert list(boxes) == names[: len(boxes)], "those after them are left out"
     assert 4 <= len(boxes) < len(names)
     assert not any(one.overlaps(two) for one, two in itertools.combinations(boxes.values(), 2))
+
+
+@pytest.mark.parametrize("name", ["depth.png", "depth.PNG"])
+def test_png(tmp_path: Path, name: str) -> None:
+    plot_depth(TABLE, tmp_path / name)
+    data = (tmp_path / name).read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") > 1200, "wide enough for a README"
+
+
+def test_svg_with_and_without_curves(tmp_path: Path) -> None:
+    plot_depth(TABLE, tmp_path / "two.svg")
+    plot_depth(replace(TABLE, curves={}, request_depths={}, definition="published"), tmp_path / "one.svg")
+    two, one = ((tmp_path / name).read_text() for name in ("two.svg", "one.svg"))
+    assert "<svg" in one
+    assert "<!-- mean cosine similarity -->" in two
+    assert "<!-- mean cosine similarity -->" not in one
+    assert "<!-- r = 40 % -->" in two
+
+
+def test_one_ratio(tmp_path: Path) -> None:
+    plot_depth(replace(TABLE, entries={}, curves={50: (1.0, 0.5)}, request_depths={50: 1.0}), tmp_path / "a.png")
+
+
+def test_other_formats_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in \.png or \.svg"):
+        plot_depth(TABLE, tmp_path / "depth.gif")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        plot_depth(TABLE, tmp_path / "none" / "depth.png")

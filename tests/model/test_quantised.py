@@ -285,9 +285,6 @@ def test_rows_have_the_same_bits_in_any_company(kind: Quantization) -> None:
         assert torch.equal(tiled.linear(x[rows], made), whole[rows])
 
 
-PLAIN = ("embed", "norm", "head", "attn_norm", "ffn_norm", "q_norm", "k_norm", "qkv_bias", "up_bias", "down_bias")
-
-
 @pytest.mark.parametrize("name", ["llada-tiny", "llada2-tiny", "gidd-tiny", "llada-moe-tiny"])
 @EACH
 def test_routers_norms_biases_and_vocabularies_stay_as_they_are(name: str, kind: Quantization) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests import goldens
-from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_moe, test_goldens_uniform
+from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_uniform
 from tests.cli.goldens import generate
-from tests.goldens import block_causal, moe, nemotron, uniform
+from tests.goldens import moe, nemotron, uniform
 
 pytestmark = pytest.mark.usefixtures("ranks")
 SIZES = (2, 4)
@@ -40,23 +40,9 @@ def masked(model: str) -> Sample:
     return Sample(test_goldens.RUNS[model], ask)
 
 
-def masked_mixture() -> Sample:
-    def ask(tmp_path: Path, runs: list[dict[str, Any]], *options: str) -> None:
-        test_goldens_moe.check_masked(tmp_path, {goldens.run_id(run): run for run in runs}, *options)
-
-    return Sample(moe.masked_runs(), ask)
-
-
-def mixture(model: str) -> Sample:
-    return Sample(
-        moe.runs(model),
-        lambda tmp_path, runs, *options: test_goldens_moe.check(tmp_path, model, runs, "exact", *options),
-    )
-
-
 def causal(model: str) -> Sample:
     return Sample(
-        block_causal.runs(model),
+        test_goldens_block_causal.GOLDENS[model].runs(model),
         lambda tmp_path, runs, *options: test_goldens_block_causal.ask(tmp_path, model, runs, "exact", *options),
     )
 
@@ -89,9 +75,9 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "llada": lambda: masked("llada"),
     "llada_gqa": lambda: masked("llada_gqa"),
     "dream": lambda: masked("dream"),
-    "llada_moe": masked_mixture,
-    "llada2": lambda: mixture("llada2_flash"),
-    "sdar_moe": lambda: mixture("sdar_moe_b8"),
+    "llada_moe": lambda: Sample(moe.masked_runs(), test_goldens_block_causal.ask_masked),
+    "llada2": lambda: causal("llada2_flash"),
+    "sdar_moe": lambda: causal("sdar_moe_b8"),
     "sdar_b4": lambda: causal("sdar_b4"),
     "sdar_b8": lambda: causal("sdar_b8"),
     "nemotron": lambda: modes("plain"),

@@ -12,7 +12,6 @@ from remask.policies.base import RequestFacts
 from remask.policies.block import BlockDual, BlockPrefix
 from tests.policies.views import Walk, layer_rows, positions, rows_of, same, views
 
-LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
 DREAM = RequestFacts(layers=3, shift=1, ordered=False, canvas=12, response=8)
 PLAIN: list[CachePolicy] = [BlockPrefix(), BlockDual()]
 

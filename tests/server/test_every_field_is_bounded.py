@@ -32,7 +32,6 @@ MODELS: dict[str, Any] = {
 }
 CALLS = 30  # for a value, at most
 FIXED = 3000  # for a body, however small
-COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a hostile client sends spoils its own answers only."""
+"""What a hostile client or template does spoils its own answers only."""
 
 import json
 import logging
@@ -19,8 +19,9 @@ from remask.sampling.masked import MaskedDecoder
 from remask.server.protocol.generation import ChatBody, CompletionBody
 from remask.text.tokenizer import Tokenizer
 from tests.goldens import model_dir
-from tests.server.serving import CHATS, LONG, Running, make_llm, serving
+from tests.server.serving import CHATS, LONG, SLOW, Running, make_llm, serving
 from tests.server.test_kinds_served import sdar
+from tests.text.test_chat_template import BILLIONS, ENDLESS
 from tests.waiting import LONGEST_S, Clock, eventually
 
 COMPLETIONS = "/v1/completions"
@@ -257,27 +258,6 @@ def test_choices_of_one_seed_have_seeds_of_their_own(hosts: dict[str, Running]) 
 
 LLADA = str(model_dir("llada"))
 GOOD = {"prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 8}}
-LINES: list[Any] = [
-    {"max_tokens": 8, "cfg_scale": 1e39},
-    {"max_tokens": 8, "steps": 2**62},
-    {"max_tokens": 8, "steps": 20_000_000},
-    {"max_tokens": 8, "steps_per_block": 2**40},
-    {"max_tokens": 8, "block_length": 2**62},
-    {"max_tokens": 8, "temperature": 1e300},
-]
-
-
-def test_generate_answers_every_other_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [json.dumps(line) for bad in LINES for line in (GOOD, {**GOOD, "sampling": bad})]
-    deep = '{"prompt_token_ids": ' + "[" * 50_000
-    source.write_text("\n".join([*lines, deep, json.dumps(GOOD)]) + "\n", encoding="utf-8")
-    files = ["--input", str(source), "--output", str(target)]
-    assert main(["--quiet", "generate", "--model", LLADA, *files, "--dtype", "float32"]) == 1
-    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-    assert ["error" in answer for answer in answers] == [*[False, True] * len(LINES), True, False]
-    assert len({str(answer["token_ids"]) for answer in answers if "error" not in answer}) == 1
-    assert capsys.readouterr().err.count("remask generate: line ") == len(LINES) + 1
 
 
 def test_generate_keeps_the_answers_beside_one_that_fails(
@@ -311,3 +291,73 @@ def test_a_tokenizer_that_fails_on_one_answer_loses_no_other(monkeypatch: pytest
     failed = [output.error is not None for output in outputs]
     assert sorted(failed) == [False, True]
     assert all(output.text == text for output, text in zip(outputs, usual, strict=True) if output.error is None)
+
+
+TEMPLATE = (
+    "{% set said = messages[-1].content %}"
+    f"{{% if said == 'loop' %}}{BILLIONS}{{% elif said == 'divide' %}}{{{{ 1 / 0 }}}}"
+    f"{{% elif said == 'recurse' %}}{ENDLESS}{{% elif said == 'memory' %}}{{{{ 'x' * 10 ** 12 }}}}"
+    "{% elif said == 'write' %}{% for a in range(90000) %}{{ 'x' * 1000 }}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.content }} {% endfor %}"
+)
+REASONS = {
+    "loop": "takes more than 1 s of processor time",
+    "divide": "ZeroDivisionError: division by zero",
+    "recurse": "calls itself too often",
+    "memory": "needs more than 512 MiB of memory",
+    "write": "writes more than 8388608 characters",
+}
+SHORT = {"max_tokens": 2, "block_length": 2, "steps": 1}
+
+
+def test_what_a_template_may_not_do_is_a_400() -> None:
+    llm = make_llm()
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
+    with serving(llm) as server:
+        for word, reason in REASONS.items():
+            answer = server.chat({"messages": [{"role": "user", "content": word}], **SHORT})
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["type"] == "invalid_request_error"
+            assert "The model's chat template fails on these messages: " in error["message"]
+            assert reason in error["message"]
+            answer = server.chat({"messages": [{"role": "user", "content": "from ivy"}], **SHORT})
+            assert answer.status_code == 200, answer.text
+        server.settle()
+
+
+@pytest.mark.thorough
+def test_a_template_that_loops_stops_neither_the_event_loop_nor_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remask.text.chat_template.MAX_SECONDS", 10 * LONGEST_S)  # it loops until it is ended
+    llm = make_llm()
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
+    with serving(llm) as server:
+        asked = {"messages": [{"role": "user", "content": "from ivy"}], **SLOW, "stream": True}
+        with server.client.stream("POST", "/v1/chat/completions", json=asked) as stream:
+            chunks = (line for line in stream.iter_lines() if line)
+            next(chunks)
+            statuses: list[int] = []
+
+            def loop() -> None:
+                body = {"messages": [{"role": "user", "content": "loop"}], **SHORT}
+                statuses.append(server.client.post("/v1/chat/completions", json=body).status_code)
+
+            template = llm.tokenizer._template
+            assert template is not None
+            idle = template._workers.idle
+            (worker,) = idle
+            looping = threading.Thread(target=loop)
+            looping.start()
+            try:
+                eventually(lambda: not idle)
+                for _ in range(6):
+                    assert server.client.get("/health").status_code == 200
+                    assert next(chunks), "the stream goes on meanwhile"
+                assert not statuses
+            finally:
+                worker.kill()
+                looping.join()
+        assert statuses == [400]
+        server.settle()

@@ -56,14 +56,6 @@ def test_an_empty_suffix_asks_for_nothing(server: Running) -> None:
     assert complete(server, max_tokens=4, suffix="")["choices"] == plain
 
 
-def test_a_suffix_changes_what_is_filled_in(server: Running) -> None:
-    """The model sees what stands behind."""
-    fills = {
-        complete(server, suffix=text, max_tokens=6)["choices"][0]["text"] for text in (" arch", " from abbey", " go")
-    }
-    assert len(fills) > 1
-
-
 @pytest.mark.parametrize("cache", ["none", "block-dual", "dkv-decode", "bicache"])
 def test_a_canvas_is_filled_and_streamed(server: Running, cache: str) -> None:
     fields = {"canvas": CANVAS, "cache": cache, "block_length": 4}

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from remask_lab.load.load import Load, run_load
-from remask_lab.load.mix import PromptMix
-from remask_lab.load.target import find_target
+from remask_lab.load.mix import PromptMix, find_target
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, held, left_alone, make_llm, serving
 from tests.waiting import LONGEST_S, eventually
 

@@ -13,7 +13,7 @@ from remask.server.answers.messages import MessagesAnswer
 from remask.server.errors import ApiError
 from remask.server.protocol.messages import FOREIGN_TO_MESSAGES, CountTokensBody, MessagesBody
 from tests.server.serving import CHATS, Running, serving
-from tests.server.test_tools import ORDER, forms, spelled
+from tests.server.test_tools import ORDER, spelled
 
 PATH = "/v1/messages"
 SYSTEM, USER = CHATS[0][0]["content"], CHATS[0][1]
@@ -66,28 +66,6 @@ def test_why_an_answer_ends(client: anthropic.Anthropic) -> None:
     assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", " ##")
     short = client.messages.create(**{**ASKED, "max_tokens": 8}, extra_body={"ignore_eos": True})
     assert (short.stop_reason, short.stop_sequence, short.usage.output_tokens) == ("max_tokens", None, 8)
-
-
-def test_a_call_that_must_be_made_is_a_block(taught: Running) -> None:
-    forms()
-    own = {"block_length": 64, "steps": 8, "seed": 3}
-    fields: Any = {
-        "model": "bundled-tariff",
-        "messages": HELLO,
-        "max_tokens": 48,
-        "tools": [TOOL, OTHER],
-        "extra_body": own,
-    }
-    fields["tool_choice"] = {"type": "tool", "name": "buy"}
-    with taught.anthropic() as client:
-        answer: Any = client.messages.create(**fields)
-        with client.messages.stream(**fields) as stream:
-            final: Any = stream.get_final_message()
-    (call,) = answer.content
-    assert (answer.stop_reason, call.type, call.name) == ("tool_use", "tool_use", "buy")
-    assert set(call.input) >= {"who", "price"}
-    assert final.content[0].input == call.input
-    assert final.stop_reason == "tool_use"
 
 
 def test_calls_that_the_model_makes_stand_behind_its_text(taught: Running) -> None:

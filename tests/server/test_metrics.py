@@ -1,14 +1,18 @@
-"""Metrics: every number is what it says, and the dashboard asks for what exists."""
+"""Metrics and traces of steps: every number is what it says, and the dashboard asks for what exists."""
 
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from remask.errors import ConfigError
 from remask.request.result import Event, Result, Usage
 from remask.server.metrics import VLLM, Metrics
+from remask.server.step_trace import WARM_UP, StepTrace
+from tests.engine.support import make_engine, request
 from tests.server.serving import CHATS, Running, make_llm, serving
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
@@ -140,3 +144,39 @@ def test_the_dashboard_asks_for_metrics_that_exist(server: Running) -> None:
     asked = set(re.findall(r"remask:\w+", json.dumps(dashboard["panels"])))
     assert len(asked) >= 12
     assert asked <= names
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("asked", "recorded"), [(2, 2), (100, 8 - WARM_UP)])
+def test_steps_are_recorded_after_the_first_few(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: int, recorded: int
+) -> None:
+    trace, engine = StepTrace(tmp_path / "deep" / "er", asked), make_engine()
+    engine.add(request())
+    with caplog.at_level("INFO"):
+        while engine.busy:
+            trace.before_step()
+            engine.step()
+            trace.after_step()
+        trace.close()
+        trace.close()
+    events = json.loads(trace.file.read_text(encoding="utf-8"))["traceEvents"]
+    assert any(event.get("name") == "aten::matmul" for event in events)
+    assert [record.getMessage() for record in caplog.records if "trace of" in record.getMessage()] == [
+        f"the trace of {recorded} steps is in {trace.file}"
+    ]
+
+
+def test_a_server_that_never_worked_writes_none(tmp_path: Path) -> None:
+    trace = StepTrace(tmp_path, 3)
+    trace.close()
+    assert not trace.file.exists()
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="profile_steps"):
+        StepTrace(tmp_path, 0)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="--profile-dir"):
+        StepTrace(file / "under", 1)

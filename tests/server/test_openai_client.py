@@ -34,14 +34,6 @@ def test_answers_are_those_of_the_engine(client: openai.OpenAI) -> None:
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_the_shared_prefix_is_found_and_cached(client: openai.OpenAI, server: Running) -> None:
-    server.client.delete("/v1/cache")
-    same = [number for number, chat in enumerate(CHATS) if chat[0] == CHATS[0][0]][:3]
-    cached = [say(client, number).usage.prompt_tokens_details.cached_tokens for number in same]
-    assert cached[0] == 0
-    assert cached[1] == cached[2] > 200
-
-
 def test_streams_say_the_same(client: openai.OpenAI) -> None:
     whole = say(client, 1)
     chunks = list(say(client, 1, stream=True, stream_options={"include_usage": True}))

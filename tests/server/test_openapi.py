@@ -10,7 +10,8 @@ from schemathesis import GenerationMode
 
 from remask.server.app import create_app
 from remask.server.config import ServerConfig
-from tests.server.serving import Running, make_llm
+from tests.server.browser import DONE, WATCH, sync_api
+from tests.server.serving import Running, make_llm, serving
 
 EXAMPLES = 15
 PATHS = {
@@ -95,3 +96,33 @@ def ask_at_random(server: Running, path: str, mode: GenerationMode, examples: in
 @pytest.mark.parametrize(("path", "mode"), CASES)
 def test_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode, times: int) -> None:
     ask_at_random(server, path, mode, times * EXAMPLES)
+
+
+def test_the_page_shows_the_document(browser: Any) -> None:
+    """Of a server with a key, which the page asks for."""
+    with serving(api_keys=["s3cret"]) as running:
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        said: list[str] = []
+        asked: list[str] = []
+        page.add_init_script(WATCH)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{running.base}/docs")
+        sync_api.expect(page.locator("#status")).to_contain_text("asks for a key", timeout=DONE)
+        page.fill("#key", "s3cret")
+        page.click("#key-form button")
+        sync_api.expect(page.locator("#status")).to_contain_text("endpoints", timeout=DONE)
+        paths = set(page.locator("summary code").all_inner_texts())
+        assert paths == PATHS
+        page.fill("#find", "stop_sequences")
+        assert page.locator("summary code:visible").all_inner_texts() == ["/v1/messages"]
+        page.click("summary:visible")
+        shown = page.inner_text("main")
+        assert "Body of `/v1/messages`." in shown
+        assert "Answer: MessageAnswer" in shown
+        assert "Event: BlockDelta" in shown
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        page.close()
+    assert wide <= 0
+    assert all(url.startswith(running.base) for url in asked)
+    assert not [text for text in said if "csp" in text]

@@ -12,7 +12,7 @@ from remask.server.answers.responses import ResponsesAnswer
 from remask.server.errors import FIELDS, ApiError
 from remask.server.protocol.responses import FOREIGN_TO_RESPONSES, ResponsesBody
 from tests.server.serving import CHATS, Running
-from tests.server.test_tools import ASK, ORDER, forms, spelled, valid
+from tests.server.test_tools import ASK, ORDER, spelled
 
 PATH = "/v1/responses"
 BUYS: Any = {"type": "function", "name": "buy", "description": "Buys.", "parameters": ORDER, "strict": True}
@@ -78,26 +78,6 @@ def test_an_answer_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
     assert answer.incomplete_details.reason == "max_output_tokens"
     assert answer.usage is not None
     assert answer.usage.output_tokens == 8
-
-
-def test_a_call_that_must_be_made_is_an_item(taught: Running) -> None:
-    forms()
-    fields: dict[str, Any] = {"tools": [BUYS, STOPS], "tool_choice": {"type": "function", "name": "buy"}, "seed": 3}
-    told = asked(taught, temperature=1.0, **fields)
-    (call,) = told["output"]
-    assert (call["type"], call["name"], told["status"]) == ("function_call", "buy", "completed")
-    assert valid(call["arguments"])
-    with taught.openai() as client:
-        own: Any = {name: ASK[name] for name in ("block_length", "steps")}
-        events: list[Any] = list(
-            client.responses.create(
-                model="bundled-tariff", input="Buy it", max_output_tokens=48, temperature=1.0, stream=True,
-                tools=[BUYS, STOPS], tool_choice=fields["tool_choice"], extra_body={**own, "seed": 3},
-            )
-        )  # fmt: skip
-    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
-    assert "".join(deltas) == call["arguments"]
-    assert events[-1].response.output[0].arguments == call["arguments"]
 
 
 def test_calls_that_the_model_makes_stand_behind_its_text(taught: Running) -> None:

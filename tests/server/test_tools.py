@@ -383,11 +383,15 @@ def test_block_causal_models_make_calls_on_every_surface(blocks: Running, choice
     assert (deltas[0][0]["function"]["name"], joined) == (told["function"]["name"], told["function"]["arguments"])
 
     asked = {"input": "go", "max_output_tokens": 96, "tools": flat, "tool_choice": chosen, **own}
-    (item,) = blocks.client.post("/v1/responses", json=asked).json()["output"]
+    response = blocks.client.post("/v1/responses", json=asked).json()
+    (item,) = response["output"]
+    assert (item["type"], response["status"]) == ("function_call", "completed")
     assert (item["name"], item["arguments"]) == (told["function"]["name"], told["function"]["arguments"])
     with blocks.openai() as client:
         events: list[Any] = list(client.responses.create(model="blocks", stream=True, extra_body=asked))
     assert events[-1].response.output[0].arguments == item["arguments"]
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == item["arguments"]
 
     body: Any = {
         "model": "blocks",
@@ -402,6 +406,7 @@ def test_block_causal_models_make_calls_on_every_surface(blocks: Running, choice
             final: Any = stream.get_final_message()
     assert (answer.content[0].name, answer.content[0].input) == (item["name"], json.loads(item["arguments"]))
     assert final.content[0].input == answer.content[0].input
+    assert (answer.content[0].type, answer.stop_reason, final.stop_reason) == ("tool_use", "tool_use", "tool_use")
 
 
 def test_a_call_stands_where_the_model_would_write_it(blocks: Running) -> None:

@@ -199,8 +199,8 @@ def test_an_operator_sees_what_is_held() -> None:
     assert "secret" not in str(second)
     store.publish(waiting.entry)
     store.release(waiting)
-    assert store.drop(int(second.id, 16)) == 1
-    assert [info.id for info in store.describe()] == [first.id]
+    assert store.drop(int(second.prefix_id, 16)) == 1
+    assert [info.prefix_id for info in store.describe()] == [first.prefix_id]
 
 
 def test_a_tenant_with_the_same_prefix_evicts_nobody_while_there_is_room() -> None:

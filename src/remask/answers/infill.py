@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.request.holes import MaskLength, Part
+from remask.request.parts import MaskLength, Part
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.text.tokenizer import Tokenizer

@@ -129,7 +129,6 @@ class Nested(Values):
         return " or ".join([f"an object of {self.item}s", *map(repr, self.presets)])
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is an instance, or an object that makes one."""
         try:
             self.check(self.item, value)
         except ConfigError:
@@ -190,7 +189,6 @@ class Group(Nested):
         return Nested.made(self, name, value)
 
     def schema(self) -> dict[str, Any]:
-        """An object of the declared fields, or a value of the plain one."""
         found = Nested.schema(self)
         return {"anyOf": [found, declared(self.cls)[self.plain].values.schema()]} if self.plain else found
 

@@ -70,7 +70,6 @@ class Whole(Values):
         return is_whole(value, self.low, self.high)
 
     def schema(self) -> dict[str, Any]:
-        """An integer with both bounds."""
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
 
@@ -93,7 +92,6 @@ class Real(Values):
         return is_real(value, self.low, self.high) and not (self.above and value == self.low)
 
     def schema(self) -> dict[str, Any]:
-        """A number with the bounds that are finite."""
         schema: dict[str, Any] = {"type": "number"}
         schema["exclusiveMinimum" if self.above else "minimum"] = self.low
         # Beyond this, whole numbers in JSON are refused.
@@ -108,15 +106,12 @@ class OrNull(Values):
 
     @property
     def words(self) -> str:
-        """Those of the set, or null."""
         return f"{self.of.words}, or null"
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is None or in the set."""
         return value is None or self.of.fits(value)
 
     def schema(self) -> dict[str, Any]:
-        """That of the set, or null."""
         return {"anyOf": [self.of.schema(), {"type": "null"}]}
 
 
@@ -126,15 +121,12 @@ class Flag(Values):
 
     @property
     def words(self) -> str:
-        """The two values."""
         return "true or false"
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is a `bool`."""
         return isinstance(value, bool)
 
     def schema(self) -> dict[str, Any]:
-        """A boolean."""
         return {"type": "boolean"}
 
 
@@ -154,15 +146,12 @@ class Choice(Values):
 
     @property
     def words(self) -> str:
-        """All of the names."""
         return "one of " + ", ".join(self.names)
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is one of the names."""
         return value in self.names
 
     def schema(self) -> dict[str, Any]:
-        """An enumeration."""
         return {"type": "string", "enum": list(self.names)}
 
     def check(self, name: str, value: object) -> None:
@@ -186,7 +175,6 @@ class Text(Values):
 
     @property
     def words(self) -> str:
-        """The noun, or a text and whether it may be empty, and the longest."""
         words = self.noun or "a text of valid Unicode" + ("" if self.empty else " that is not empty")
         return f"{words}, of at most {self.most} characters"
 
@@ -197,7 +185,6 @@ class Text(Values):
         return (self.empty or value != "") and not _has_surrogates(value)
 
     def schema(self) -> dict[str, Any]:
-        """A string with its bounds."""
         return {"type": "string", "maxLength": self.most} | ({} if self.empty else {"minLength": 1})
 
 
@@ -224,7 +211,6 @@ class ListOf(Values):
         return f"{self.of.words}, or {words}" if self.single else words
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is such a list."""
         if self.single and self.of.fits(value):
             return True
         if not isinstance(value, list | tuple) or len(value) > self.most or self._too_much(value):
@@ -232,7 +218,6 @@ class ListOf(Values):
         return all(map(self.of.fits, value))
 
     def schema(self) -> dict[str, Any]:
-        """An array with its bound, or an item."""
         array = {"type": "array", "items": self.of.schema(), "maxItems": self.most}
         return {"anyOf": [self.of.schema(), array]} if self.single else array
 
@@ -271,15 +256,12 @@ class AnyOf(Values):
 
     @property
     def words(self) -> str:
-        """Those of all sets."""
         return ", or ".join(each.words for each in self.sets)
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is in one of the sets."""
         return any(each.fits(value) for each in self.sets)
 
     def schema(self) -> dict[str, Any]:
-        """A choice of schemas."""
         return {"anyOf": [each.schema() for each in self.sets]}
 
     def check(self, name: str, value: object) -> None:
@@ -315,7 +297,6 @@ class Biases(Values):
         return None not in ids and len(set(ids)) == len(ids) and all(self._fits(each) for each in value.values())
 
     def schema(self) -> dict[str, Any]:
-        """An object with its bounds."""
         number = {"type": "number", "minimum": -self.size, "maximum": self.size}
         names = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,7})$"}
         return {
@@ -370,7 +351,6 @@ class Settings(Values):
         return f"an object of at most {self.most} {self.noun} and {self.chars} characters"
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is a mapping with texts as keys."""
         if (
             not isinstance(value, Mapping)
             or len(value) > self.most
@@ -380,7 +360,6 @@ class Settings(Values):
         return all(isinstance(key, str) for key in value)
 
     def schema(self) -> dict[str, Any]:
-        """An object of any keys."""
         return {"type": "object", "maxProperties": self.most, "description": self.words}
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from remask.answers.rollout import trace_of
+from remask.answers.answer import trace_of
 from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
 from remask.cli.lines import Defaults, as_request, defaults_of, open_text, terms_of

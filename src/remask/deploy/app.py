@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from remask.deploy.asgi import REPLICA_HEADER, Call, Head, respond
-from remask.deploy.identity import prefix_identity
+from remask.deploy.routing import prefix_identity
 from remask.deploy.settings import FleetSettings
 from remask.errors import EngineDeadError
 from remask.llm import LLM
@@ -52,7 +52,10 @@ class Replica:
     async def answer(self, identity: bytes | None, call: Call) -> AsyncGenerator[Head | bytes, None]:  # noqa: ARG002
         """Yield the response to `call` in parts. Only the router reads `identity`."""
         wanted = call.header(REPLICA_HEADER)
-        app = self._app if wanted in (None, self._name.decode()) else _no_such_replica(wanted)
+        app: ASGIApp = self._app
+        if wanted not in (None, self._name.decode()):
+            told = f"there is no replica {wanted!r}; leave the header out to reach any replica"
+            app = error_response(ApiError(404, told))
         async for part in respond(app, call):
             if isinstance(part, Head):
                 if call.method == "POST":
@@ -123,10 +126,6 @@ class Front:
             if len(body) > self._max_body_bytes:
                 return body[: self._max_body_bytes + 1]
         return body
-
-
-def _no_such_replica(name: str | None) -> ASGIApp:
-    return error_response(ApiError(404, f"there is no replica {name!r}; leave the header out to reach any replica"))
 
 
 def _lost() -> ApiError:

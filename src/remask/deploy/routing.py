@@ -1,13 +1,15 @@
-"""Chooses the replica of a request: rendezvous hashing of its prefix, with spill-over from overloaded replicas.
+"""Which replica gets a request: the one that holds what it shares, with spill-over from overloaded replicas.
 
 In rendezvous hashing (Thaler and Ravishankar 1998) every replica has a score for every prefix, and the highest score
 wins. A replica that joins or leaves moves only the prefixes that it wins, 1/n of all. The load limit comes from
 consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): a factor above the mean load.
 """
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import xxhash
 
@@ -56,3 +58,64 @@ class Spill:
             return sorted(loads, key=lambda replica: loads[replica])
         limit = self.limit(loads) if loads else 0
         return sorted(rank(identity, loads), key=lambda replica: loads[replica] >= limit)
+
+
+def prefix_identity(body: Any) -> bytes | None:
+    """Return bytes that are equal for requests that can share a stored prefix; None if a request shares nothing.
+
+    The identity of a conversation is its opening: the messages before the first user turn, or that turn if it is the
+    first message. So all turns of a conversation, and all conversations with one system prompt, go to one replica,
+    which holds their prefixes of all lengths. A `cache_control` marker or a `prefix_length` that ends earlier shortens
+    the opening. `prefix_length` counts tokens, but is applied to characters here: a token has at least one character.
+    `cache_salt` is part of the identity. The model is not, because a fleet serves one model.
+
+    A body that the server refuses may have any identity.
+    """
+    if not isinstance(body, Mapping) or body.get("cache") == "none":
+        return None
+    length = body.get("prefix_length")
+    if isinstance(length, bool) or not isinstance(length, int | None) or length == 0:
+        return None
+    opening: Any = None
+    messages = _conversation(body)
+    if messages is not None:
+        opening = _opening(messages, length)
+    elif length is not None:
+        prompt = body.get("prompt")
+        first = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str) else prompt
+        opening = first[:length] if isinstance(first, list | str) else None
+    if not opening:
+        return None
+    return json.dumps([body.get("cache_salt") or "", opening], sort_keys=True).encode()
+
+
+def _conversation(body: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The messages of a body; None of one that has a prompt. Other APIs have the system's turn apart."""
+    given, system = body.get("messages"), body.get("system")
+    if given is None and "input" in body:
+        given, system = body["input"], body.get("instructions")
+        given = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(given, list):
+        return None
+    return given if system is None else [{"role": "system", "content": system}, *given]
+
+
+def _opening(messages: Sequence[Any], length: int | None) -> Any:
+    if not all(isinstance(message, Mapping) for message in messages):
+        return None
+    if length is not None:
+        return "\n".join(f"{message.get('role')}: {_text(message)}" for message in messages)[:length]
+    users = [place for place, message in enumerate(messages) if message.get("role") == "user"]
+    marks = [place for place, message in enumerate(messages) if message.get("cache_control")]
+    if not marks and not users:
+        return None
+    end = marks[-1] + 1 if marks else users[-1]
+    first = users[0] if users else len(messages)
+    return [[message.get("role"), _text(message)] for message in messages[: min(end, first or 1)]]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return str(content)

@@ -112,13 +112,13 @@ class Subject(Protocol):
     """The parts of an `LLM` that profiling needs."""
 
     @property
-    def loaded(self) -> LoadedModel: ...  # noqa: D102
+    def loaded(self) -> LoadedModel: ...
 
     @property
-    def model(self) -> Transformer: ...  # noqa: D102
+    def model(self) -> Transformer: ...
 
     @property
-    def progress(self) -> bool: ...  # noqa: D102
+    def progress(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,9 @@ def profile(
                 growth.append(Growth(size, table_distance(before, lookup, cuts.ratios)))
                 bar.set_postfix(samples=size, L1=growth[-1].distance)
             before = lookup
-            if settings.samples is None and stands_still(growth, settings.tolerance):
+            last = growth[-STILL:]
+            still = len(last) == STILL and all(step.distance <= settings.tolerance for step in last)
+            if settings.samples is None and still:
                 break
     shape = llm.model.config
     return DepthTable(
@@ -298,12 +300,6 @@ def _by_ratio(ratios: Iterable[int], values: NDArray[np.float64]) -> dict[int, t
 def table_distance(before: DepthLookup, after: DepthLookup, ratios: Sequence[int]) -> float:
     """L1 distance of two tables in layers, averaged over `ratios`."""
     return sum(abs(before.depth(r, 100) - after.depth(r, 100)) for r in ratios) / len(ratios)
-
-
-def stands_still(growth: Sequence[Growth], tolerance: float) -> bool:
-    """Whether the last growths of N all left the table within `tolerance`."""
-    last = growth[-STILL:]
-    return len(last) == STILL and all(step.distance <= tolerance for step in last)
 
 
 def least_and_most(settings: ProfileSettings) -> tuple[int, int]:

@@ -19,8 +19,8 @@ from remask.policies.base import CachePolicy, RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
 from remask.readers.biases import biases_of
+from remask.request.parts import stored_parts
 from remask.request.sampling_params import SPECULATION, SamplingParams
-from remask.request.segments import stored_parts
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.causal import CausalDecoding

@@ -12,7 +12,7 @@ from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
 from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy, Unread
-from remask.request.segments import stored_parts
+from remask.request.parts import stored_parts
 from remask.store.entries import PrefixEntry
 from remask.store.prefix import Lease, PrefixStore
 from remask.store.recent import RecentPrompts
@@ -153,7 +153,6 @@ class Prefixes(Leases):
             pending.common = min(self.recent.add(prompt, request.salt), most)
 
     def wish(self, pending: PendingRequest) -> Wish:
-        """See `Leases`."""
         request, policy, shape, canvas = pending.request, pending.request.policy, self.shape, pending.decoding.length
         prefix = self._asked(pending)
         if prefix <= 0:
@@ -221,7 +220,6 @@ class Parts(Leases):
     """A `Sharing` of the parts that requests name."""
 
     def wish(self, pending: PendingRequest) -> Wish:
-        """See `Leases`."""
         request, policy, layers = pending.request, pending.request.policy, self.shape.layers
         if self.config.prefix_sharing == "off":
             return Wish(unread=OFF)

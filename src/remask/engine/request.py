@@ -16,9 +16,9 @@ from remask.readers.constraint import Constraint
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.readers.replay import Replay
+from remask.request.parts import Segment
 from remask.request.result import FinishReason, Result, Usage
 from remask.request.sampling_params import SamplingParams
-from remask.request.segments import Segment
 from remask.request.terms import PRIORITY_STEP_S, Terms
 from remask.request.trace import MAX_EVENTS
 from remask.sampling.decoder import Decoding

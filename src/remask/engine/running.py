@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.drafting import same
-from remask.engine.ending import ResponseEnd
 from remask.engine.member import CanvasPlans, EngineStats, Reads, Scores, Tally, Turn
 from remask.engine.placement import Claim
-from remask.engine.planning import PassPlanner
+from remask.engine.planning import PassPlanner, ResponseEnd
 from remask.engine.request import PendingRequest
 from remask.errors import PlanError
 from remask.model.config import ModelConfig

@@ -100,7 +100,8 @@ class Scheduler:
         """Those of `turns` that fit, in their order, and whether one did not fit."""
         limits, taken, refused = self.limits, list[Turn](), False
         most = None if limits.canvases is None or self._canvases <= limits.canvases else limits.canvases
-        share = limits.share if len(self._clients) > 1 and _several(turns) else None
+        several = len(self._clients) > 1 and len({turn.member.owner.client for turn in turns}) > 1
+        share = limits.share if several else None
         spent = refreshing = canvases = wide = 0
         by_client: Counter[str] = Counter()
         for turn in turns:
@@ -148,8 +149,3 @@ class Scheduler:
             for number, (*_, place, turn) in enumerate(sorted(own, key=lambda each: each[:3]))
         ]
         return [turn for *_, turn in sorted(ranked, key=lambda each: each[:3])]
-
-
-def _several(turns: Iterable[Turn]) -> bool:
-    """Whether the turns belong to more than one client."""
-    return len({turn.member.owner.client for turn in turns}) > 1

@@ -36,7 +36,6 @@ class TiledArithmetic(Arithmetic):
     invariant = True
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See `Arithmetic`."""
         rows = -(-len(x) // TILE) * TILE
         padded = x.new_zeros((rows, x.shape[1]))
         padded[: len(x)] = x
@@ -52,17 +51,17 @@ class TiledArithmetic(Arithmetic):
         return out[: len(x)]
 
     def grouped(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        """See `Arithmetic`. Every group has tiles of its own on every device."""
+        """Every group has tiles of its own on every device."""
         return self.by_group(x, weights, ends)
 
     def activate_(self, x: Tensor, *, gelu: bool = False) -> Tensor:
-        """See `Arithmetic`. Every row is a range of its own, as the rows of `x` are not side by side in memory."""
+        """Every row is a range of its own, as the rows of `x` are not side by side in memory."""
         for part in _few_rows(x):
             super().activate_(part, gelu=gelu)
         return x
 
     def sigmoid(self, x: Tensor) -> Tensor:
-        """See `Arithmetic`. The rows are copied to separate memory, for the same reason."""
+        """The rows are copied to separate memory, for the same reason."""
         apart = x.new_empty((len(x), x.shape[1] + 1))[:, :-1]
         apart.copy_(x)
         for part in _few_rows(apart):
@@ -70,7 +69,6 @@ class TiledArithmetic(Arithmetic):
         return apart
 
     def placed(self, x: Tensor) -> Tensor:
-        """See `Arithmetic`."""
         return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 
     def check(self, weights: Iterable[Tensor]) -> None:

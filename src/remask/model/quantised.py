@@ -188,19 +188,15 @@ class _Scaled(QuantisedMatrix):
         return columns
 
     def parts(self) -> Mapping[str, Tensor]:
-        """See `QuantisedMatrix`."""
         return {"values": self.numbers, "scales": self.scales}
 
     def rows(self, part: slice) -> QuantisedMatrix:
-        """See `QuantisedMatrix`."""
         return self._cut(self.numbers[part], self.scales[part])
 
     def expert(self, number: int) -> QuantisedMatrix:
-        """See `QuantisedMatrix`."""
         return self._cut(self.numbers[number], self.scales[number])
 
     def store(self, rows: slice, codes: Codes) -> None:
-        """See `QuantisedMatrix`."""
         self.numbers[rows], self.scales[rows] = codes.values, codes.scales
 
     def _cut(self, values: Tensor, scales: Tensor) -> QuantisedMatrix:
@@ -216,7 +212,6 @@ class Int8Matrix(_Scaled):
     kind, bits = "int8", torch.int8
 
     def product(self, x: Tensor) -> Tensor:
-        """See `QuantisedMatrix`."""
         return int_mm_product(x, self.numbers, self.scales)
 
 
@@ -226,7 +221,6 @@ class Fp8Matrix(_Scaled):
     kind, bits = "fp8", FP8
 
     def product(self, x: Tensor) -> Tensor:
-        """See `QuantisedMatrix`."""
         rows = _scaled(x, self.bits, FP8_LARGEST)
         by, scales = rows.scales[:, None], self.scales[None]
         out = torch._scaled_mm(rows.values, self.numbers.t(), scale_a=by, scale_b=scales, out_dtype=torch.bfloat16)
@@ -240,11 +234,9 @@ class Int4Matrix(_Scaled):
 
     @staticmethod
     def width(columns: int) -> int:
-        """See `_Scaled`."""
         return columns // GROUP * GROUP_BYTES
 
     def store(self, rows: slice, codes: Codes) -> None:
-        """See `QuantisedMatrix`."""
         assert codes.zeros is not None
         numbers, scales, step = self.numbers[rows], self.scales[rows], max(1, _ENCODED // self.shape[-1])
         for start in range(0, len(numbers), step):
@@ -253,7 +245,6 @@ class Int4Matrix(_Scaled):
             numbers[part], scales[part] = int4_pack(*own)
 
     def product(self, x: Tensor) -> Tensor:
-        """See `QuantisedMatrix`."""
         return int4_product(x, self.numbers, self.scales, int4_kernel().name)
 
 
@@ -285,20 +276,19 @@ class PackedInt8Matrix(QuantisedMatrix):
         self.held = held or [_Packed() for _ in range(experts * len(self.pieces))]
 
     def rows(self, part: slice) -> QuantisedMatrix:
-        """See `QuantisedMatrix`. Cuts are between pieces only."""
+        """Cuts are between pieces only."""
         chosen, count = self._within(part), self.shape[-1]
         pieces = [self.pieces[number] for number in chosen]
         held = [self.held[number] for number in chosen]
         return type(self)((sum(pieces), count), self.dtype, self.device, pieces, held)
 
     def expert(self, number: int) -> QuantisedMatrix:
-        """See `QuantisedMatrix`."""
         count = len(self.pieces)
         held = self.held[number * count : (number + 1) * count]
         return type(self)(self.shape[1:], self.dtype, self.device, self.pieces, held)
 
     def store(self, rows: slice, codes: Codes) -> None:
-        """See `QuantisedMatrix`. Whole pieces are written."""
+        """Whole pieces are written."""
         chosen, at = self._within(rows), 0
         for number in chosen:
             own = slice(at, at + self.pieces[number])
@@ -317,7 +307,6 @@ class PackedInt8Matrix(QuantisedMatrix):
         return self.numel() + 12 * sum(self.pieces) * (len(self.held) // len(self.pieces))
 
     def product(self, x: Tensor) -> Tensor:
-        """See `QuantisedMatrix`."""
         return int8_product(x, [piece.matrix for piece in self.held], int8_kernel().reduced)
 
     def _within(self, part: slice) -> range:

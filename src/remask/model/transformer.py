@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.model.arithmetic import Arithmetic, angles, query_growth, rope, rotate
-from remask.model.attention import Attention, Sink, SizedAttention
-from remask.model.attention_near import attend_near
+from remask.model.attention import Attention, Sink, SizedAttention, attend_near
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
 from remask.model.graphs import Graphs

@@ -30,7 +30,6 @@ class GroupRanks(Ranks):
         self.operations = self.sent = self.received = 0
 
     def sum(self, x: Tensor) -> Tensor:
-        """See `Ranks`."""
         x = x.contiguous()
         if x.numel():  # how many rows there are is known to all ranks
             self._begin()
@@ -39,7 +38,6 @@ class GroupRanks(Ranks):
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """See `Ranks`."""
         x = x.contiguous()
         every = x.new_empty((self.shard.size, *x.shape))
         if x.numel():

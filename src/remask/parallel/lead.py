@@ -83,7 +83,7 @@ class LeadRanks(GroupRanks):
         watch.start()
 
     def everywhere(self, act: Callable[..., T], *args: Any) -> T:
-        """See `Ranks`. Raises `RankLostError` where a rank has ended, or is out of step."""
+        """Raises `RankLostError` where a rank has ended, or is out of step."""
         self.check()
         call, number = self._names.call(act, args)
         buffer = call.buffer(self._device)
@@ -106,7 +106,6 @@ class LeadRanks(GroupRanks):
         return result
 
     def check(self) -> None:
-        """See `Ranks`."""
         if self.lost is None:
             ended = next(filter(None, (worker.ended for worker in self._workers)), None)
             if self._closed.is_set():
@@ -129,7 +128,7 @@ class LeadRanks(GroupRanks):
         self.close()
 
     def close(self) -> None:
-        """See `Ranks`. Safe to call twice."""
+        """Safe to call twice."""
         self._end()
 
     def _begin(self) -> None:

@@ -34,11 +34,9 @@ class Weigh(LayerHook):
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        """See `LayerHook`."""
         return self.rows, self.among
 
     def check(self, spans: Spans) -> None:
-        """See `LayerHook`."""
         if not (self.rows.any() and self.among.any()):
             raise PlanError("attention is told of no row, or to no position")
         kept = [span.save for span in spans[1:]]
@@ -46,11 +44,10 @@ class Weigh(LayerHook):
             raise PlanError("attention is told of rows whose inputs are not kept in every layer")
 
     def below(self, lead: Mask) -> Self:
-        """See `LayerHook`."""
         return replace(self, rows=self.rows & lead, among=self.among & lead)
 
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
-        """See `LayerHook`: queries are projected again from the inputs of the rows."""
+        """Queries are projected again from the inputs of the rows."""
         w, layers = widths, spans.layers
         rows, among = layers * int(self.rows.sum()), int(self.among.sum())
         cost = OperationCost(

@@ -198,13 +198,10 @@ class Around(CachePolicy):
 
     @property
     def without_prefix(self) -> CachePolicy:
-        """The inner policy."""
         return self.inner
 
     def check(self, facts: RequestFacts) -> None:
-        """As the inner policy."""
         self.inner.check(facts)
 
     def guides(self, step: int) -> bool:
-        """As the inner policy."""
         return self.inner.guides(step)

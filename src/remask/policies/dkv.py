@@ -66,17 +66,16 @@ class DkvDecode(_Delayed):
         return plan.over(Spans([replace(span, rows=span.rows | predicting, frozen=cached)])) if cached.any() else plan
 
     def _rows(self, view: View) -> Mask:
-        return view.everything if self._renews(view) else self._uncached(view)
+        if self._renews(view):
+            return view.everything
+        settled = _shifted(view, self.shift or "un") if view.shift else view.settled
+        uncached: Mask = settled > view.step - 2
+        return uncached
 
     def _renews(self, view: View) -> bool:
         clock = view.step if view.shift else view.block_step
         due = clock == 0 if self.refresh_interval is None else clock % self.refresh_interval == 0
         return due or (clock == 1 and not view.shift)
-
-    def _uncached(self, view: View) -> Mask:
-        settled = _shifted(view, self.shift or "un") if view.shift else view.settled
-        rows: Mask = settled > view.step - 2
-        return rows
 
 
 @dataclass(frozen=True, slots=True)

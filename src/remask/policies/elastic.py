@@ -46,16 +46,13 @@ class Watch(LayerHook):
     revives = True
 
     def changes(self, spans: Spans) -> bool:  # noqa: ARG002
-        """See `LayerHook`."""
         return True
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        """See `LayerHook`."""
         return self.window, self.among, self.tracked
 
     def check(self, spans: Spans) -> None:
-        """See `LayerHook`."""
         if len(spans) != spans.layers:
             raise PlanError("attention is watched layer by layer, so the plan needs a span for each layer")
         if not (self.window.any() and self.among.any()):
@@ -66,7 +63,6 @@ class Watch(LayerHook):
         return replace(plan.refreshed(at), hook=replace(self, refreshed=at))
 
     def below(self, lead: Mask) -> Self:
-        """See `LayerHook`."""
         return replace(self, window=self.window & lead, among=self.among & lead, tracked=self.tracked & lead)
 
     def cost(self, widths: Widths, spans: Spans) -> HookCost:

@@ -33,13 +33,13 @@ class HookedCanvas(Protocol):
     """
 
     @property
-    def canvas(self) -> Canvas: ...  # noqa: D102 - see above
+    def canvas(self) -> Canvas: ...
 
     @property
-    def states(self) -> Tensor | None: ...  # noqa: D102
+    def states(self) -> Tensor | None: ...
 
     @property
-    def adapter(self) -> str | None: ...  # noqa: D102
+    def adapter(self) -> str | None: ...
 
     hook_state: Any
     hook_output: Any
@@ -98,7 +98,7 @@ class AttentionScores(DeviceHook):
     """Reports the attention that the plans ask for to the policy: float32 [T], 0 at other positions."""
 
     def done(self) -> None:
-        """See `DeviceHook`. Waits for the device once for all canvases."""
+        """Waits for the device once for all canvases."""
         model = self.model
         places = [
             (each.branch, each.plan.hook.rows.nonzero()[0], each.plan.hook.among.nonzero()[0])
@@ -132,7 +132,7 @@ class HoldStillRows(DeviceHook):
     """Compares what each layer is about to compute with the cache."""
 
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:
-        """See `DeviceHook`. Waits for the device once, for all canvases together, where a plan asks."""
+        """Waits for the device once, for all canvases together, where a plan asks."""
         layer = stage.layers.start
         starts = np.cumsum([0, *(len(plan.spans.at(layer).positions) for plan in plans)])
         asking: list[tuple[int, Drift]] = []
@@ -195,7 +195,7 @@ class WatchAttention(DeviceHook):
         self._watchers = [DriftWatcher(each, model.device) for each in canvases]
 
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:  # noqa: ARG002
-        """See `DeviceHook`: keep what the attention of the layer is compared with, that of the last pass."""
+        """Keep what the attention of the layer is compared with, that of the last pass."""
         layer = stage.layers.start
         lacking = [watcher for watcher in self._watchers if watcher.lacks_reference(layer)]
         asked = [watcher.asked(layer, watcher.window[:0], watcher.tracked) for watcher in lacking]
@@ -204,7 +204,7 @@ class WatchAttention(DeviceHook):
         return {}
 
     def after(self, layer: int, plans: Sequence[Plan]) -> Changed:
-        """See `DeviceHook`: canvases whose attention has drifted are refreshed from the next layer on."""
+        """Canvases whose attention has drifted are refreshed from the next layer on."""
         watchers = self._watchers
         comparing = [watcher for watcher in watchers if watcher.compares(layer)]
         asked = [
@@ -226,7 +226,7 @@ class WatchAttention(DeviceHook):
         return {each.number: each.watch.refresh(plans[each.number], layer + 1) for each in drifted}
 
     def done(self) -> None:
-        """See `DeviceHook`: reports the tokens that the layers track now, which the next pass compares."""
+        """Reports the tokens that the layers track now, which the next pass compares."""
         tokens = [torch.cat(watcher.followed) for watcher in self._watchers]
         ends = np.cumsum([len(each) for each in tokens])[:-1]
         for watcher, each in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):

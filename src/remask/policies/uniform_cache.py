@@ -33,12 +33,11 @@ class Drift(LayerHook):
     adds_outputs = True
 
     def changes(self, spans: Spans) -> bool:
-        """See `LayerHook`: until all layers have been compared."""
+        """Until all layers have been compared."""
         return any(map(self.compares, spans))
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        """See `LayerHook`."""
         return (self.among,)
 
     def compares(self, span: Span) -> bool:
@@ -46,7 +45,6 @@ class Drift(LayerHook):
         return span.layers.start >= self.done
 
     def check(self, spans: Spans) -> None:
-        """See `LayerHook`."""
         if self.threshold < 0:
             raise PlanError(f"drift has a threshold from 0, got {self.threshold}")
         for span in filter(self.compares, spans):
@@ -56,7 +54,6 @@ class Drift(LayerHook):
                 raise PlanError("drift is compared of rows that are computed and write their K and V")
 
     def adding(self, span: Span) -> Mask | None:
-        """See `LayerHook`."""
         return self.among if self.compares(span) else None
 
     def hold(self, plan: Plan, layer: int, rows: Mask) -> Plan:
@@ -64,11 +61,10 @@ class Drift(LayerHook):
         return replace(plan.holding(layer, rows), hook=replace(self, done=layer + 1))
 
     def below(self, lead: Mask) -> Self:
-        """See `LayerHook`."""
         return replace(self, among=self.among & lead)
 
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
-        """See `LayerHook`: V is projected and compared, and not written."""
+        """V is projected and compared, and not written."""
         w, layers, among = widths, spans.layers - 1, int(self.among.sum())
         cost = OperationCost(
             flops=layers * 2 * among * w.hidden * w.keys,

@@ -45,7 +45,6 @@ class LogitBias(Reader):
         )
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-        """See `Reader`."""
         return self._added
 
 
@@ -57,7 +56,6 @@ class Added(DeviceRead):
     values: NDArray[np.float32]
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002
-        """See `DeviceRead`."""
         here, columns = vocabulary.places(self.tokens)
         if len(columns):
             logits.index_add_(1, send(columns, logits.device), _rows(self.values[here], logits))
@@ -79,7 +77,6 @@ class Penalties(Reader):
         self._prompt = np.unique(canvas.tokens[: canvas.prompt])
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-        """See `Reader`."""
         canvas, params = self._canvas, self._params
         places = slice(canvas.prompt, canvas.end)
         written, counts = np.unique(canvas.tokens[places][~canvas.noisy[places]], return_counts=True)
@@ -103,7 +100,6 @@ class Penalized(DeviceRead):
     losses: NDArray[np.float32]
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002
-        """See `DeviceRead`."""
         _, columns = vocabulary.places(self.seen)
         if len(columns):
             index = send(columns, logits.device)
@@ -124,7 +120,6 @@ class MinP(Reader):
         self._read = AtLeast(share)
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-        """See `Reader`."""
         return self._read
 
 
@@ -136,7 +131,6 @@ class AtLeast(DeviceRead):
     filters = True
 
     def keep(self, choice: Tensor, vocabulary: Vocabulary) -> Tensor:
-        """See `DeviceRead`."""
         return vocabulary.min_p(choice, self.share)
 
 

@@ -75,11 +75,10 @@ class Constraint(Reader):
 
     @property
     def formed(self) -> bool:
-        """See `Reader`."""
         return True
 
     def check(self, asked: Asked, decoding: Decoding) -> None:
-        """See `Reader`: the form of the response can be kept to its end."""
+        """The form of the response can be kept to its end."""
         if asked.shape.kind == "uniform" or (isinstance(decoding, BlockCausalDecoding) and decoding.rule.edits):
             raise ConfigError(
                 "structured_outputs: tokens of a uniform model, and under a rule that edits, may change once they are "
@@ -135,12 +134,11 @@ class ConstrainedHole(Reader):
         self.block = range(0)
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        """See `Reader`."""
         self.block = step.decoder.block
         return self._read
 
     def choose(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """See `Reader`: tokens in the scope and the block become those of the best path; others are kept."""
+        """Tokens in the scope and the block become those of the best path; others are kept."""
         canvas, scope, block, positions = self._canvas, self._scope, self.block, found.positions
         count = self._read.table.count
         scores, tokens, confidences, logprobs = numbers.reshape(4, count, -1)
@@ -169,11 +167,10 @@ class Classes(DeviceRead):
 
     @property
     def width(self) -> int:
-        """See `DeviceRead`."""
         return 4 * self.table.count
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        """See `DeviceRead`. A model that runs in parts takes no forms, so all columns are here."""
+        """A model that runs in parts takes no forms, so all columns are here."""
         measured, every, kept = distributions(logits, rows, mask_id, WHOLE)
         noise = gumbel(kept, rows.draws) if rows.temperature > 0 else 0.0
         scores, tokens = self.table.best(torch.where(kept > -torch.inf, kept, every - FILTERED) + noise)

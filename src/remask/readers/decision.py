@@ -43,7 +43,7 @@ class Reading(Reader):
 
     @property
     def formed(self) -> bool:
-        """See `Reader`: the answer is given."""
+        """The answer is given."""
         return True
 
     @property
@@ -61,7 +61,6 @@ class Reading(Reader):
             )
 
     def decoding(self, asked: Asked) -> Decoding:
-        """See `Reader`."""
         self.check_kind(asked.shape.kind, asked.shape.family)
         self._check_slots(asked.shape.vocab, asked.shape.mask_id)
         for other in asked.readers:
@@ -74,7 +73,6 @@ class Reading(Reader):
         return ReadingDecoding(asked.prompt, asked.seed, self, asked.shape.mask_id)
 
     def start(self, start: Start) -> Reader:
-        """See `Reader`."""
         return _Reading(self, start.canvas)
 
     def _check_slots(self, vocab: int, mask_id: int) -> None:
@@ -103,18 +101,17 @@ class _Reading(Reader):
         self._found: dict[int, tuple[float, ...]] = {}
 
     def predicts(self, noisy: Mask) -> Mask:
-        """See `Reader`: every mask, as the first pass of a policy may be made to predict less."""
+        """Every mask, as the first pass of a policy may be made to predict less."""
         return noisy.copy()
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        """See `Reader`: of the rows of slots the tokens asked for, of others token 0 in their place."""
+        """Of the rows of slots the tokens asked for, of others token 0 in their place."""
         labels = np.zeros((len(step.positions), self._reading.width), dtype=np.int64)
         for place, tokens in self._reading.slots.items():
             labels[np.searchsorted(step.positions, self._first + place), : len(tokens)] = tokens
         return Labels(labels)
 
     def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """See `Reader`."""
         for place, tokens in self._reading.slots.items():
             column = int(np.searchsorted(found.positions, self._first + place))
             self._found[place] = tuple(numbers[: len(tokens), column].tolist())
@@ -136,11 +133,9 @@ class Labels(DeviceRead):
         return int(self.tokens.shape[1])
 
     def piece(self, start: int, stop: int) -> "Labels":
-        """See `DeviceRead`."""
         return Labels(self.tokens[start:stop])
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        """See `DeviceRead`."""
         found = Normalised(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
         return lambda tokens: found  # noqa: ARG005
 

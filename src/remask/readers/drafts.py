@@ -18,11 +18,9 @@ class Drafts(Reader):
         self._draft: Draft | None = None
 
     def start(self, start: Start) -> Reader:  # noqa: ARG002
-        """See `Reader`."""
         return type(self)()
 
     def ended(self, step: ReadPass, found: Predicted | None) -> None:
-        """See `Reader`."""
         self._passes.append(step.work())
         if found is not None:
             self._draft = Draft(
@@ -35,6 +33,5 @@ class Drafts(Reader):
             self._passes.clear()
 
     def events(self, request_id: str) -> Sequence[Event]:
-        """See `Reader`."""
         draft, self._draft = self._draft, None
         return () if draft is None else (Event(request_id, draft=draft),)

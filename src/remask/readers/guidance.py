@@ -51,12 +51,10 @@ class Guidance(Reader):
     name = "guidance"
 
     def admit(self, step: ReadPass) -> None:
-        """See `Reader`."""
         if not step.paired and self._kept is None:
             raise PlanError("the unconditional canvas is left out before any step has run it, so there is no guidance")
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        """See `Reader`."""
         if step.paired:
             self._keeping = None if step.paired_next else Residual()
             return Guide(self.scale, self._keeping)
@@ -64,7 +62,6 @@ class Guidance(Reader):
         return Guided(self.scale, self._kept, np.searchsorted(self._positions, step.positions))
 
     def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
-        """See `Reader`."""
         if self._keeping is not None:
             self._positions, self._kept, self._keeping = found.positions, self._keeping, None
 
@@ -77,12 +74,10 @@ class Guide(DeviceRead):
     kept: Residual | None
 
     def see(self, logits: Tensor, guide: Tensor | None) -> None:
-        """See `DeviceRead`."""
         if self.kept is not None and guide is not None:
             self.kept.add(logits, guide)
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002
-        """See `DeviceRead`."""
         if guide is not None:
             torch.lerp(guide, logits, self.scale + 1, out=logits)
 
@@ -96,9 +91,7 @@ class Guided(DeviceRead):
     rows: NDArray[np.int64]
 
     def piece(self, start: int, stop: int) -> "Guided":
-        """See `DeviceRead`."""
         return replace(self, rows=self.rows[start:stop])
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002
-        """See `DeviceRead`."""
         logits.add_(self.kept.at(self.rows), alpha=self.scale)

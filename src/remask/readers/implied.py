@@ -46,11 +46,9 @@ class Entropy(Reader):
     name = "entropy"
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-        """See `Reader`."""
         return Entropies()
 
     def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """See `Reader`."""
         found.entropies = numbers[0]
 
 
@@ -59,11 +57,9 @@ class Entropies(DeviceRead):
 
     @property
     def width(self) -> int:
-        """See `DeviceRead`."""
         return 1
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        """See `DeviceRead`."""
         logs = vocabulary.log_softmax(logits)
         chances = logs.exp()
         found = -vocabulary.sum(torch.where(chances > 0, chances * logs, 0.0)).float()
@@ -76,12 +72,10 @@ class Proposals(Reader):
     name = "proposals"
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:
-        """See `Reader`."""
         self._decoder = step.decoder
         return Best() if step.decoder.reads_best else None
 
     def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """See `Reader`."""
         self._decoder.note(found.positions, numbers[0].astype(np.int64))
 
 
@@ -90,11 +84,9 @@ class Best(DeviceRead):
 
     @property
     def width(self) -> int:
-        """See `DeviceRead`."""
         return 1
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
-        """See `DeviceRead`."""
         allowed, noisy = logits.clone(), rows.noisy
         vocabulary.bar(allowed, [mask_id])
         if noisy is not None and noisy.banned and noisy.banned_rows:
@@ -128,7 +120,6 @@ class Bar(Reader):
         self._tokens, self._barred = tokens, barred
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:
-        """See `Reader`."""
         rows = self._barred[step.positions]
         return Barred(self._tokens, rows) if rows.any() else None
 
@@ -147,11 +138,10 @@ class Barred(DeviceRead):
     bars = True
 
     def piece(self, start: int, stop: int) -> "Barred":
-        """See `DeviceRead`."""
         return replace(self, rows=self.rows[start:stop])
 
     def bar(self, choice: Tensor, vocabulary: Vocabulary = WHOLE) -> None:
-        """See `DeviceRead`: their logits are minus infinity."""
+        """Their logits are minus infinity."""
         _, columns = vocabulary.places(self.tokens)
         if len(columns):
             index, rows = send(columns, choice.device), send(self.rows, choice.device)

@@ -47,7 +47,7 @@ class Logprobs(Reader):
         self.top = top
 
     def check(self, asked: Asked, decoding: Decoding) -> None:  # noqa: ARG002
-        """See `Reader`. Where tokens change after they are written they have no one log-probability."""
+        """Where tokens change after they are written they have no one log-probability."""
         whole("top_logprobs", self.top, 0, TOP_LOGPROBS)
         if asked.shape.kind == "uniform":
             raise ConfigError(
@@ -56,7 +56,6 @@ class Logprobs(Reader):
             )
 
     def start(self, start: Start) -> Reader:
-        """See `Reader`."""
         return _Logprobs(self.top, start.longest, start.shape.vocab)
 
 
@@ -70,18 +69,15 @@ class _Logprobs(Reader):
         self._predicted = PredictedLogprobs(length, top)
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-        """See `Reader`."""
         return self._read
 
     def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """See `Reader`."""
         if found.logprobs is not None:
             own = np.where(np.isnan(found.logprobs), numbers[0], found.logprobs)
             numbers = np.concatenate([own[None], numbers[1:]])
         self._predicted.note(found.positions, numbers)
 
     def transferred(self, transfer: Transfer) -> None:
-        """See `Reader`."""
         positions = np.array(transfer.positions, dtype=np.int64)
         transfer.logprobs, transfer.top_logprobs = self._predicted.of(positions)
 
@@ -95,11 +91,9 @@ class Ranking(DeviceRead):
 
     @property
     def width(self) -> int:
-        """See `DeviceRead`."""
         return width(self.top, self.vocab)
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        """See `DeviceRead`."""
         return Normalised(logits, self.top, mask_id, vocabulary).of
 
 

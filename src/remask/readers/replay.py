@@ -39,11 +39,9 @@ class Replay(Reader):
 
     @property
     def formed(self) -> bool:
-        """See `Reader`."""
         return self._formed
 
     def check(self, asked: Asked, decoding: Decoding) -> None:
-        """See `Reader`."""
         if asked.params.uniform.correction_steps:
             raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
         if asked.params.uniform.revision_tokens:
@@ -51,7 +49,6 @@ class Replay(Reader):
         check_replay(self.transfers, decoding, asked)
 
     def start(self, start: Start) -> Reader:
-        """See `Reader`."""
         return ReplaySteps(self.transfers, start.steps)
 
 
@@ -73,7 +70,6 @@ class ReplaySteps(Reader):
         return set(self._written)
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        """See `Reader`."""
         return Given.at(self.written(step.decoder.step), step.positions)
 
     def written(self, step: int) -> Written:
@@ -103,11 +99,9 @@ class Given(DeviceRead):
         return cls(given)
 
     def piece(self, start: int, stop: int) -> "Given":
-        """See `DeviceRead`."""
         return Given(self.tokens[start:stop])
 
     def replace(self, tokens: Tensor) -> Tensor:
-        """See `DeviceRead`."""
         given = send(self.tokens, tokens.device)
         return torch.where(given == self.NONE, tokens, given.float())
 

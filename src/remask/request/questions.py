@@ -44,11 +44,9 @@ class Alternatives(Values):
 
     @property
     def words(self) -> str:
-        """Both forms."""
         return f"a list of at most {MAX_ALTERNATIVES} texts, or an object of texts and nulls by name"
 
     def fits(self, value: object) -> bool:
-        """Whether it is one of both."""
         texts = Text(_TEXT)
         if isinstance(value, Mapping):
             names, notes = list(value), [note for note in value.values() if note is not None]
@@ -59,7 +57,6 @@ class Alternatives(Values):
         return len(names) <= MAX_ALTERNATIVES and all(map(texts.fits, [*names, *notes]))
 
     def schema(self) -> dict[str, Any]:
-        """An array, or an object."""
         array = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_ALTERNATIVES}
         note = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         named = {"type": "object", "additionalProperties": note, "maxProperties": MAX_ALTERNATIVES}
@@ -72,17 +69,14 @@ class JsonState(Values):
 
     @property
     def words(self) -> str:
-        """The three, and how much they may hold."""
         return f"a text, or an object or a list of at most {MAX_STATE_VALUES} values altogether"
 
     def fits(self, value: object) -> bool:
-        """Whether it is one of them."""
         if isinstance(value, Mapping | list | tuple):
             return weight(value, MAX_STATE_VALUES) <= MAX_STATE_VALUES
         return Text(2**26, empty=True).fits(value)
 
     def schema(self) -> dict[str, Any]:
-        """Any of the three."""
         held = {"type": "object", "maxProperties": MAX_STATE_VALUES}, {"type": "array", "maxItems": MAX_STATE_VALUES}
         return {"anyOf": [Text(2**26, empty=True).schema(), *held]}
 

@@ -8,9 +8,8 @@ from remask.checks.fields import Nested, check, declare, declared, parse, unknow
 from remask.checks.values import LARGEST, LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole, shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
-from remask.request.holes import MAX_PARTS, Part
+from remask.request.parts import MAX_PARTS, MAX_SEGMENTS, Part, Segment
 from remask.request.sampling_params import PARAMETER, SamplingParams
-from remask.request.segments import MAX_SEGMENTS, Segment
 from remask.request.trace import TOP_LOGPROBS, Trace
 
 SAMPLING = "sampling"  # the object of a request in which its sampling parameters may stand

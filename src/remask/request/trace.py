@@ -7,8 +7,8 @@ from typing import Any
 from remask.checks.fields import Nested, check, declare, declared, parse
 from remask.checks.values import LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
 from remask.errors import ConfigError
+from remask.request.parts import MAX_SEGMENTS, Segment
 from remask.request.result import Transfer
-from remask.request.segments import MAX_SEGMENTS, Segment
 
 TOP_LOGPROBS = 20
 """Largest number of further tokens at a position whose log-probabilities a request may ask for."""

@@ -138,13 +138,9 @@ class CallPiece:
     @property
     def streamed(self) -> dict[str, Any]:
         """The piece as OpenAI streams it."""
-        function = {"arguments": self.arguments} if self.name is None else self._function
+        named = {} if self.name is None else {"name": self.name}
         opening = {} if self.id is None else {"id": self.id, "type": "function"}
-        return {"index": self.index, **opening, "function": function}
-
-    @property
-    def _function(self) -> dict[str, Any]:
-        return {"name": self.name, "arguments": self.arguments}
+        return {"index": self.index, **opening, "function": {**named, "arguments": self.arguments}}
 
 
 def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:

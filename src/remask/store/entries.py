@@ -71,7 +71,7 @@ class EntryInfo:
     """An entry as an operator sees it, without its tokens and its salt.
 
     Attributes:
-        id: its key in hexadecimal, as `PrefixStore.drop` takes it once read by `int(id, 16)`.
+        prefix_id: its key in hexadecimal, as `PrefixStore.drop` takes it once read by `int(prefix_id, 16)`.
         tokens: length of the prefix.
         layers: layers whose K/V are kept.
         bytes: K/V pages in all layers, unused slots of the last page included, and boundary states.
@@ -80,7 +80,7 @@ class EntryInfo:
         ready: whether its prefix-only pass has run.
     """
 
-    id: str
+    prefix_id: str
     tokens: int
     layers: int
     bytes: int

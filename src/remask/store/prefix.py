@@ -97,15 +97,16 @@ class PrefixStore:
         """All entries for an operator, the next to be evicted first."""
         return tuple(
             EntryInfo(
-                id=f"{entry.key:016x}",
+                prefix_id=f"{entry.key:016x}",
                 tokens=len(entry),
-                layers=len(entry.extent.layers),
-                bytes=self._kv_bytes(entry.extent) + entry.states.nbytes,
+                layers=len(extent.layers),
+                bytes=len(extent.layers) * len(extent.pages) * extent.page_size * self.slot_bytes + entry.states.nbytes,
                 hits=entry.hits,
                 leases=entry.leases,
                 ready=entry.ready,
             )
             for entry in self.entries
+            for extent in [entry.extent]
         )
 
     def find(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
@@ -212,9 +213,6 @@ class PrefixStore:
         for entry in free:
             self._evict(entry)
         return len(free)
-
-    def _kv_bytes(self, extent: PageRange) -> int:
-        return len(extent.layers) * len(extent.pages) * extent.page_size * self.slot_bytes
 
     def _lease(self, entry: PrefixEntry, layers: int, hit: bool) -> Lease:
         extent = entry.extent.below(layers)

@@ -62,14 +62,11 @@ def asked_step_baselines(
     if not has_own_task(llm) or workload.tasks[0].answer is None:
         return [], []
     try:
-        return step_baselines(llm, _possible(USUAL, workload.tasks[0].request.params), workload, rows, engine)
+        most = steps_of(workload.tasks[0].request.params)
+        words = (word for word in USUAL.split(",") if not word.isdigit() or int(word) < most)
+        return step_baselines(llm, ",".join(words), workload, rows, engine)
     except ConfigError as error:
         return [], [LeftOut("none in fewer steps", str(error))]
-
-
-def _possible(text: str, params: SamplingParams) -> str:
-    """The words of `text` without the numbers that are not below the schedule's steps."""
-    return ",".join(word for word in text.split(",") if not word.isdigit() or int(word) < steps_of(params))
 
 
 def with_steps(params: SamplingParams, target: float) -> SamplingParams:
@@ -80,18 +77,14 @@ def with_steps(params: SamplingParams, target: float) -> SamplingParams:
     """
     whole = block = even_blocks(params).length
     while params.max_tokens // block > max(1.0, target):
-        block = next(size for size in range(block + 1, params.max_tokens + 1) if _joins(params, whole, size))
+        sizes = range(block + 1, params.max_tokens + 1)
+        block = next(size for size in sizes if size % whole == 0 and params.max_tokens % size == 0)
     blocks = params.max_tokens // block
     share = target / blocks
     # Joined blocks never take more steps than `target`, or they might take as many as the full schedule.
     steps = max(1, math.ceil(share - 0.5) if block == whole else int(share)) * blocks
     length = params.block_length if block == whole else block
     return replace(params, steps=steps, steps_per_block=None, block_length=length)
-
-
-def _joins(params: SamplingParams, block: int, size: int) -> bool:
-    """Whether joining whole blocks of `block` tokens makes blocks of `size` tokens that divide the response."""
-    return size % block == 0 and params.max_tokens % size == 0
 
 
 def _number(word: str, workload: Workload) -> float:

@@ -371,14 +371,11 @@ def _chat(llm: LLM, index: int, messages: Sequence[Mapping[str, str]], sampling:
     return Request(str(index), tokens, sampling, llm.tokenizer.shared_prefix(messages, tokens))
 
 
-def _worded(value: object) -> str:
-    return "+".join(value) if isinstance(value, tuple) else str(value)
-
-
 def _named(task: str, settings: Settings, with_prefix: bool) -> str:
     """The name of a workload: its task, the settings that are not the usual ones, and what is missing."""
     usual = asdict(type(settings)())
-    own = [f"{name}={_worded(value)}" for name, value in asdict(settings).items() if value != usual[name]]
+    changed = {name: value for name, value in asdict(settings).items() if value != usual[name]}
+    own = [f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in changed.items()]
     return " ".join([task, *([f"({', '.join(own)})"] if own else []), *([] if with_prefix else ["without its prefix"])])
 
 

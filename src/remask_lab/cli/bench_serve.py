@@ -60,9 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from remask.machine.disk import write_whole
     from remask_lab.asked import check_least
     from remask_lab.load.load import Load, run_load
-    from remask_lab.load.mix import PromptMix
+    from remask_lab.load.mix import PromptMix, find_target
     from remask_lab.load.result import detail, lines, summary
-    from remask_lab.load.target import find_target
 
     check_folder("--json", args.json)
     if args.save_detailed and args.json is None:

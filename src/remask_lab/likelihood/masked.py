@@ -48,7 +48,6 @@ class MaskLikelihoods(LikelihoodEstimator):
         self._passes = MaskedPasses(llm, max_rows)
 
     def check(self, pair: Pair) -> None:
-        """See `LikelihoodEstimator`."""
         self._passes.check(pair)
 
     def _score(self, pairs: Sequence[Pair], groups: Sequence[int], progress: bool) -> list[Likelihood]:

@@ -98,7 +98,6 @@ class NoiseLikelihoods(LikelihoodEstimator):
         self._chain = chain(self._noise, self.draws.levels, self.draws.schedule, llm.model.device)
 
     def check(self, pair: Pair) -> None:
-        """See `LikelihoodEstimator`."""
         self._passes.check(pair)
         if self._noise.mask_id in pair.response:
             raise ConfigError(f"the response holds the mask token {self._noise.mask_id}, which no uniform model writes")

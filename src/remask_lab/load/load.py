@@ -14,8 +14,7 @@ from tqdm import tqdm
 from remask.checks.values import real, whole
 from remask.errors import ConfigError
 from remask_lab.load.client import RequestOutcome, send
-from remask_lab.load.mix import HttpRequest
-from remask_lab.load.target import Target
+from remask_lab.load.mix import HttpRequest, Target
 
 
 @dataclass(frozen=True, slots=True)

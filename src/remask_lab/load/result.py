@@ -10,8 +10,7 @@ import numpy as np
 
 from remask_lab.load.client import RequestOutcome
 from remask_lab.load.load import Load, LoadRun
-from remask_lab.load.mix import PromptMix
-from remask_lab.load.target import Target
+from remask_lab.load.mix import PromptMix, Target
 
 TIMES = ("ttft", "tpot", "itl", "e2el")
 BACKEND = "openai"

@@ -15,8 +15,8 @@ from remask.depth.conversations import TokenPrompts
 from remask.depth.profile import Cuts, rule_limits
 from remask.depth.rule import ProfileSettings, depth_at
 from remask.engine.request import Request
+from remask.request.parts import Segment
 from remask.request.questions import ANSWER, MASK
-from remask.request.segments import Segment
 from remask.tasks import tariff, transit
 from remask.tasks.workload import messages
 from remask_lab.bench.workload import (

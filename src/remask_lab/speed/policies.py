@@ -34,7 +34,6 @@ class RowCount(CacheMeter):
     predicted: int = 0
 
     def note(self, ledger: Ledger, plan: Plan) -> None:  # noqa: ARG002
-        """Add one canvas."""
         per_layer = [span.cost // len(span.layers) for span in plan.spans for _ in span.layers]
         self.rows = [a + b for a, b in zip(self.rows or [0] * len(per_layer), per_layer, strict=True)]
         self.predicted += int(plan.predict.sum())

@@ -17,12 +17,10 @@ import xxhash
 
 from remask import LLM
 from remask.checks.values import one_of
-from remask.deploy.identity import prefix_identity
-from remask.deploy.routing import Spill
+from remask.deploy.routing import Spill, prefix_identity
 from remask_lab.load.client import RequestOutcome, send_to
 from remask_lab.load.load import Load, run_load
-from remask_lab.load.mix import HttpRequest, PromptMix
-from remask_lab.load.target import Target, empty_store, find_target, is_healthy
+from remask_lab.load.mix import HttpRequest, PromptMix, Target, empty_store, find_target, is_healthy
 from remask_lab.records.record import Record, about
 from remask_lab.speed.command import REMASK
 from remask_lab.speed.serving import free_port, process, server

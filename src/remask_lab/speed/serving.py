@@ -24,8 +24,7 @@ from remask.engine.request import Request
 from remask.tasks.transit import TransitRequest, make_workload
 from remask_lab.bench.workload import TRANSIT_SAMPLING
 from remask_lab.load.load import Load, LoadRun, run_load
-from remask_lab.load.mix import CHAT, HttpRequest
-from remask_lab.load.target import Target, empty_store, find_target, read_metrics
+from remask_lab.load.mix import CHAT, HttpRequest, Target, empty_store, find_target, read_metrics
 from remask_lab.records.record import Record, about
 from remask_lab.speed.command import REMASK
 

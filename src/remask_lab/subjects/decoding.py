@@ -20,8 +20,7 @@ from remask.engine.request import Request
 from remask.llm import LLM
 from remask_lab.asked import Outcome, about_requests, check_least, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, log_axis, new_panels
-from remask_lab.instruments.distances import distance, units
-from remask_lab.instruments.series import Floats, Table, as_table
+from remask_lab.instruments.series import Floats, Table, as_table, distance, units
 from remask_lab.instruments.watch import Trace, UncachedWatcher
 from remask_lab.observe import ObservedPass
 from remask_lab.records.markdown import text_table
@@ -137,7 +136,6 @@ class DecodingTrace(Trace):
         self.passes += 1
 
     def change(self, changed: NDArray[np.bool_]) -> None:
-        """See `Trace`."""
         self.decoded[changed] = self.passes - 1
 
     def similarity(self) -> Floats:

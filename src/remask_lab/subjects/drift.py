@@ -27,8 +27,17 @@ from remask.policies import CachePolicy
 from remask_lab.asked import Outcome, about_requests, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, log_axis, new_panels
 from remask_lab.instruments.attention import REGIONS, SINK, QueryTap, Regions, attention_mass, regions, words
-from remask_lab.instruments.distances import Changes
-from remask_lab.instruments.series import Floats, Moments, Series, Table, as_table, by_pass, mean, off_diagonal_mean
+from remask_lab.instruments.series import (
+    Changes,
+    Floats,
+    Moments,
+    Series,
+    Table,
+    as_table,
+    by_pass,
+    mean,
+    off_diagonal_mean,
+)
 from remask_lab.instruments.watch import Trace, UncachedWatcher, certainty
 from remask_lab.observe import ObservedPass
 from remask_lab.records.markdown import text_table
@@ -156,11 +165,9 @@ class DriftTrace(Trace):
         return len(self.starts)
 
     def change(self, changed: NDArray[np.bool_]) -> None:
-        """See `Trace`."""
         self.change_rate.append(float(changed.mean()))
 
     def observe(self, seen: ObservedPass) -> None:
-        """See `Trace`."""
         block = seen.block
         self.prompt, self.response, self.block = seen.prompt, seen.end - seen.prompt, seen.block_length
         self.starts.append(block.start)

@@ -20,8 +20,7 @@ from remask.llm import LLM
 from remask.policies.dense import Dense
 from remask_lab.asked import Outcome, about_requests, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, new_panels
-from remask_lab.instruments.distances import Changes
-from remask_lab.instruments.series import Floats, Moments, Table, as_table
+from remask_lab.instruments.series import Changes, Floats, Moments, Table, as_table
 from remask_lab.instruments.watch import Trace, UncachedWatcher
 from remask_lab.observe import ObservedPass
 from remask_lab.records.markdown import text_table

@@ -25,8 +25,7 @@ from remask_lab.asked import Outcome, about_requests, check_least, compared_poli
 from remask_lab.bench.names import COMPARED_CACHES
 from remask_lab.bench.workload import seeded
 from remask_lab.drawing import distinct_line, heatmap, label, legend_below, log_axis, new_panels
-from remask_lab.instruments.distances import Changes
-from remask_lab.instruments.series import Floats, Series, Table, as_table, by_pass, mean
+from remask_lab.instruments.series import Changes, Floats, Series, Table, as_table, by_pass, mean
 from remask_lab.instruments.watch import NONE, Trace, Watcher, certainty, check_ends, check_uncached
 from remask_lab.observe import ObservedPass, observe_passes
 from remask_lab.records.markdown import text_table
@@ -111,11 +110,9 @@ class StepTrace(Trace):
     _changes: Changes = field(default_factory=Changes)
 
     def change(self, changed: NDArray[np.bool_]) -> None:
-        """See `Trace`."""
         self.change_rate.append(float(changed.mean()))
 
     def observe(self, seen: ObservedPass) -> None:
-        """See `Trace`."""
         block, self.length = seen.block, seen.end - seen.prompt
         entropy, probability = certainty(self.model, seen.hidden)
         self.entropy.append(mean(entropy))

@@ -13,21 +13,7 @@ from torch import Tensor
 from tests.goldens.archive import read_json, read_tensors
 from tests.goldens.block_causal.requests import Family, Run, Visit
 
-__all__ = [
-    "DECODED",
-    "MODELS",
-    "ROOT",
-    "RUN_LOGITS",
-    "Family",
-    "Run",
-    "Visit",
-    "families",
-    "logits",
-    "model_dir",
-    "prompts",
-    "run_logits",
-    "runs",
-]
+__all__ = ["Family", "Run", "Visit"]
 
 ROOT = Path(__file__).parent
 MODELS = ("sdar_b4", "sdar_b8", "sdar_b4_tied")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.goldens.archive import read_json, read_tensors
 from tests.goldens.block_causal.requests import Run
 
-__all__ = ["BLOCK_CAUSAL", "MASKED", "MODELS", "ROOT", "Run", "logits", "masked_runs", "model_dir", "runs"]
+__all__ = ["Run"]
 
 ROOT = Path(__file__).parent
 MASKED = "llada_moe_dense"

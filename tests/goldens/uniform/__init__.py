@@ -11,21 +11,7 @@ from torch import Tensor
 from tests.goldens.archive import read_json, read_tensors
 from tests.goldens.uniform.requests import Run, Trace
 
-__all__ = [
-    "MODELS",
-    "ROOT",
-    "STRATEGIES",
-    "Run",
-    "Trace",
-    "cases",
-    "diagnostics",
-    "forward",
-    "model_dir",
-    "runs",
-    "sampling",
-    "trace",
-    "trace_names",
-]
+__all__ = ["Run", "Trace"]
 
 ROOT = Path(__file__).parent
 MODELS = ("unif", "gentle", "mask", "hybrid")

@@ -140,30 +140,6 @@ def test_a_sampling_grid_on_the_bundled_uniform_model(tmp_path: Path, capsys: py
     assert "Over steps_per_block 2 to 8: accuracy" in capsys.readouterr().out
 
 
-BAD = [
-    (["--grid", '{"rato": [1]}'], "varies 'rato', which dllm-cache cannot take; known: prompt_interval"),
-    (["--grid", '{"ratio": [2]}'], "at cache=dllm-cache, ratio=2, concurrency=2: ratio must be"),
-    (["--grid", '{"ratio": 1}'], "--grid: ratio must be a list of values"),
-    (["--grid", '{"ratio": [1, 1]}'], "each once"),
-    (["--grid", "{"], "--grid is not JSON"),
-    (["--sampling-grid", '{"steps": []}'], "--sampling-grid: steps needs one value or more"),
-    (["--sampling", '{"steps": 4}', "--sampling-grid", '{"steps": [4]}'], "--sampling sets 'steps'"),
-    (["--cache-config", '{"none": {}}'], "not among --cache dllm-cache"),
-    (["--prompt-tokens", "8,x"], "--prompt-tokens takes whole numbers"),
-    (["--concurrency", "0"], "numbers of at least 1"),
-    (["--without-delay"], "name that in --cache"),
-    (["--x", "ration"], "Unknown axis of --x"),
-    (["--requests", "0"], "--requests must be a whole number from 1"),
-    (["--output", "nowhere/at/all.json"], "--output: there is no folder"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), BAD)
-def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
-    assert grid("--cache", "dllm-cache", *DUMMY, *options) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_what_a_kind_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert grid("--model", "bundled-uniform", *SMALL, "--cache", "dllm-cache") == 2
     assert "not defined on uniform models" in capsys.readouterr().err

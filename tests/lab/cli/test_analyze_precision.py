@@ -71,17 +71,3 @@ def test_what_a_divergence_is() -> None:
         "from 50 % of a response on. Not a token changes under float32, batch 1 (as bfloat16, batch 1). Accuracy lies "
         "between 50.0 % and 100.0 %."
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--batch", "1"], "a batch of 1 is no batch"),
-        (["--dtype", "float32"], "name them in --dtypes"),
-        (["--dtypes", "float31"], "float31"),
-        (["--requests", "0"], "--requests must be a whole number from 1"),
-    ],
-)
-def test_bad_precision(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
-    assert analyze("precision", "--model", "llada-tiny", "--load-format", "dummy", *options) == 2
-    assert message in capsys.readouterr().err

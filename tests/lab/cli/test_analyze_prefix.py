@@ -8,12 +8,6 @@ from remask.cli import main
 from remask_lab.records.record import read_record
 
 DUMMY = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
-UNFIT = [
-    (["--model", "bundled-uniform"], "is a uniform one"),
-    (["--model", "sdar-tiny", "--load-format", "dummy"], "is a block_causal one"),
-    ([*DUMMY, "--output", "/nowhere/x.json"], "there is no folder"),
-    ([*DUMMY, "--plots", "/nowhere/x"], "there is no folder"),
-]
 SHAPE = ["--requests", "2", "--prefixes", "1", "--prefix-tokens", "24", "--prompt-tokens", "4", "--max-tokens", "4"]
 
 
@@ -51,53 +45,12 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
     assert "stays above 0.9 in every step" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity", "reuse"])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--model", "bundled-transit", "--prefix-tokens", "5"], "this model has a task"),
-        ([*DUMMY, "--requests", "0"], "--requests must be a whole number from 1"),
-    ],
-)
-def test_bad_workloads(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze(subject, *options) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("subject", ["prefix-similarity", "reuse", "depth", "leakage"])
-@pytest.mark.parametrize(("options", "message"), UNFIT)
-def test_what_does_not_fit(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze(subject, *options) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("subject", ["prefix-similarity", "depth", "leakage"])
-def test_tau_is_a_similarity(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze(subject, *DUMMY, "--tau", "1.5") == 2
-    assert "tau must lie between 0 and 1" in capsys.readouterr().err
-
-
 def test_guided_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze("prefix-similarity", *DUMMY, "--sampling", '{"cfg_scale": 1}') == 2
     assert "leave cfg_scale out" in capsys.readouterr().err
 
 
 GRID = ["--model", "bundled-transit", "--dtype", "float32", "--requests", "2", "--rounds", "1", "--cache", "bicache"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rounds", "0"], "--rounds must be a whole number from 1"),
-        (["--grid", '{"refresh_interval": [0]}'], "refresh_interval must be"),
-        (["--grid", '{"tau": [1]}'], "tau must lie between 0 and 1"),
-        (["--grid", '{"tau": ["high"]}'], "tau must be a number"),
-        (["--depth-table", "missing.json"], "--depth-table: there is no file 'missing.json'"),
-    ],
-)
-def test_bad_grids_over_depths(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze("grid", *GRID, *options) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_depth_table_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,21 +109,6 @@ def test_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "a standard deviation of 0.00 over 2 tasks" in " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--task", "nofile"], "--task must be NAME=FILE, got 'nofile'"),
-        (["--task", "a=/nowhere/p.jsonl"], "cannot be read"),
-        (["--system-prompts", "1"], "need at least 2"),
-        (["--samples", "0"], "samples must be a whole number from 1"),
-        (["--ratios", "51", "--canvas", "20"], "cannot be cut at a prefix ratio of 51 %"),
-    ],
-)
-def test_bad_depths(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze("depth", *DUMMY, *options) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_task_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt_token_ids": [1]}\n')
@@ -191,15 +129,3 @@ def test_leakage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(capsys.readouterr().out.split())
     assert "1 prompts of p.jsonl" in text
     assert record.data["reading"] in text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--steps", "0"], "steps must be at least 1"),
-        (["--prompts", "/nowhere/p"], "--prompts: there is no file '/nowhere/p'"),
-    ],
-)
-def test_bad_leakage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze("leakage", *DUMMY, *options) == 2
-    assert message in capsys.readouterr().err

@@ -61,21 +61,3 @@ def test_one_pass_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]
     assert analyze(subject, *options, "--plots", str(tmp_path / "plots")) == 0
     assert "Picture" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("subject", "options", "message"),
-    [
-        ("decoding", ["--window", "0"], "--window must be a whole number from 1"),
-        ("features", ["--ratio", "0"], "--ratio must be a number above 0 to 1"),
-        ("features", ["--output", "no/where/x.json"], "there is no folder"),
-        ("decoding", ["--plots", "no/where/x"], "there is no folder"),
-        ("decoding", ["--sampling", "[]"], "must be a JSON object"),
-        ("steps", ["--rounds", "0"], "--rounds must be a whole number from 1"),
-        ("steps", ["--cache-config", '{"exact": {}}'], "not among --caches none,reuse,bicache"),
-        ("steps", ["--caches", "uniform-cache"], "uniform-cache: this cache policy is not defined on masked models"),
-    ],
-)
-def test_bad_options(capsys: pytest.CaptureFixture[str], subject: str, options: list[str], message: str) -> None:
-    assert analyze(subject, "--model", "bundled-transit", "--prompt", "from abbey", *options) == 2
-    assert message in capsys.readouterr().err

@@ -81,14 +81,6 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     assert all(f"Picture: {path}" in table for path in pictures)
 
 
-@pytest.mark.parametrize("option", ["--csv", "--plots"])
-def test_where_a_result_cannot_be_kept_is_said_first(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench("--model", "bundled", option, str(tmp_path / "none" / "x")) == 2
-    assert f"{option}: there is no folder" in capsys.readouterr().err
-
-
 @pytest.mark.thorough
 def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
@@ -128,44 +120,6 @@ def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
     assert 0 < longest["partial_prefix_hits"] <= longest["prefix_hits"]
     assert longest["cached_tokens"] > exact["cached_tokens"]
     assert longest["row_layers"] != exact["row_layers"]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--caches", "none,bicahe"], "Did you mean 'bicache'"),
-        (["--cache-config", '{"reuse": {}}', "--caches", "none"], "not among --caches"),
-        (["--requests", "0"], "--requests must be a whole number from 1"),
-        (["--depths", "one"], "--depths must be numbers"),
-        (["--depths", "99"], "exceeds the model's"),
-        (["--prefix-match", "longest"], "give --task transit"),
-        (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
-    ],
-)
-def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
-    assert bench("--model", "llada-tiny", "--load-format", "dummy", "--caches", "none", *options) == 2
-    assert text in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--requests", "0"], "--requests must be a whole number from 1"),
-        (["--prefixes", "0"], "--prefixes must be a whole number from 1"),
-        (["--depths", "one"], "--depths must be numbers"),
-        (["--sampling", '{"stepz": 1}'], "Unknown sampling parameter 'stepz'"),
-        (["--sampling", '{"cache_salt": "a"}'], "it belongs into the request"),
-        (["--cache-config", "[]"], "--cache-config"),
-        (["--task", "gsm8k", "--prefix-tokens", "5"], "--prefix-tokens and --prompt-tokens shape random workloads"),
-        (["--prefix-match", "longest", "--without-prefix"], "leave one of them out"),
-        (["--csv", "nowhere/at/all.csv"], "--csv: there is no folder"),
-    ],
-)
-def test_what_no_model_can_run_is_refused_before_one_is_looked_for(
-    capsys: pytest.CaptureFixture[str], options: list[str], text: str
-) -> None:
-    assert bench("--model", "no/such/folder/at-all", *options) == 2
-    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -391,21 +345,6 @@ def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> No
     # Prompts have 96 tokens. The second block is refreshed once with the first; after the last nothing is.
     assert cache["row_layers"] == 6 * layers * (2 * (128 + 2 * 3) + 3)
     assert prefix["row_layers"] == 6 * layers * (2 * 128 + 2 * (32 + 29))
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--prompt-tokens", "5"], "this model has a task"),
-        (["--prefix-match", "longest"], "give --task transit"),
-        (["--prefix-match", "longest", "--batch-invariant"], "batch_invariant=True needs prefix_match='exact'"),
-        (["--caches", "bicache"], "uniform"),
-        (["--max-tokens", "150"], "max_model_len is 128"),
-    ],
-)
-def test_what_the_uniform_task_refuses(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
-    assert bench("--model", "bundled-uniform", *options) == 2
-    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -163,30 +163,6 @@ def test_models_without_words_are_compared_by_token_ids(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--variants", "{"], "--variants is not JSON"),
-        (["--variants", "{}"], "--variants must be a JSON list"),
-        (["--variants", "[]"], "give at least one policy"),
-        (["--variants", "[1]"], "a variant is an object"),
-        (["--variants", '[{"cach": "none"}]'], "a variant is an object of cache, cache_config and sampling"),
-        (["--variants", '[{"cache": 1}]'], "cache is a name"),
-        (["--variants", '["none", "none"]'], "variant 'none' is there twice"),
-        (["--variants", '[{"sampling": {"step": 1}}]'], "Did you mean 'steps'"),
-        (["--variants", '["uniform-cache"]'], "uniform-cache: this cache policy is not defined"),
-        (["--variants", '["none"]', "--caches", "none"], "leave --caches out"),
-        (["--caches", "none", "--task", "transit"], "leave --task out"),
-        (["--caches", "none", "--without-prefix"], "leave --without-prefix out"),
-        (["--caches", "none", "--page", "no/where/p.html"], "--page: there is no folder"),
-        (["--caches", "none", "--page", "."], "--page: '.' cannot be written"),
-    ],
-)
-def test_bad_comparisons(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
-    assert bench(*TRANSIT, "--prompt", "from", "--max-tokens", "2", *options) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
         ([{"prompt": "from", "cache": "none"}], [], "line 1: cache is an option of the command"),

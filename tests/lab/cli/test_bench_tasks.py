@@ -45,21 +45,3 @@ def test_reuse_loses_the_questions_that_need_a_plan_and_no_others(
     answers = record["data"]["answers"]
     assert none["accuracy"] == sum(case["answers"][0]["correct"] for case in answers) / 12
     assert reuse["row_layers"] < bicache["row_layers"] < none["row_layers"]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--task", "tarif"], "Did you mean 'tariff'"),
-        (["--task-settings", '{"orders": 8}'], "name it with --task"),
-        (["--task", "random", "--task-settings", '{"orders": 8}'], "the task random has no settings"),
-        (["--task", "gsm8k", "--task-settings", '{"orders": 8}'], "Unknown setting of the task gsm8k 'orders'"),
-        (["--task", "tariff", "--task-settings", '{"order": 8}'], "Did you mean 'orders'"),
-        (["--task", "tariff", "--task-settings", '{"orders": 99}'], "orders must be a whole number from 4 to 64"),
-        (["--task", "tariff", "--task-settings", '["orders"]'], "--task-settings must be a JSON object"),
-        (["--task", "transit", "--task-settings", '{"rows": 2}'], "rows must be a whole number from 4"),
-    ],
-)
-def test_bad_tasks(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
-    assert bench(*options) == 2
-    assert text in capsys.readouterr().err

@@ -93,25 +93,6 @@ def test_many_kinds_of_steps_are_cut_short(capsys: pytest.CaptureFixture[str]) -
     assert "3 more lines like these" in out
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--steps", "0"], "--steps must be a whole number from 1"),
-        (["--requests", "0"], "--requests must be a whole number from 1"),
-        (["--prefix-tokens", "-1"], "--prefix-tokens must be a whole number from 0"),
-        (["--max-tokens", "600"], "the model has 512"),
-        (["--cache", "bicahe"], "Did you mean 'bicache'"),
-        (["--cache-config", '{"depth": 1}'], "takes no settings"),
-        (["--cache", "uniform-cache"], "not defined on masked models"),
-        (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
-        (["--plot", "nowhere/at/all.png"], "--plot: there is no folder 'nowhere/at'"),
-    ],
-)
-def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
-    assert profile_ops("--model", "llada-tiny", *options) == 2
-    assert text in capsys.readouterr().err
-
-
 def test_a_picture_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--prefix-tokens", "0", "--steps", "1", "--rounds", "1", "--plot", str(tmp_path)]
     assert profile_ops("--model", "llada-tiny", *options) == 2

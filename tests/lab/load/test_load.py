@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +13,8 @@ import pytest
 from remask.errors import ConfigError
 from remask_lab.load.client import RequestOutcome, send
 from remask_lab.load.load import Load, LoadRun, run_load
-from remask_lab.load.mix import CHAT, TEXT, HttpRequest, PromptMix
+from remask_lab.load.mix import CHAT, TEXT, HttpRequest, PromptMix, ServerError, Target, find_target
 from remask_lab.load.result import TIMES, detail, lines, summary
-from remask_lab.load.target import ServerError, Target, find_target
 
 TARIFF = Target("http://x", "bundled-tariff", info={"model_path": "bundled-tariff", "has_chat_template": True})
 RELAY = Target("http://x", "bundled", info={"model_path": "bundled", "has_chat_template": True})
@@ -207,3 +208,22 @@ def test_servers_that_are_none() -> None:
         find_target("127.0.0.1:8000")
     with pytest.raises(ServerError, match="no server answers"):
         find_target("http://127.0.0.1:9")
+
+
+WITHOUT_HTTPX = "import sys; sys.modules['httpx'] = None\n"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from remask.cli import main; sys.exit(main(['bench', 'serve', '--base-url', 'http://127.0.0.1:1']))",
+        "import remask_lab.speed.routing",
+    ],
+)
+def test_a_missing_extra_is_named(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_HTTPX + code], capture_output=True, text=True)
+    assert done.returncode != 0
+    said = done.stderr.splitlines()[-1]
+    assert "the package 'httpx' is not installed; install it with: pip install " in said
+    assert "'httpx>=" in said

@@ -4,8 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from remask.answers.answer import Delta, Scored
-from remask.answers.rollout import trace_of
+from remask.answers.answer import Delta, Scored, trace_of
 from remask.errors import RemaskError
 from remask.request.trace import TokenLogprob, step_map
 from remask.server.answers.base import Json, RunningUsage, Usage, running_usage, usage, work
@@ -49,7 +48,6 @@ class Choices(Generation):
         """Put the token ids of each choice's prompt where vLLM puts them."""
 
     async def response(self) -> Json:
-        """See `Generation`."""
         texts = [self._repeated] * len(self.answers)
         scored: list[list[Scored]] = [[] for _ in self.answers]
         calls: list[list[CallPiece]] = [[] for _ in self.answers]

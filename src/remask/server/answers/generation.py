@@ -157,7 +157,6 @@ class SingleAnswer(Generation):
     def _whole(self) -> Mapping[str, Any]: ...
 
     async def response(self) -> Mapping[str, Any]:
-        """See `Generation`."""
         async for deltas in self._steps():
             for delta in deltas:
                 self._events(delta)

@@ -47,7 +47,6 @@ class DecisionsBody(ReadBody):
 
     @property
     def questions_count(self) -> int:
-        """How many questions it asks."""
         return len(self.questions or ())  # type: ignore[attr-defined]
 
     @property

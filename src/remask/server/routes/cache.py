@@ -116,22 +116,9 @@ async def drop(request: Request, prefix_id: str) -> Response:
 
 def _contents(engine: Engine) -> CacheContents:
     store = engine.store
-    token = engine.pool.bytes_per_token * engine.model.config.layers
-    entries: list[StoredPrefix] = [
-        {
-            "prefix_id": _id(entry.key),
-            "tokens": len(entry),
-            "layers": len(entry.extent.layers),
-            "bytes": len(entry.extent.pages) * entry.extent.page_size * token + entry.states.nbytes,
-            "hits": entry.hits,
-            "leases": entry.leases,
-            "ready": entry.ready,
-        }
-        for entry in store.entries
-    ]
     memory = engine.memory_report()
     return {
-        "entries": entries,
+        "entries": cast("list[StoredPrefix]", [asdict(info) for info in store.describe()]),
         "tokens": store.tokens,
         "budget_tokens": store.budget_tokens,
         "hits": store.stats.hits,
