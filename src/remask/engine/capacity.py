@@ -71,7 +71,8 @@ class TokenBytes:
 
 def token_bytes(config: ModelConfig, item: int, ranks: int = 1, kv_item: int | None = None) -> TokenBytes:
     """The memory of one token on each of `ranks`, with `item` bytes a number, and `kv_item` bytes one of K and V."""
-    kv = 2 * config.layers * Shard(0, ranks).part(config).kv_heads * config.head_dim * (kv_item or item)
+    part = Shard(0, ranks).part(config)
+    kv = part.kv_numbers * (kv_item or item) + config.self_conditioning * config.hidden * item
     # Exact pages of block-causal models need no states, and uniform models store nothing.
     return TokenBytes(kv, (config.layers - 1) * config.hidden * item if config.kind == "masked" else 0)
 

@@ -16,12 +16,12 @@ from remask.engine.stage_work import StageRows, computed_parts, make_near, make_
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.config import Sliding
-from remask.model.stage import AdapterRows, Index, Partial, Pick, Restore, Save, Stage, StepBatch, send_run
+from remask.model.stage import AdapterRows, Index, Partial, Pick, Restore, Save, Signals, Stage, StepBatch, send_run
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
 from remask.plan.plan import Plan, Reach
-from remask.plan.spans import Mask, Span, Spans, crossing
+from remask.plan.spans import Mask, Span, Spans, crossing, starts_of
 from remask.store.pages import PageRange
 
 
@@ -33,11 +33,18 @@ class Target:
         device: where their tensors are.
         separately: every canvas attends by itself; see `make_work`.
         sliding: the model's layers with windows, if any.
+        roles: the model computes rows that are denoised otherwise than final ones.
     """
 
     device: torch.device
     separately: bool = False
     sliding: Sliding | None = None
+    roles: bool = False
+
+    @property
+    def behind(self) -> bool:
+        """Whether windows reach back from where blocks begin."""
+        return self.sliding is not None and self.sliding.behind
 
     def reach(self, layers: range) -> int | None:
         """How far to each side rows see where some of the `layers` have windows; None where none has."""
@@ -54,7 +61,7 @@ def pack(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: int =
     Canvases that lease the same prefix should be neighbours, because they then read it once. Logits come in the order
     of the canvases, each canvas' predicted positions ascending. Plans and canvases are not changed.
     """
-    return _lay_out(items, target, first).fill(items, target.device)
+    return _lay_out(items, target, first).fill(items, target)
 
 
 class Packer:
@@ -82,12 +89,12 @@ class Packer:
             layout = _lay_out(items, self.target, 0)
         self._layouts.appendleft(layout)
         if self.token_buffer is None:
-            return layout.fill(items, self.target.device)
-        return layout.fill_from(self.token_buffer, items)
+            return layout.fill(items, self.target)
+        return layout.fill_from(self.token_buffer, items, self.target)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
         """The stage of `layer` >= 1 alone, which continues with the rows that leave the layer before."""
-        before, parts = _parts(items, layer - 1), _parts(items, layer)
+        before, parts = _parts(items, layer - 1, self.target), _parts(items, layer, self.target)
         return _stage(range(layer, layer + 1), parts, before, None, self.target)
 
     def forget(self) -> None:
@@ -126,15 +133,18 @@ class _Layout:
                 return False
         return True
 
-    def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
+    def fill(self, items: Sequence[tuple[CanvasState, Plan]], target: Target) -> StepBatch:
         """The batch of `items`, which have this layout. Tokens and predictions are sent in one copy."""
         numbers = list[Index]()
         for whole, entering in self.tokens:
             numbers.append(whole if entering is None else whole[entering])
-        tokens, predict = self._sent(numbers, items, device)
-        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
+        tokens, predict = self._sent(numbers, items, target.device)
+        stages = self.fresh_stages() if self.picks else self.stages
+        return StepBatch(tokens, stages, predict, self.row_layers, _signals(items, target))
 
-    def fill_from(self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
+    def fill_from(
+        self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]], target: Target
+    ) -> StepBatch:
         """As `fill`, with tokens from the `token_buffer`, after the host's changes were sent to it."""
         device, states = token_buffer.values.device, [state for state, _ in items]
         if not self.entering:
@@ -145,7 +155,8 @@ class _Layout:
         for state in states:
             state.sent()
         tokens = token_buffer.tokens(self.entering[0])
-        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
+        stages = self.fresh_stages() if self.picks else self.stages
+        return StepBatch(tokens, stages, predict, self.row_layers, _signals(items, target))
 
     def fresh_stages(self) -> tuple[Stage, ...]:
         """The stages before their layers have chosen rows."""
@@ -169,6 +180,21 @@ class _Layout:
         return both[:first], both[first:]
 
 
+def _signals(items: Sequence[tuple[CanvasState, Plan]], target: Target) -> Signals | None:
+    """What the rows of the first stage take in that are denoised; None where there are none."""
+    if not target.roles:
+        return None
+    rows, slots, at = list[Index](), list[Index](), 0
+    for state, plan in items:
+        positions = plan.spans[0].positions
+        noisy = np.flatnonzero(state.canvas.noisy[positions])
+        rows.append(at + noisy)
+        slots.append(state.places[positions[noisy]] if state.told else np.full(len(noisy), -1))
+        at += len(positions)
+    both = np.stack([np.concatenate(rows), np.concatenate(slots)])
+    return Signals(*send(both, target.device)) if both.size else None
+
+
 def _unchosen(stage: Stage) -> Stage:
     """The stage before its layers have chosen rows."""
     if stage.partial is None:
@@ -182,9 +208,9 @@ def _lay_out(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: i
     ends |= {table.layers.stop for state, _ in items for table in state.tables}
     edges = sorted(end for end in ends if end > first)
     stages: list[Stage] = []
-    before = _parts(items, first - 1) if first else []
+    before = _parts(items, first - 1, target) if first else []
     for start, stop in zip([first, *edges], edges, strict=False):
-        parts = _parts(items, start)
+        parts = _parts(items, start, target)
         previous = stages[-1] if stages else None
         stages.append(_stage(range(start, stop), parts, before, previous, target))
         if saves := _leaving(stop, parts):
@@ -206,14 +232,15 @@ def _entering(tokens: Index, index: slice | Index) -> tuple[Index, Index | None]
     return (tokens[index], None) if isinstance(index, slice) else (tokens, index)
 
 
-def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int) -> list[StageRows]:
+def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int, target: Target) -> list[StageRows]:
     parts = []
     at = 0
     for state, plan in items:
         span, table = plan.spans.at(layer), state.table(layer)
         positions = span.positions
         sees = None if plan.sees is None else plan.sees[positions]
-        parts.append(StageRows(state, span, table, positions, slice(at, at + len(positions)), sees))
+        starts = starts_of(positions, plan.sees) if target.behind else None
+        parts.append(StageRows(state, span, table, positions, slice(at, at + len(positions)), sees, starts))
         at += len(positions)
     return parts
 
@@ -258,6 +285,9 @@ def _stage(
         outputs=any(part.state.outputs for part in parts),
         partial=partial,
         adapters=AdapterRows.of((part.state.adapter, len(part.positions)) for part in parts),
+        roles=send(np.concatenate([part.state.canvas.noisy[part.positions] for part in parts]).astype(np.int64), device)
+        if target.roles
+        else None,
     )
 
 
@@ -402,4 +432,5 @@ def pack_uncached(
         wanted = ~rows if predict is None else predict[index]
         items.append((state, Plan((Span(layers, rows),), predict=wanted, sees=reach)))
         slot += tokens
-    return pack(items, Target(model.device, sliding=model.config.sliding))
+    shape = model.config
+    return pack(items, Target(model.device, sliding=shape.sliding, roles=shape.self_conditioning))

@@ -41,6 +41,8 @@ class Executor:
         # A norm of all ranks' heads together is a sum over ranks.
         if self.name != "triton" or (model.config.qk_norm == "whole" and model.ranks.several):
             return None
+        if model.config.value_norm or len({(each.kv_heads, each.head_dim) for each in model.parts}) > 1:
+            return None  # the kernel of heads norms no values, and has one shape for all layers
         from remask.model.layer_triton import TritonLayer
 
         return TritonLayer(model.part)

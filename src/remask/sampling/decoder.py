@@ -120,6 +120,18 @@ class Decoder(ABC):
         return None
 
     @property
+    def redraws(self) -> float | None:
+        """The temperature at which this step needs a drawn token of every row and its entropy; None: it needs none."""
+        return None
+
+    def redrawn(self, drawn: Tokens, entropies: Confidence) -> None:  # noqa: B027 - most take none
+        """Take these of all predicted positions, [n] each. Called just before `choose`, where `redraws` asks."""
+
+    def tokens_at(self, written: Positions) -> Tokens | None:  # noqa: ARG002
+        """Return the tokens that `written` get, which `choose` has returned; None: those that were last predicted."""
+        return None
+
+    @property
     def reads_best(self) -> bool:
         """Whether this step needs the most probable token of every row."""
         return False
