@@ -15,6 +15,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     DiffusionGemmaGenerationConfig,
     EntropyBoundSamplerConfig,
 )
+from transformers.models.diffusion_gemma.modeling_diffusion_gemma import DiffusionGemmaRMSNorm
 
 from tests.oracles import philox
 
@@ -75,13 +76,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 class Oracle:
     """A random model, and the folder that it was saved to."""
 
-    model: DiffusionGemmaForBlockDiffusion
+    model: Any
     folder: Path
 
     @property
     def canvas(self) -> int:
         """Positions of a canvas."""
-        return int(self.model.config.canvas_length)
+        return int(self.config.canvas_length)
+
+    @property
+    def config(self) -> Any:
+        """Its configuration."""
+        return self.model.config
 
 
 def make(name: str, folder: Path, seed: int = 0, vocab: int = VOCAB, told: float = 1.0) -> Oracle:
@@ -93,7 +99,8 @@ def make(name: str, folder: Path, seed: int = 0, vocab: int = VOCAB, told: float
     length = changes.pop("canvas_length", 8)
     text = _TEXT | {"vocab_size": vocab, "num_hidden_layers": len(changes.get("layer_types", _TEXT["layer_types"]))}
     config: Any = DiffusionGemmaConfig(text_config=text | changes, vision_config=_VISION, canvas_length=length)
-    model = DiffusionGemmaForBlockDiffusion(config).eval().requires_grad_(False)
+    model: Any = DiffusionGemmaForBlockDiffusion(config)
+    model.eval().requires_grad_(False)
     model.set_experts_implementation("eager")  # the grouped kernel knows no float64
     generator = torch.Generator().manual_seed(seed)
 
@@ -109,8 +116,7 @@ def make(name: str, folder: Path, seed: int = 0, vocab: int = VOCAB, told: float
             layer.layer_scalar.copy_(1 + 0.2 * noise(layer.layer_scalar))
     for parameter in model.model.decoder.parameters():
         if parameter.dim() > 1:
-            parameter.copy_(1.4 * noise(parameter) / parameter.shape[-1] ** 0.5)
-    model.model.decoder.embed_tokens.weight.mul_(1.5)
+            parameter.copy_(noise(parameter) / parameter.shape[-1] ** 0.5)
     model.model.decoder.self_conditioning.down_proj.weight.mul_(told)
     model.save_pretrained(folder)
     return Oracle(model, folder)
@@ -124,17 +130,22 @@ def logits(
     `before` [C, V] are logits that the canvas is conditioned on; None: the first step.
     """
     model, cache = oracle.model.double(), None
-    for each in (prompt, *canvases[:-1]):
-        cache = model.model.encoder(
-            input_ids=torch.tensor([list(each)]), past_key_values=cache, attention_mask=None
-        ).past_key_values
-    found: Tensor = model(
-        past_key_values=cache,
-        decoder_input_ids=torch.tensor([list(canvases[-1])]),
-        self_conditioning_logits=None if before is None else before[None],
-    ).logits[0]
-    oracle.model.float()
+    with mock.patch.object(DiffusionGemmaRMSNorm, "forward", _exact_norm):
+        for each in (prompt, *canvases[:-1]):
+            cache = model.model.encoder(input_ids=torch.tensor([list(each)]), past_key_values=cache).past_key_values
+        found: Tensor = model(
+            past_key_values=cache,
+            decoder_input_ids=torch.tensor([list(canvases[-1])]),
+            self_conditioning_logits=None if before is None else before[None],
+        ).logits[0]
+    model.float()
     return found
+
+
+def _exact_norm(self: DiffusionGemmaRMSNorm, hidden_states: Tensor) -> Tensor:
+    """Theirs in the dtype of its input: they round to float32 whatever that is."""
+    normed: Tensor = self._norm(hidden_states)
+    return normed * self.weight if self.with_scale else normed
 
 
 def decode(oracle: Oracle, prompt: Sequence[int], sampling: dict[str, Any]) -> tuple[list[int], int]:
@@ -143,12 +154,13 @@ def decode(oracle: Oracle, prompt: Sequence[int], sampling: dict[str, Any]) -> t
     `sampling` is as of remask, and `seed` is in it.
     """
     own, seed = sampling.get("renoising", {}), sampling["seed"]
-    length, vocab = oracle.canvas, int(oracle.model.config.text_config.vocab_size)
+    length, vocab = oracle.canvas, int(oracle.config.text_config.vocab_size)
     steps, passes = sampling.get("steps_per_block", 48), 0
     canvases = -(-sampling["max_tokens"] // length)
     given = sampling.get("temperature", 0.0)
     usual = {"t_max": own.get("t_max", 0.8), "t_min": own.get("t_min", 0.4)}
-    asked = DiffusionGemmaGenerationConfig(
+    made: Any = DiffusionGemmaGenerationConfig
+    asked = made(
         max_new_tokens=sampling["max_tokens"],
         max_denoising_steps=steps,
         sampler_config=EntropyBoundSamplerConfig(entropy_bound=own.get("entropy_bound", 0.1)),
@@ -213,7 +225,7 @@ def _generate(oracle: Oracle, prompt: Sequence[int], asked: Any, processors: Any
         found = oracle.model.generate(torch.tensor([list(prompt)]), generation_config=asked)
     else:
         without = {name: value for name, value in usual().items() if name not in ("t_min", "t_max")}
-        with mock.patch.object(type(asked), "_get_default_generation_params", lambda *_: without):
+        with mock.patch.object(type(asked), "_get_default_generation_params", return_value=without):
             found = oracle.model.generate(
                 torch.tensor([list(prompt)]), generation_config=asked, logits_processor=processors
             )

@@ -31,8 +31,11 @@ from remask.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _STD = 0.02
-_NORMS = ("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "attn_post", "ffn_post")
-_NORMS += ("signal.norm", *(f"mixture.{name}" for name in ("router_norm", "expert_norm", "expert_post", "shared_post")))
+_NORMS = (
+    *("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "attn_post", "ffn_post"),
+    *(f"mixture.{name}" for name in ("router_norm", "expert_norm", "expert_post", "shared_post")),
+    "signal.norm",
+)
 _FACTORS = ("scale", "mixture.factors")
 
 

@@ -312,8 +312,8 @@ class RunningRequest:
             self.decoder.choose(positions, tokens, confidence) if plan.transfer is None else plan.transfer.nonzero()[0]
         )
         self._predicted[positions] = tokens
-        given = self.decoder.tokens_at(written)
-        return written, self._predicted[written] if given is None else given
+        own = self.decoder.tokens_at(written)
+        return written, self._predicted[written] if own is None else own
 
     def _report(self, transfer: Transfer | None) -> list[Event]:
         """The events of a step, after which the request is done or goes on."""

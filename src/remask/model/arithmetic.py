@@ -53,7 +53,8 @@ class Arithmetic:
         """The function `of` `x` [N, K], a part of the columns of another tensor, in place."""
         if of == "silu":
             return F.silu(x, inplace=True)
-        return torch.ops.aten.gelu_(x, approximate="none" if of == "gelu" else "tanh")
+        changed: Tensor = torch.ops.aten.gelu_(x, approximate="none" if of == "gelu" else "tanh")
+        return changed
 
     def placed(self, x: Tensor) -> Tensor:
         """`x`, or a copy at an address on which no result depends."""

@@ -165,7 +165,8 @@ def _keys(w: Widths, plan: Plan) -> NDArray[np.int64]:
 def _union(w: Widths, plan: Plan, span: Span, window: int) -> int:
     """How many positions are neighbours of rows that are computed or may be chosen."""
     rows = span.computed if span.pick is None else span.computed | span.pick.among
-    positions, sees, starts = np.flatnonzero(rows), len(rows), None
+    positions, starts = np.flatnonzero(rows), None
+    sees: Positions | int = len(rows)
     if w.behind and plan.sees is not None:
         sees, starts = plan.sees[positions], starts_of(positions, plan.sees)
     first, end = neighbours(positions, sees, window, starts)

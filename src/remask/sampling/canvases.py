@@ -136,6 +136,13 @@ class CanvasDecoder(Decoder):
     done computes its rows once more, as final ones.
     """
 
+    _same: int  # steps before whose most probable tokens were those of the last one
+    _best: Tokens
+    _next: Tokens
+    _over: bool  # the canvas is done
+    _drawn: Tokens
+    _entropies: Confidence
+
     def __init__(self, decoding: CanvasDecoding, canvas: Canvas) -> None:
         super().__init__(canvas, decoding.seed)
         self._decoding, self._blocks, self._index = decoding, decoding.block_ranges, 0
@@ -188,7 +195,8 @@ class CanvasDecoder(Decoder):
 
     def tokens_at(self, written: Positions) -> Tokens:
         """See `Decoder`."""
-        return self._next[written - self.block.start]
+        found: Tokens = self._next[written - self.block.start]
+        return found
 
     def final(self, written: Positions) -> Positions:
         """Return the canvas once it is done, else nothing."""
