@@ -240,7 +240,7 @@ DIFFUSION_GEMMA = Family(
             embed_scale=8.0,
             sliding=_sliding((0, 1), 10, 10_000.0, 2, 16),
             mixture=_mixture(8, 2, 48, 96),
-            block_length=16,
+            block_length=8,
         ),
     },
 )

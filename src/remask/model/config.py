@@ -245,6 +245,11 @@ class ModelConfig:
         return count
 
     @property
+    def rewrites(self) -> bool:
+        """Whether tokens of a block may change after they were written, whatever the sampler."""
+        return self.kind == "uniform" or self.self_conditioning
+
+    @property
     def gated(self) -> bool:
         """Whether an MLP has a gate."""
         return self.mlp != "relu2"
