@@ -90,14 +90,15 @@ class Oracle:
         return self.model.config
 
 
-def make(name: str, folder: Path, seed: int = 0, vocab: int = VOCAB, told: float = 1.0) -> Oracle:
+def make(name: str, folder: Path, seed: int = 0, vocab: int = VOCAB, told: float = 1.0, eos: int = EOS) -> Oracle:
     """A model of one of `SHAPES`, saved to `folder`. Every tensor is random, gains and factors too.
 
     `told` scales what rows take in of the pass before. Where it is large, rounding errors grow tenfold in each step.
     """
     changes = dict(SHAPES[name])
     length = changes.pop("canvas_length", 8)
-    text = _TEXT | {"vocab_size": vocab, "num_hidden_layers": len(changes.get("layer_types", _TEXT["layer_types"]))}
+    layers = changes.get("layer_types", _TEXT["layer_types"])
+    text = _TEXT | {"vocab_size": vocab, "eos_token_id": eos, "num_hidden_layers": len(layers)}
     config: Any = DiffusionGemmaConfig(text_config=text | changes, vision_config=_VISION, canvas_length=length)
     model: Any = DiffusionGemmaForBlockDiffusion(config)
     model.eval().requires_grad_(False)
