@@ -14,12 +14,15 @@ from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.engine.canvas_state import CanvasState, plain_table
 from remask.engine.pack import Target, pack
+from remask.errors import CheckpointError
+from remask.families import family_of
 from remask.model.pool import Pool
 from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
 from remask.plan.plan import Plan
 from remask.plan.spans import Span
 from remask.store.pages import PageRange
+from tests.checkpoint.checkpoints import DIFFUSION_GEMMA as RAW
 from tests.engine.support import CPU, CheckedTransformer
 from tests.leftovers import lasting_folder
 from tests.oracles import diffusion_gemma as oracle
@@ -75,6 +78,47 @@ def test_logits_are_those_of_transformers(name: str) -> None:
                 found = our_logits(model, prompt, asked, before)
                 torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-5)
                 before = expected / 0.7
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_experts", None, "the key 'num_experts' is missing"),
+        ("attention_bias", True, "'attention_bias' is true"),
+        ("hidden_activation", "silu", "'hidden_activation' is \"silu\""),
+        ("use_bidirectional_attention", "all", "leave text causal"),
+        ("layer_types", ["full_attention"], "'layer_types' is .*a list of 2 times"),
+        ("sliding_window", 1, "'sliding_window' is 1; supported: an integer from 2"),
+        ("num_global_key_value_heads", 3, "'num_global_key_value_heads' is 3; supported: a divisor of the 4"),
+        (
+            "per_layer_config",
+            {"1": {"head_dim": 6}, "0": {"head_dim": 6}},
+            "'per_layer_config' is .*nothing for others",
+        ),
+        ("per_layer_config", {"1": 3}, "'per_layer_config' is"),
+        ("rope_parameters", {"full_attention": {"rope_theta": 3.0}}, "an object of objects, with 'sliding_attention'"),
+        ("rope_parameters", {"sliding_attention": {"rope_theta": 3.0, "beta": 1}}, "objects of factor, partial_"),
+        ("rope_parameters", {"sliding_attention": {"rope_theta": 3.0, "rope_type": "yarn"}}, "'rope_type' is \"yarn\""),
+        ("tie_word_embeddings", False, "'tie_word_embeddings' is false"),
+        ("head_dim", 7, "an even number"),
+    ],
+)
+def test_what_the_transformer_cannot_do_is_refused_by_key(key: str, value: Any, message: str) -> None:
+    raw = RAW | {"text_config": RAW["text_config"] | {key: value}}
+    with pytest.raises(CheckpointError, match=message):
+        family_of(RAW).config(raw)
+
+
+def test_keys_of_both_spellings_are_one_model() -> None:
+    config = family_of(RAW).config(RAW)
+    inner = {key: value for key, value in RAW["text_config"].items() if "global" not in key}
+    inner["per_layer_config"] = {"1": {"head_dim": 8, "num_key_value_heads": 1}}
+    assert family_of(RAW).config(RAW | {"text_config": inner}) == config
+    # The last layer sees everything whatever is said of it.
+    last = RAW["text_config"] | {"layer_types": ["sliding_attention"] * 2}
+    assert family_of(RAW).config(RAW | {"text_config": last}) == config
+    with pytest.raises(CheckpointError, match="'text_config' is missing"):
+        family_of(RAW).config({"model_type": "diffusion_gemma"})
 
 
 SAMPLINGS: tuple[dict[str, Any], ...] = (

@@ -181,10 +181,10 @@ def _side_by_side(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, like: T
 
 def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
     raw, file = read_json(folder / CONFIG), folder / WEIGHTS
-    if config.tied_values:
+    if config.self_conditioning:
         raise CheckpointError(
-            f"Adapters are not supported on {config.family} models, some of whose matrices make keys and values at "
-            "once: load it without."
+            f"Adapters are not supported on {config.family} models: what is final and what is denoised pass the same "
+            "matrices here, and an adapter may change them for one of the two."
         )
     asked = PeftConfig.of(raw)
     if not file.is_file():

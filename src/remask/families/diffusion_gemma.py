@@ -26,6 +26,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         raise outer.unfit("text_config", "an object with the keys of the text model")
     fields = Fields(f"{_WHERE}, 'text_config'", inner)
     fields.only("attention_bias", False, optional=True)
+    fields.only("attention_k_eq_v", True, optional=True)
     fields.only("hidden_activation", "gelu_pytorch_tanh", optional=True)
     fields.only("tie_word_embeddings", True, optional=True)
     if fields.get("use_bidirectional_attention") not in (None, "vision"):
@@ -34,7 +35,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size", most=VOCAB)
     near = _near_layers(fields, layers)
     wide, groups = _whole_heads(fields, near, layers, heads)
-    width, inner_width = fields.integer("head_dim", least=2), fields.integer("intermediate_size")
+    width, inner_width = fields.integer("head_dim", 256, least=2), fields.integer("intermediate_size")
     near_theta = _rope(fields, NEAR, width)[0] if near else 0.0
     theta, scaling = _rope(fields, WHOLE, wide)
     experts = fields.experts()
@@ -106,7 +107,7 @@ def _whole_heads(fields: Fields, near: tuple[int, ...], layers: int, heads: int)
             raise fields.unfit("num_global_key_value_heads", f"a divisor of the {heads} attention heads")
         return width, groups
     whole = [layer for layer in range(layers) if layer not in near]
-    usual = fields.integer("head_dim", least=2), fields.kv_heads("num_key_value_heads", heads)
+    usual = fields.integer("head_dim", 256, least=2), fields.kv_heads("num_key_value_heads", heads)
     own = {layer: _heads_of(said, str(layer), usual) for layer in range(layers)} if isinstance(said, Mapping) else {}
     width, groups = own.get(whole[0]) or (0, 0)
     fits = is_whole(width, 2, 2**20) and is_whole(groups, 1, heads) and not heads % groups
@@ -139,6 +140,9 @@ def _rope(fields: Fields, kind: str, width: int) -> tuple[float, RopeScaling | N
     inner = parameters.get(kind) if isinstance(parameters, Mapping) else None
     if not isinstance(inner, Mapping):
         raise fields.unfit("rope_parameters", f"an object of objects, with {kind!r}")
+    known = {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}
+    if set(inner) - known:
+        raise fields.unfit("rope_parameters", f"objects of {', '.join(sorted(known))}")
     own = Fields(f"{_WHERE}, 'rope_parameters', {kind!r}", inner)
     theta = own.number("rope_theta")
     if kind == NEAR or own.get("rope_type") != "proportional":

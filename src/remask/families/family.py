@@ -229,11 +229,12 @@ class TensorNames:
     def projections(self, q: int, k: int, *, tied: bool = False) -> list[tuple[str | None, int, int]]:
         """The name of each tensor of the projections of `q` query and `k` key rows, with its first and end row.
 
-        `tied`: values are projected as keys are.
+        `tied`: values have none of their own.
         """
         if self.qkv is not None:
             return [(self.qkv, 0, q + 2 * k)]
-        return [(self.q, 0, q), (self.k, q, q + k), (self.k if tied else self.v, q + k, q + 2 * k)]
+        both: list[tuple[str | None, int, int]] = [(self.q, 0, q), (self.k, q, q + k)]
+        return both if tied else [*both, (self.v, q + k, q + 2 * k)]
 
 
 @dataclass(frozen=True, slots=True)

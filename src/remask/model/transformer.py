@@ -403,18 +403,22 @@ class Transformer:
         `heads` counts Q's first, then K's, then V's, in the order of the fused projection.
         """
         w, c = self.weights.layers[layer], self.parts[self.slides[layer]]
-        part = slice(heads.start * c.head_dim, heads.stop * c.head_dim)
+        first, stop, after = heads.start, heads.stop, c.heads + c.kv_heads
+        tied = c.tied_values and stop > after
+        if tied:  # of K's rows, which come last
+            first, stop = min(first, c.heads), after
+        part = slice(first * c.head_dim, stop * c.head_dim)
         bias = None if w.qkv_bias is None else w.qkv_bias[part]
         out = self._linear(x, w, "qkv", adapters, part, bias)
-        out = out.view(len(x), len(heads), c.head_dim)
-        keys, values = max(0, c.heads - heads.start), max(0, c.heads + c.kv_heads - heads.start)
+        out = out.view(len(x), stop - first, c.head_dim)
+        keys, values = max(0, c.heads - first), max(0, after - first)
+        v = out[:, keys:].clone() if tied else out[:, values:]
         for own, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
             if weight is not None and own.shape[1]:
                 self._norm_heads(own, weight)
-        v = out[:, values:]
         if c.value_norm:
             v = F.rms_norm(v, (c.head_dim,), None, c.norm_eps)
-        return rotate(out[:, :values], cos, sin), v
+        return rotate(out[:, heads.start - first : values], cos, sin), v
 
     def _feed(self, h: Tensor, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
         """FFN output of rows `h`, which are normed as `x`: of a dense MLP, or of a mixture's experts."""

@@ -59,7 +59,7 @@ class LayerWeights:
     """
 
     attn_norm: Tensor | None  # [D]
-    qkv: Tensor  # [Q + 2K, D]: query rows, then key rows, then value rows
+    qkv: Tensor  # [Q + 2K, D]: query rows, then key rows, then value rows, if values have any of their own
     qkv_bias: Tensor | None  # [Q + 2K]
     out: Tensor  # [D, Q]
     ffn_norm: Tensor  # [D]
@@ -178,12 +178,13 @@ def empty_weights(
     def one(layer: int) -> LayerWeights:
         own, feed, mixture = config.shape_of(layer), config.feed(layer), config.mixture_of(layer)
         q, k = own.heads * own.head_dim, own.kv_heads * own.head_dim
+        rows = (q, k) if own.tied_values else (q, k, k)
         normed = {"head": (own.head_dim, own.head_dim), "whole": (q, k), None: None}[config.qk_norm]
         sink = (own.kv_heads, own.head_dim) if config.sink else None
         return LayerWeights(
             attn_norm=None if config.embed_norm and layer == 0 else new(config.hidden),
-            qkv=matrix(q + 2 * k, config.hidden, pieces=(q, k, k)),
-            qkv_bias=new(q + 2 * k) if config.qkv_bias else None,
+            qkv=matrix(sum(rows), config.hidden, pieces=rows),
+            qkv_bias=new(sum(rows)) if config.qkv_bias else None,
             out=matrix(config.hidden, q, pieces=(config.hidden,)),
             ffn_norm=new(config.hidden),
             gate_up=matrix(
