@@ -93,7 +93,11 @@ def test_pages_are_shared_while_others_run() -> None:
 
 def test_a_canvas_costs_its_own_rows_and_once_more_where_another_follows() -> None:
     model, prompt = model_of(), list(range(10))
-    sampling = {"max_tokens": 2 * CANVAS, "steps_per_block": 3, "renoising": {"confidence_threshold": 0.0}}
+    sampling: dict[str, Any] = {
+        "max_tokens": 2 * CANVAS,
+        "steps_per_block": 3,
+        "renoising": {"confidence_threshold": 0.0},
+    }
     usage = run(poisoned_engine(model), [asked("r", prompt, **sampling)])["r"].usage
     rows = 10 + CANVAS + 2 * CANVAS + 2 * CANVAS + 2 * CANVAS  # prompt, steps of a canvas, and the first one committed
     assert (usage.forwards, usage.row_layers) == (6, rows * model.config.layers)
@@ -108,6 +112,7 @@ def test_log_probabilities_are_those_of_the_pass_that_ends_a_canvas() -> None:
     )
     noise = np.random.default_rng([seed, 0]).integers(0, oracle.VOCAB, 8)
     expected = oracle.logits(own, prompt, [noise.tolist()]).log_softmax(dim=-1)
+    assert found.trace is not None
     (transfer,) = found.trace
     assert list(found.token_ids) == expected.argmax(dim=-1).tolist() == list(transfer.token_ids)
     assert transfer.logprobs == pytest.approx(expected.max(dim=-1).values.tolist(), abs=1e-4)

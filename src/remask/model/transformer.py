@@ -63,6 +63,8 @@ class Transformer:
         self.turns = tuple(rope(each, weights.embed.dtype, weights.embed.device) for each in config.shapes)
         self.slides = tuple(map(config.slides, range(config.layers)))
         self.growth = query_growth(config, weights.embed.dtype, weights.embed.device)
+        scale = torch.tensor(1.0 if config.embed_scale is None else config.embed_scale)
+        self.embed_scale = float(scale.to(weights.embed.dtype))  # rounded as the embedding is, as in transformers
 
     def with_attention(self, attention: Attention) -> Self:
         """The same weights, with attention computed by `attention`, and without graphs."""
@@ -126,8 +128,8 @@ class Transformer:
     def embed(self, tokens: Tensor) -> Tensor:
         """The embedding of `tokens` [N] as it enters the first layer, [N, D]."""
         h = F.embedding(tokens, self.weights.embed)
-        if self.config.embed_scale is not None:
-            h = h * h.new_tensor(self.config.embed_scale)
+        if self.embed_scale != 1:
+            h = h * self.embed_scale
         return h if self.weights.embed_norm is None else self.norm(h, self.weights.embed_norm)
 
     @torch.inference_mode()
@@ -135,7 +137,7 @@ class Transformer:
         """The expected embedding [M, D] of rows whose tokens have the probabilities `chances` [M, V]."""
         embed = self.weights.embed
         found = self.arithmetic.linear(chances.to(embed.dtype), embed.T)
-        return found if self.config.embed_scale is None else found * found.new_tensor(self.config.embed_scale)
+        return found * self.embed_scale
 
     def _told(self, h: Tensor, signals: Tensor) -> Tensor:
         """Embedded rows [n, D] once they have taken in the `signals` [n, D] of the pass before."""

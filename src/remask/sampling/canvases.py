@@ -191,7 +191,8 @@ class CanvasDecoder(Decoder):
         kept = within_budget(self._entropies, budget)
         drawn = tokens if decoding.formed else self._drawn
         self._next = np.where(kept, drawn, decoding.noise(self.step, len(positions)))
-        return positions[self._next != self.canvas.tokens[positions]]
+        changed: Positions = positions[self._next != self.canvas.tokens[positions]]
+        return changed
 
     def tokens_at(self, written: Positions) -> Tokens:
         """See `Decoder`."""
