@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, TokenBuffer, plain_table, predicting_rows
-from remask.engine.stage_work import StageRows, computed_parts, make_near, make_work, neighbour_places
+from remask.engine.stage_work import StageRows, computed_parts, make_near, make_work, neighbour_places, signals_of
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.config import Sliding
-from remask.model.stage import AdapterRows, Index, Partial, Pick, Restore, Save, Signals, Stage, StepBatch, send_run
+from remask.model.stage import AdapterRows, Index, Partial, Pick, Restore, Save, Stage, StepBatch, send_run
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
@@ -40,11 +40,6 @@ class Target:
     separately: bool = False
     sliding: Sliding | None = None
     roles: bool = False
-
-    @property
-    def behind(self) -> bool:
-        """Whether windows reach back from where blocks begin."""
-        return self.sliding is not None and self.sliding.behind
 
     def reach(self, layers: range) -> int | None:
         """How far to each side rows see where some of the `layers` have windows; None where none has."""
@@ -140,7 +135,9 @@ class _Layout:
             numbers.append(whole if entering is None else whole[entering])
         tokens, predict = self._sent(numbers, items, target.device)
         stages = self.fresh_stages() if self.picks else self.stages
-        return StepBatch(tokens, stages, predict, self.row_layers, _signals(items, target))
+        return StepBatch(
+            tokens, stages, predict, self.row_layers, signals_of(items, target.device) if target.roles else None
+        )
 
     def fill_from(
         self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]], target: Target
@@ -156,7 +153,9 @@ class _Layout:
             state.sent()
         tokens = token_buffer.tokens(self.entering[0])
         stages = self.fresh_stages() if self.picks else self.stages
-        return StepBatch(tokens, stages, predict, self.row_layers, _signals(items, target))
+        return StepBatch(
+            tokens, stages, predict, self.row_layers, signals_of(items, target.device) if target.roles else None
+        )
 
     def fresh_stages(self) -> tuple[Stage, ...]:
         """The stages before their layers have chosen rows."""
@@ -178,21 +177,6 @@ class _Layout:
         first = sum(map(len, numbers))
         both = send(np.concatenate(sent), device)
         return both[:first], both[first:]
-
-
-def _signals(items: Sequence[tuple[CanvasState, Plan]], target: Target) -> Signals | None:
-    """What the rows of the first stage take in that are denoised; None where there are none."""
-    if not target.roles:
-        return None
-    rows, slots, at = list[Index](), list[Index](), 0
-    for state, plan in items:
-        positions = plan.spans[0].positions
-        noisy = np.flatnonzero(state.canvas.noisy[positions])
-        rows.append(at + noisy)
-        slots.append(state.places[positions[noisy]] if state.told else np.full(len(noisy), -1))
-        at += len(positions)
-    both = np.stack([np.concatenate(rows), np.concatenate(slots)])
-    return Signals(*send(both, target.device)) if both.size else None
 
 
 def _unchosen(stage: Stage) -> Stage:
@@ -239,7 +223,8 @@ def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int, target: Target
         span, table = plan.spans.at(layer), state.table(layer)
         positions = span.positions
         sees = None if plan.sees is None else plan.sees[positions]
-        starts = starts_of(positions, plan.sees) if target.behind else None
+        behind = target.sliding is not None and target.sliding.behind
+        starts = starts_of(positions, plan.sees) if behind else None
         parts.append(StageRows(state, span, table, positions, slice(at, at + len(positions)), sees, starts))
         at += len(positions)
     return parts

@@ -205,7 +205,8 @@ def _forward(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
 
 @torch.inference_mode()
 def _enter(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
-    return model.enter(batch, pool)
+    h = model.embed(batch.tokens)
+    return h if batch.signals is None else model.told(h, batch.signals, pool)
 
 
 @torch.inference_mode()

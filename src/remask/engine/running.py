@@ -312,7 +312,7 @@ class RunningRequest:
             self.decoder.choose(positions, tokens, confidence) if plan.transfer is None else plan.transfer.nonzero()[0]
         )
         self._predicted[positions] = tokens
-        own = self.decoder.tokens_at(written)
+        own = None if self.decoder.redraws is None else self.decoder.tokens_at(written)
         return written, self._predicted[written] if own is None else own
 
     def _report(self, transfer: Transfer | None) -> list[Event]:

@@ -1,6 +1,6 @@
 """The work list of a stage: which slots its rows attend to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -10,8 +10,9 @@ import torch
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.errors import PlanError
 from remask.machine.transfers import send
-from remask.model.stage import Index, Neighbours
+from remask.model.stage import Index, Neighbours, Signals
 from remask.model.work_list import WorkList, WorkListBuilder
+from remask.plan.plan import Plan
 from remask.plan.spans import Span, neighbours
 
 TILE = 128  # most rows of a unit whose rows see different parts of a canvas
@@ -190,3 +191,16 @@ def neighbour_places(parts: list[StageRows], device: torch.device) -> Neighbours
         slots.append(part.table.slots)
         at += len(part.table.slots)
     return Neighbours(send(np.concatenate(slots), device), send(np.concatenate(places, axis=1), device))
+
+
+def signals_of(items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> Signals | None:
+    """What the rows of the first stage take in that are denoised; None where there are none."""
+    rows, slots, at = list[Index](), list[Index](), 0
+    for state, plan in items:
+        positions = plan.spans[0].positions
+        noisy = np.flatnonzero(state.canvas.noisy[positions])
+        rows.append(at + noisy)
+        slots.append(state.places[positions[noisy]] if state.told else np.full(len(noisy), -1))
+        at += len(positions)
+    both = np.stack([np.concatenate(rows), np.concatenate(slots)])
+    return Signals(*send(both, device)) if both.size else None

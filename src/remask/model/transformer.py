@@ -18,7 +18,7 @@ from remask.model.mixture import Routes, feed, route
 from remask.model.pool import Pool
 from remask.model.quantised import QuantisedMatrix
 from remask.model.ranks import Ranks
-from remask.model.stage import NO_ADAPTERS, AdapterRows, Partial, Pick, Rows, Stage, StepBatch
+from remask.model.stage import NO_ADAPTERS, AdapterRows, Partial, Pick, Rows, Signals, Stage, StepBatch
 from remask.model.weights import LayerWeights, MixtureWeights, Weights
 from remask.model.work_list import WorkList
 
@@ -64,6 +64,7 @@ class Transformer:
         self.slides = tuple(map(config.slides, range(config.layers)))
         self.growth = query_growth(config, weights.embed.dtype, weights.embed.device)
         scale = torch.tensor(1.0 if config.embed_scale is None else config.embed_scale)
+        self.activation = config.activation
         self.embed_scale = float(scale.to(weights.embed.dtype))  # rounded as the embedding is, as in transformers
 
     def with_attention(self, attention: Attention) -> Self:
@@ -111,19 +112,12 @@ class Transformer:
 
         Returns the final norm's output at the predicted rows, [M, D]. The host does not wait for the device.
         """
-        h = self.enter(batch, pool)
+        h = self.embed(batch.tokens)
+        if batch.signals is not None:
+            h = self.told(h, batch.signals, pool)
         for stage in batch.stages:
             h = self.run(stage, h, pool)
         return self.leave(h.index_select(0, batch.predict))
-
-    def enter(self, batch: StepBatch, pool: Pool) -> Tensor:
-        """The input of the first layer, [N, D]: embedded tokens, with what was predicted of those to be denoised."""
-        h = self.embed(batch.tokens)
-        if batch.signals is None:
-            return h
-        assert pool.signals is not None
-        rows = batch.signals.rows
-        return h.index_copy(0, rows, self._told(h[rows], pool.signals[batch.signals.slots]))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embedding of `tokens` [N] as it enters the first layer, [N, D]."""
@@ -139,13 +133,16 @@ class Transformer:
         found = self.arithmetic.linear(chances.to(embed.dtype), embed.T)
         return found * self.embed_scale
 
-    def _told(self, h: Tensor, signals: Tensor) -> Tensor:
-        """Embedded rows [n, D] once they have taken in the `signals` [n, D] of the pass before."""
-        w, c = self.weights.signal, self.config
+    @torch.inference_mode()
+    def told(self, h: Tensor, signals: Signals, pool: Pool) -> Tensor:
+        """Embedded rows [N, D] once those of `signals` have taken in what the pass before predicted of them."""
+        w, c, rows = self.weights.signal, self.config, signals.rows
         assert w is not None
-        gate, up = self.arithmetic.linear(self.norm(signals, w.norm), w.gate_up).chunk(2, dim=-1)
-        told = self.arithmetic.linear(self.arithmetic.activate_(gate, c.activation).mul_(up), w.down)
-        return F.rms_norm(h + told, (c.hidden,), None, c.norm_eps)
+        assert pool.signals is not None
+        before, own = pool.signals[signals.slots], h[rows]
+        gate, up = self.arithmetic.linear(self.norm(before, w.norm), w.gate_up).chunk(2, dim=-1)
+        told = self.arithmetic.linear(self.arithmetic.activate_(gate, self.activation).mul_(up), w.down)
+        return h.index_copy(0, rows, F.rms_norm(own + told, (c.hidden,), None, c.norm_eps))
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
         """The output of `stage`, [N, D]. `h` is the output of the stage before, and may be overwritten."""
@@ -424,7 +421,7 @@ class Transformer:
 
     def _feed(self, h: Tensor, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
         """FFN output of rows `h`, which are normed as `x`: of a dense MLP, or of a mixture's experts."""
-        own, activation = w.mixture, self.config.activation
+        own, activation = w.mixture, self.activation
         if own is None:
             return self.ranks.sum(self._mlp(x, w, adapters))
         assert self.config.mixture is not None
@@ -443,10 +440,10 @@ class Transformer:
         if self.config.mlp == "relu2":
             inner = inner.relu_().square_()
         elif self.kernels is not None:
-            inner = self.kernels.gate(inner, gelu=self.config.activation == "gelu")
+            inner = self.kernels.gate(inner, gelu=self.activation == "gelu")
         else:
             gate, up = inner.chunk(2, dim=-1)
-            inner = self.arithmetic.activate_(gate, self.config.activation).mul_(up)
+            inner = self.arithmetic.activate_(gate, self.activation).mul_(up)
         return self._linear(inner, w, "down", adapters, bias=w.down_bias)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:

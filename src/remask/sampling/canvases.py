@@ -147,6 +147,7 @@ class CanvasDecoder(Decoder):
         super().__init__(canvas, decoding.seed)
         self._decoding, self._blocks, self._index = decoding, decoding.block_ranges, 0
         self.committed = 0  # before the first pass the policy knows what is shared
+        self.redraws = decoding.temperature(0)
         self._begin()
 
     @property
@@ -159,18 +160,15 @@ class CanvasDecoder(Decoder):
         """See the class."""
         return self._sees
 
-    @property
-    def redraws(self) -> float:
-        """See `Decoder`."""
-        return self._decoding.temperature(self.block_step)
-
     def redrawn(self, drawn: Tokens, entropies: Confidence) -> None:
         """See `Decoder`."""
         self._drawn, self._entropies = drawn, entropies
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by their most probable tokens, which a canvas becomes in the end."""
-        params, signal = self._decoding.params, Signal(self.redraws)
+        params = self._decoding.params
+        assert self.redraws is not None
+        signal = Signal(self.redraws)
         return RowGroup(
             rows, "probability", "logits", 0.0, params.top_k, params.top_p, self.seed, self.step, positions,
             free=True, signal=signal,
@@ -211,6 +209,7 @@ class CanvasDecoder(Decoder):
         if self._over:
             self._index += 1
             self._begin()
+        self.redraws = self._decoding.temperature(self.block_step)
 
     def _begin(self) -> None:
         stop = self._blocks[-1].stop
