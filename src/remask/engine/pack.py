@@ -134,10 +134,8 @@ class _Layout:
         for whole, entering in self.tokens:
             numbers.append(whole if entering is None else whole[entering])
         tokens, predict = self._sent(numbers, items, target.device)
-        stages = self.fresh_stages() if self.picks else self.stages
-        return StepBatch(
-            tokens, stages, predict, self.row_layers, signals_of(items, target.device) if target.roles else None
-        )
+        told = signals_of(items, target.device) if target.roles else None
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, told)
 
     def fill_from(
         self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]], target: Target
@@ -152,10 +150,8 @@ class _Layout:
         for state in states:
             state.sent()
         tokens = token_buffer.tokens(self.entering[0])
-        stages = self.fresh_stages() if self.picks else self.stages
-        return StepBatch(
-            tokens, stages, predict, self.row_layers, signals_of(items, target.device) if target.roles else None
-        )
+        told = signals_of(items, target.device) if target.roles else None
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, told)
 
     def fresh_stages(self) -> tuple[Stage, ...]:
         """The stages before their layers have chosen rows."""
