@@ -103,6 +103,16 @@ def test_a_canvas_costs_its_own_rows_and_once_more_where_another_follows() -> No
     assert (usage.forwards, usage.row_layers) == (6, rows * model.config.layers)
 
 
+def test_logits_are_read_in_pieces() -> None:
+    """Where logits of a whole canvas do not fit: draws, entropies and what the next pass takes in stay the same."""
+    model, work = model_of(2), [asked(f"r{number}", list(range(number + 3)), seed=number) for number in range(3)]
+    whole, engine = run(poisoned_engine(model), work), poisoned_engine(model)
+    engine.runner._logit_rows = 5
+    assert {name: told(each) for name, each in run(engine, work).items()} == {
+        k: told(each) for k, each in whole.items()
+    }
+
+
 def test_log_probabilities_are_those_of_the_pass_that_ends_a_canvas() -> None:
     """One step: the pass over the first noise, whose most probable tokens the canvas becomes."""
     own = oracle.make("windows shorter than a canvas", lasting_folder() / "gemma")
