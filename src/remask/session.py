@@ -249,9 +249,8 @@ class Session:
         """What reads the text of a request as it settles. Raises `ConfigError` where no tokenizer is there."""
         if self.tokenizer is None:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
-        kind, stops = self.loaded.config.kind, self.loaded.config.stop_ids
-        blocks = pending.decoding.block_ranges
-        return Answer(0, pending.request, self.tokenizer, stops, blocks=blocks, rewrites=kind == "uniform")
+        shape, blocks = self.loaded.config, pending.decoding.block_ranges
+        return Answer(0, pending.request, self.tokenizer, shape.stop_ids, blocks=blocks, rewrites=shape.rewrites)
 
     def pieces(self, answer: Answer, events: Sequence[Event]) -> list[StreamedOutput]:
         """What one step of the engine adds to an answer: one item, or none."""

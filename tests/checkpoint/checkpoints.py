@@ -164,6 +164,32 @@ NEMOTRON = {key: value for key, value in DREAM.items() if key != "auto_map"} | {
     "dlm_paradigm": "bidirectional",
 }
 
+DIFFUSION_GEMMA: dict[str, Any] = {
+    "model_type": "diffusion_gemma",
+    "architectures": ["DiffusionGemmaForBlockDiffusion"],
+    "canvas_length": 4,
+    "tie_word_embeddings": True,
+    "text_config": {
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV,
+        "head_dim": 4,
+        "global_head_dim": 8,
+        "num_global_key_value_heads": 1,
+        "num_hidden_layers": LAYERS,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "intermediate_size": INNER,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 6,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-06,
+        "eos_token_id": 38,
+    },
+}
+
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 
 LLADA_MOE = {key: value for key, value in _COMMON.items() if key != "intermediate_size"} | {

@@ -21,6 +21,8 @@ CPU = torch.device("cpu")
         ("gidd-unif-3b", 2.96e9, 5e6),
         ("gidd-mask-3b", 2.84e9, 5e6),
         ("gidd-unif-10b", 9.87e9, 5e6),
+        # What its model card gives, with the experts that are not active.
+        ("diffusiongemma-26b-a4b", 25.2e9, 6e7),
         # Shapes of measurements have about the parameters of their names.
         ("llada-100m", 137.8e6, 1e5),
         ("llada-1b", 1093.2e6, 1e5),
@@ -35,7 +37,7 @@ def test_presets_are_consistent(name: str) -> None:
     config = preset(name)
     weights = empty_weights(config, torch.bfloat16, torch.device("meta"))
     assert sum({id(t): t.numel() for t in weights.tensors()}.values()) == config.parameters
-    assert config.heads * config.head_dim == config.hidden or name.startswith(("sdar", "qwen3"))
+    assert config.heads * config.head_dim == config.hidden or name.startswith(("sdar", "qwen3", "diffusion"))
     assert config.heads % config.kv_heads == 0
     assert config.mask_id < config.vocab
     assert config.stop_ids

@@ -253,7 +253,7 @@ def test_this_machine_is_asked_where_no_memory_is_named(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["no-such"], "a2d-tiny, diffucoder-7b, dream-7b, "),
+        (["no-such"], "a2d-tiny, diffucoder-7b, diffusion-gemma-tiny, "),
         (["dream-7b", "--tensor-parallel", "8"], "28 attention heads are no multiple of 8. Use 1 or 2 or 4 or 28"),
         (["dream-7b", "--tensor-parallel", "0"], "--tensor-parallel"),
         (["dream-7b", "--memory", "-1"], "--memory"),

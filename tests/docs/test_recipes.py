@@ -29,6 +29,7 @@ FAMILIES = {  # by the heading of its section
     "Fast-dLLM v2": "fast-dllm-v2",
     "Stable-DiffCoder": "stable-diffcoder",
     "Nemotron-Labs-Diffusion": "nemotron-labs-diffusion",
+    "DiffusionGemma": "diffusion-gemma",
 }
 
 

@@ -79,7 +79,8 @@ def engine_for(family: str, **limits: Any) -> Engine:
 def engine_limits(rng: random.Random, family: str) -> dict[str, Any]:
     """Settings of an engine under which all requests can run, its memory and budgets mostly too small."""
     shape = model_of(family).config
-    block, sharing = shape.block_length or 1, rng.choice(["exact", "exact", "auto"])
+    block = 1 if shape.self_conditioning else shape.block_length or 1
+    sharing = rng.choice(["exact", "exact", "auto"])
     limits: dict[str, Any] = {
         "max_num_seqs": rng.randint(2, 8),
         "max_row_layers": rng.choice([None, None, 60, 200]),

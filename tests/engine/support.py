@@ -55,7 +55,7 @@ def small_config(family: str) -> ModelConfig:
         intermediate=48,
         mixture=mixture,
         vocab=VOCAB,
-        mask_id=MASK_ID,
+        mask_id=MASK_ID if base.mask_id >= 0 else base.mask_id,
         max_length=128,
         stop_ids=(EOS,),
     )
@@ -145,7 +145,7 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
         defaults |= {"overlap": overlap(), "graphs": graphs() and model.config.mixture is None}
     engine = Engine(model, EngineConfig(**{**defaults, **limits}), "test", decode)
     pool, allocator = engine.pool, engine.allocator
-    for tensor in (*pool.k, *pool.v):
+    for tensor in (*pool.k, *pool.v, *(() if pool.signals is None else (pool.signals[:-1],))):
         tensor.fill_(torch.nan)
     free, states, keep = allocator.release, engine.memory.new_states, pool.keep_outputs
 
@@ -157,6 +157,8 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
             slots = (unowned[:, None] * allocator.page_size + np.arange(allocator.page_size)).ravel()
             for tensor in (pool.k[layer], pool.v[layer], *(pool.outputs[layer] if pool.outputs else ())):
                 tensor[torch.from_numpy(slots)] = torch.nan
+            if layer == 0 and pool.signals is not None:
+                pool.signals[torch.from_numpy(slots)] = torch.nan
             if layer == 0 and token_buffer is not None:
                 token_buffer.values[torch.from_numpy(slots)] = -2  # no token
 

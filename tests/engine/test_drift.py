@@ -165,9 +165,9 @@ def test_only_the_first_layer_of_those_that_share_compares(
     rows: list[list[int]] = []
     choose, partial_layer = Transformer._choose, Transformer._partial_layer
 
-    def watched(self: Transformer, h: Any, w: Any, layer: int, *rest: Any) -> Any:
+    def watched(self: Transformer, h: Any, layer: int, *rest: Any) -> Any:
         compared.append(layer)
-        return choose(self, h, w, layer, *rest)
+        return choose(self, h, layer, *rest)
 
     def layer_run(self: Transformer, h: Any, layer: int, stage: Any, pool: Pool, *rest: Any) -> Any:
         out = partial_layer(self, h, layer, stage, pool, *rest)

@@ -99,7 +99,8 @@ class Mixture:
                 again = other
             except ConfigError:
                 pass
-        if params.uniform.correction_steps or params.uniform.revision_tokens:
+        unwritten = self.engine.model.config.self_conditioning
+        if unwritten or params.uniform.correction_steps or params.uniform.revision_tokens:
             with pytest.raises(ConfigError, match="replay"):
                 self.engine.check(again)
             return

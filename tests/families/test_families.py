@@ -18,6 +18,7 @@ from remask.request.sampling_params import SamplingDefaults
 from remask.sampling.noise import Noise
 from tests.checkpoint.checkpoints import (
     A2D,
+    DIFFUSION_GEMMA,
     DREAM,
     FAST_DLLM_V2,
     GIDD,
@@ -46,6 +47,7 @@ RAW = {
     "stable-diffcoder": STABLE_DIFFCODER,
     "modernbert": MODERNBERT,
     "nemotron-labs-diffusion": NEMOTRON,
+    "diffusion-gemma": DIFFUSION_GEMMA,
 }
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -170,6 +172,29 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
         "mask_token_id": 151669,
         "eos_token_id": 151643,
+    },
+    "diffusiongemma-26b-a4b": DIFFUSION_GEMMA
+    | {
+        "canvas_length": None,
+        "text_config": DIFFUSION_GEMMA["text_config"]
+        | {
+            "hidden_size": 2816,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2,
+            "head_dim": None,
+            "global_head_dim": None,
+            "num_hidden_layers": 30,
+            "layer_types": None,
+            "sliding_window": 1024,
+            "intermediate_size": 2112,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
+            "vocab_size": 262144,
+            "max_position_embeddings": 262144,
+            "eos_token_id": 1,
+        },
     },
     "modernbert-large-chat": MODERNBERT
     | {
@@ -379,7 +404,7 @@ def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
         family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
     with pytest.raises(
         UnknownNameError,
-        match=r"'GPTModel'.*Available: A2DLlamaLMHeadModel",
+        match=r"'GPTModel'\. Did you mean 'DreamModel', ",
     ):
         family_of({"architectures": ["GPTModel"]})
     neither: list[dict[str, Any]] = [{}, {"model_type": 3}, {"architectures": []}]
@@ -388,10 +413,13 @@ def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
             family_of(raw)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@pytest.mark.parametrize("tied", [False, True])
+# DiffusionGemma's output matrix is always the embedding.
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [(each, tied) for each in FAMILIES for tied in (False, True) if tied or each.name != "diffusion-gemma"],
+    ids=lambda each: each if isinstance(each, bool) else each.name,
+)
 def test_slots_fill_every_weight_exactly_once(family: Family, tied: bool) -> None:
-
     raw = RAW[family.name] | {"weight_tying" if family is LLADA_FAMILY else "tie_word_embeddings": tied}
     config = family.config(raw)
     weights = empty_weights(config, torch.float32, torch.device("cpu"))

@@ -181,6 +181,11 @@ def _side_by_side(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, like: T
 
 def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
     raw, file = read_json(folder / CONFIG), folder / WEIGHTS
+    if config.self_conditioning:
+        raise CheckpointError(
+            f"Adapters are not supported on {config.family} models: what is final and what is denoised pass the same "
+            "matrices here, and an adapter may change them for one of the two."
+        )
     asked = PeftConfig.of(raw)
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist. Only safetensors load: save it with safe_serialization=True.")
@@ -241,7 +246,8 @@ def _unfit(slot: Slot) -> str:
     """Why no adapter may change a matrix; empty where one may."""
     if slot.expert is not None:
         return "a matrix of an expert"
-    return "" if slot.field in _FIELDS else f"the {'embedding' if slot.field == 'embed' else 'router'} of the model"
+    others = {"embed": "the embedding", "mixture.router": "the router"}
+    return "" if slot.field in _FIELDS else f"{others.get(slot.field, 'self-conditioning')} of the model"
 
 
 def _shapes(file: Path) -> tuple[dict[str, str], dict[str, tuple[tuple[int, ...], tuple[int, ...]]]]:

@@ -295,7 +295,8 @@ def _check_layers(
 ) -> None:
     """Raise where the files have far fewer tensors than the configuration names, before any of them is listed."""
     mixtures = filter(None, map(config.mixture_of, range(config.layers)))
-    experts = sum(mixture.experts for mixture in mixtures)
+    names = family.names.mixture
+    experts = 0 if names is None or names.stacked is not None else sum(mixture.experts for mixture in mixtures)
     if config.layers > len(stored) or experts > _FEW * len(stored):
         described = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
         raise CheckpointError(

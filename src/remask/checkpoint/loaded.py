@@ -31,7 +31,12 @@ from remask.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _STD = 0.02
-_NORMS = ("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm")
+_NORMS = (
+    *("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "attn_post", "ffn_post"),
+    *(f"mixture.{name}" for name in ("router_norm", "expert_norm", "expert_post", "shared_post")),
+    "signal.norm",
+)
+_FACTORS = ("scale", "mixture.factors")
 
 
 def dummy_weights(
@@ -64,7 +69,7 @@ def dummy_weights(
 
 def _draw(field: str, tensor: Tensor, generator: torch.Generator) -> None:
     """Fill `tensor`."""
-    if field in _NORMS:
+    if field in _NORMS or field in _FACTORS:
         tensor.fill_(1)
     else:
         tensor.normal_(0, _STD, generator=generator)

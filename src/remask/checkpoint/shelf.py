@@ -98,6 +98,7 @@ _ROWS = (
         "Efficient-Large-Model/Fast_dLLM_v2_7B",
         sampling={"blocks": {"sub_block_length": 8}, "threshold": 0.9},
     ),
+    Shelved("diffusiongemma-26b-a4b", "google/diffusiongemma-26B-A4B-it", _APACHE),
 )
 SHELF: Mapping[str, Shelved] = MappingProxyType({row.name: row for row in _ROWS})
 """The models by name."""

@@ -282,10 +282,12 @@ _TEMPLATE = (
 def byte_tokenizer(vocab: int, mask_id: int, stop_ids: Collection[int]) -> Tokenizer:
     """Texts are read as their bytes, ids below 256; any other id is written as its number, as in `<300>`.
 
-    The mask and the stop tokens are special ones, in the place of a byte where their ids are below 256.
+    Stop tokens and the mask, if there is one, are special ones, in the place of a byte where their ids are below 256.
     """
     shown = {byte: char for char, byte in printable_bytes().items()}
-    named = {token: f"<|stop {token}|>" for token in stop_ids} | {mask_id: "<|mask|>"}
+    named = {token: f"<|stop {token}|>" for token in stop_ids}
+    if mask_id >= 0:
+        named[mask_id] = "<|mask|>"
     texts = {token: named.get(token) or shown.get(token) or f"<{token}>" for token in range(vocab)}
     backend = Backend(models.BPE(vocab={text: token for token, text in texts.items()}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

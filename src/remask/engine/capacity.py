@@ -71,7 +71,8 @@ class TokenBytes:
 
 def token_bytes(config: ModelConfig, item: int, ranks: int = 1, kv_item: int | None = None) -> TokenBytes:
     """The memory of one token on each of `ranks`, with `item` bytes a number, and `kv_item` bytes one of K and V."""
-    kv = 2 * config.layers * Shard(0, ranks).part(config).kv_heads * config.head_dim * (kv_item or item)
+    part = Shard(0, ranks).part(config)
+    kv = part.kv_numbers * (kv_item or item) + config.self_conditioning * config.hidden * item
     # Exact pages of block-causal models need no states, and uniform models store nothing.
     return TokenBytes(kv, (config.layers - 1) * config.hidden * item if config.kind == "masked" else 0)
 
@@ -99,7 +100,7 @@ def layer_bytes(part: ModelConfig, rows: int, longest: int, item: int, attention
     Hidden states and what is computed of them exist for one layer at a time. `part` is the shape that a rank computes
     with, whose model attends by `attention`; None: by PyTorch.
     """
-    hidden, queries, keys = part.hidden, part.heads * part.head_dim, part.kv_heads * part.head_dim
+    (queries, keys), hidden = _widest(part), part.hidden
     # What stays: the stage before's hidden states and these, cos and sin, and indices.
     angle = max(item, 4) if part.rope_float32 else item
     stays = item * 2 * hidden + angle * (part.rotary_dim or part.head_dim) + INDICES * 8
@@ -118,6 +119,12 @@ def layer_bytes(part: ModelConfig, rows: int, longest: int, item: int, attention
     return rows * stays + max(rows * max(projected, compared, fed), attended)
 
 
+def _widest(part: ModelConfig) -> tuple[int, int]:
+    """Channels of all heads of queries, and of all of K, in the layers that have most."""
+    shapes = part.shapes
+    return max(one.heads * one.head_dim for one in shapes), max(one.kv_heads * one.head_dim for one in shapes)
+
+
 def attention_bytes(
     part: ModelConfig, rows: int, longest: int, item: int, attention: Attention | None, *, filled: bool = False
 ) -> int:
@@ -134,7 +141,7 @@ def attention_bytes(
         return MOST_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
     # Queries and results in float32, those of a unit, its K and V where they are gathered, and a tile of scores.
     single = 4 * max(1, item // 4)
-    queries, keys = part.heads * part.head_dim, part.kv_heads * part.head_dim
+    queries, keys = _widest(part)
     scores = 2 * single * min(GPU_SCORES, part.heads * rows * longest)
     return rows * single * (5 * queries + 4 * part.heads) + 2 * longest * keys * (item + single) + scores
 

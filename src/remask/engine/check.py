@@ -20,9 +20,11 @@ from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
 from remask.readers.biases import biases_of
 from remask.request.parts import stored_parts
+from remask.request.sampling_groups import RenoisingParams
 from remask.request.sampling_params import SPECULATION, SamplingParams
 from remask.request.terms import Terms
 from remask.sampling.block_causal import BlockCausalDecoding
+from remask.sampling.canvases import CanvasDecoding
 from remask.sampling.causal import CausalDecoding
 from remask.sampling.decoder import Decoding
 from remask.sampling.defaults import check_fields
@@ -130,7 +132,8 @@ def check_request(
     _check_readers(readers)
     decoding = _decoding(asked, max_model_len, adapters)
     if decoding.length > max_model_len:
-        cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={decoding.block}"
+        block = max(map(len, decoding.block_ranges))
+        cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={block}"
         raise ConfigError(
             f"{cause} make a canvas of {decoding.length}, but {limit}; lower that, shorten the prompt or the "
             f"response{more}"
@@ -208,6 +211,12 @@ def _decoding(asked: Asked, max_model_len: int, adapters: Collection[str]) -> De
             return brought
     check_fields(params, shape.kind)
     _check_bias(params, shape)
+    if shape.self_conditioning:
+        assert shape.block_length is not None
+        formed = any(reader.formed for reader in asked.readers)
+        return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, formed=formed)
+    if params.renoising != RenoisingParams():
+        raise ConfigError(f"renoising is for models that write canvases of noise; leave it out on {shape.family}")
     if shape.causal_prefix:
         drafter = shape.drafter if shape.drafter in adapters else None
         return CausalDecoding.of(prompt, params, shape.block_length, shape.mask_id, seed, template, drafter)

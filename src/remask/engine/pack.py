@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, TokenBuffer, plain_table, predicting_rows
-from remask.engine.stage_work import StageRows, computed_parts, make_near, make_work, neighbour_places
+from remask.engine.stage_work import StageRows, computed_parts, make_near, make_work, neighbour_places, signals_of
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.config import Sliding
@@ -21,7 +21,7 @@ from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
 from remask.plan.plan import Plan, Reach
-from remask.plan.spans import Mask, Span, Spans, crossing
+from remask.plan.spans import Mask, Span, Spans, crossing, starts_of
 from remask.store.pages import PageRange
 
 
@@ -33,11 +33,13 @@ class Target:
         device: where their tensors are.
         separately: every canvas attends by itself; see `make_work`.
         sliding: the model's layers with windows, if any.
+        roles: the model computes rows that are denoised otherwise than final ones.
     """
 
     device: torch.device
     separately: bool = False
     sliding: Sliding | None = None
+    roles: bool = False
 
     def reach(self, layers: range) -> int | None:
         """How far to each side rows see where some of the `layers` have windows; None where none has."""
@@ -54,7 +56,7 @@ def pack(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: int =
     Canvases that lease the same prefix should be neighbours, because they then read it once. Logits come in the order
     of the canvases, each canvas' predicted positions ascending. Plans and canvases are not changed.
     """
-    return _lay_out(items, target, first).fill(items, target.device)
+    return _lay_out(items, target, first).fill(items, target)
 
 
 class Packer:
@@ -82,12 +84,12 @@ class Packer:
             layout = _lay_out(items, self.target, 0)
         self._layouts.appendleft(layout)
         if self.token_buffer is None:
-            return layout.fill(items, self.target.device)
-        return layout.fill_from(self.token_buffer, items)
+            return layout.fill(items, self.target)
+        return layout.fill_from(self.token_buffer, items, self.target)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
         """The stage of `layer` >= 1 alone, which continues with the rows that leave the layer before."""
-        before, parts = _parts(items, layer - 1), _parts(items, layer)
+        before, parts = _parts(items, layer - 1, self.target), _parts(items, layer, self.target)
         return _stage(range(layer, layer + 1), parts, before, None, self.target)
 
     def forget(self) -> None:
@@ -126,15 +128,18 @@ class _Layout:
                 return False
         return True
 
-    def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
+    def fill(self, items: Sequence[tuple[CanvasState, Plan]], target: Target) -> StepBatch:
         """The batch of `items`, which have this layout. Tokens and predictions are sent in one copy."""
         numbers = list[Index]()
         for whole, entering in self.tokens:
             numbers.append(whole if entering is None else whole[entering])
-        tokens, predict = self._sent(numbers, items, device)
-        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
+        tokens, predict = self._sent(numbers, items, target.device)
+        told = signals_of(items, target.device) if target.roles else None
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, told)
 
-    def fill_from(self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
+    def fill_from(
+        self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]], target: Target
+    ) -> StepBatch:
         """As `fill`, with tokens from the `token_buffer`, after the host's changes were sent to it."""
         device, states = token_buffer.values.device, [state for state, _ in items]
         if not self.entering:
@@ -145,7 +150,8 @@ class _Layout:
         for state in states:
             state.sent()
         tokens = token_buffer.tokens(self.entering[0])
-        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers)
+        told = signals_of(items, target.device) if target.roles else None
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, told)
 
     def fresh_stages(self) -> tuple[Stage, ...]:
         """The stages before their layers have chosen rows."""
@@ -182,9 +188,9 @@ def _lay_out(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: i
     ends |= {table.layers.stop for state, _ in items for table in state.tables}
     edges = sorted(end for end in ends if end > first)
     stages: list[Stage] = []
-    before = _parts(items, first - 1) if first else []
+    before = _parts(items, first - 1, target) if first else []
     for start, stop in zip([first, *edges], edges, strict=False):
-        parts = _parts(items, start)
+        parts = _parts(items, start, target)
         previous = stages[-1] if stages else None
         stages.append(_stage(range(start, stop), parts, before, previous, target))
         if saves := _leaving(stop, parts):
@@ -206,14 +212,16 @@ def _entering(tokens: Index, index: slice | Index) -> tuple[Index, Index | None]
     return (tokens[index], None) if isinstance(index, slice) else (tokens, index)
 
 
-def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int) -> list[StageRows]:
+def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int, target: Target) -> list[StageRows]:
     parts = []
     at = 0
     for state, plan in items:
         span, table = plan.spans.at(layer), state.table(layer)
         positions = span.positions
         sees = None if plan.sees is None else plan.sees[positions]
-        parts.append(StageRows(state, span, table, positions, slice(at, at + len(positions)), sees))
+        behind = target.sliding is not None and target.sliding.behind
+        starts = starts_of(positions, plan.sees) if behind else None
+        parts.append(StageRows(state, span, table, positions, slice(at, at + len(positions)), sees, starts))
         at += len(positions)
     return parts
 
@@ -258,6 +266,9 @@ def _stage(
         outputs=any(part.state.outputs for part in parts),
         partial=partial,
         adapters=AdapterRows.of((part.state.adapter, len(part.positions)) for part in parts),
+        roles=send(np.concatenate([part.state.canvas.noisy[part.positions] for part in parts]).astype(np.int64), device)
+        if target.roles
+        else None,
     )
 
 
@@ -402,4 +413,5 @@ def pack_uncached(
         wanted = ~rows if predict is None else predict[index]
         items.append((state, Plan((Span(layers, rows),), predict=wanted, sees=reach)))
         slot += tokens
-    return pack(items, Target(model.device, sliding=model.config.sliding))
+    shape = model.config
+    return pack(items, Target(model.device, sliding=shape.sliding, roles=shape.self_conditioning))

@@ -323,7 +323,8 @@ def _batch(
         reach = np.minimum((own // block + 1) * block, len(places)) if limited else None
         work.add(first, len(own), work.slots(mine), len(mine), reach)
         if sliding is not None:
-            add_near(near, first, own, places, reach, sliding.reach)
+            starts = np.where(limited, own // block * block, 0) if sliding.behind else None
+            add_near(near, first, own, places, reach, sliding.reach, starts)
         first += len(own)
     positions = np.concatenate(rows)
     targets = np.concatenate([places[own] for own, places in zip(rows, slots, strict=True)])

@@ -4,6 +4,8 @@ A pass runs in one call, or layer by layer where hooks act between layers and ma
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pkgutil import resolve_name
 
@@ -42,7 +44,8 @@ class Runner:
         self.model, self.pool = model if graphs is None else model.with_graphs(graphs), pool
         self.token_buffer = TokenBuffer(pool.spare, model.device) if overlap else None
         self._logit_rows = logit_rows(model.config)
-        target = Target(model.device, model.arithmetic.invariant, model.config.sliding)
+        shape = model.config
+        target = Target(model.device, model.arithmetic.invariant, shape.sliding, roles=shape.self_conditioning)
         self._packer = Packer(target, self.token_buffer)
 
     @torch.inference_mode()
@@ -100,7 +103,7 @@ class Runner:
         """
         model, stages, everywhere = self.model, batch.stages, self.model.ranks.everywhere
         planned, items = list(admitted), list(admitted)
-        h = everywhere(_embed, model, batch.tokens)
+        h = everywhere(_enter, model, batch, self.pool)
         while stages:
             stage, stages = stages[0], stages[1:]
             if len(stage.layers):
@@ -183,7 +186,7 @@ class Runner:
                     _update(group, turn, token_buffer, model.config.mask_id)
             whole = len(groups) > 1 or weight(groups[0]) <= most
             for part, pieces in [(hidden[rows], groups)] if whole else _pieces(hidden[rows], groups[0], most):
-                scores.append(model.ranks.everywhere(score_rows, model, part, pieces, more))
+                scores.append(model.ranks.everywhere(score_rows, model, part, pieces, more, self.pool))
         # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
         read = torch.cat(scores, dim=1) if scores else hidden.new_empty((2 + more, 0), dtype=torch.float32)
         if token_buffer is not None:
@@ -201,8 +204,9 @@ def _forward(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
 
 
 @torch.inference_mode()
-def _embed(model: Transformer, tokens: Tensor) -> Tensor:
-    return model.embed(tokens)
+def _enter(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
+    h = model.embed(batch.tokens)
+    return h if batch.signals is None else model.told(h, batch.signals, pool)
 
 
 @torch.inference_mode()
@@ -250,6 +254,8 @@ def _rows(turn: Turn, at: int) -> RowGroup | None:
     group = turn.decoder.group(slice(at, after), turn.predicted)
     if turn.reads:
         group.reads = tuple(read for _, read in turn.reads)
+    if group.signal is not None:
+        group.signal = replace(group.signal, slots=turn.items[0][0].places[turn.predicted])
     if len(turn.member.canvases) == 2 == len(turn.items):
         group.guide = slice(after, after + len(turn.predicted))
     return group
@@ -268,13 +274,24 @@ def _update(group: RowGroup, turn: Turn, token_buffer: TokenBuffer, mask_id: int
 
 
 @torch.inference_mode()
-def score_rows(model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], more: int) -> Tensor:
+def score_rows(
+    model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], more: int, pool: Pool | None = None
+) -> Tensor:
     """Scores of the rows with final hidden states `hidden` [M, D], float32 [2 + more, rows]; see `score`.
 
-    Every rank computes the logits of its own tokens, and the results are merged.
+    Every rank computes the logits of its own tokens, and the results are merged. Signals of groups go to `pool`.
     """
     per_group = model.arithmetic.invariant
-    return score(model.head(hidden), groups, model.config.mask_id, per_group, more, _vocabulary(model))
+    keep = None if pool is None or pool.signals is None else partial(_keep_signal, model, pool.signals)
+    return score(model.head(hidden), groups, model.config.mask_id, per_group, more, _vocabulary(model), keep)
+
+
+def _keep_signal(model: Transformer, signals: Tensor, logits: Tensor, group: RowGroup) -> None:
+    """Put the expected embedding of a group's rows, with their changed `logits` [rows, V], into `signals`."""
+    assert group.signal is not None
+    assert group.signal.slots is not None
+    chances = (logits / group.signal.temperature).softmax(dim=-1)
+    signals.index_copy_(0, send(group.signal.slots, signals.device), model.expected(chances).to(signals.dtype))
 
 
 def _vocabulary(model: Transformer) -> Vocabulary:

@@ -102,6 +102,8 @@ class RunningRequest:
         if self.turn is not None:
             return self.turn
         planner, decoder, drafting = self.planner, self.decoder, self.claim.drafting
+        if decoder.redraws is not None:
+            self.canvases[0].told = decoder.block_step > 0
         again = None if self.closing else planner.repeated(decoder, self.canvases[0].canvas.noisy)
         if again is not None:
             items: CanvasPlans = ((self.canvases[0], again),)
@@ -309,7 +311,8 @@ class RunningRequest:
             self.decoder.choose(positions, tokens, confidence) if plan.transfer is None else plan.transfer.nonzero()[0]
         )
         self._predicted[positions] = tokens
-        return written, self._predicted[written]
+        own = None if self.decoder.redraws is None else self.decoder.tokens_at(written)
+        return written, self._predicted[written] if own is None else own
 
     def _report(self, transfer: Transfer | None) -> list[Event]:
         """The events of a step, after which the request is done or goes on."""

@@ -201,7 +201,7 @@ def page_size(size: int | None, shape: ModelConfig) -> int:
 
     Raises `ConfigError` where pages of `size` hold no whole number of the model's blocks.
     """
-    block = 1 if shape.causal_prefix else shape.block_length or 1
+    block = 1 if shape.causal_prefix or shape.self_conditioning else shape.block_length or 1
     if size is None:
         return -(-DEFAULT_PAGE // block) * block
     if size % block:

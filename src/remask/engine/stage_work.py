@@ -1,6 +1,6 @@
 """The work list of a stage: which slots its rows attend to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -10,8 +10,9 @@ import torch
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.errors import PlanError
 from remask.machine.transfers import send
-from remask.model.stage import Index, Neighbours
+from remask.model.stage import Index, Neighbours, Signals
 from remask.model.work_list import WorkList, WorkListBuilder
+from remask.plan.plan import Plan
 from remask.plan.spans import Span, neighbours
 
 TILE = 128  # most rows of a unit whose rows see different parts of a canvas
@@ -28,6 +29,7 @@ class StageRows:
     positions: Index
     rows: slice  # among the stage's flat rows
     sees: Index | None  # how many leading positions of the canvas each row attends to; None: all
+    starts: Index | None = None  # where each row's block begins, on a model whose windows reach back from there
 
 
 def make_work(parts: list[StageRows], separately: bool = False) -> WorkList:
@@ -58,22 +60,31 @@ def make_work(parts: list[StageRows], separately: bool = False) -> WorkList:
 
 
 def make_near(parts: list[StageRows], reach: int) -> WorkList:
-    """The work of all `parts` where a row sees `reach` positions to each side alone.
+    """The work of all `parts` where a row sees `reach` positions to each side alone, or before its block.
 
     Each row stands in one unit, which does not depend on what else is in the pass, or on where its slots are.
     """
     builder = WorkListBuilder()
     for part in parts:
         if len(part.positions):
-            add_near(builder, part.rows.start, part.positions, part.table.slots, part.sees, reach)
+            add_near(builder, part.rows.start, part.positions, part.table.slots, part.sees, reach, part.starts)
     return builder.list()
 
 
 def add_near(
-    builder: WorkListBuilder, row: int, positions: Index, slots: Index, sees: Index | int | None, reach: int
+    builder: WorkListBuilder,
+    row: int,
+    positions: Index,
+    slots: Index,
+    sees: Index | int | None,
+    reach: int,
+    starts: Index | None = None,
 ) -> None:
-    """Rows from `row` on, at `positions`, see their neighbours among the first `sees` `slots` of a canvas."""
-    first, end = neighbours(positions, len(slots) if sees is None else sees, reach)
+    """Rows from `row` on, at `positions`, see their neighbours among the first `sees` `slots` of a canvas.
+
+    `starts` is as of `neighbours`.
+    """
+    first, end = neighbours(positions, len(slots) if sees is None else sees, reach, starts)
     apart = np.flatnonzero(first[1:] > end[:-1]) + 1
     at = builder.slots(slots)
     for low, stop in pairwise([0, *apart.tolist(), len(positions)]):
@@ -163,7 +174,9 @@ def computed_parts(parts: list[StageRows]) -> list[StageRows]:
                 raise PlanError("rows are picked where not every row attends to the same positions")
             those = slice(count)
         sees = None if sees is None else sees[those]
-        computed.append(replace(part, positions=part.positions[those], rows=slice(at, at + count), sees=sees))
+        starts = None if part.starts is None else part.starts[those]
+        rows = slice(at, at + count)
+        computed.append(replace(part, positions=part.positions[those], rows=rows, sees=sees, starts=starts))
         at += count
     return computed
 
@@ -178,3 +191,16 @@ def neighbour_places(parts: list[StageRows], device: torch.device) -> Neighbours
         slots.append(part.table.slots)
         at += len(part.table.slots)
     return Neighbours(send(np.concatenate(slots), device), send(np.concatenate(places, axis=1), device))
+
+
+def signals_of(items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> Signals | None:
+    """What the rows of the first stage take in that are denoised; None where there are none."""
+    rows, slots, at = list[Index](), list[Index](), 0
+    for state, plan in items:
+        positions = plan.spans[0].positions
+        noisy = np.flatnonzero(state.canvas.noisy[positions])
+        rows.append(at + noisy)
+        slots.append(state.places[positions[noisy]] if state.told else np.full(len(noisy), -1))
+        at += len(positions)
+    both = np.stack([np.concatenate(rows), np.concatenate(slots)])
+    return Signals(*send(both, device)) if both.size else None

@@ -9,6 +9,7 @@ from remask.checks.plugins import Plugin, Registry
 from remask.errors import CheckpointError, PluginError, UnknownNameError
 from remask.families.a2d import A2D, LLAMA, QWEN2, QWEN3
 from remask.families.contract import checked_family
+from remask.families.diffusion_gemma import DIFFUSION_GEMMA
 from remask.families.dream import DREAM
 from remask.families.family import Family, Slot
 from remask.families.fast_dllm_v2 import FAST_DLLM_V2
@@ -32,6 +33,7 @@ FAMILIES: tuple[Family, ...] = (
     *(LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2, LLADA_MOE, LLADA2, SDAR_MOE, ILLADA, A2D, MODERNBERT),
     NEMOTRON,
     STABLE_DIFFCODER,
+    DIFFUSION_GEMMA,
 )
 
 # Models that do not denoise, by the beginning of their class: what a diffusion model that was made of one is called.

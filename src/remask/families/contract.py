@@ -76,7 +76,7 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
         yield f"'family' is {config.family!r}, and the family's name is {family.name!r}"
     if config.kind == "uniform" and config.noise is None:
         yield "'kind' is 'uniform', and 'noise' is None"
-    needed = {
+    needed: dict[str, bool] = {
         **dict.fromkeys(("q", "k", "v"), names.qkv is None),
         "up": names.gate_up is None,
         "gate": config.gated and names.gate_up is None,
@@ -88,6 +88,10 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
         "sink_k": config.sink,
         "sink_v": config.sink,
         "mixture": config.mixture is not None,
+        "attn_post": config.post_norms,
+        "ffn_post": config.post_norms,
+        "scales": config.layer_scales,
+        "signal": config.self_conditioning,
     }
     for field, wanted in needed.items():
         if wanted and getattr(names, field) is None:

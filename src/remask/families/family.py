@@ -169,6 +169,8 @@ class MixtureNames:
         bias: numbers that are added to the experts' scores, a name in full.
         shared: beginning of the names of the shared expert.
         gate, up, down: names of an expert's matrices.
+        stacked: tensors of gate and up, and of down, of all experts; names in full. None: each expert has its own.
+        router_norm, expert_norm, expert_post, shared_post, factors: as of `MixtureWeights`, names in full.
     """
 
     router: str = "mlp.gate"
@@ -178,6 +180,12 @@ class MixtureNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    stacked: tuple[str, str] | None = None
+    router_norm: str | None = None
+    expert_norm: str | None = None
+    expert_post: str | None = None
+    shared_post: str | None = None
+    factors: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +194,8 @@ class TensorNames:
 
     A layer's names are appended to `layer`, in which `{}` is the layer's number. A name may be None where no model of
     the family has the tensor. `q`, `k` and `v` may be one tensor, `qkv`, with the rows in this order, and `gate` and
-    `up` one, `gate_up`.
+    `up` one, `gate_up`. Both `scales` are names in full, with the layer's number, of the factor of final rows and of
+    that of others. `signal` begins the names of self-conditioning.
     """
 
     embed: str
@@ -211,13 +220,21 @@ class TensorNames:
     head_norm: str | None = None
     sink_k: str | None = None
     sink_v: str | None = None
+    attn_post: str | None = None
+    ffn_post: str | None = None
+    scales: tuple[str, str] | None = None
+    signal: str | None = None
     mixture: MixtureNames | None = None
 
-    def projections(self, q: int, k: int) -> list[tuple[str | None, int, int]]:
-        """The name of each tensor of the projections of `q` query and `k` key rows, with its first and end row."""
+    def projections(self, q: int, k: int, *, tied: bool = False) -> list[tuple[str | None, int, int]]:
+        """The name of each tensor of the projections of `q` query and `k` key rows, with its first and end row.
+
+        `tied`: values have none of their own.
+        """
         if self.qkv is not None:
             return [(self.qkv, 0, q + 2 * k)]
-        return [(self.q, 0, q), (self.k, q, q + k), (self.v, q + k, q + 2 * k)]
+        both: list[tuple[str | None, int, int]] = [(self.q, 0, q), (self.k, q, q + k)]
+        return both if tied else [*both, (self.v, q + k, q + 2 * k)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +246,14 @@ class Factors:
         residual: scale of what attention and MLP add to the residual stream.
         head: scale of the logits.
         gain: number added to the stored gain of every norm.
+        unscaled: scores are not divided by the root of a head's width, by which the norm of queries is multiplied.
     """
 
     linear: float | Literal["fan_in", "fan_out"] = 1.0
     residual: float = 1.0
     head: float = 1.0
     gain: float = 0.0
+    unscaled: bool = False
 
     def of(self, shape: tuple[int, ...]) -> float:
         """Scale of a projection of shape [out, in]."""
@@ -309,31 +328,59 @@ class Family:
             slots.append(Slot(f"{names.head_norm}.weight", (wide,), "head_norm", offset=factors.gain))
         if config.head_bias:
             slots.append(Slot(f"{names.head}.bias", (config.vocab,), "head_bias", scale=factors.head))
+        if config.self_conditioning:
+            slots += self._signal(config)
         for layer in range(config.layers):
             slots += self._attention(config, layer, factors)
             mixture = config.mixture_of(layer)
             slots += self._mlp(config, layer, factors) if mixture is None else self._mixture(config, layer, mixture)
+            slots += self._behind(config, layer)
+        return slots
+
+    def _signal(self, config: ModelConfig) -> list[Slot]:
+        """What of self-conditioning is stored."""
+        stem, wide, inner = self.names.signal, config.hidden, config.intermediate
+        return [
+            Slot(f"{stem}pre_norm.weight", (wide,), "signal.norm"),
+            Slot(f"{stem}gate_proj.weight", (inner, wide), "signal.gate_up", rows=(0, inner)),
+            Slot(f"{stem}up_proj.weight", (inner, wide), "signal.gate_up", rows=(inner, 2 * inner)),
+            Slot(f"{stem}down_proj.weight", (wide, inner), "signal.down"),
+        ]
+
+    def _behind(self, config: ModelConfig, layer: int) -> list[Slot]:
+        """Norms behind attention and feed-forward, and the factors of a layer."""
+        names, wide, slots = self.names, config.hidden, list[Slot]()
+        prefix = names.layer.format(layer)
+        if config.post_norms:
+            slots.append(Slot(f"{prefix}{names.attn_post}.weight", (wide,), "attn_post", layer))
+            slots.append(Slot(f"{prefix}{names.ffn_post}.weight", (wide,), "ffn_post", layer))
+        if config.layer_scales and names.scales is not None:
+            slots += [
+                Slot(each.format(layer), (1,), "scale", layer, (at, at + 1)) for at, each in enumerate(names.scales)
+            ]
         return slots
 
     def _attention(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
-        names, wide = self.names, config.hidden
+        names, wide, own = self.names, config.hidden, config.shape_of(layer)
         prefix = names.layer.format(layer)
-        q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        q, k = own.heads * own.head_dim, own.kv_heads * own.head_dim
         scale = factors.of((wide, q)) * factors.residual
         slots = [Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale)]
         if layer or not config.embed_norm:
             slots.append(Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain))
-        for name, first, end in names.projections(q, k):
+        for name, first, end in names.projections(q, k, tied=own.tied_values):
             shape = (end - first, wide)
             slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, (first, end), factors.of(shape)))
             if config.qkv_bias:
                 slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, (first, end)))
         if config.qk_norm is not None:
-            widths = (config.head_dim, config.head_dim) if config.qk_norm == "head" else (q, k)
-            for norm, width, field in zip((names.q_norm, names.k_norm), widths, ("q_norm", "k_norm"), strict=True):
-                slots.append(Slot(f"{prefix}{norm}.weight", (width,), field, layer, offset=factors.gain))
+            widths, root = (own.head_dim, own.head_dim) if config.qk_norm == "head" else (q, k), own.head_dim**0.5
+            scales = root if factors.unscaled else 1.0, 1.0
+            norms = (names.q_norm, names.k_norm)
+            for norm, width, field, by in zip(norms, widths, ("q_norm", "k_norm"), scales, strict=True):
+                slots.append(Slot(f"{prefix}{norm}.weight", (width,), field, layer, scale=by, offset=factors.gain))
         if config.sink:
-            shape = (config.kv_heads, config.head_dim)
+            shape = (own.kv_heads, own.head_dim)
             slots += [Slot(f"{prefix}{names.sink_k}", shape, "sink_k", layer)]
             slots += [Slot(f"{prefix}{names.sink_v}", shape, "sink_v", layer)]
         return slots
@@ -371,6 +418,17 @@ class Family:
             slots.append(Slot(f"{prefix}{names.bias}", (mixture.experts,), "mixture.bias", layer))
         if mixture.shared:
             slots += _unit(f"{prefix}{names.shared}", names, (mixture.shared, wide), "", layer, None)
+        if mixture.normed:
+            # The router's norm is followed by a division by the root of the width.
+            norms = {"router_norm": wide**-0.5, "expert_norm": 1.0, "expert_post": 1.0, "shared_post": 1.0}
+            for field, by in norms.items():
+                slots.append(Slot(f"{prefix}{getattr(names, field)}", (wide,), f"mixture.{field}", layer, scale=by))
+            slots.append(Slot(f"{prefix}{names.factors}", (mixture.experts,), "mixture.factors", layer))
+        if names.stacked is not None:
+            inner, (into, back) = mixture.intermediate, names.stacked
+            slots.append(Slot(f"{prefix}{into}", (mixture.experts, 2 * inner, wide), "mixture.gate_up", layer))
+            slots.append(Slot(f"{prefix}{back}", (mixture.experts, wide, inner), "mixture.down", layer))
+            return slots
         for expert in range(mixture.experts):
             stem = prefix + names.expert.format(expert)
             slots += _unit(stem, names, (mixture.intermediate, wide), "mixture.", layer, expert)

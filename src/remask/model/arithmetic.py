@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.model.config import ModelConfig
+from remask.model.config import Activation, ModelConfig
 
 ALIGNED = 16  # bytes; the grouped kernel reads rows that begin at multiples of it
 
@@ -49,9 +49,12 @@ class Arithmetic:
         """Sigmoid of `x` [N, K]."""
         return x.sigmoid()
 
-    def activate_(self, x: Tensor, *, gelu: bool = False) -> Tensor:
-        """SiLU or GELU of `x` [N, K], a part of the columns of another tensor, in place."""
-        return torch.ops.aten.gelu_(x) if gelu else F.silu(x, inplace=True)
+    def activate_(self, x: Tensor, of: Activation = "silu") -> Tensor:
+        """The function `of` `x` [N, K], a part of the columns of another tensor, in place."""
+        if of == "silu":
+            return F.silu(x, inplace=True)
+        changed: Tensor = torch.ops.aten.gelu_(x, approximate="none" if of == "gelu" else "tanh")
+        return changed
 
     def placed(self, x: Tensor) -> Tensor:
         """`x`, or a copy at an address on which no result depends."""
@@ -103,12 +106,16 @@ def angles(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
 def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
     """The angle by which each pair of channels is turned from one position to the next, float32 [R / 2].
 
-    Scaled as `ROPE_INIT_FUNCTIONS` of transformers do: Chen et al. 2023 ("linear"), YaRN (arXiv 2309.00071), Llama 3.1.
+    Scaled as `ROPE_INIT_FUNCTIONS` of transformers do: Chen et al. 2023 ("linear"), YaRN (arXiv 2309.00071), Llama 3.1,
+    Gemma 4 ("proportional").
     """
     turned, base, scaling = config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling
     plain = 1.0 / (base ** (torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned))
     if scaling is None:
         return plain
+    if scaling.kind == "proportional":
+        turning = torch.arange(turned // 2, device=device) < int(scaling.share * turned // 2)
+        return torch.where(turning, plain / scaling.factor, 0.0)
     kept = torch.zeros_like(plain)  # the share of each that is not slowed
     if scaling.kind == "llama3":
         kept = (plain * scaling.length / math.tau - scaling.slow) / (scaling.fast - scaling.slow)

@@ -1,12 +1,15 @@
 """The shape of a model: sizes and a few switches."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from remask.checks import ModelKind
 from remask.plan.cost import FeedForward, Widths
 from remask.request.sampling_params import SamplingDefaults
 from remask.sampling.noise import Noise
+
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh"]
+"""Functions of a gate; the last one is GELU by its approximation with a hyperbolic tangent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Mixture:
         shared: width of the shared expert; 0: none.
         dense_layers: layers, ascending, that have an MLP of `ModelConfig.intermediate` in place of the mixture.
         router: how experts are chosen.
+        normed: router and routed experts read what enters the feed-forward through norms of their own. What they give
+            is normed, and so is what the shared expert gives; each expert's weight has a learned factor (Gemma 4).
     """
 
     experts: int
@@ -52,6 +57,7 @@ class Mixture:
     shared: int = 0
     dense_layers: tuple[int, ...] = ()
     router: Router = field(default_factory=Router)
+    normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +68,18 @@ class Sliding:
         layers: these layers, ascending.
         reach: a row attends to so many positions to each side, of those that it would see in another layer.
         rope_theta: base of RoPE in these layers, whose positions are not scaled.
+        behind: a row attends to so many positions before its block, and to all after them that it would see in another
+            layer. Rows of a block are those that see equally far; a causal row is a block of its own.
+        kv_heads: key and value heads of these layers; None: as many as others have.
+        head_dim: width of their heads; None: as in other layers.
     """
 
     layers: tuple[int, ...]
     reach: int
     rope_theta: float
+    behind: bool = False
+    kv_heads: int | None = None
+    head_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +91,15 @@ class RopeScaling:
 
     Attributes:
         kind: what says how much of which is mixed: the number of the channel ("yarn"), or its turns ("llama3").
-            "linear": all channels are slowed.
+            "linear": all channels are slowed. "proportional": so are all, and some do not turn at all.
         length: positions that the model was trained on before.
         whole: YaRN's mixture begins and ends at whole channels.
         gain: factor of cosines and sines.
         growth: queries at position p are multiplied by 1 + growth ln(1 + floor(p / length)), as in Ministral 3.
+        share: of the pairs of channels, the fastest, that turn at all; "proportional" only.
     """
 
-    kind: Literal["linear", "yarn", "llama3"]
+    kind: Literal["linear", "yarn", "llama3", "proportional"]
     factor: float
     length: int = 0
     slow: float = 1.0
@@ -93,6 +107,7 @@ class RopeScaling:
     whole: bool = True
     gain: float = 1.0
     growth: float = 0.0
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,7 @@ class ModelConfig:
         family: name of the model's family.
         intermediate: width of a dense layer's MLP; 0 where no layer is dense.
         max_length: positions of the longest canvas.
+        mask_id: the mask token; -1: the model has none.
         stop_ids: tokens that end a response when they settle.
         qkv_bias: the projections to queries, keys and values have a bias.
         tied: the output matrix is the embedding.
@@ -116,16 +132,25 @@ class ModelConfig:
         sink: every layer has a learned key and value that all rows attend to, without RoPE.
         score_cap: attention scores s become cap * tanh(s / cap).
         sliding: layers with a window; None: every layer attends to all that a row sees.
+        value_norm: RMS norm of each head of V, without a gain.
+        tied_values: in layers without a window values are the keys before their norm and RoPE.
         norm: "rms", or "layer" for LayerNorm without a bias.
+        post_norms: what attention and feed-forward add to the residual stream is normed.
+        layer_scales: a layer's output is multiplied by a number: one for final rows, one for rows that are denoised.
         embed_norm: the embedding is normed, and the attention of the first layer has no norm of its own.
+        embed_scale: factor of the embedding where it enters the first layer.
         head_dense: predicted rows pass through a square matrix, GELU and a norm before the output matrix.
         head_bias: the output matrix has a bias.
-        mlp: "swiglu", "geglu", or "relu2" for a squared ReLU without a gate.
+        logit_cap: logits z become cap * tanh(z / cap), in float32 at least.
+        mlp: "swiglu", "geglu", "geglu_tanh" (GELU by its approximation), or "relu2" for a squared ReLU without a gate.
         mlp_bias: both matrices of the MLP have a bias; "relu2" only.
-        mixture: the mixture of experts that layers have in place of an MLP; "swiglu" only. None: all layers are dense.
+        mixture: the mixture of experts that layers have in place of an MLP; with a gate. None: all layers are dense.
         causal_prefix: final rows of a block-causal model see themselves and what is before them, and predict the next
             token. So a request chooses how it is decoded (`SamplingParams.mode`).
         drafter: the adapter in a checkpoint's folder that the drafts of such a model are computed with.
+        self_conditioning: a block-causal model whose final rows see themselves and what is before them, and whose
+            block, of any tokens in the beginning, is denoised as a whole: its rows take in what the last pass
+            predicted, as the expected embedding, through an MLP of `intermediate` (DiffusionGemma).
         block_length: the block that a block-causal model was trained with, where its checkpoint says so.
         noise: the noise process of a uniform model.
         structured_attention: clean rows of a uniform model attend to clean rows alone (GIDD). False: every row attends
@@ -157,15 +182,22 @@ class ModelConfig:
     sink: bool = False
     score_cap: float | None = None
     sliding: Sliding | None = None
+    value_norm: bool = False
+    tied_values: bool = False
     norm: Literal["rms", "layer"] = "rms"
+    post_norms: bool = False
+    layer_scales: bool = False
     embed_norm: bool = False
+    embed_scale: float | None = None
     head_dense: bool = False
     head_bias: bool = False
-    mlp: Literal["swiglu", "geglu", "relu2"] = "swiglu"
+    logit_cap: float | None = None
+    mlp: Literal["swiglu", "geglu", "geglu_tanh", "relu2"] = "swiglu"
     mlp_bias: bool = False
     mixture: Mixture | None = None
     causal_prefix: bool = False
     drafter: str | None = None
+    self_conditioning: bool = False
     block_length: int | None = None
     noise: Noise | None = None
     structured_attention: bool = True
@@ -186,37 +218,72 @@ class ModelConfig:
     @property
     def _outside_matrices(self) -> int:
         """Number of weights that are not in the matrices of feed-forwards."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = self.hidden * (2 * q + 2 * kv + 2)
-        if self.qkv_bias:
-            layer += q + 2 * kv
-        if self.qk_norm is not None:
-            layer += 2 * self.head_dim if self.qk_norm == "head" else q + kv
-        if self.sink:
-            layer += 2 * kv
-        if self.mlp_bias:
-            layer += self.intermediate + self.hidden
-        mixtures = filter(None, map(self.mixture_of, range(self.layers)))
-        biases = sum(mixture.experts for mixture in mixtures if mixture.router.bias)
+        mixtures = list(filter(None, map(self.mixture_of, range(self.layers))))
+        inner = sum(mixture.experts for mixture in mixtures if mixture.router.bias)
+        inner += sum(mixture.experts + 4 * self.hidden for mixture in mixtures if mixture.normed)
         head = self.head_dense * self.hidden * (self.hidden + 1) + self.head_bias * self.vocab
         # A norm of the embedding takes the place of the first layer's.
-        return self.layers * layer + biases + self.hidden + head + self.vocab * self.hidden * (1 if self.tied else 2)
+        outside = self.hidden + head + self.vocab * self.hidden * (1 if self.tied else 2)
+        if self.self_conditioning:
+            outside += self.hidden * (1 + 3 * self.intermediate)
+        return sum(map(self._attention, range(self.layers))) + inner + outside
+
+    def _attention(self, layer: int) -> int:
+        """Number of weights of `layer` that are not those of its matrices behind attention."""
+        own = self.shape_of(layer)
+        q, kv = own.heads * own.head_dim, own.kv_heads * own.head_dim
+        values = not (self.tied_values and not self.slides(layer))
+        count = self.hidden * (2 * q + (1 + values) * kv + 2 + 2 * self.post_norms) + 2 * self.layer_scales
+        if self.qkv_bias:
+            count += q + 2 * kv
+        if self.qk_norm is not None:
+            count += 2 * own.head_dim if self.qk_norm == "head" else q + kv
+        if self.sink:
+            count += 2 * kv
+        if self.mlp_bias:
+            count += self.intermediate + self.hidden
+        return count
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether tokens of a block may change after they were written, whatever the sampler."""
+        return self.kind == "uniform" or self.self_conditioning
 
     @property
     def gated(self) -> bool:
         """Whether an MLP has a gate."""
         return self.mlp != "relu2"
 
+    @property
+    def activation(self) -> Activation:
+        """The function of the gate of an MLP that has one."""
+        found: dict[str, Activation] = {"geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+        return found.get(self.mlp, "silu")
+
     def slides(self, layer: int) -> bool:
         """Whether rows of `layer` see their neighbours alone."""
         return self.sliding is not None and layer in self.sliding.layers
 
     @property
-    def ropes(self) -> "tuple[ModelConfig, ...]":
-        """Shapes with the RoPE of layers that see everything and, if there are some, of those that slide."""
-        if self.sliding is None:
+    def shapes(self) -> "tuple[ModelConfig, ...]":
+        """The model with the heads and the RoPE of layers that see everything and, if there are some, of others."""
+        near = self.sliding
+        if near is None:
             return (self,)
-        return self, replace(self, rope_theta=self.sliding.rope_theta, rope_scaling=None)
+        heads, width = near.kv_heads or self.kv_heads, near.head_dim or self.head_dim
+        return self, replace(
+            self, rope_theta=near.rope_theta, rope_scaling=None, kv_heads=heads, head_dim=width, tied_values=False
+        )
+
+    def shape_of(self, layer: int) -> "ModelConfig":
+        """The one of `shapes` that `layer` has."""
+        return self.shapes[self.slides(layer)]
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers of K and V that a token has in all layers together."""
+        own = map(self.shape_of, range(self.layers))
+        return 2 * sum(shape.kv_heads * shape.head_dim for shape in own)
 
     def window(self, layer: int) -> int | None:
         """How many positions a row of `layer` sees to each side; None: all."""
@@ -242,6 +309,7 @@ class ModelConfig:
 
     def widths(self, item: int) -> Widths:
         """The sizes that decide the cost of a pass, with `item` bytes per number."""
+        near = self.shapes[-1]
         return Widths(
             hidden=self.hidden,
             queries=self.heads * self.head_dim,
@@ -251,5 +319,7 @@ class ModelConfig:
             sink=self.sink,
             item=item,
             windows=tuple(map(self.window, range(self.layers))),
+            behind=self.sliding is not None and self.sliding.behind,
+            near=(near.heads * near.head_dim, near.kv_heads * near.head_dim),
             dense=self.head_dense,
         )

@@ -41,6 +41,8 @@ class Executor:
         # A norm of all ranks' heads together is a sum over ranks.
         if self.name != "triton" or (model.config.qk_norm == "whole" and model.ranks.several):
             return None
+        if model.config.value_norm or len({(each.kv_heads, each.head_dim) for each in model.parts}) > 1:
+            return None  # the kernel of heads norms no values, and has one shape for all layers
         from remask.model.layer_triton import TritonLayer
 
         return TritonLayer(model.part)
@@ -98,8 +100,9 @@ def _hindrance(config: ModelConfig, device: torch.device, batch_invariant: bool)
     """Why the Triton kernels cannot compute a model's attention; None: they can."""
     if batch_invariant:
         return "batch_invariant=True, and it is not shown that its kernels give a row the same bits at every place"
-    if config.head_dim > LARGEST_HEAD:
-        return f"it computes heads of at most {LARGEST_HEAD} channels, and this model's have {config.head_dim}"
+    widest = max(each.head_dim for each in config.shapes)
+    if widest > LARGEST_HEAD:
+        return f"it computes heads of at most {LARGEST_HEAD} channels, and this model's have {widest}"
     if find_spec("triton") is None:
         return "it needs triton: pip install triton"
     from remask.model.layer_triton import INTERPRETED

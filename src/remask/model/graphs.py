@@ -291,7 +291,7 @@ def graph_bytes(config: ModelConfig, item: int) -> int:
     """Bytes of the buffers for stages of all sizes, with `item` bytes a number."""
     sizes = {round_up(rows) for rows in range(1, most_rows(config) + 1)}
     channels = config.hidden + 2 * config.heads * config.head_dim
-    channels += len(config.ropes) * (config.rotary_dim or config.head_dim)
+    channels += len(config.shapes) * (config.rotary_dim or config.head_dim)
     return sum(sizes) * (channels * item + 8)
 
 

@@ -7,7 +7,6 @@ stand before and after it.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from remask.errors import ConfigError
 from remask.model.arithmetic import Arithmetic
 from remask.model.attention import Attention, Sink
 from remask.model.attention_torch import Unit, units_of
+from remask.model.config import Activation
 from remask.model.quantised import QuantisedMatrix
 from remask.model.transformer import Transformer
 from remask.model.weights import LayerWeights
@@ -54,10 +54,10 @@ class TiledArithmetic(Arithmetic):
         """Every group has tiles of its own on every device."""
         return self.by_group(x, weights, ends)
 
-    def activate_(self, x: Tensor, *, gelu: bool = False) -> Tensor:
+    def activate_(self, x: Tensor, of: Activation = "silu") -> Tensor:
         """Every row is a range of its own, as the rows of `x` are not side by side in memory."""
         for part in _few_rows(x):
-            super().activate_(part, gelu=gelu)
+            super().activate_(part, of)
         return x
 
     def sigmoid(self, x: Tensor) -> Tensor:
@@ -119,13 +119,15 @@ def batch_invariant(model: Transformer) -> Transformer:
     """
     check_ranks(model.ranks.shard.size)
     arithmetic = TiledArithmetic()
-    queries, keys = (heads * model.config.head_dim for heads in (model.config.heads, model.config.kv_heads))
-    matrices = chain.from_iterable(
+    matrices = list[Tensor]()
+    for layer, w in enumerate(model.weights.layers):
+        shape = model.config.shape_of(layer)
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         # Q is projected separately from K and V, and choosing rows projects K or V alone.
-        (w.qkv[:queries], w.qkv[queries:], w.qkv[-keys:], w.out, *_feed_matrices(w), *_factors(w, queries, keys))
-        for w in model.weights.layers
-    )
-    arithmetic.check([*matrices, model.weights.head])
+        matrices += (w.qkv[:queries], w.qkv[queries:], w.qkv[-keys:], w.out)
+        matrices += (*_feed_matrices(w), *_factors(w, queries, keys))
+    signal = model.weights.signal
+    arithmetic.check([*matrices, model.weights.head, *([] if signal is None else (signal.gate_up, signal.down))])
     tiled = model.with_attention(ApartAttention(model.attention, arithmetic))
     tiled.arithmetic = arithmetic
     return tiled

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remask.model.arithmetic import Arithmetic
-from remask.model.config import Router
+from remask.model.config import Activation, Router
 from remask.model.weights import MixtureWeights
 
 
@@ -40,10 +40,19 @@ def route(x: Tensor, router: Router, active: int, w: MixtureWeights, arithmetic:
         total = sum(weights.unbind(dim=1)[1:], weights[:, 0])
         weights = weights / (total[:, None] + 1e-20)
     weights = weights * router.scale
+    if w.factors is not None:
+        weights = weights * w.factors[experts]
     return Routes(experts, weights if router.float32 else weights.to(x.dtype))
 
 
-def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic, held: range | None = None) -> Tensor:
+def feed(
+    x: Tensor,
+    routes: Routes,
+    w: MixtureWeights,
+    arithmetic: Arithmetic,
+    held: range | None = None,
+    activation: Activation = "silu",
+) -> Tensor:
     """The weighted sum of the chosen experts' outputs of the rows `x` [N, D], of their dtype.
 
     `w` holds the experts in `held`; None: all. Outputs of other experts are left out: other ranks compute them.
@@ -57,7 +66,7 @@ def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic, h
     chosen, order = experts.sort(stable=True)
     ends = torch.searchsorted(chosen, torch.arange(count, device=x.device), right=True, out_int32=True)
     gate, up = arithmetic.grouped(x[order // active], w.gate_up, ends).chunk(2, dim=-1)
-    out = arithmetic.grouped(arithmetic.activate_(gate).mul_(up), w.down, ends)
+    out = arithmetic.grouped(arithmetic.activate_(gate, activation).mul_(up), w.down, ends)
     out = out * routes.weights.flatten()[order, None]
     if count < len(w.router):
         out.masked_fill_((chosen == count)[:, None], 0)  # no product has written these rows

@@ -7,14 +7,18 @@ from remask.model.config import ModelConfig
 
 
 class Pool:
-    """K and V of every layer, [pages * page_size + 1, kv_heads, head_dim] each.
+    """K and V of every layer, [pages * page_size + 1, kv_heads, head_dim] each; layers may differ in the latter two.
 
     A slot is a row of these tensors. K is stored after RoPE, as a token's position never changes. The allocator, not
     the pool, knows which request owns which page.
 
     Attributes:
         spare: the last slot, which no page has. What is of no use may be written there; nobody reads it.
+        signals: the expected embedding of what was last predicted of each slot's position, [slots, D], addressed like
+            K and V of the first layer; zero in the last slot. None where the model takes none in.
     """
+
+    signals: Tensor | None = None
 
     def __init__(
         self,
@@ -28,9 +32,12 @@ class Pool:
         """K and V are of `dtype`, and outputs that are kept too, unless these are of another."""
         self.pages, self.page_size = pages, page_size
         self.spare = pages * page_size
-        shape = (self.spare + 1, config.kv_heads, config.head_dim)
-        self.k = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
-        self.v = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
+        each = [config.shape_of(layer) for layer in range(config.layers)]
+        shapes = [(self.spare + 1, own.kv_heads, own.head_dim) for own in each]
+        self.k = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
+        self.v = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
+        if config.self_conditioning:
+            self.signals = torch.zeros((self.spare + 1, config.hidden), dtype=outputs or dtype, device=device)
         self._outputs = (self.spare + 1, config.hidden), outputs or dtype
         self.outputs: tuple[tuple[Tensor, Tensor], ...] = ()
         self._picked: Tensor | None = None
@@ -53,9 +60,10 @@ class Pool:
     @property
     def nbytes(self) -> int:
         """Bytes reserved for all layers."""
-        return sum(t.nbytes for t in (*self.k, *self.v, *(t for pair in self.outputs for t in pair)))
+        kept = () if self.signals is None else (self.signals,)
+        return sum(t.nbytes for t in (*self.k, *self.v, *kept, *(t for pair in self.outputs for t in pair)))
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in one layer: K and V, and outputs where they are allocated."""
-        return sum(t[0].nbytes for t in (self.k[0], self.v[0], *(self.outputs[0] if self.outputs else ())))
+        """Bytes of one token in one layer: all that is held, shared evenly among the layers."""
+        return self.nbytes // (self.spare + 1) // len(self.k)

@@ -123,6 +123,8 @@ def _faults(config: ModelConfig, size: int) -> list[str]:
     """Every size of `config` that cannot be cut for `size` ranks, in words."""
     heads, groups, mixture = config.heads, config.kv_heads, config.mixture
     faults = []
+    if config.self_conditioning and size > 1:
+        faults.append("its rows take in what was predicted of them, which no part of the vocabulary knows")
     if heads % size:
         faults.append(f"its {heads} attention heads are no multiple of {size}")
     if groups % size and size % groups:

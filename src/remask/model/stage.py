@@ -152,6 +152,15 @@ class Stage:
     outputs: bool = False  # attention and FFN outputs of computed rows are cached
     partial: Partial | None = None  # None: all rows are computed. Else `work` counts the computed ones
     adapters: AdapterRows = NO_ADAPTERS  # which of the N rows adapters change
+    roles: Tensor | None = None  # int64 [N]: 1 where a row is denoised, else 0; None: the model makes no difference
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Rows of the first stage that are denoised, on a model that takes in what was predicted of them."""
+
+    rows: Tensor  # int64 [n]
+    slots: Tensor  # int64 [n], of `Pool.signals`; the spare one where nothing was predicted yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,7 @@ class StepBatch:
     stages: tuple[Stage, ...]
     predict: Tensor  # int64 [M]: rows of the last stage whose logits are needed
     row_layers: int
+    signals: Signals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +186,7 @@ class Rows:
         outputs: whether their attention and FFN outputs are kept, addressed like K and V.
         adapters: which of them adapters change.
         growth: what their queries are multiplied by after RoPE, [N, 1, 1]; None: nothing.
+        roles: as of `Stage`.
     """
 
     cos: Tensor
@@ -185,6 +196,7 @@ class Rows:
     outputs: bool
     adapters: AdapterRows = NO_ADAPTERS
     growth: Tensor | None = None
+    roles: Tensor | None = None
 
 
 Index: TypeAlias = NDArray[np.int64]

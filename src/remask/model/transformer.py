@@ -17,7 +17,7 @@ from remask.model.mixture import Routes, feed, route
 from remask.model.pool import Pool
 from remask.model.quantised import QuantisedMatrix
 from remask.model.ranks import Ranks
-from remask.model.stage import NO_ADAPTERS, AdapterRows, Partial, Pick, Rows, Stage, StepBatch
+from remask.model.stage import NO_ADAPTERS, AdapterRows, Partial, Pick, Rows, Signals, Stage, StepBatch
 from remask.model.weights import LayerWeights, MixtureWeights, Weights
 from remask.model.work_list import WorkList
 
@@ -35,7 +35,8 @@ class Transformer:
 
     Attributes:
         config: the whole model's shape.
-        part: the shape that this rank computes with.
+        part: the shape that this rank computes with, in layers that see everything.
+        parts: that, and the shape of layers that slide if there are some.
         kernels: what computes between matrix products; None: PyTorch's own operations.
         graphs: what repeats layers in which all rows are computed; None: they are launched one operation after another.
         adapter: what all rows are computed with, whatever a stage says; None: what it says.
@@ -56,10 +57,14 @@ class Transformer:
         self.config, self.weights, self.arithmetic = config, weights, arithmetic or Arithmetic()
         self.ranks = ranks or Ranks()
         self.part = self.ranks.shard.part(config)
+        self.parts = tuple(map(self.ranks.shard.part, config.shapes))
         self.attention, self.kernels = attention or TorchAttention(config.score_cap), kernels
-        self.turns = tuple(rope(each, weights.embed.dtype, weights.embed.device) for each in config.ropes)
+        self.turns = tuple(rope(each, weights.embed.dtype, weights.embed.device) for each in config.shapes)
         self.slides = tuple(map(config.slides, range(config.layers)))
         self.growth = query_growth(config, weights.embed.dtype, weights.embed.device)
+        scale = torch.tensor(1.0 if config.embed_scale is None else config.embed_scale)
+        self.activation = config.activation
+        self.embed_scale = float(scale.to(weights.embed.dtype))  # rounded as the embedding is, as in transformers
 
     def with_attention(self, attention: Attention) -> Self:
         """The same weights, with attention computed by `attention`, and without graphs."""
@@ -107,14 +112,36 @@ class Transformer:
         Returns the final norm's output at the predicted rows, [M, D]. The host does not wait for the device.
         """
         h = self.embed(batch.tokens)
+        if batch.signals is not None:
+            h = self.told(h, batch.signals, pool)
         for stage in batch.stages:
             h = self.run(stage, h, pool)
         return self.leave(h.index_select(0, batch.predict))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The input of the first layer, [N, D]."""
+        """The embedding of `tokens` [N] as it enters the first layer, [N, D]."""
         h = F.embedding(tokens, self.weights.embed)
+        if self.embed_scale != 1:
+            h = h * self.embed_scale
         return h if self.weights.embed_norm is None else self.norm(h, self.weights.embed_norm)
+
+    @torch.inference_mode()
+    def expected(self, chances: Tensor) -> Tensor:
+        """The expected embedding [M, D] of rows whose tokens have the probabilities `chances` [M, V]."""
+        embed = self.weights.embed
+        found = self.arithmetic.linear(chances.to(embed.dtype), embed.T)
+        return found * self.embed_scale
+
+    @torch.inference_mode()
+    def told(self, h: Tensor, signals: Signals, pool: Pool) -> Tensor:
+        """Embedded rows [N, D] once those of `signals` have taken in what the pass before predicted of them."""
+        w, c, rows = self.weights.signal, self.config, signals.rows
+        assert w is not None
+        assert pool.signals is not None
+        before, own = pool.signals[signals.slots], h[rows]
+        gate, up = self.arithmetic.linear(self.norm(before, w.norm), w.gate_up).chunk(2, dim=-1)
+        told = self.arithmetic.linear(self.arithmetic.activate_(gate, self.activation).mul_(up), w.down)
+        return h.index_copy(0, rows, F.rms_norm(own + told, (c.hidden,), None, c.norm_eps))
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
         """The output of `stage`, [N, D]. `h` is the output of the stage before, and may be overwritten."""
@@ -132,7 +159,7 @@ class Transformer:
         # On a CPU `index_select` takes a third of the time of an index in brackets.
         (cos, sin), *others = self.turns
         growth = None if self.growth is None else self.growth.index_select(0, at)
-        rest = places, stage.written, stage.outputs, stage.adapters, growth
+        rest = places, stage.written, stage.outputs, stage.adapters, growth, stage.roles
         rows = [Rows(cos.index_select(0, at), sin.index_select(0, at), *rest)]
         if others:
             rows += [Rows(cos.index_select(0, at), sin.index_select(0, at), *rest) for cos, sin in others]
@@ -152,7 +179,7 @@ class Transformer:
 
         K/V of the rows that are written are put into their slots.
         """
-        w, c = self.weights.layers[layer], self.part
+        w, c = self.weights.layers[layer], self.parts[self.slides[layer]]
         x = self.norm(h, w.attn_norm)
         heads = c.heads + 2 * c.kv_heads
         if self.kernels is not None:
@@ -160,14 +187,14 @@ class Transformer:
             q = self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
             return q if rows.growth is None else q.mul_(rows.growth)
         if rows.written is None and not self.arithmetic.invariant:
-            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin, rows.adapters)
+            turned, v = self._project(x, layer, range(heads), rows.cos, rows.sin, rows.adapters)
             q, k = turned[:, : c.heads], turned[:, c.heads :]
         else:
             # Two products where one would do, if bits must not depend on what other canvases leave out.
             those = slice(None) if rows.written is None else rows.written
             own = rows.adapters if rows.written is None else rows.adapters.among(rows.written)
-            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin, rows.adapters)
-            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those], own)
+            q, _ = self._project(x, layer, range(c.heads), rows.cos, rows.sin, rows.adapters)
+            k, v = self._project(x[those], layer, range(c.heads, heads), rows.cos[those], rows.sin[those], own)
         pool.k[layer].index_copy_(0, rows.slots, k.to(pool.k[layer].dtype))
         pool.v[layer].index_copy_(0, rows.slots, v.to(pool.v[layer].dtype))
         return q if rows.growth is None else q.mul_(rows.growth)
@@ -181,8 +208,12 @@ class Transformer:
         w = self.weights.layers[layer]
         kept_attended, kept_fed = pool.outputs[layer] if rows.outputs else (None, None)
         attended = self.ranks.sum(self._linear(attended, w, "out", rows.adapters))
-        x = self._added(h, attended, w.ffn_norm, kept_attended, rows)
-        return self._added(h, self._feed(x, w, rows.adapters), None, kept_fed, rows)
+        x = self._added(h, self.norm(attended, w.attn_post), w.ffn_norm, kept_attended, rows)
+        fed = self._feed(h, x, w, rows.adapters)
+        h = self._added(h, self.norm(fed, w.ffn_post), None, kept_fed, rows)
+        if w.scale is not None:
+            h *= w.scale[0] if rows.roles is None else w.scale.index_select(0, rows.roles)[:, None]
+        return h
 
     def sink(self, layer: int) -> Sink | None:
         """The key and value that every row attends to in `layer`, where the model has learnt some."""
@@ -196,15 +227,15 @@ class Transformer:
         """
         layer, h = stage.layers.start, _enter(stage, h)
         cos, sin = self.turned_by(layer, stage.positions[rows])
-        w, adapters = self.weights.layers[layer], stage.adapters.among(rows)
-        return self._compared(h[rows], w, pool.v[layer], slots, False, cos, sin, adapters)[1]
+        adapters = stage.adapters.among(rows)
+        return self._compared(h[rows], layer, pool.v[layer], slots, False, cos, sin, adapters)[1]
 
     def leave(self, h: Tensor) -> Tensor:
         """What the output matrix reads: the final norm of the last layer's output, and what a family has behind it."""
         w, h = self.weights, self.norm(h, self.weights.norm)
         if w.head_dense is None:
             return h
-        return self.norm(self.arithmetic.activate_(self.arithmetic.linear(h, w.head_dense), gelu=True), w.head_norm)
+        return self.norm(self.arithmetic.activate_(self.arithmetic.linear(h, w.head_dense), "gelu"), w.head_norm)
 
     def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """The norm of the rows of `x`; without a weight `x` itself."""
@@ -222,9 +253,8 @@ class Transformer:
 
     def queries(self, h: Tensor, layer: int, positions: Tensor, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
         """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` that enter `layer` as `h` [N, D]."""
-        w = self.weights.layers[layer]
-        x, heads = self.norm(h, w.attn_norm), range(self.part.heads)
-        q, growth = self._project(x, w, heads, *self.turned_by(layer, positions), adapters)[0], self.growth
+        x, heads = self.norm(h, self.weights.layers[layer].attn_norm), range(self.part.heads)
+        q, growth = self._project(x, layer, heads, *self.turned_by(layer, positions), adapters)[0], self.growth
         return q if growth is None else q * growth[positions]
 
     def turned(self, keys: Tensor, by: int, layer: int = 0) -> Tensor:
@@ -233,7 +263,7 @@ class Transformer:
         Computed in float32 at least, and rounded once.
         """
         wide = torch.promote_types(keys.dtype, torch.float32)
-        cos, sin = angles(self.config.ropes[self.slides[layer]], torch.full((1,), by, device=keys.device))
+        cos, sin = angles(self.config.shapes[self.slides[layer]], torch.full((1,), by, device=keys.device))
         return rotate(keys, cos.to(wide), sin.to(wide))
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
@@ -244,7 +274,10 @@ class Transformer:
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [M, V] of final hidden states [M, D], in their dtype: of the tokens that this rank holds."""
-        return self.arithmetic.linear(hidden, self.weights.head, self.weights.head_bias)
+        logits, cap = self.arithmetic.linear(hidden, self.weights.head, self.weights.head_bias), self.config.logit_cap
+        if cap is None:
+            return logits
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(cap).tanh_().mul_(cap)
 
     def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, rows: Rows) -> Tensor:
         """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `kept`."""
@@ -270,7 +303,7 @@ class Transformer:
             if (pick.phase + layer - stage.layers.start) % pick.every:
                 chosen = _least(~pool.picked[part.slots[pick.rows]], pick)
             else:
-                chosen = self._choose(h, w, layer, stage, pick, pool, cos, sin)
+                chosen = self._choose(h, layer, stage, pick, pool, cos, sin)
             computed = computed.index_copy(0, pick.target, chosen)
         slots = part.slots[computed]
         written = slots if stage.written is None else slots[stage.written]
@@ -286,8 +319,10 @@ class Transformer:
             assert work is not None
             found = self.attend(q, layer, work, pool)
         attended = self.ranks.sum(self._linear(found, w, "out", adapters))
+        attended = self.norm(attended, w.attn_post)
         h += _outputs(pool.outputs[layer][0], attended, computed, part.slots, stage.written)
-        fed = self._feed(self.norm(h[computed], w.ffn_norm), w, adapters)
+        entered = h[computed]
+        fed = self.norm(self._feed(entered, self.norm(entered, w.ffn_norm), w, adapters), w.ffn_post)
         h += _outputs(pool.outputs[layer][1], fed, computed, part.slots, stage.written)
         return h
 
@@ -299,9 +334,7 @@ class Transformer:
         near = replace(near, places=near.places.index_select(1, computed))
         return attend_near(q, pool.k[layer], pool.v[layer], near, reach, self.sink(layer), self.config.score_cap)
 
-    def _choose(
-        self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor
-    ) -> Tensor:
+    def _choose(self, h: Tensor, layer: int, stage: Stage, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
         """The rows of `pick` whose V (or K) changed most, int64 [S]. V (or K) is written for all rows of `pick`.
 
         `h` [N, D] are the rows of `stage`. The choice stays on the device, as the number of rows chosen of each
@@ -312,7 +345,7 @@ class Transformer:
         places = slots[pick.rows]
         kept = pool.k[layer] if pick.keys else pool.v[layer]
         turns = cos[pick.rows], sin[pick.rows]
-        new, similarity = self._compared(h[pick.rows], w, kept, places, pick.keys, *turns, adapters)
+        new, similarity = self._compared(h[pick.rows], layer, kept, places, pick.keys, *turns, adapters)
         chosen = _least(similarity, pick)
         kept.index_copy_(0, places, new.to(kept.dtype))
         if pick.every > 1:
@@ -322,7 +355,7 @@ class Transformer:
     def _compared(
         self,
         h: Tensor,
-        w: LayerWeights,
+        layer: int,
         kept: Tensor,
         places: Tensor,
         keys: bool,
@@ -331,10 +364,11 @@ class Transformer:
         adapters: AdapterRows,
     ) -> tuple[Tensor, Tensor]:
         """V (or with `keys` K) of rows that enter a layer as `h` [N, D], and its similarity to those `kept`, [N]."""
-        c = self.part
+        c = self.parts[self.slides[layer]]
         first = c.heads if keys else c.heads + c.kv_heads
         heads = range(first, first + c.kv_heads)
-        projected = self._project(self.norm(h, w.attn_norm), w, heads, cos, sin, adapters)
+        x = self.norm(h, self.weights.layers[layer].attn_norm)
+        projected = self._project(x, layer, heads, cos, sin, adapters)
         new = projected[0 if keys else 1]
         return new, self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
 
@@ -356,35 +390,48 @@ class Transformer:
     def _project(
         self,
         x: Tensor,
-        w: LayerWeights,
+        layer: int,
         heads: range,
         cos: Tensor,
         sin: Tensor,
         adapters: AdapterRows = NO_ADAPTERS,
     ) -> tuple[Tensor, Tensor]:
-        """Heads of normed rows `x` [N, D]: those of Q and K after norm and RoPE, and those of V, [N, any, Dh] each.
+        """Heads of normed rows `x` [N, D] in `layer`: Q and K after norm and RoPE, and V, [N, any, Dh] each.
 
         `heads` counts Q's first, then K's, then V's, in the order of the fused projection.
         """
-        c = self.part
-        part = slice(heads.start * c.head_dim, heads.stop * c.head_dim)
+        w, c = self.weights.layers[layer], self.parts[self.slides[layer]]
+        first, stop, after = heads.start, heads.stop, c.heads + c.kv_heads
+        tied = c.tied_values and stop > after
+        if tied:  # of K's rows, which come last
+            first, stop = min(first, c.heads), after
+        part = slice(first * c.head_dim, stop * c.head_dim)
         bias = None if w.qkv_bias is None else w.qkv_bias[part]
         out = self._linear(x, w, "qkv", adapters, part, bias)
-        out = out.view(len(x), len(heads), c.head_dim)
-        keys, values = max(0, c.heads - heads.start), max(0, c.heads + c.kv_heads - heads.start)
+        out = out.view(len(x), stop - first, c.head_dim)
+        keys, values = max(0, c.heads - first), max(0, after - first)
+        v = out[:, keys:].clone() if tied else out[:, values:]
         for own, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
             if weight is not None and own.shape[1]:
                 self._norm_heads(own, weight)
-        return rotate(out[:, :values], cos, sin), out[:, values:]
+        if c.value_norm:
+            v = F.rms_norm(v, (c.head_dim,), None, c.norm_eps)
+        return rotate(out[:, heads.start - first : values], cos, sin), v
 
-    def _feed(self, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
-        """FFN output of the normed rows `x`: of a dense MLP, or of a mixture's experts."""
-        if w.mixture is None:
+    def _feed(self, h: Tensor, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
+        """FFN output of rows `h`, which are normed as `x`: of a dense MLP, or of a mixture's experts."""
+        own, activation = w.mixture, self.activation
+        if own is None:
             return self.ranks.sum(self._mlp(x, w, adapters))
         assert self.config.mixture is not None
         held = self.ranks.shard.experts(self.config.mixture)
-        routed = feed(x, self.route(x, w.mixture), w.mixture, self.arithmetic, held)
-        return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w, adapters)))
+        if not self.config.mixture.normed:
+            routed = feed(x, self.route(x, own), own, self.arithmetic, held, activation)
+            return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w, adapters)))
+        routes = self.route(self.norm(h, own.router_norm), own)
+        routed = feed(self.norm(h, own.expert_norm), routes, own, self.arithmetic, held, activation)
+        routed = self.norm(self.ranks.sum(routed), own.expert_post)
+        return routed + self.norm(self.ranks.sum(self._mlp(x, w, adapters)), own.shared_post)
 
     def _mlp(self, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
         """Output of the dense MLP, or of the shared expert, of normed rows `x`."""
@@ -392,10 +439,10 @@ class Transformer:
         if self.config.mlp == "relu2":
             inner = inner.relu_().square_()
         elif self.kernels is not None:
-            inner = self.kernels.gate(inner, gelu=self.config.mlp == "geglu")
+            inner = self.kernels.gate(inner, gelu=self.activation == "gelu")
         else:
             gate, up = inner.chunk(2, dim=-1)
-            inner = self.arithmetic.activate_(gate, gelu=self.config.mlp == "geglu").mul_(up)
+            inner = self.arithmetic.activate_(gate, self.activation).mul_(up)
         return self._linear(inner, w, "down", adapters, bias=w.down_bias)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:

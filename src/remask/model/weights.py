@@ -41,6 +41,13 @@ class MixtureWeights:
     bias: Tensor | None  # float32 [E]
     gate_up: Tensor  # [E, 2F, D]: gate rows, then up rows
     down: Tensor  # [E, D, F]
+    # Of a mixture that is `normed`: gains of norms before router and experts, behind the experts' sum and the shared
+    # expert, [D] each, and the factor of each expert's weight [E].
+    router_norm: Tensor | None = None
+    expert_norm: Tensor | None = None
+    expert_post: Tensor | None = None
+    shared_post: Tensor | None = None
+    factors: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ class LayerWeights:
     """
 
     attn_norm: Tensor | None  # [D]
-    qkv: Tensor  # [Q + 2K, D]: query rows, then key rows, then value rows
+    qkv: Tensor  # [Q + 2K, D]: query rows, then key rows, then value rows, if values have any of their own
     qkv_bias: Tensor | None  # [Q + 2K]
     out: Tensor  # [D, Q]
     ffn_norm: Tensor  # [D]
@@ -64,6 +71,9 @@ class LayerWeights:
     sink_v: Tensor | None = None  # [kv_heads, head_dim]
     up_bias: Tensor | None = None  # [F]
     down_bias: Tensor | None = None  # [D]
+    attn_post: Tensor | None = None  # [D]
+    ffn_post: Tensor | None = None  # [D]
+    scale: Tensor | None = None  # [2]: of final rows, and of rows that are denoised
     mixture: MixtureWeights | None = None
     low_rank: Mapping[str, Mapping[str, LowRank]] = field(default_factory=dict)
     """What adapters add to the matrices: by field, then by adapter."""
@@ -74,6 +84,15 @@ class LayerWeights:
         if self.mixture is not None:
             values |= {f"mixture.{each.name}": getattr(self.mixture, each.name) for each in fields(self.mixture)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWeights:
+    """The MLP through which rows that are denoised take in what was predicted of them (self-conditioning)."""
+
+    norm: Tensor  # [D]
+    gate_up: Tensor  # [2F, D]: gate rows, then up rows
+    down: Tensor  # [D, F]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,7 @@ class Weights:
     head_dense: Tensor | None = None  # [D, D]
     head_norm: Tensor | None = None  # [D]
     head_bias: Tensor | None = None  # [V]
+    signal: SignalWeights | None = None
 
     @property
     def adapters(self) -> frozenset[str]:
@@ -114,12 +134,15 @@ class Weights:
         flat: list[tuple[str, int | None, Tensor]] = [
             (name, None, tensor) for name, tensor in held if tensor is not None
         ]
+        if self.signal is not None:
+            flat += [(f"signal.{each.name}", None, getattr(self.signal, each.name)) for each in fields(self.signal)]
         for number, layer in enumerate(self.layers):
             flat += [(name, number, tensor) for name, tensor in layer.named().items()]
         return flat
 
 
 WHOLE = Shard()
+_MIXTURE_NORMS = ("router_norm", "expert_norm", "expert_post", "shared_post")
 
 
 def empty_weights(
@@ -148,16 +171,20 @@ def empty_weights(
             bias=new(count, dtype=torch.float32) if mixture.router.bias else None,
             gate_up=matrix(held, 2 * mixture.intermediate, wide, pieces=(mixture.intermediate,) * 2),
             down=matrix(held, wide, mixture.intermediate, pieces=(wide,)),
+            **{name: new(wide) for name in _MIXTURE_NORMS if mixture.normed},
+            factors=new(count) if mixture.normed else None,
         )
 
-    q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    normed = {"head": (config.head_dim, config.head_dim), "whole": (q, k), None: None}[config.qk_norm]
-    sink = (config.kv_heads, config.head_dim) if config.sink else None
-    layers = tuple(
-        LayerWeights(
+    def one(layer: int) -> LayerWeights:
+        own, feed, mixture = config.shape_of(layer), config.feed(layer), config.mixture_of(layer)
+        q, k = own.heads * own.head_dim, own.kv_heads * own.head_dim
+        rows = (q, k) if own.tied_values else (q, k, k)
+        normed = {"head": (own.head_dim, own.head_dim), "whole": (q, k), None: None}[config.qk_norm]
+        sink = (own.kv_heads, own.head_dim) if config.sink else None
+        return LayerWeights(
             attn_norm=None if config.embed_norm and layer == 0 else new(config.hidden),
-            qkv=matrix(q + 2 * k, config.hidden, pieces=(q, k, k)),
-            qkv_bias=new(q + 2 * k) if config.qkv_bias else None,
+            qkv=matrix(sum(rows), config.hidden, pieces=rows),
+            qkv_bias=new(sum(rows)) if config.qkv_bias else None,
             out=matrix(config.hidden, q, pieces=(config.hidden,)),
             ffn_norm=new(config.hidden),
             gate_up=matrix(
@@ -170,11 +197,16 @@ def empty_weights(
             sink_v=new(*sink) if sink else None,
             up_bias=new(config.intermediate) if config.mlp_bias else None,
             down_bias=new(config.hidden) if config.mlp_bias else None,
+            attn_post=new(config.hidden) if config.post_norms else None,
+            ffn_post=new(config.hidden) if config.post_norms else None,
+            scale=new(2) if config.layer_scales else None,
             mixture=None if mixture is None else experts(mixture),
         )
-        for layer in range(config.layers)
-        for feed, mixture in ((config.feed(layer), config.mixture_of(layer)),)
-    )
+
+    layers, signal = tuple(map(one, range(config.layers))), None
+    if config.self_conditioning:
+        wide, inner = config.hidden, config.intermediate
+        signal = SignalWeights(new(wide), new(2 * inner, wide), new(wide, inner))
     embed, own = new(config.vocab, config.hidden), shard.share(config.vocab)
     if not config.tied:
         head = new(len(own), config.hidden)
@@ -189,4 +221,5 @@ def empty_weights(
         head_dense=new(config.hidden, config.hidden) if config.head_dense else None,
         head_norm=new(config.hidden) if config.head_dense else None,
         head_bias=new(len(own)) if config.head_bias else None,
+        signal=signal,
     )

@@ -58,14 +58,16 @@ class Widths:
 
     Attributes:
         hidden: D.
-        queries: Q, all query heads together.
-        keys: K, all K/V heads together.
+        queries: Q, all query heads together; of layers with windows where these do not have their own.
+        keys: K, all K/V heads together; the same.
         feeds: the feed-forward of each layer.
         vocab: V, rows of the head.
         sink: every layer has a learned key and value that all rows attend to.
         item: bytes of a number, in weights, K/V and activations.
         windows: how many positions a row sees to each side in each layer; None: all. Left out: everywhere all.
         dense: predicted rows pass through a square matrix before the head.
+        behind: windows reach back from the first row of a block, and not to each side of a row.
+        near: Q and K of layers with windows; None: as of all others.
     """
 
     hidden: int
@@ -77,6 +79,8 @@ class Widths:
     item: int
     windows: tuple[int | None, ...] = ()
     dense: bool = False
+    behind: bool = False
+    near: tuple[int, int] | None = None
 
     @property
     def layers(self) -> int:
@@ -86,6 +90,19 @@ class Widths:
     def windows_of(self, layers: range) -> tuple[int | None, ...]:
         """The windows of some consecutive layers."""
         return self.windows[layers.start : layers.stop] or (None,) * len(layers)
+
+    def queries_of(self, layers: range) -> list[int]:
+        """Q of each of some consecutive layers."""
+        return self._widths_of(layers, 0)
+
+    def keys_of(self, layers: range) -> list[int]:
+        """K of each of some consecutive layers."""
+        return self._widths_of(layers, 1)
+
+    def _widths_of(self, layers: range, which: int) -> list[int]:
+        plain = self.queries, self.keys
+        near = self.near or plain
+        return [(plain if window is None else near)[which] for window in self.windows_of(layers)]
 
 
 @dataclass(frozen=True, slots=True)

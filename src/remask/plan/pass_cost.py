@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from remask.plan.cost import NOTHING, OPERATIONS, Operation, OperationCost, PassCost, Widths
 from remask.plan.hooks import HookCost
 from remask.plan.plan import Plan, PrefixHit
-from remask.plan.spans import Mask, Span, neighbours
+from remask.plan.spans import Mask, Positions, Span, neighbours, starts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     """What one pass over `canvases` costs."""
     total = sum((_canvas_cost(widths, each) for each in canvases), NOTHING)
     keys = [_keys(widths, each.plan) for each in canvases]
-    active = int(np.any([reach > 0 for reach in keys], axis=0).sum()) if keys else 0
+    every, active = range(widths.layers), np.any([reach > 0 for reach in keys], axis=0) if keys else np.False_
     fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
     choosing = {(layer, span.pick.by) for span in spans if span.pick is not None for layer in _choosing(span)}
@@ -43,16 +43,19 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     watching = max((each.looks for each in hooks), default=0)
     predicts = any(each.plan.predict.any() for each in canvases)
     w, w_read = widths, widths.item * widths.hidden
+    k = np.array(w.keys_of(every))
+    together = int(((w.queries_of(every) + k) * active).sum())
     weights: dict[Operation, int] = {
-        "projections": w_read * active * 2 * (w.queries + w.keys),
-        "attention": w.item * active * 2 * w.keys * w.sink,
+        "projections": w_read * 2 * together,
+        "attention": w.item * 2 * int((k * active).sum()) * w.sink,
         "mlp": w_read * sum(feed.read(sum(rows)) for feed, *rows in zip(w.feeds, *fed, strict=True) if any(rows)),
         "head": w_read * predicts * (w.vocab + w.dense * w.hidden),
         "selection": w_read * len(choosing) * w.keys,
         "watch": w_read * watching * w.queries,
     }
-    near = np.array([window is not None for window in w.windows_of(range(w.layers))])
-    reads = dict.fromkeys(OPERATIONS, 0) | {"attention": w.item * 2 * w.keys * _keys_read(canvases, keys, near)}
+    near = np.array([window is not None for window in w.windows_of(every)])
+    reads = dict.fromkeys(OPERATIONS, 0)
+    reads["attention"] = w.item * 2 * int((k * _keys_read(canvases, keys, near)).sum())
     both = {name: OperationCost(weights=weights[name], kv_read=reads[name]) for name in OPERATIONS}
     return total + PassCost(both)
 
@@ -70,15 +73,16 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         rows, layers = fixed + chosen, len(span.layers)
         compared = len(_choosing(span))
         # Where rows are chosen K or V of these is there already.
-        sides = layers * 2 * (fixed - frozen + chosen) - compared * chosen
+        queries, kept_keys = sum(w.queries_of(span.layers)), sum(w.keys_of(span.layers))
+        sides = kept_keys * 2 * (fixed - frozen + chosen) - compared * chosen * w.keys
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed adds its cached outputs, and one that is leaves them.
         kept = 2 * int(span.rows.sum()) * each.outputs
         projections += OperationCost(
-            flops=2 * w.hidden * (layers * 2 * rows * w.queries + sides * w.keys),
-            kv_written=w.item * sides * w.keys,
+            flops=2 * w.hidden * (2 * rows * queries + sides),
+            kv_written=w.item * sides,
             states=w.item * w.hidden * (restored + layers * kept),
-            activations=layers * w.item * 2 * rows * (w.hidden + w.queries),
+            activations=w.item * 2 * rows * (layers * w.hidden + queries),
         )
         repeated += compared * 2 * w.hidden * w.keys * chosen
         selection += OperationCost(
@@ -89,8 +93,8 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         )
         # The sink's value is added elementwise.
         attention += OperationCost(
-            flops=2 * w.queries * (2 * _pairs(w, plan, span) + layers * rows * w.sink),
-            activations=layers * w.item * 2 * rows * w.queries,
+            flops=2 * (2 * _pairs(w, plan, span) + queries * rows * w.sink),
+            activations=w.item * 2 * rows * queries,
         )
         feeds = w.feeds[span.layers.start : span.layers.stop]
         mlp += OperationCost(
@@ -122,20 +126,23 @@ def _choosing(span: Span) -> list[int]:
 
 
 def _pairs(w: Widths, plan: Plan, span: Span) -> int:
-    """Pairs of a row and a key that it attends to, in all layers of a span.
+    """Pairs of a row and a key that it attends to, times Q, in all layers of a span.
 
     Of rows that are chosen as many as each may have.
     """
     positions, chosen = np.flatnonzero(span.computed), 0 if span.pick is None else span.pick.count
     sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
     total = 0
-    for window, layers in Counter(w.windows_of(span.layers)).items():
+    starts = starts_of(positions, plan.sees) if w.behind else None
+    for (window, queries), layers in Counter(
+        zip(w.windows_of(span.layers), w.queries_of(span.layers), strict=True)
+    ).items():
         most = plan.reach(span)
         if window is None:
-            total += layers * (int(sees.sum()) + chosen * most)
+            total += layers * queries * (int(sees.sum()) + chosen * most)
         else:
-            first, end = neighbours(positions, sees, window)
-            total += layers * (int((end - first).sum()) + chosen * min(2 * window + 1, most))
+            first, end = neighbours(positions, sees, window, starts)
+            total += layers * queries * (int((end - first).sum()) + chosen * min(2 * window + 1, most))
     return total
 
 
@@ -151,31 +158,37 @@ def _keys(w: Widths, plan: Plan) -> NDArray[np.int64]:
     for span in plan.spans:
         reach = plan.reach(span) if span.cost else 0
         windows = w.windows_of(span.layers)
-        reads += [reach if window is None else min(reach, _union(span, window)) for window in windows]
+        reads += [reach if window is None else min(reach, _union(w, plan, span, window)) for window in windows]
     return np.array(reads, dtype=np.int64)
 
 
-def _union(span: Span, window: int) -> int:
+def _union(w: Widths, plan: Plan, span: Span, window: int) -> int:
     """How many positions are neighbours of rows that are computed or may be chosen."""
     rows = span.computed if span.pick is None else span.computed | span.pick.among
-    first, end = neighbours(np.flatnonzero(rows), len(rows), window)
+    positions, starts = np.flatnonzero(rows), None
+    sees: Positions | int = len(rows)
+    if w.behind and plan.sees is not None:
+        sees, starts = plan.sees[positions], starts_of(positions, plan.sees)
+    first, end = neighbours(positions, sees, window, starts)
     return int((end - np.maximum(first, np.concatenate([first[:1], end[:-1]]))).sum())
 
 
-def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64]], near: NDArray[np.bool_]) -> int:
-    """Keys that all canvases read in all layers. A prefix that several canvases read in place counts once.
+def _keys_read(
+    canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64]], near: NDArray[np.bool_]
+) -> Positions:
+    """Keys that all canvases read in each layer, [layers]. A prefix that several read in place counts once.
 
     In layers where rows see their neighbours alone, `near` [layers], each canvas reads its own.
     """
-    own, groups = 0, dict[Hashable, NDArray[np.int64]]()
+    own, groups = np.zeros(len(near), dtype=np.int64), dict[Hashable, NDArray[np.int64]]()
     for each, reach in zip(canvases, keys, strict=True):
         shared = np.zeros_like(reach)
         if each.prefix is not None:
             shared[: each.prefix.layers] = np.minimum(reach[: each.prefix.layers], each.prefix.lead)
             shared[near] = 0
             groups[each.sharing] = np.maximum(groups.get(each.sharing, 0), shared)
-        own += int((reach - shared).sum())
-    return own + sum(int(read.sum()) for read in groups.values())
+        own += reach - shared
+    return own + sum(groups.values())
 
 
 @dataclass(frozen=True, slots=True)

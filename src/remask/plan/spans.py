@@ -36,9 +36,21 @@ def rows_of(parts: Iterable[range], length: int) -> Mask:
     return mask
 
 
-def neighbours(positions: Positions, sees: Positions | int, reach: int) -> tuple[Positions, Positions]:
-    """The first position that each row sees, and the first behind these: `reach` to each side, below `sees` at most."""
+def neighbours(
+    positions: Positions, sees: Positions | int, reach: int, starts: Positions | None = None
+) -> tuple[Positions, Positions]:
+    """The first position that each row sees, and the first behind these: `reach` to each side, below `sees` at most.
+
+    With `starts`, where each row's block begins, it is `reach` before that, and all from there on below `sees`.
+    """
+    if starts is not None:
+        return np.maximum(starts - reach, 0), np.broadcast_to(sees, positions.shape)
     return np.maximum(positions - reach, 0), np.minimum(positions + reach + 1, sees)
+
+
+def starts_of(positions: Positions, sees: Positions | None) -> Positions:
+    """Where the block of each of `positions` begins: with the first row that sees as far. `sees` is as of a `Plan`."""
+    return np.zeros_like(positions) if sees is None else np.searchsorted(sees, sees[positions])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ class Exact(CachePolicy):
     token is there. On Fast-dLLM v2 nothing is merged: the pass that commits a block, or ends the prompt's prefill,
     gives the next block its first token.
 
-    Where final rows are causal (Nemotron-Labs-Diffusion), each pass computes what is behind the committed rows.
+    Where final rows are causal (Nemotron-Labs-Diffusion, DiffusionGemma), each pass computes what is behind the
+    committed rows.
     """
 
     prefill_chunk: int = declare(
@@ -38,7 +39,7 @@ class Exact(CachePolicy):
     def repeats(self, view: View) -> int:
         """The block alone, after its first pass."""
         if view.committed is not None:
-            return 0 if view.shift else ALWAYS
+            return 0 if view.shift or view.committed < view.block.start else ALWAYS
         return ALWAYS if view.block_step > 0 and not view.led else 0
 
     def plan(self, view: View) -> Plan:
@@ -72,7 +73,7 @@ class Exact(CachePolicy):
         start, stop = committed, view.block.stop - view.shift
         if view.step == 0:
             start = (0 if view.prefix is None else view.prefix.length) + view.pass_index * self.prefill_chunk
-            if stop - start > self.prefill_chunk:
+            if view.block.start - start > self.prefill_chunk:
                 nothing = view.rows(0, 0)
                 return Plan(view.over(start, start + self.prefill_chunk), nothing, transfer=nothing)
         # Where all is shared, the last row predicts.

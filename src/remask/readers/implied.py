@@ -20,6 +20,7 @@ from remask.readers.guidance import Guidance
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoder
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.score import distributions
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
@@ -32,6 +33,8 @@ def readers_of(start: Start, decoder: Decoder, policy: CachePolicy, params: Samp
 def _implied(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
     if decoder.corrections is not None:
         yield Proposals()
+    if decoder.redraws is not None:
+        yield Redraws()
     if policy.traits.reads == "entropy":
         yield Entropy()
     yield from bars_of(start, params)
@@ -60,10 +63,50 @@ class Entropies(DeviceRead):
         return 1
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        logs = vocabulary.log_softmax(logits)
-        chances = logs.exp()
-        found = -vocabulary.sum(torch.where(chances > 0, chances * logs, 0.0)).float()
+        found = entropy(logits, vocabulary)
         return lambda tokens: found[None]  # noqa: ARG005
+
+
+def entropy(logits: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """The entropy of each row of `logits` [rows, V] in nats, float32 [rows]."""
+    logs = vocabulary.log_softmax(logits)
+    chances = logs.exp()
+    return -vocabulary.sum(torch.where(chances > 0, chances * logs, 0.0)).float()
+
+
+class Redraws(Reader):
+    """Gives a decoder that asks for it (`Decoder.redraws`) a drawn token of each position, and its entropy in nats."""
+
+    name = "redraws"
+    foreseeable = False
+
+    def on_device(self, step: ReadPass) -> DeviceRead | None:
+        """See `Reader`."""
+        self._decoder, temperature = step.decoder, step.decoder.redraws
+        return None if temperature is None else Drawn(temperature)
+
+    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
+        """See `Reader`."""
+        self._decoder.redrawn(numbers[0].astype(np.int64), numbers[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn(DeviceRead):
+    """A token of each row drawn at a temperature, by its filters, and the entropy at that temperature without them."""
+
+    temperature: float
+
+    @property
+    def width(self) -> int:
+        """See `DeviceRead`."""
+        return 2
+
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
+        """See `DeviceRead`."""
+        _, _, choice = distributions(logits, replace(rows, temperature=self.temperature), mask_id, vocabulary)
+        drawn, entropies = vocabulary.draw(choice, rows.draws), entropy(logits / self.temperature, vocabulary)
+        found = torch.stack((drawn.float(), entropies))
+        return lambda tokens: found  # noqa: ARG005
 
 
 class Proposals(Reader):

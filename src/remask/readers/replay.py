@@ -114,6 +114,11 @@ def check_replay(transfers: Sequence[Transfer], decoding: Decoding, asked: Asked
     block can predict the first token of it.
     """
     shape, stops, schedule = asked.shape, asked.stops, asked.schedule
+    if shape.self_conditioning:
+        raise ConfigError(
+            f"replay: what a step of {shape.family} models sees of the step before is no token, so a trace cannot be "
+            "written again; run the request with its seed"
+        )
     idle, tail, blockwise = schedule.idle_passes, asked.response.tail, schedule.blockwise
     _check_form(transfers, shape)
     replay, canvas, scan = ReplaySteps(transfers, decoding.total_steps), decoding.canvas(), stops.scan()

@@ -11,6 +11,7 @@ from remask.sampling.rules import RULES
 COUNT = Whole(1, POSITIONS)
 TOKEN = Whole(0, POSITIONS)
 TEMPERATURE = Real(0, 1000)
+TEMPERED = Real(1e-3, 1000)
 MARGINAL = "ancestral_marginal"
 """The sampler whose reverse step is the mean of the posteriors over what the model predicts."""
 ANCESTRAL = ("ancestral", MARGINAL)
@@ -155,6 +156,40 @@ class SpeculationParams:
 
     def __post_init__(self) -> None:
         check(self, "speculation.")
+
+
+@dataclass(frozen=True, slots=True)
+class RenoisingParams:
+    """How a canvas of noise is denoised by a model that writes one after the other (DiffusionGemma)."""
+
+    entropy_bound: float | None = declare(
+        None,
+        Real(0, 1e6),
+        "A step keeps the most certain tokens up to this sum of entropies in nats; by default 0.1.",
+        kinds=("block_causal",),
+    )
+    t_max: float | None = declare(
+        None,
+        TEMPERED,
+        "Temperature of the first step where `temperature` is 0; by default 0.8.",
+        kinds=("block_causal",),
+    )
+    t_min: float | None = declare(None, TEMPERED, "What it falls towards; by default 0.4.", kinds=("block_causal",))
+    stability_threshold: int | None = declare(
+        None,
+        Whole(0, 2**30),
+        "A canvas is done once its most probable tokens have stayed the same for so many steps; by default 1,",
+        kinds=("block_causal",),
+    )
+    confidence_threshold: float | None = declare(
+        None,
+        Real(0, 1e6),
+        "and the mean entropy is below this; by default 0.005, and 0 never ends a canvas early.",
+        kinds=("block_causal",),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "renoising.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from remask.request.sampling_groups import (
     UNIFORM_PRESETS,
     BlockParams,
     RemaskingParams,
+    RenoisingParams,
     SpeculationParams,
     UniformParams,
 )
@@ -199,6 +200,9 @@ class SamplingParams(_KnownNames):
     )
     speculation: Grouped[SpeculationParams] = grouped(
         SpeculationParams, "speculation field", "How mode `linear_speculation` drafts."
+    )
+    renoising: Grouped[RenoisingParams] = grouped(
+        RenoisingParams, "renoising field", "How DiffusionGemma denoises a canvas."
     )
     blocks: Grouped[BlockParams] = grouped(BlockParams, "blocks field", "How blocks follow each other, and end.")
 

@@ -55,6 +55,8 @@ class Decoder(ABC):
         drafts: the next pass drafts, and transfers nothing: its tokens stand on the canvas in the pass after it.
         mask_id: the mask token, of a decoder that drafts.
         adapter: that its rows are computed with; None: the request's own, if any.
+        redraws: the temperature at which this step needs a drawn token of every row and its entropy (`redrawn`), and
+            says itself which tokens it writes (`tokens_at`); None: it needs none.
     """
 
     writes_once = False
@@ -65,6 +67,7 @@ class Decoder(ABC):
     drafts: bool = False
     mask_id: int
     adapter: str | None = None
+    redraws: float | None = None
 
     def __init__(self, canvas: Canvas, seed: int, step: int = 0) -> None:
         self.canvas, self.seed = canvas, seed
@@ -117,6 +120,13 @@ class Decoder(ABC):
     @property
     def corrections(self) -> int | None:
         """Correction steps so far; None where the request names no correction."""
+        return None
+
+    def redrawn(self, drawn: Tokens, entropies: Confidence) -> None:  # noqa: B027 - most take none
+        """Take drawn tokens and entropies of all predicted positions, [n] each. Called before `choose`."""
+
+    def tokens_at(self, written: Positions) -> Tokens | None:  # noqa: ARG002
+        """Return the tokens that `written` get, which `choose` has returned, of a decoder that `redraws`."""
         return None
 
     @property

@@ -100,6 +100,23 @@ class Penalty:
         vocabulary.lower(logits, tokens.clamp_min(0), losses)
 
 
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The expected embedding of rows, which the next pass over their positions takes in.
+
+    Attributes:
+        temperature: of the distribution that it is expected under, above 0.
+        slots: where it is kept, int64 [rows]; the runner knows. None: nowhere yet.
+    """
+
+    temperature: float
+    slots: NDArray[np.int64] | None = None
+
+    def piece(self, start: int, stop: int) -> "Signal":
+        """The same for the rows from the one numbered `start` up to `stop`."""
+        return self if self.slots is None else replace(self, slots=self.slots[start:stop])
+
+
 @dataclass(slots=True)  # not frozen, as one is made for each request of each pass
 class RowGroup:
     """The rows of one request among the logits, and how they become tokens and confidences.
@@ -111,7 +128,8 @@ class RowGroup:
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
     A `penalty` lowers logits before all of that.
 
-    In `free` rows the mask token may be chosen like any other.
+    In `free` rows the mask token may be chosen like any other. Of rows with a `signal` the next pass takes in what is
+    predicted.
 
     `guide` are the rows of the unconditional canvas for the same positions, if it takes part. `reads` are the device
     parts of the request's readers.
@@ -131,6 +149,7 @@ class RowGroup:
     penalty: Penalty | None = None
     free: bool = False
     reads: Sequence[DeviceRead] = ()
+    signal: Signal | None = None
 
     def piece(self, start: int, stop: int) -> "RowGroup":
         """The rows from the one numbered `start` up to `stop` as a group of their own, read as they would be here.
@@ -146,6 +165,7 @@ class RowGroup:
             noisy=None if noisy is None else noisy.piece(start, stop),
             penalty=None if self.penalty is None else replace(self.penalty, tokens=self.penalty.tokens[start:stop]),
             reads=tuple(each.piece(start, stop) for each in self.reads),
+            signal=None if self.signal is None else self.signal.piece(start, stop),
         )
 
     @property

@@ -1,6 +1,6 @@
 """Computes tokens and confidences of predicted rows, on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ def score(
     per_group: bool = False,
     more: int = 0,
     vocabulary: Vocabulary = WHOLE,
+    keep: Callable[[Tensor, RowGroup], None] | None = None,
 ) -> Tensor:
     """Return token and confidence of every row of `groups`, float32 [2 + more, rows], in order, without guide rows.
 
@@ -37,7 +38,8 @@ def score(
     that draw are sent to the device in one copy, and stay there. The mask token is chosen in free rows alone, but
     counts in the probabilities, as in the originals. With `per_group` each group is read
     by itself, and otherwise all greedy groups together: the last bits of a reduction may depend on the size of the
-    whole tensor. Nothing waits for the device.
+    whole tensor. Nothing waits for the device. `keep` is called with the logits [rows, V] of each group that has a
+    signal, once the sampler and the readers have changed them.
     """
     if not (per_group or more) and _all_plain(groups, len(logits)):
         return vocabulary.greedy(logits, mask_id)
@@ -45,6 +47,8 @@ def score(
     _send_positions(groups, logits.device)
     for group in groups:
         _change(logits, group, vocabulary)
+        if keep is not None and group.signal is not None:
+            keep(logits[group.rows], group)
     measured = {id(group): _measured(logits[group.rows], group, mask_id, vocabulary) for group in groups}
     own = [group for group in groups if per_group or group.free or not _greedy(group)]
     # Free rows are done before the mask is taken out of all others.
@@ -72,7 +76,8 @@ def _all_plain(groups: Sequence[RowGroup], rows: int) -> bool:
 
 def _plain(group: RowGroup) -> bool:
     """Whether only the greedy token and its probability are read, of unchanged logits."""
-    return not (group.reads or group.free) and group.guide is None and group.penalty is None and _greedy(group)
+    more = group.reads or group.free or group.signal
+    return not more and group.guide is None and group.penalty is None and _greedy(group)
 
 
 def _greedy(group: RowGroup) -> bool:

@@ -139,7 +139,7 @@ class Service:
         ticket = self.engine.submit(pending)
         token_text = self.token_text if body.stream_drafts else None
         stops = self.llm.loaded.config.stop_ids
-        kind = {"rewrites": self.llm.loaded.config.kind == "uniform", "scored": body.terms.top_logprobs is not None}
+        kind = {"rewrites": self.llm.loaded.config.rewrites, "scored": body.terms.top_logprobs is not None}
         texts = self.intake.tokenizer
         answers = [
             Answer(i, each.request, texts, stops, token_text, each.decoding.block_ranges, **kind)

@@ -83,7 +83,7 @@ class ModelInfo(Answer):
     parameters: int
     layers: int
     vocab_size: int
-    mask_token_id: int
+    mask_token_id: int | None
     stop_token_ids: list[int]
     dtype: str
     device: str
@@ -158,7 +158,7 @@ async def get_model_info(request: Request) -> Response:
         "parameters": shape.parameters,
         "layers": shape.layers,
         "vocab_size": shape.vocab,
-        "mask_token_id": shape.mask_id,
+        "mask_token_id": shape.mask_id if shape.mask_id >= 0 else None,
         "stop_token_ids": list(shape.stop_ids),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "device": str(llm.model.device),

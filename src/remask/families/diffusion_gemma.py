@@ -1,0 +1,250 @@
+"""DiffusionGemma: Gemma 4 that writes one canvas of uniform diffusion after the other. Text alone.
+
+Names of tensors and keys are those of transformers' implementation. No published checkpoint was read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from remask.checks.values import is_whole
+from remask.families.family import Factors, Family, MixtureNames, TensorNames, tiny
+from remask.families.fields import LAYERS, VOCAB, Fields
+from remask.model.config import Mixture, ModelConfig, RopeScaling, Router, Sliding
+
+WHOLE, NEAR = "full_attention", "sliding_attention"
+NO_MASK = -1
+_WHERE = "config.json (diffusion-gemma)"
+_PATTERN = 6  # every so many layers one sees everything, where the file does not say which
+_GLOBAL_HEAD = 512  # the width of a head there, the same
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    outer = Fields(_WHERE, raw)
+    outer.only("tie_word_embeddings", True, optional=True)
+    inner = outer.get("text_config")
+    if not isinstance(inner, Mapping):
+        raise outer.unfit("text_config", "an object with the keys of the text model")
+    fields = Fields(f"{_WHERE}, 'text_config'", inner)
+    fields.only("attention_bias", False, optional=True)
+    fields.only("attention_k_eq_v", True, optional=True)
+    fields.only("hidden_activation", "gelu_pytorch_tanh", optional=True)
+    fields.only("tie_word_embeddings", True, optional=True)
+    if fields.get("use_bidirectional_attention") not in (None, "vision"):
+        raise fields.unfit("use_bidirectional_attention", 'null or "vision", which leave text causal')
+    layers, heads = fields.integer("num_hidden_layers", most=LAYERS), fields.integer("num_attention_heads")
+    hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size", most=VOCAB)
+    near = _near_layers(fields, layers)
+    wide, groups = _whole_heads(fields, near, layers, heads)
+    width, inner_width = fields.integer("head_dim", 256, least=2), fields.integer("intermediate_size")
+    near_theta = _rope(fields, NEAR, width)[0] if near else 0.0
+    theta, scaling = _rope(fields, WHOLE, wide)
+    experts = fields.experts()
+    return ModelConfig(
+        family="diffusion-gemma",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=groups,
+        head_dim=wide,
+        intermediate=inner_width,
+        vocab=vocab,
+        max_length=fields.integer("max_position_embeddings"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=fields.number("rms_norm_eps"),
+        mask_id=NO_MASK,
+        stop_ids=tuple(dict.fromkeys(fields.tokens("eos_token_id", vocab))),
+        sliding=_sliding(
+            near,
+            fields.integer("sliding_window", least=2) if near else 2,
+            near_theta,
+            fields.kv_heads("num_key_value_heads", heads),
+            width,
+        ),
+        embed_scale=hidden**0.5,
+        logit_cap=fields.number("final_logit_softcapping", 30.0),
+        mixture=_mixture(
+            experts,
+            fields.integer("top_k_experts", most=experts),
+            fields.integer("moe_intermediate_size"),
+            inner_width,
+        ),
+        block_length=outer.block("canvas_length", 256),
+        **_SWITCHES,
+    )
+
+
+_SWITCHES: Mapping[str, Any] = {
+    "tied": True,
+    "kind": "block_causal",
+    "qk_norm": "head",
+    "value_norm": True,
+    "tied_values": True,
+    "post_norms": True,
+    "layer_scales": True,
+    "mlp": "geglu_tanh",
+    "self_conditioning": True,
+}
+
+
+def _near_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    """The layers that have windows. The last one sees everything whatever the file says, as in transformers."""
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        kinds = [NEAR if (layer + 1) % _PATTERN else WHOLE for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {WHOLE, NEAR}:
+        raise fields.unfit("layer_types", f"a list of {layers} times {WHOLE!r} or {NEAR!r}")
+    return tuple(layer for layer, kind in enumerate(kinds[:-1]) if kind == NEAR)
+
+
+def _whole_heads(fields: Fields, near: tuple[int, ...], layers: int, heads: int) -> tuple[int, int]:
+    """Width and number of the heads of K/V in layers that see everything: under keys of their own, or by layer."""
+    said = fields.get("per_layer_config")
+    if said is None:
+        width = fields.integer("global_head_dim", _GLOBAL_HEAD, least=2)
+        groups = fields.integer("num_global_key_value_heads", fields.kv_heads("num_key_value_heads", heads))
+        if heads % groups:
+            raise fields.unfit("num_global_key_value_heads", f"a divisor of the {heads} attention heads")
+        return width, groups
+    whole = [layer for layer in range(layers) if layer not in near]
+    usual = fields.integer("head_dim", 256, least=2), fields.kv_heads("num_key_value_heads", heads)
+    own = {layer: _heads_of(said, str(layer), usual) for layer in range(layers)} if isinstance(said, Mapping) else {}
+    width, groups = own.get(whole[0]) or (0, 0)
+    fits = is_whole(width, 2, 2**20) and is_whole(groups, 1, heads) and not heads % groups
+    if not fits or any(found != ((width, groups) if layer in whole else usual) for layer, found in own.items()):
+        raise fields.unfit(
+            "per_layer_config",
+            f"'head_dim' and a 'num_key_value_heads' that divides {heads}, the same for all layers of {WHOLE!r}, and "
+            "nothing for others",
+        )
+    return width, groups
+
+
+def _heads_of(said: Mapping[str, Any], layer: str, usual: tuple[int, int]) -> tuple[Any, Any]:
+    own = said.get(layer) or {}
+    if not isinstance(own, Mapping):
+        return 0, 0
+    return own.get("head_dim", usual[0]), own.get("num_key_value_heads", usual[1])
+
+
+def _rope(fields: Fields, kind: str, width: int) -> tuple[float, RopeScaling | None]:
+    """Base and scaling of RoPE in layers of a kind, of heads of `width` channels."""
+    if width % 2:
+        raise fields.unfit("head_dim", "an even number, as RoPE turns channels in pairs")
+    parameters = fields.get("rope_parameters")
+    if parameters is None:
+        parameters = {
+            NEAR: {"rope_type": "default", "rope_theta": 10_000.0},
+            WHOLE: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+        }
+    inner = parameters.get(kind) if isinstance(parameters, Mapping) else None
+    if not isinstance(inner, Mapping):
+        raise fields.unfit("rope_parameters", f"an object of objects, with {kind!r}")
+    known = {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}
+    if set(inner) - known:
+        raise fields.unfit("rope_parameters", f"objects of {', '.join(sorted(known))}")
+    own = Fields(f"{_WHERE}, 'rope_parameters', {kind!r}", inner)
+    theta = own.number("rope_theta")
+    if kind == NEAR or own.get("rope_type") != "proportional":
+        own.only("rope_type", "default", optional=True)
+        own.only("partial_rotary_factor", 1.0, optional=True)
+        return theta, None
+    share = own.number("partial_rotary_factor", 1.0)
+    if share > 1:
+        raise own.unfit("partial_rotary_factor", "a share up to 1 of the pairs of channels")
+    return theta, RopeScaling("proportional", factor=own.number("factor", 1.0), share=share)
+
+
+def _sliding(layers: tuple[int, ...], window: int, theta: float, kv_heads: int, head_dim: int) -> Sliding | None:
+    """A row sees `window` positions, its own the last of them; a canvas sees as many before it as its first row."""
+    if not layers:
+        return None
+    return Sliding(layers, window - 1, theta, behind=True, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def _mixture(experts: int, active: int, intermediate: int, shared: int) -> Mixture:
+    return Mixture(experts, active, intermediate, shared, router=Router(normalise=True), normed=True)
+
+
+def _factors(raw: Mapping[str, Any]) -> Factors:  # noqa: ARG001 - of all models of the family
+    return Factors(unscaled=True)
+
+
+_26B = ModelConfig(
+    family="diffusion-gemma",
+    layers=30,
+    hidden=2816,
+    heads=16,
+    kv_heads=2,
+    head_dim=512,
+    intermediate=2112,
+    vocab=262144,
+    max_length=262144,
+    rope_theta=1_000_000.0,
+    rope_scaling=RopeScaling("proportional", factor=1.0, share=0.25),
+    norm_eps=1e-6,
+    mask_id=NO_MASK,
+    stop_ids=(1,),
+    sliding=_sliding(tuple(layer for layer in range(30) if (layer + 1) % _PATTERN), 1024, 10_000.0, 8, 256),
+    embed_scale=2816**0.5,
+    logit_cap=30.0,
+    mixture=_mixture(128, 8, 704, 2112),
+    block_length=256,
+    **_SWITCHES,
+)
+
+DIFFUSION_GEMMA = Family(
+    name="diffusion-gemma",
+    model_types=("diffusion_gemma",),
+    architectures=("DiffusionGemmaForBlockDiffusion",),
+    names=TensorNames(
+        embed="model.decoder.embed_tokens",
+        norm="model.decoder.norm",
+        head="lm_head",
+        layer="model.decoder.layers.{}.",
+        attn_norm="input_layernorm",
+        q="self_attn.q_proj",
+        k="self_attn.k_proj",
+        v="self_attn.v_proj",
+        out="self_attn.o_proj",
+        q_norm="self_attn.q_norm",
+        k_norm="self_attn.k_norm",
+        attn_post="post_attention_layernorm",
+        ffn_norm="pre_feedforward_layernorm",
+        gate="mlp.gate_proj",
+        up="mlp.up_proj",
+        down="mlp.down_proj",
+        ffn_post="post_feedforward_layernorm",
+        scales=("model.encoder.language_model.layers.{}.layer_scalar", "model.decoder.layers.{}.layer_scalar"),
+        signal="model.decoder.self_conditioning.",
+        mixture=MixtureNames(
+            router="router.proj",
+            shared="mlp.",
+            stacked=("experts.gate_up_proj", "experts.down_proj"),
+            router_norm="router.scale",
+            expert_norm="pre_feedforward_layernorm_2.weight",
+            expert_post="post_feedforward_layernorm_2.weight",
+            shared_post="post_feedforward_layernorm_1.weight",
+            factors="router.per_expert_scale",
+        ),
+    ),
+    config=_config,
+    factors=_factors,
+    # Of the text encoder, whose weights are the decoder's, copies; and all of what sees images.
+    unread=r"model\.encoder\.(vision_tower|embed_vision)\..*|model\.encoder\.language_model\.(?!.*layer_scalar).*",
+    presets={
+        "diffusiongemma-26b-a4b": _26B,
+        "diffusion-gemma-tiny": tiny(
+            _26B,
+            layers=3,
+            head_dim=32,
+            kv_heads=1,
+            intermediate=96,
+            mask_id=NO_MASK,
+            embed_scale=8.0,
+            sliding=_sliding((0, 1), 10, 10_000.0, 2, 16),
+            mixture=_mixture(8, 2, 48, 96),
+            block_length=8,
+        ),
+    },
+)

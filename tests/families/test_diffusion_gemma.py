@@ -1,0 +1,153 @@
+"""DiffusionGemma against transformers' own model and decoding."""
+
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remask import LLM, EngineConfig
+from remask.checkpoint.loaded import find_model
+from remask.checkpoint.settings import ModelSettings
+from remask.engine.canvas_state import CanvasState, plain_table
+from remask.engine.pack import Target, pack
+from remask.errors import CheckpointError
+from remask.families import family_of
+from remask.model.pool import Pool
+from remask.plan.canvas import Canvas
+from remask.plan.ledger import Ledger
+from remask.plan.plan import Plan
+from remask.plan.spans import Span
+from remask.store.pages import PageRange
+from tests.checkpoint.checkpoints import DIFFUSION_GEMMA as RAW
+from tests.engine.support import CPU, CheckedTransformer
+from tests.leftovers import lasting_folder
+from tests.oracles import diffusion_gemma as oracle
+
+EACH = pytest.mark.parametrize("name", oracle.SHAPES)
+
+
+@cache
+def made(name: str, told: float = 1.0) -> oracle.Oracle:
+    return oracle.make(name, lasting_folder() / "gemma", told=told)
+
+
+def model_of(own: oracle.Oracle, dtype: torch.dtype = torch.float32) -> CheckedTransformer:
+    loaded = find_model(ModelSettings(str(own.folder))).load(dtype, CPU)
+    return CheckedTransformer(loaded.config, loaded.weights)
+
+
+@torch.inference_mode()
+def our_logits(
+    model: CheckedTransformer, prompt: list[int], canvases: list[list[int]], before: Tensor | None
+) -> Tensor:
+    """Logits [C, V] of the last of `canvases`, in one pass over all that is before it."""
+    config, given = model.config, [token for each in (prompt, *canvases[:-1]) for token in each]
+    start, count = len(given), len(given) + len(canvases[-1])
+    canvas = Canvas(given, canvases[-1], len(canvases[-1]))
+    table = plain_table(PageRange(range(config.layers), np.arange(count), 1, count))
+    state = CanvasState(canvas, Ledger(config.layers, count, None), (table,), told=before is not None)
+    pool, sees = Pool(config, count, 1, model.dtype, CPU), np.arange(1, count + 1)
+    sees[start:] = count
+    for tensor in (*pool.k, *pool.v):
+        tensor.fill_(torch.nan)
+    assert pool.signals is not None
+    pool.signals[:-1] = torch.nan
+    if before is not None:
+        pool.signals[start:count] = model.expected(before.softmax(dim=-1))
+    plan = Plan((Span(range(config.layers), np.ones(count, dtype=np.bool_)),), predict=canvas.noisy, sees=sees)
+    target = Target(CPU, sliding=config.sliding, roles=True)
+    return model.head(model.forward(pack([(state, plan)], target), pool))
+
+
+@EACH
+def test_logits_are_those_of_transformers(name: str) -> None:
+    """Canvas by canvas, in the first step and in those that take in what was predicted."""
+    own, rng = made(name), random.Random(name)
+    model = model_of(own, torch.float64)
+    for _ in range(4):
+        prompt = oracle.prompt_of(rng)
+        canvases = [[rng.randrange(oracle.VOCAB) for _ in range(own.canvas)] for _ in range(3)]
+        for number in range(3):
+            asked, before = canvases[: number + 1], None
+            for _ in range(3):
+                expected = oracle.logits(own, prompt, asked, before)
+                found = our_logits(model, prompt, asked, before)
+                torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-5)
+                before = expected / 0.7
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_experts", None, "the key 'num_experts' is missing"),
+        ("attention_bias", True, "'attention_bias' is true"),
+        ("hidden_activation", "silu", "'hidden_activation' is \"silu\""),
+        ("use_bidirectional_attention", "all", "leave text causal"),
+        ("layer_types", ["full_attention"], "'layer_types' is .*a list of 2 times"),
+        ("sliding_window", 1, "'sliding_window' is 1; supported: an integer from 2"),
+        ("num_global_key_value_heads", 3, "'num_global_key_value_heads' is 3; supported: a divisor of the 4"),
+        (
+            "per_layer_config",
+            {"1": {"head_dim": 6}, "0": {"head_dim": 6}},
+            "'per_layer_config' is .*nothing for others",
+        ),
+        ("per_layer_config", {"1": 3}, "'per_layer_config' is"),
+        ("rope_parameters", {"full_attention": {"rope_theta": 3.0}}, "an object of objects, with 'sliding_attention'"),
+        ("rope_parameters", {"sliding_attention": {"rope_theta": 3.0, "beta": 1}}, "objects of factor, partial_"),
+        ("rope_parameters", {"sliding_attention": {"rope_theta": 3.0, "rope_type": "yarn"}}, "'rope_type' is \"yarn\""),
+        ("tie_word_embeddings", False, "'tie_word_embeddings' is false"),
+        ("head_dim", 7, "an even number"),
+    ],
+)
+def test_what_the_transformer_cannot_do_is_refused_by_key(key: str, value: Any, message: str) -> None:
+    raw = RAW | {"text_config": RAW["text_config"] | {key: value}}
+    with pytest.raises(CheckpointError, match=message):
+        family_of(RAW).config(raw)
+
+
+def test_keys_of_both_spellings_are_one_model() -> None:
+    config = family_of(RAW).config(RAW)
+    inner = {key: value for key, value in RAW["text_config"].items() if "global" not in key}
+    inner["per_layer_config"] = {"1": {"head_dim": 8, "num_key_value_heads": 1}}
+    assert family_of(RAW).config(RAW | {"text_config": inner}) == config
+    # The last layer sees everything whatever is said of it.
+    last = RAW["text_config"] | {"layer_types": ["sliding_attention"] * 2}
+    assert family_of(RAW).config(RAW | {"text_config": last}) == config
+    with pytest.raises(CheckpointError, match="'text_config' is missing"):
+        family_of(RAW).config({"model_type": "diffusion_gemma"})
+
+
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"steps_per_block": 6},
+    {"renoising": {"entropy_bound": 2.0}},
+    {"renoising": {"entropy_bound": 8.0, "t_max": 0.3, "t_min": 0.1, "confidence_threshold": 0.5}},
+    {"renoising": {"stability_threshold": 2, "confidence_threshold": 1.5, "entropy_bound": 4.0}},
+    {"renoising": {"stability_threshold": 0, "confidence_threshold": 1.0, "entropy_bound": 20.0}},
+    {"temperature": 0.5, "steps_per_block": 9, "renoising": {"entropy_bound": 5.0}},
+)
+
+
+@pytest.mark.few(4)
+@EACH
+def test_decodes_are_those_of_transformers(name: str) -> None:
+    """The same draws, alone and all in one batch: tokens and passes of 18 requests of each of the models."""
+    own, rng = made(name, 0.03), random.Random(name)
+    llm = LLM(str(own.folder), dtype="float32", engine=EngineConfig(max_num_seqs=8, page_size=4))
+    prompts, asked = [], []
+    for number in range(18):
+        sampling = rng.choice(SAMPLINGS) | {"max_tokens": rng.randint(1, 3 * own.canvas), "seed": rng.randrange(2**40)}
+        prompts.append(oracle.prompt_of(rng))
+        asked.append(sampling | {"ignore_eos": number % 3 > 0})
+    together = llm.generate(prompts, asked)
+    for prompt, sampling, output in zip(prompts, asked, together, strict=True):
+        tokens, passes = oracle.decode(own, prompt, sampling)
+        tokens = tokens[: sampling["max_tokens"]]
+        if not sampling["ignore_eos"] and oracle.EOS in tokens:
+            tokens = tokens[: tokens.index(oracle.EOS) + 1]
+        assert list(output.token_ids) == tokens
+        assert output.usage.forwards == passes
