@@ -198,7 +198,8 @@ def reading(report: FirstPredictions, asked: str = "--model MODEL --input FILE")
             f"where they move most: {_nats(held)} there, and {100 * held.same:.1f} % of the best tokens stay"
         )
         said += "" if beyond is None else f"; at depth {beyond.depth}, the next one measured, it is {_nats(beyond)}"
-    elif beyond is not None:
+    else:
+        assert beyond is not None, "some depth from 1 on was measured"
         said = (
             f"No depth that was measured stays within {report.bound:g} nats: at depth {beyond.depth} first predictions "
             f"move by {_nats(beyond)} where they move most"
@@ -251,14 +252,18 @@ def figures(report: FirstPredictions) -> dict[str, Figure]:
     depths = [shift.depth for shift in report.shifts]
     nats = [shift.nats for shift in report.shifts]
     bars = [[abs(shift.nats_interval[side] - shift.nats) for shift in report.shifts] for side in (0, 1)]
-    left.errorbar(depths, nats, yerr=bars, fmt="o-", color=K_COLOR, capsize=2, label="most changed position")
+    left.errorbar(
+        depths, nats, yerr=bars, fmt="o-", color=K_COLOR, markersize=5, capsize=2, label="most changed position"
+    )
     left.plot(depths, [shift.mean_nats for shift in report.shifts], ".--", color=K_COLOR, label="mean of positions")
     left.axhline(report.bound, color=V_COLOR, linestyle="--", linewidth=1.2, label=f"bound: {report.bound:g} nats")
     left.set_yscale("symlog", linthresh=report.bound or NATS)
     left.set_ylim(bottom=0)
     same = [shift.same for shift in report.shifts]
     share = percent_bars(same, [shift.same_interval for shift in report.shifts])
-    right.errorbar(depths, [100 * value for value in same], yerr=share, fmt="o-", color=K_COLOR, capsize=2)
+    right.errorbar(
+        depths, [100 * value for value in same], yerr=share, fmt="o-", color=K_COLOR, markersize=5, capsize=2
+    )
     right.set_ylim(-4, 106)
     for axes in (left, right):
         axes.axvline(
