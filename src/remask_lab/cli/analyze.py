@@ -140,7 +140,7 @@ SUBJECTS: Mapping[str, Subject] = {
         "how far a first step's predictions move by the depth of bicache, and the depth up to which they stay",
         (
             "remask analyze first-predictions --model bundled --requests 8 --plots pictures",
-            "remask analyze first-predictions --model smollm2 --input prompts.jsonl --depths 4,5,6,7,8",
+            "remask analyze first-predictions --model smollm2 --quantization none --input prompts.jsonl",
         ),
         {
             "input": {"metavar": "FILE", "help": "JSONL of requests, as 'generate' takes it, without a cache"},

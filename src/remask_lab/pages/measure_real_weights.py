@@ -440,7 +440,7 @@ def _outputs(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
         toy = _open(source, model=name)
         workload = usual_workload(toy, size.outputs, SEED, {}, prefixes=size.outputs)
         cases.append(_first_steps(toy, workload, depths))
-    llm, asked = _open(source, "int8"), (size.outputs, size.outputs)
+    llm, asked = _open(source), (size.outputs, size.outputs)  # int8 rounds activations, which moves predictions
     draws = [_town(size, asked, {}, shops) for shops in (DEPTHS.values() if size.shops >= 8 else (size.shops,))]
     few = replace(size, solved=dict.fromkeys(size.solved, size.outputs), documents=(size.outputs, *size.documents[1:]))
     draws += [_solved(few, shots) for shots in size.solved]

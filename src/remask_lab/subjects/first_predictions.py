@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 REQUESTS = 16  # of a task, where no number is asked for
 NATS = 0.1
+ROUNDED = ("int8", "fp8")  # what products of such weights read is rounded too
 
 
 def measure(args: argparse.Namespace) -> Outcome:
@@ -94,6 +95,7 @@ class FirstPredictions:
         depth: the deepest one of `shifts` up to which all stay within the bound; 0 where the first does not.
         tau: similarity that a layer must exceed in the rule of `remask profile`.
         rule: depth of each request by that rule; a table takes the least.
+        quantization: of the weights.
     """
 
     requests: int
@@ -106,6 +108,7 @@ class FirstPredictions:
     depth: int
     tau: float
     rule: tuple[int, ...]
+    quantization: str | None = None
 
 
 def usual_depths(layers: int) -> list[int]:
@@ -160,6 +163,7 @@ def measure_predictions(
         depth=deepest(shifts, bound),
         tau=tau,
         rule=tuple(depth_at(limits, tau) for limits in limits_of(DepthRule(), np.array(curves)).tolist()),
+        quantization=llm.loaded.quantization,
     )
 
 
@@ -210,8 +214,15 @@ def reading(report: FirstPredictions, asked: str = "--model MODEL --input FILE")
     )
     if held is not None and held.nats_interval[1] > report.bound:
         said += " The interval reaches beyond the bound, so requests over more prefixes may give a lower depth."
+    if report.quantization in ROUNDED:
+        said += (
+            f" With weights in {report.quantization} activations are rounded, which alone moves predictions and makes "
+            "the depth too low: measure with --quantization none, and use the depth with any."
+        )
     if held is None and beyond is not None and beyond.depth > 1:
         return f"{said} Lower depths were not measured: give --depths {','.join(map(str, range(1, beyond.depth)))}."
+    if held is None and report.quantization in ROUNDED:
+        return said
     if held is None:
         return f"{said} Not even one layer may read the prefix from the store: --cache none."
     depths = ",".join(str(shift.depth) for shift in (held, beyond) if shift is not None)

@@ -168,6 +168,15 @@ def test_readings() -> None:
     assert lower.endswith("Lower depths were not measured: give --depths 1,2,3.")
 
 
+def test_a_reading_of_weights_that_round_activations() -> None:
+    told = reading(replace(report(shift(1, 0.5)), quantization="int8"))
+    assert told.endswith("measure with --quantization none, and use the depth with any.")
+    told = reading(replace(report(shift(1, 0.05), shift(2, 0.5)), quantization="fp8"))
+    assert "With weights in fp8 activations are rounded" in told
+    assert told.endswith("--depths 1,2")
+    assert "are rounded" not in reading(replace(report(shift(1, 0.05)), quantization="int4"))
+
+
 def test_usual_depths_end_with_all_layers() -> None:
     assert usual_depths(1) == [1]
     assert usual_depths(4) == [1, 2, 3, 4]
