@@ -203,11 +203,9 @@ def reading(report: FirstPredictions, asked: str = "--model MODEL --input FILE")
         )
         said += "" if beyond is None else f"; at depth {beyond.depth}, the next one measured, it is {_nats(beyond)}"
     else:
-        assert beyond is not None, "some depth from 1 on was measured"
-        said = (
-            f"No depth that was measured stays within {report.bound:g} nats: at depth {beyond.depth} first predictions "
-            f"move by {_nats(beyond)} where they move most"
-        )
+        said = f"No depth that was measured stays within {report.bound:g} nats"
+        if beyond is not None:
+            said += f": at depth {beyond.depth} first predictions move by {_nats(beyond)} where they move most"
     said += (
         f". The rule of remask profile gives depth {min(report.rule)} at tau {report.tau:g} on the same requests (mean "
         f"of their own: {np.mean(report.rule):.1f})."
