@@ -36,6 +36,9 @@ from remask_lab.records.record import Record, about, as_json, write_record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+OWN = "--prompt and --input are requests of your own"
+DRAWN = ("task", "task_settings", "prefixes", "prefix_tokens", "prompt_tokens")
+"""Options by which requests are drawn."""
 SHAPE = ("requests", "prefix_tokens", "prompt_tokens", "max_tokens", "sampling")
 
 
@@ -48,6 +51,28 @@ def check_least(args: argparse.Namespace, **least: int) -> None:
     """Raise `ConfigError` where an option is smaller than `least` of its name. An option that is not given passes."""
     for name, low in least.items():
         whole(f"--{name.replace('_', '-')}", getattr(args, name), low=low, optional=True)
+
+
+def check_unset(args: argparse.Namespace, why: str, *names: str) -> None:
+    """Raise `ConfigError`, which says `why`, where one of the options `names` is given."""
+    for name in names:
+        if getattr(args, name) not in (None, False):
+            raise ConfigError(f"{why}; leave --{name.replace('_', '-')} out")
+
+
+def depths_option(text: str | None, layers: int) -> list[int]:
+    """The depths that `--depths` names, in its order; none without it, and "all" of a model of so many layers.
+
+    Raises `ConfigError` on what is no list of numbers.
+    """
+    if text is None:
+        return []
+    if text == "all":
+        return list(range(layers + 1))
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--depths must be numbers of layers separated by commas, or 'all'; got {text!r}") from error
 
 
 def open_without_pool(args: argparse.Namespace) -> LLM:
@@ -228,10 +253,16 @@ def _right(name: str, answer: Any) -> str | None:
 
 
 def open_workload(args: argparse.Namespace) -> tuple[LLM, Workload]:
-    """The model with room for `--concurrency` requests at a time (1 without the option), and its `asked_workload`."""
+    """The model with room for `--concurrency` requests at a time (1 without the option), and its workload.
+
+    That is `own_workload` of commands that have `--input`, where it is given, and else `asked_workload`.
+    """
+    lines = own_lines(args) if "input" in vars(args) else None
+    if lines is not None:
+        check_unset(args, OWN, *DRAWN)
     reads = read_by(check_workload_options(args))
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=vars(args).get("concurrency", 1)), reads=reads)
-    return llm, asked_workload(llm, args)
+    return llm, asked_workload(llm, args) if lines is None else own_workload(llm, args, lines)
 
 
 def heading(llm: LLM, workload: Workload) -> str:

@@ -3,9 +3,8 @@ import pytest
 import torch
 
 from remask.depth.similarity import Measure, PrefixProbe
-from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.request.sampling_params import SamplingParams
+from remask.plan import canvas as canvases
 from remask_lab.instruments.depths import behind, first_predictions, row_cosines, run_depth
 from tests import goldens
 from tests.depth.models import loaded, transformer
@@ -59,8 +58,8 @@ def test_first_predictions_by_depth(name: str) -> None:
     """Against the oracle's refreshing pass over leased K/V and states, at every depth."""
     folder, prompt, prefix, masks = goldens.model_dir(name), goldens.prompts()["s0a"], 20, 5
     model, oracle = transformer(loaded(str(folder))), dense.load(folder)
-    request = Request("r", prompt, SamplingParams(max_tokens=masks), prefix_length=prefix)
-    found = first_predictions(model, request, range(model.config.layers + 1))
+    asked = canvases.Canvas.masked(prompt, masks, oracle.mask_id)
+    found = dict(first_predictions(model, asked, prefix, range(model.config.layers + 1)))
     canvas = Canvas(prompt, masks, oracle.mask_id)
     leased = bicache.lease(oracle, canvas, [(0, prefix)])
     nothing = oracle.empty_kv(canvas.length)

@@ -48,6 +48,7 @@ COMPARED = {
     "caches": {"help": "policies beside none (default: what suits the model)"},
     "cache_config": None,
 }
+FIRST = "questions (default 16), or lines of --input (default all)"
 SUBJECTS: Mapping[str, Subject] = {
     "curves": Subject(
         "accuracy against work, with every knob of every policy swept",
@@ -134,6 +135,32 @@ SUBJECTS: Mapping[str, Subject] = {
             **RESULTS,
         },
         (add_source, add_without_depths),
+    ),
+    "first-predictions": Subject(
+        "how far a first step's predictions move by the depth of bicache, and the depth up to which they stay",
+        (
+            "remask analyze first-predictions --model bundled --requests 8 --plots pictures",
+            "remask analyze first-predictions --model smollm2 --quantization none --input prompts.jsonl",
+        ),
+        {
+            "input": {"metavar": "FILE", "help": "JSONL of requests, as 'generate' takes it, without a cache"},
+            "depths": {
+                "metavar": "B,B,...",
+                "help": "depths to measure; 'all' for every one (default: 1, 2, 3, 4, 6, 8, 12 and so forth, and all "
+                "layers)",
+            },
+            "nats": {
+                "type": float,
+                "default": 0.1,
+                "metavar": "N",
+                "help": "KL divergence up to which predictions count as unchanged",
+            },
+            "tau": TAU,
+            **RESULTS,
+        },
+        (partial(add_workload, requests={"help": FIRST}), add_without_depths),
+        "Compares what the first step of each request predicts under 'none' and under bicache at several depths, and "
+        "says which depth may be used. Needs no answers.",
     ),
     "grid": Subject(
         "accuracy, speed, work and memory of policies over grids of their settings",

@@ -15,12 +15,16 @@ from remask.policies import DepthLookup
 from remask.policies.registry import from_file
 from remask.request.sampling_params import SamplingParams, layered
 from remask_lab.asked import (
+    DRAWN,
+    OWN,
     asked_sampling,
     asked_task,
     asked_workload,
     check_least,
     check_result_options,
+    check_unset,
     check_workload_options,
+    depths_option,
     keep_pictures,
     own_lines,
     own_workload,
@@ -90,13 +94,12 @@ def _check_options(args: argparse.Namespace) -> None:
     check_folder("--json", args.json)
     check_result_options(args)
     check_workload_options(args)
-    _depths(args.depths, 0)
+    depths_option(args.depths, 0)
     object_option("--cache-config", args.cache_config)
     if args.variants is not None:
-        _check_unset(args, "--variants names all rows", "caches", "cache_config", "depths", "without_prefix")
+        check_unset(args, "--variants names all rows", "caches", "cache_config", "depths", "without_prefix")
     if args.prompt is not None or args.input is not None:
-        own = "task", "task_settings", "prefixes", "prefix_tokens", "prompt_tokens", "without_prefix"
-        _check_unset(args, "--prompt and --input are requests of your own", *own)
+        check_unset(args, OWN, *DRAWN, "without_prefix")
     elif args.requests is None:
         args.requests = REQUESTS
     if args.prefix_match != "longest":
@@ -105,12 +108,6 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; conversations have their own")
     if args.without_prefix:
         raise ConfigError("--without-prefix asks single questions, not turns of conversations; leave one of them out")
-
-
-def _check_unset(args: argparse.Namespace, why: str, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) not in (None, False):
-            raise ConfigError(f"{why}; leave --{name.replace('_', '-')} out")
 
 
 def _workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Workload:
@@ -148,7 +145,7 @@ def _contenders(
     for name in settings:
         if name not in known:
             raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {caches}")
-    rows += at_depths(llm, workload, _depths(args.depths, llm.loaded.config.layers), settings.get("bicache"))
+    rows += at_depths(llm, workload, depths_option(args.depths, llm.loaded.config.layers), settings.get("bicache"))
     if args.prefix_match == "longest":
         rows += [replace(row, name=f"{row.name}, longest", prefix_match="longest") for row in rows[1:]]
     own = any(getattr(args, name) is not None for name in ("variants", "prompt", "input"))
@@ -165,14 +162,3 @@ def _contenders(
             Contender("none, prefix removed", llm.session.policy("none"), replace(bare, prefixes=workload.prefixes))
         )
     return rows, left_out
-
-
-def _depths(text: str | None, layers: int) -> list[int]:
-    if text is None:
-        return []
-    if text == "all":
-        return list(range(layers + 1))
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--depths must be numbers of layers separated by commas, or 'all'; got {text!r}") from error

@@ -1,6 +1,6 @@
 """What studies of depth ask beyond what serving needs: tasks to profile, other definitions, and rows one by one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product, takewhile
 
@@ -23,7 +23,6 @@ from remask.depth.prompts import default_prompts, reads
 from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
 from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
 from remask.engine.pack import pack_uncached
-from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
@@ -118,23 +117,21 @@ def row_cosines(these: KV, those: KV, share: float) -> NDArray[np.float64]:
 
 
 @torch.inference_mode()
-def first_predictions(model: Transformer, request: Request, depths: Iterable[int]) -> dict[int, Tensor]:
-    """By depth, what the first step predicts under `bicache`: log-probabilities, float32 [masks, vocabulary].
+def first_predictions(
+    model: Transformer, canvas: Canvas, prefix: int, depths: Iterable[int]
+) -> Iterator[tuple[int, Tensor]]:
+    """What a pass over `canvas` predicts under `bicache` at each of `depths`, one after the other.
 
-    Below the depth a row of the prefix attends to the prefix alone, as in the pass that fills a store; from there on it
-    attends to all and goes on from that state, as a refresh with a stored boundary does. At depth 0 that is `none`, and
-    at all layers `reuse`. The canvas is the prompt and one mask for each token of the response, in one block.
+    Yields a depth and log-probabilities, float32 [noisy positions, vocabulary]. Below the depth a row of the first
+    `prefix` positions attends to these alone, as in the pass that fills a store; from there on it attends to all and
+    goes on from that state, as a refresh with a stored boundary does. At depth 0 that is `none`, and at all layers
+    `reuse`.
     """
-    prompt, layers = request.prompt_token_ids, model.config.layers
-    canvas = Canvas.masked(prompt, request.params.max_tokens, model.config.mask_id)
-    places = np.arange(len(canvas))
-    alone = np.where(places < request.prefix_length, request.prefix_length, len(canvas))
-    whole, apart = (pack_uncached(model, [canvas], [places >= len(prompt)], [each]) for each in (None, alone))
+    layers, alone = model.config.layers, np.full(len(canvas), len(canvas))
+    alone[:prefix] = prefix
+    whole, apart = (pack_uncached(model, [canvas], [canvas.noisy], [each]) for each in (None, alone))
     pool = Pool(model.config, len(canvas), 1, model.dtype, model.device)
-
-    def predicted(depth: int) -> Tensor:
+    for depth in depths:
         parts = ((apart, range(depth)), (whole, range(depth, layers)))
         stages = tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own)
-        return model.head(model.forward(replace(whole, stages=stages), pool)).float().log_softmax(-1)
-
-    return {depth: predicted(depth) for depth in depths}
+        yield depth, model.head(model.forward(replace(whole, stages=stages), pool)).float().log_softmax(-1)

@@ -17,6 +17,7 @@ from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.model.attention import Attention
 from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas
 from remask.policies import CachePolicy
 from remask.policies.dense import Dense
 from remask.request.result import Event
@@ -177,6 +178,10 @@ class Passes:
         found: list[T] = []
         self._watcher.run(request.with_policy(policy), lambda observed: found.append(measure(observed)))
         return found
+
+    def canvas(self, request: Request) -> Canvas:
+        """The canvas with which a request begins. Raises `ConfigError` where the request cannot run."""
+        return self._watcher.engine.check(request).decoding.canvas()
 
     def prefix(self, request: Request) -> int:
         """Tokens of a request's shared prefix that can be leased: rows which predict the response must stay live."""

@@ -18,7 +18,7 @@ from remask.checks.values import one_of
 from remask.depth.profile import profile
 from remask.depth.prompts import default_prompts
 from remask.depth.rule import DepthRule, ProfileSettings, depth_at
-from remask.depth.similarity import PrefixProbe, layer_cosines, limits_of
+from remask.depth.similarity import PrefixProbe, limits_of
 from remask.engine.config import DEFAULT_STORE_TOKENS, EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -36,12 +36,13 @@ from remask_lab.bench.by_depth import at_depths
 from remask_lab.bench.contenders import COMPOSITIONS, every_contender
 from remask_lab.bench.documents import document_workload, read_documents
 from remask_lab.bench.workload import TOWN_SAMPLING, Task, TaskChoice, Workload, usual_workload
-from remask_lab.instruments.depths import first_predictions, row_cosines, states
+from remask_lab.instruments.depths import row_cosines, states
 from remask_lab.records.interval import mean_interval
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about
 from remask_lab.speed.runs import bare_pass
+from remask_lab.subjects.first_predictions import measure_predictions
 from remask_lab.subjects.prefix_similarity import measure_prefix
 
 NumberFormat: TypeAlias = Literal["none", "int8", "int4"]
@@ -439,7 +440,7 @@ def _outputs(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
         toy = _open(source, model=name)
         workload = usual_workload(toy, size.outputs, SEED, {}, prefixes=size.outputs)
         cases.append(_first_steps(toy, workload, depths))
-    llm, asked = _open(source, "int8"), (size.outputs, size.outputs)
+    llm, asked = _open(source), (size.outputs, size.outputs)  # int8 rounds activations, which moves predictions
     draws = [_town(size, asked, {}, shops) for shops in (DEPTHS.values() if size.shops >= 8 else (size.shops,))]
     few = replace(size, solved=dict.fromkeys(size.solved, size.outputs), documents=(size.outputs, *size.documents[1:]))
     draws += [_solved(few, shots) for shots in size.solved]
@@ -450,39 +451,27 @@ def _outputs(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
 
 
 def _first_steps(llm: LLM, workload: Workload, depths: Sequence[int]) -> dict[str, Any]:
-    """What first steps of a workload tell of depths; `nats` is the most that a position's prediction moves."""
-    longest = max(len(each.request.prompt_token_ids) + each.request.params.max_tokens for each in workload.tasks)
-    probe = PrefixProbe(llm.model, longest)
-    moved: dict[int, list[tuple[float, float, float]]] = {depth: [] for depth in depths}
-    curves: list[list[Any]] = []
-    for request in (each.request for each in workload.tasks):
-        found = first_predictions(llm.model, request, (0, *depths))
-        for depth in depths:
-            nats = (found[0].exp() * (found[0] - found[depth])).sum(-1)
-            same = (found[0].argmax(-1) == found[depth].argmax(-1)).float().mean()
-            moved[depth].append((float(nats.max()), float(nats.mean()), float(same)))
-        count, masks = request.prefix_length, [llm.loaded.config.mask_id] * request.params.max_tokens
-        alone = states(probe, request.prompt_token_ids[:count])
-        within = states(probe, [*request.prompt_token_ids, *masks], count)
-        curves.append([layer_cosines(alone, within).mean(axis=0), row_cosines(alone, within, ROWS).mean(axis=0)])
+    """What first steps of a workload tell of depths."""
+    requests = [each.request for each in workload.tasks]
+    found = measure_predictions(llm, requests, workload.clusters, depths)
+    probe = PrefixProbe(llm.model, max(len(each.prompt_token_ids) + each.params.max_tokens for each in requests))
+    curves: list[Any] = []
+    for request in requests:
+        prompt, masks = request.prompt_token_ids, [llm.loaded.config.mask_id] * request.params.max_tokens
+        count = request.prefix_length
+        alone, within = states(probe, prompt[:count]), states(probe, [*prompt, *masks], count)
+        curves.append(row_cosines(alone, within, ROWS).mean(axis=0))
     limits = limits_of(DepthRule(), np.array(curves)).tolist()
+    shifts = {str(shift.depth): asdict(shift) for shift in found.shifts}
     return {
         "model": llm.loaded.name,
         "task": workload.name,
         "layers": llm.loaded.config.layers,
         "prefix_ratio": workload.prefix_ratio,
-        "rule": [depth_at(whole, ProfileSettings().tau) for whole, _ in limits],
-        "rule_by_rows": [depth_at(rows, ProfileSettings().tau) for _, rows in limits],
-        "depths": {str(depth): _means(("nats", "mean_nats", "same"), values) for depth, values in moved.items()},
+        "rule": list(found.rule),
+        "rule_by_rows": [depth_at(rows, ProfileSettings().tau) for rows in limits],
+        "depths": shifts,
     }
-
-
-def _means(names: Sequence[str], values: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The mean of each column and its interval, of independent rows."""
-    told: dict[str, Any] = {}
-    for name, column in zip(names, zip(*values, strict=True), strict=True):
-        told |= {name: float(np.mean(column)), f"{name}_interval": list(mean_interval(column, range(len(column))))}
-    return told
 
 
 def _passes(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
