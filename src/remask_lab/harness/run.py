@@ -1,18 +1,14 @@
 """Runs a benchmark: responses to many requests under one cache policy, their cost, and their scores on local data."""
 
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from remask.checks.values import one_of
 from remask.engine.request import Request
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.policies import CachePolicy
 from remask.request.sampling_params import SamplingParams
@@ -184,37 +180,3 @@ def check_first(
     if not any(metric["value"] for metric in found.values()):
         told = f" (the first {FIRST} of {len(docs)} were asked)"
         check_answers("none", 0.0, sampling_of(llm, sampling, own.max_tokens), told)
-
-
-_FOLDER = Path(__file__).parent / "presets"
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSettings:
-    """How one task is run.
-
-    Attributes:
-        sampling: sampling parameters.
-        shots: the number of worked examples before each question.
-        caches: settings of cache policies by name.
-    """
-
-    sampling: Mapping[str, Any]
-    shots: int = 0
-    caches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-def preset_names() -> tuple[str, ...]:
-    """The names of all presets, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
-
-
-@cache
-def task_settings(preset: str, task: str) -> TaskSettings:
-    """The settings of `task` in `preset`. Raises `UnknownNameError` where there is no such preset, or task in it."""
-    one_of("--preset", preset, preset_names())
-    told = tomllib.loads((_FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))
-    tasks = told["tasks"]
-    if task not in tasks:
-        raise UnknownNameError(f"task of preset {preset}", task, list(tasks))
-    return TaskSettings(**{**tasks[task], "caches": {**told.get("caches", {}), **tasks[task].get("caches", {})}})

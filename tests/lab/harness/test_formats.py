@@ -13,7 +13,7 @@ from remask.policies.bicache import DepthLookup
 from remask.request.sampling_params import SamplingParams
 from remask_lab.harness.benchmark import benchmark, read_docs, read_role, read_shots, task_names, usual_role
 from remask_lab.harness.formats import FORMATS, Doc
-from remask_lab.harness.run import preset_names, task_settings
+from remask_lab.harness.presets import preset_names, task_settings
 from remask_lab.harness.score import score
 from remask_lab.records.jsonl import Line
 from tests.depth.models import write_lines

@@ -10,7 +10,7 @@ from typing import Any
 from remask.cli.parser import examples
 from remask.cli.shared_options import add_engine_options, add_model_options
 from remask_lab.cli.options import add
-from remask_lab.harness.run import preset_names
+from remask_lab.harness.presets import preset_names
 from remask_lab.likelihood import MAX_ROWS, SCHEDULES
 
 FIELDS = ("prompt", "response", "choices", "answer")  # of a line of `eval likelihood`

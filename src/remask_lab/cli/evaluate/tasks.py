@@ -31,8 +31,9 @@ from remask_lab.harness.benchmark import (
     turns_of,
 )
 from remask_lab.harness.execute import offered
+from remask_lab.harness.presets import TaskSettings, task_settings
 from remask_lab.harness.report import table
-from remask_lab.harness.run import TaskSettings, chat_tokenizer, check_first, run_local, task_settings
+from remask_lab.harness.run import chat_tokenizer, check_first, run_local
 from remask_lab.likelihood.perplexity import Policy
 from remask_lab.likelihood.scores import KINDS, open_estimator
 from remask_lab.records.jsonl import field_names
