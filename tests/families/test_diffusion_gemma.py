@@ -132,22 +132,31 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 )
 
 
+def requests(own: oracle.Oracle, seed: str) -> list[tuple[list[int], dict[str, Any]]]:
+    """Random prompts, each with its sampling parameters."""
+    rng, asked = random.Random(seed), []
+    for number in range(18):
+        sampling = rng.choice(SAMPLINGS) | {"max_tokens": rng.randint(1, 3 * own.canvas), "seed": rng.randrange(2**40)}
+        asked.append((oracle.prompt_of(rng), sampling | {"ignore_eos": number % 3 > 0}))
+    return asked
+
+
+def decoded(own: oracle.Oracle, prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], int]:
+    """The response by transformers, and its passes."""
+    tokens, passes = oracle.decode(own, prompt, sampling)
+    tokens = tokens[: sampling["max_tokens"]]
+    if not sampling["ignore_eos"] and oracle.EOS in tokens:
+        tokens = tokens[: tokens.index(oracle.EOS) + 1]
+    return tokens, passes
+
+
 @pytest.mark.few(4)
 @EACH
 def test_decodes_are_those_of_transformers(name: str) -> None:
     """The same draws, alone and all in one batch: tokens and passes of 18 requests of each of the models."""
-    own, rng = made(name, 0.03), random.Random(name)
+    own = made(name, 0.03)
     llm = LLM(str(own.folder), dtype="float32", engine=EngineConfig(max_num_seqs=8, page_size=4))
-    prompts, asked = [], []
-    for number in range(18):
-        sampling = rng.choice(SAMPLINGS) | {"max_tokens": rng.randint(1, 3 * own.canvas), "seed": rng.randrange(2**40)}
-        prompts.append(oracle.prompt_of(rng))
-        asked.append(sampling | {"ignore_eos": number % 3 > 0})
+    prompts, asked = map(list, zip(*requests(own, name), strict=True))
     together = llm.generate(prompts, asked)
     for prompt, sampling, output in zip(prompts, asked, together, strict=True):
-        tokens, passes = oracle.decode(own, prompt, sampling)
-        tokens = tokens[: sampling["max_tokens"]]
-        if not sampling["ignore_eos"] and oracle.EOS in tokens:
-            tokens = tokens[: tokens.index(oracle.EOS) + 1]
-        assert list(output.token_ids) == tokens
-        assert output.usage.forwards == passes
+        assert (list(output.token_ids), output.usage.forwards) == decoded(own, prompt, sampling)

@@ -10,6 +10,7 @@ import pytest
 from tests import goldens
 from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_uniform
 from tests.cli.goldens import generate
+from tests.families import test_diffusion_gemma
 from tests.goldens import moe, nemotron, uniform
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -70,6 +71,24 @@ def modes(model: str) -> Sample:
     return Sample(nemotron.runs(model), ask)
 
 
+def canvases(shape: str) -> Sample:
+    """By transformers, as nothing is recorded of it."""
+    own = test_diffusion_gemma.made(shape, 0.03)
+
+    def ask(tmp_path: Path, runs: list[Any], *options: str) -> None:
+        named = {str(number): run for number, run in enumerate(runs)}
+        lines = (
+            {"id": name, "prompt_token_ids": prompt, "sampling": sampling, "cache": "exact"}
+            for name, (prompt, sampling) in named.items()
+        )
+        answers = generate(tmp_path, own.folder, lines, *options, max_model_len=128)
+        for name, run in named.items():
+            found = answers[name]["token_ids"], answers[name]["usage"]["forwards"]
+            assert found == test_diffusion_gemma.decoded(own, *run), name
+
+    return Sample(test_diffusion_gemma.requests(own, shape), ask)
+
+
 # Without the models whose 3 and 7 heads no such number of ranks can share.
 SAMPLES: dict[str, Callable[[], Sample]] = {
     "llada": lambda: masked("llada"),
@@ -85,8 +104,18 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "gidd": lambda: noisy("unif"),
     "gidd, gentle": lambda: noisy("gentle"),
     "gidd, hybrid": lambda: noisy("hybrid"),
+    "diffusion-gemma": lambda: canvases("as many heads of K/V"),
 }
-FEW = {"llada": 12, "dream": 4, "llada_moe": 4, "llada2": 5, "sdar_b4": 4, "nemotron, peaky": 12, "gidd": 3}
+FEW = {
+    "llada": 12,
+    "dream": 4,
+    "llada_moe": 4,
+    "llada2": 5,
+    "sdar_b4": 4,
+    "nemotron, peaky": 12,
+    "gidd": 3,
+    "diffusion-gemma": 4,
+}
 
 
 @pytest.mark.few(6)

@@ -15,20 +15,23 @@ from remask.checkpoint.settings import ModelSettings
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.pack import pack_uncached
+from remask.engine.runner import score_rows
 from remask.errors import ConfigError
 from remask.families import PRESETS, preset
-from remask.model.config import ModelConfig
+from remask.model.config import ModelConfig, Sliding
 from remask.model.pool import Pool
 from remask.model.ranks import Ranks, Shard
 from remask.model.transformer import Transformer
 from remask.model.weights import Weights, empty_weights
 from remask.plan.canvas import Canvas
+from remask.sampling.rows import RowGroup, Signal
 from tests.checkpoint import checkpoints
 from tests.engine import kinds
 from tests.engine.support import CPU
 from tests.leftovers import lasting_folder
 from tests.parallel.threads import together
 
+GEMMA = checkpoints.DIFFUSION_GEMMA
 RAW: dict[str, dict[str, Any]] = {
     "llada": checkpoints.LLADA,
     "llada, tied": checkpoints.LLADA | {"weight_tying": True},
@@ -36,6 +39,7 @@ RAW: dict[str, dict[str, Any]] = {
     "llada-moe": checkpoints.LLADA_MOE,
     "one K/V head": checkpoints.SDAR | {"num_key_value_heads": 1},
     "nemotron": checkpoints.NEMOTRON | {"num_key_value_heads": 4},
+    "diffusion-gemma": GEMMA | {"text_config": GEMMA["text_config"] | {"num_experts": 8}},
     **kinds.RAW,
 }
 
@@ -57,8 +61,9 @@ def weights(name: str, shard: Shard, dtype: torch.dtype = torch.float64) -> Weig
 
 def expected(field: str, whole: Tensor, config: ModelConfig, shard: Shard, layer: int | None) -> Tensor:
     """A rank's part of a whole tensor, said another way than the loader says it: by axes of heads, experts, columns."""
-    dim, ranks, rank = config.head_dim, shard.size, shard.rank
-    groups, heads = config.kv_heads, config.heads
+    shape = config if layer is None else config.shape_of(layer)
+    dim, ranks, rank = shape.head_dim, shard.size, shard.rank
+    groups, heads = shape.kv_heads, shape.heads
     own_group = [rank] if groups == ranks else [rank * groups // ranks]
     if groups > ranks:
         own_group = list(range(rank * groups // ranks, (rank + 1) * groups // ranks))
@@ -73,12 +78,12 @@ def expected(field: str, whole: Tensor, config: ModelConfig, shard: Shard, layer
         edges = [len(rows) * r // ranks for r in range(ranks + 1)]
         return rows[edges[rank] : edges[rank + 1]]
 
-    name = field.removeprefix("mixture.")
+    name = field.removeprefix("mixture.").removeprefix("signal.")
     if field in ("mixture.gate_up", "mixture.down"):
         return whole.chunk(ranks)[rank]
     if name in ("qkv", "qkv_bias"):
-        queries, keys, values = torch.split(whole, [heads * dim, groups * dim, groups * dim])
-        return torch.cat((q(queries), kv(keys), kv(values)))
+        queries, *others = torch.split(whole, [heads * dim] + [groups * dim] * (1 if shape.tied_values else 2))
+        return torch.cat((q(queries), *map(kv, others)))
     if name == "gate_up":
         return torch.cat([cut(half) for half in whole.chunk(2)]) if config.gated else cut(whole)
     whole_norm = config.qk_norm == "whole"
@@ -132,19 +137,32 @@ def test_parts_together_take_the_memory_of_the_whole_and_what_all_have() -> None
 
 
 def passed(name: str, ranks: Ranks) -> tuple[Tensor, Tensor, Pool]:
-    """Final hidden states, logits, and K/V of one pass over two canvases on one rank; buffers are NaN before."""
+    """Final hidden states, logits, and K/V of one pass over two canvases on one rank; buffers are NaN before.
+
+    Where a model takes in what was predicted, six rows of each canvas do, of a pass before.
+    """
     config = found(name).config
     model = Transformer(config, weights(name, ranks.shard), ranks=ranks)
     pool = Pool(model.part, 24, 1, torch.float64, CPU)
     for tensor in (*pool.k, *pool.v):
         tensor.fill_(math.nan)
     rng = np.random.default_rng(1)
-    canvases = [Canvas(rng.integers(0, config.vocab, count).tolist(), (), 0) for count in (11, 13)]
+    drawn = [rng.integers(0, config.vocab, count).tolist() for count in (11, 13)]
+    end = -6 if config.self_conditioning else None
+    canvases = [Canvas(each[:end], each[end:] if end else (), 6 if end else 0) for each in drawn]
     predict = [rng.random(len(canvas)) < 0.6 for canvas in canvases]
     for each in predict:
         each[0] = False
+    batch = pack_uncached(model, canvases, predict)
     with torch.inference_mode():
-        hidden = model.forward(pack_uncached(model, canvases, predict), pool)
+        if batch.signals is not None:
+            signal = Signal(0.5, batch.predict.numpy())  # row n has slot n
+            rows = RowGroup(
+                slice(0, len(batch.predict)), "probability", "logits", 0.0, None, None, 0, free=True, signal=signal
+            )
+            score_rows(model, model.forward(batch, pool), [rows], 0, pool)
+            batch = replace(batch, signals=replace(batch.signals, slots=batch.signals.rows))
+        hidden = model.forward(batch, pool)
         return hidden, model.head(hidden), pool
 
 
@@ -161,8 +179,11 @@ def test_a_pass_of_several_ranks_is_that_of_one(name: str, size: int) -> None:
     for rank, (own, _, kept) in enumerate(every):
         assert torch.equal(own, every[0][0]), "the same bits on every rank"
         close(own, hidden)
-        groups = Shard(rank, size).kv_heads(config)
-        for part, whole in zip((*kept.k, *kept.v), (*pool.k, *pool.v), strict=True):
+        if pool.signals is not None:
+            assert kept.signals is not None
+            close(kept.signals, pool.signals)
+        each = [Shard(rank, size).kv_heads(config.shape_of(layer)) for layer in range(config.layers)]
+        for part, whole, groups in zip((*kept.k, *kept.v), (*pool.k, *pool.v), (*each, *each), strict=True):
             close(part[: kept.spare], whole[: pool.spare, groups.start : groups.stop])
 
 
@@ -189,6 +210,11 @@ SHAPE = replace(preset("llada-tiny"), heads=6, kv_heads=6, head_dim=8, hidden=48
             "its 6 attention heads are no multiple of 4; its 6 heads of K/V are neither .* Use 1 or 2 or 3 or 6",
         ),
         (replace(SHAPE, kv_heads=3), 2, "its 3 heads of K/V are neither a multiple nor a divisor of 2"),
+        (
+            replace(SHAPE, sliding=Sliding((0,), 4, 1e4, kv_heads=3)),
+            2,
+            "its 3 heads of K/V are neither a multiple nor a divisor of 2",
+        ),
         (preset("llada-moe-7b-a1b"), 3, "its 64 experts are no multiple of 3"),
         (replace(SHAPE, intermediate=3), 6, "its feed-forward is 3 wide"),
         (preset("dream-7b"), 8, "its 28 attention heads are no multiple of 8.* Use 1 or 2 or 4 or 28"),

@@ -287,10 +287,10 @@ def score_rows(
 
 
 def _keep_signal(model: Transformer, signals: Tensor, logits: Tensor, group: RowGroup) -> None:
-    """Put the expected embedding of a group's rows, with their changed `logits` [rows, V], into `signals`."""
+    """Put the expected embedding of a group's rows, with this rank's changed `logits` of them, into `signals`."""
     assert group.signal is not None
     assert group.signal.slots is not None
-    chances = (logits / group.signal.temperature).softmax(dim=-1)
+    chances = _vocabulary(model).softmax(logits / group.signal.temperature)
     signals.index_copy_(0, send(group.signal.slots, signals.device), model.expected(chances).to(signals.dtype))
 
 

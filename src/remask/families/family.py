@@ -124,7 +124,8 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
 
     Rows are counted in the whole field, where matrices that read the same input follow one another.
     """
-    dim, heads, groups = config.head_dim, shard.heads(config), shard.kv_heads(config)
+    shape = config if slot.layer is None else config.shape_of(slot.layer)
+    dim, heads, groups = shape.head_dim, shard.heads(shape), shard.kv_heads(shape)
     mixture = None if slot.layer is None else config.mixture_of(slot.layer)
     width = config.intermediate if mixture is None else mixture.shared
     own = shard.share(width)
@@ -132,19 +133,19 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
     match slot.field:
         case "out":
             return queries, None
-        case "down":
+        case "down" | "signal.down":
             return own, None
         case "qkv" | "qkv_bias":
-            after = config.heads * dim
-            values = after + config.kv_heads * dim
-            return None, (queries, _moved(keys, after), _moved(keys, values))
+            after = shape.heads * dim
+            values = () if shape.tied_values else (_moved(keys, after + shape.kv_heads * dim),)
+            return None, (queries, _moved(keys, after), *values)
         case "q_norm" if config.qk_norm == "whole":
             return None, (queries,)
         case "k_norm" if config.qk_norm == "whole":
             return None, (keys,)
         case "sink_k" | "sink_v":
             return None, (groups,)
-        case "gate_up":
+        case "gate_up" | "signal.gate_up":
             return None, (own, _moved(own, width)) if config.gated else (own,)
         case "up_bias":
             return None, (own,)

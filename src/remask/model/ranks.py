@@ -16,9 +16,9 @@ T = TypeVar("T")
 class Shard:
     """The part of a model that rank `rank` of `size` holds.
 
-    Attention is cut by heads and a dense feed-forward by columns (Megatron-LM, arXiv 1909.08053, section 3), a mixture
-    by whole experts, and the output matrix by tokens of the vocabulary. Everything else, the embedding and the router
-    among it, is on every rank. Ranges of columns and tokens may differ by one.
+    Attention is cut by heads, a dense feed-forward and the MLP of self-conditioning by columns (Megatron-LM, arXiv
+    1909.08053, section 3), a mixture by whole experts, and the output matrix by tokens of the vocabulary. Everything
+    else, the embedding and the router among it, is on every rank. Ranges of columns and tokens may differ by one.
     """
 
     rank: int = 0
@@ -42,15 +42,18 @@ class Shard:
         """`config` with the sizes of this rank's matrices. The experts that a router chooses from stay all of them."""
         if self.size == 1:
             return config
-        mixture = config.mixture
+        mixture, near = config.mixture, config.sliding
         if mixture is not None and mixture.shared:
             mixture = replace(mixture, shared=len(self.share(mixture.shared)))
+        if near is not None and near.kv_heads is not None:
+            near = replace(near, kv_heads=len(self.kv_heads(config.shapes[-1])))
         return replace(
             config,
             heads=len(self.heads(config)),
             kv_heads=len(self.kv_heads(config)),
             intermediate=len(self.share(config.intermediate)),
             mixture=mixture,
+            sliding=near,
         )
 
     def share(self, count: int) -> range:
@@ -121,14 +124,15 @@ class Ranks:
 
 def _faults(config: ModelConfig, size: int) -> list[str]:
     """Every size of `config` that cannot be cut for `size` ranks, in words."""
-    heads, groups, mixture = config.heads, config.kv_heads, config.mixture
+    heads, mixture = config.heads, config.mixture
     faults = []
-    if config.self_conditioning and size > 1:
-        faults.append("its rows take in what was predicted of them, which no part of the vocabulary knows")
     if heads % size:
         faults.append(f"its {heads} attention heads are no multiple of {size}")
-    if groups % size and size % groups:
-        faults.append(f"its {groups} heads of K/V are neither a multiple nor a divisor of {size}")
+    faults += [
+        f"its {groups} heads of K/V are neither a multiple nor a divisor of {size}"
+        for groups in dict.fromkeys(shape.kv_heads for shape in config.shapes)
+        if groups % size and size % groups
+    ]
     if mixture is not None and mixture.experts % size:
         faults.append(f"its {mixture.experts} experts are no multiple of {size}")
     narrow = min(_widths(config), default=size)

@@ -127,9 +127,10 @@ class Transformer:
 
     @torch.inference_mode()
     def expected(self, chances: Tensor) -> Tensor:
-        """The expected embedding [M, D] of rows whose tokens have the probabilities `chances` [M, V]."""
-        embed = self.weights.embed
-        found = self.arithmetic.linear(chances.to(embed.dtype), embed.T)
+        """The expected embedding [M, D] of rows with the probabilities `chances` [M, V], of the tokens of this rank."""
+        own = self.ranks.shard.share(self.config.vocab)
+        embed = self.weights.embed[own.start : own.stop]
+        found = self.ranks.sum(self.arithmetic.linear(chances.to(embed.dtype), embed.T))
         return found * self.embed_scale
 
     @torch.inference_mode()
@@ -140,7 +141,7 @@ class Transformer:
         assert pool.signals is not None
         before, own = pool.signals[signals.slots], h[rows]
         gate, up = self.arithmetic.linear(self.norm(before, w.norm), w.gate_up).chunk(2, dim=-1)
-        told = self.arithmetic.linear(self.arithmetic.activate_(gate, self.activation).mul_(up), w.down)
+        told = self.ranks.sum(self.arithmetic.linear(self.arithmetic.activate_(gate, self.activation).mul_(up), w.down))
         return h.index_copy(0, rows, F.rms_norm(own + told, (c.hidden,), None, c.norm_eps))
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
