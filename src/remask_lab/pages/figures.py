@@ -49,7 +49,7 @@ INPUTS, ALLOWED = Path("benchmarks", "inputs.json"), Path("benchmarks", "stale.t
 PICTURES = NOTEBOOK / "gallery"
 OWN_PAGES = ("caches", "results", "real-weights", "when-bicache", "gallery")
 FRESH, STALE = "fresh", "stale"
-ON_GPU = "scripts/gpu OUTPUT, on a GPU"
+ON_GPU = ", on a GPU"  # as commands end that this machine cannot run
 PICTURE_MINUTES = 2.0
 
 
@@ -72,7 +72,7 @@ class Figure:
     @property
     def elsewhere(self) -> bool:
         """Whether this machine cannot make it."""
-        return self.command == ON_GPU
+        return self.command.endswith(ON_GPU)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,12 +132,15 @@ def all_figures(root: Path) -> list[Figure]:
         found.append(_of_result(root, path.relative_to(root), command, 3, f"{LAB}/bench/decodings.py"))
     for path in [*sorted((results / "real-weights").glob("*.json")), results / f"bench.{SMOLLM2}.json"]:
         part = path.stem if path.parent.name == "real-weights" else "town"
-        command = f"python -m remask_lab pages real-weights --measure small --parts {part} --folder {{folder}}/parts"
+        how = "large --device cuda" if "gpu" in read_record(path).about["machine"] else "small"
+        command = f"python -m remask_lab pages real-weights --measure {how} --parts {part} --folder {{folder}}/parts"
+        command += " --output {folder}/page.md" + (ON_GPU if how != "small" else "")
         measured = f"{LAB}/pages/measure_real_weights.py"
-        found.append(_of_result(root, path.relative_to(root), f"{command} --output {{folder}}/page.md", 5, measured))
+        found.append(_of_result(root, path.relative_to(root), command, 5, measured))
     on_gpu = (f"{LAB}/gpu", f"{CORE}/engine", f"{CORE}/model")
     found += [
-        Figure(str(path.relative_to(root)), ON_GPU, 8, on_gpu) for path in sorted((results / "gpu").glob("*.json"))
+        Figure(str(path.relative_to(root)), f"scripts/gpu OUTPUT{ON_GPU}", 8, on_gpu)
+        for path in sorted((results / "gpu").glob("*.json"))
     ]
     for entry in read_entries(root / PICTURES / "entries.toml"):
         name = str(PICTURES / entry.picture)
