@@ -28,6 +28,7 @@ import torch
 from remask.errors import ConfigError
 from remask.families import presets
 from remask.model.config import ModelConfig
+from remask.model.executors import LARGEST_HEAD
 from remask_lab.speed.command import command_parser, run_command
 
 SHARED_BYTES: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -127,9 +128,11 @@ def usual(variant: Variant, target: int) -> bool:
 
 
 def variants(shapes: Iterable[ModelConfig]) -> Iterator[Variant]:
-    """All kernels at all `shapes` in all dtypes, each once."""
+    """All kernels at all `shapes` that Triton's attention serves, in all dtypes, each once."""
     seen: set[str] = set()
     for shape in shapes:
+        if max(each.head_dim for each in shape.shapes) > LARGEST_HEAD:
+            continue  # PyTorch computes such models
         for dtype in NAMES:
             for each in _of(shape, dtype):
                 key = re.sub(r" (HEADS)=\d+", "", each.label) if "_heads" not in each.kernel else each.label
