@@ -145,3 +145,24 @@ def test_every_figure_has_a_command_and_inputs_that_exist() -> None:
         assert each.inputs, each.name
         assert absent == [], each.name
         assert each.elsewhere or each.name.endswith(".png") or "{out}" in each.command or "{folder}" in each.command
+
+
+def test_a_figure_rests_on_its_policies_its_sampler_and_its_model() -> None:
+    inputs = {each.name.removeprefix("benchmarks/results/"): set(each.inputs) for each in figures.all_figures(ROOT)}
+    composed, uniform = inputs["bicache-1.bundled.json"], inputs["thesis-6-1.bundled-uniform.json"]
+    assert {"src/remask/policies/bicache.py", "src/remask/policies/block.py", "src/remask/depth"} <= composed
+    assert {"src/remask/sampling/masked.py", "src/remask/families/llada.py", "src/remask/bundled"} <= composed
+    assert "src/remask_lab/papers/tables/bicache-1.toml" in composed
+    assert {"src/remask/sampling/uniform.py", "src/remask/policies/on_device.py"} <= uniform
+    assert not {"src/remask/sampling/masked.py", "src/remask/policies/bicache.py"} & uniform
+    assert "src/remask/sampling/slowfast.py" in inputs["dllm-autoregressive.bundled-transit.json"]
+    assert "src/remask/policies/dllm.py" in inputs["docs/lab/gallery/ratio-bundled/grid-load.png"], "named by --cache"
+    assert {"src/remask_lab/subjects/drift.py"} <= inputs["drift/s32.masked.json"]
+
+
+def test_every_path_that_a_policy_rests_on_is_there() -> None:
+    """A path that was renamed would make its figures fresh."""
+    paths = set(figures._of_policies(figures.POLICY_FILES)) | {
+        each for own in figures.COMMANDS.values() for each in own
+    }
+    assert sorted(path for path in paths if not (ROOT / path).exists()) == []

@@ -1,7 +1,7 @@
 """Compares cache policies on one workload. Their turns are interleaved in one run."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,6 +56,7 @@ class BenchRow:
     """One contender, its tasks, and its rounds over them.
 
     Attributes:
+        shares: the tasks of each round in turn: one share of all tasks, or one for each round.
         rounds: rounds with full batches.
         alone: rounds with one request at a time.
         meter, executed: cache use and FLOPs of the warm-up turn, where details are wanted.
@@ -63,13 +64,38 @@ class BenchRow:
     """
 
     contender: Contender
-    tasks: tuple[Task, ...]
+    shares: tuple[tuple[Task, ...], ...]
     rounds: list[BenchRound] = field(default_factory=list)
     alone: list[BenchRound] = field(default_factory=list)
     meter: CacheMeter = field(default_factory=CacheMeter)
     executed: Executed | None = None
     losses: Losses | None = None
     no_loss: str | None = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks."""
+        return tuple(task for share in self.shares for task in share)
+
+    @property
+    def counted(self) -> list[BenchRound]:
+        """The last rounds that together ran each task once."""
+        return self.rounds[-len(self.shares) :]
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The response to each of `tasks` that was counted."""
+        return [output for each in self.counted for output in each.outputs]
+
+    @property
+    def row_layers(self) -> int:
+        """Row-layers computed for `outputs`, prefix-only passes included."""
+        return sum(each.row_layers for each in self.counted)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most that a counted round held."""
+        return max(each.peak_memory_bytes for each in self.counted)
 
     @property
     def clusters(self) -> dict[str, int]:
@@ -98,6 +124,7 @@ def run_bench(
     losses: bool = False,
     responses: bool = False,
     warm_up: int = 2,
+    divided: bool = False,
 ) -> Record:
     """Run every contender over the workload `rounds` times, and return the record that `remask bench` writes.
 
@@ -112,25 +139,30 @@ def run_bench(
         answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything
             (`check_answers`).
         losses: whether to measure the loss of the reference answers under each policy (`reference`), untimed.
-        responses: whether the record holds every response of the last round.
+        responses: whether the record holds every response.
         warm_up: requests of each contender's first turn, which is not timed, unless all of them are.
+        divided: whether a round runs a share of the prefixes, with all their requests, so that each request runs once.
+            Raises `ConfigError` where there are fewer prefixes than rounds.
     """
-    rows = [BenchRow(contender, (contender.workload or workload).tasks) for contender in contenders]
+    shares = [_shares((each.workload or workload).tasks, rounds if divided else 1) for each in contenders]
+    rows = [BenchRow(contender, own) for contender, own in zip(contenders, shares, strict=True)]
     single = replace(engine, max_num_seqs=1)
     few = -(-len(workload.tasks) // engine.max_num_seqs)
     began = read_cpu()
     singly = detail and alone and engine.max_num_seqs > 1
     first = [row.tasks if detail else row.tasks[:warm_up] for row in rows]
-    measured = [row.tasks for row in rows] + ([row.tasks[:few] for row in rows] if singly else [])
-    requests = sum(map(len, first)) + rounds * sum(map(len, measured))
+    turns = [row.shares[turn % len(row.shares)] for turn in range(rounds) for row in rows]
+    turns += [row.tasks[:few] for row in rows] * rounds if singly else []
+    requests = sum(map(len, [*first, *turns]))
     with tqdm(total=requests, desc="bench", unit="req", disable=not progress) as bar:
         for row, tasks in zip(rows, first, strict=True):
             _turn(llm, row, tasks, engine, bar, metered=detail)
-        for _ in range(rounds):
+        for turn in range(rounds):
             for row in rows:
-                row.rounds.append(_turn(llm, row, row.tasks, engine, bar))
+                tasks = row.shares[turn % len(row.shares)]
+                row.rounds.append(_turn(llm, row, tasks, engine, bar))
                 if answers:
-                    _check_answers(row)
+                    _check_answers(row, tasks)
             for row in rows if singly else ():
                 row.alone.append(_turn(llm, row, row.tasks[:few], single, bar))
     for row in rows if losses else ():
@@ -142,19 +174,34 @@ def run_bench(
     results = [_result(row, by_name[row.contender.baseline], detail) for row in rows]
     data: dict[str, Any] = {"results": results, "conditions": conditions(began)}
     if responses:
-        data["answers"] = list(_responses(llm, rows, by_name))
+        data["answers"] = list(_responses(llm, rows))
     return Record("bench", about(llm, seed=workload.seed, settings=settings), data)
 
 
-def _check_answers(row: BenchRow, questions: int | None = None) -> None:
+def _shares(tasks: Sequence[Task], count: int) -> tuple[tuple[Task, ...], ...]:
+    """The tasks in `count` shares, those of one prefix in the same. Raises `ConfigError` with fewer prefixes."""
+    clusters = prefix_clusters(tasks)
+    order = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters))}
+    if len(order) < count:
+        raise ConfigError(
+            f"{count} rounds are to share {len(order)} prefixes among them; ask for at most {len(order)} rounds, "
+            "or for more prefixes"
+        )
+    shares: list[list[Task]] = [[] for _ in range(count)]
+    for task, cluster in zip(tasks, clusters, strict=True):
+        shares[order[cluster] % count].append(task)
+    return tuple(map(tuple, shares))
+
+
+def _check_answers(row: BenchRow, tasks: Sequence[Task], questions: int | None = None) -> None:
     """Raise what `check_answers` raises on a baseline's turn. One in random order is another sampler's, and may."""
-    params = row.tasks[0].request.params
+    params = tasks[0].request.params
     if row.contender.name != row.contender.baseline or params.remasking.rule == "random":
         return
-    verdicts = [task.correct(output.text) for task, output in zip(row.tasks, row.rounds[-1].outputs, strict=True)]
+    verdicts = [task.correct(output.text) for task, output in zip(tasks, row.rounds[-1].outputs, strict=True)]
     right = [verdict for verdict in verdicts if verdict is not None]
     if right:
-        asked = "" if questions is None else f" (the first {len(row.tasks)} of {questions} were asked)"
+        asked = "" if questions is None else f" (the first {len(tasks)} of {questions} were asked)"
         check_answers(row.contender.name, sum(right) / len(right), params, asked)
 
 
@@ -166,11 +213,11 @@ def check_first_answers(llm: LLM, workload: Workload, engine: EngineConfig) -> N
     tasks = workload.tasks[:FIRST]
     if len(workload.tasks) <= FIRST or tasks[0].answer is None:
         return
-    row = BenchRow(Contender("none", llm.session.policy("none")), tasks)
+    row = BenchRow(Contender("none", llm.session.policy("none")), (tasks,))
     with tqdm(disable=True) as bar:
         row.rounds.append(_turn(llm, row, tasks, engine, bar))
     if not any(task.correct(output.text) for task, output in zip(tasks, row.rounds[0].outputs, strict=True)):
-        _check_answers(row, len(workload.tasks))
+        _check_answers(row, tasks, len(workload.tasks))
 
 
 def check_answers(name: str, accuracy: float, params: SamplingParams, asked: str = "") -> None:
@@ -215,20 +262,21 @@ def _turn(
     )
 
 
-def _responses(llm: LLM, rows: Sequence[BenchRow], by_name: Mapping[str, BenchRow]) -> Iterator[dict[str, Any]]:
-    """Each prompt, what is right, and what each contender made of it in its last round."""
+def _responses(llm: LLM, rows: Sequence[BenchRow]) -> Iterator[dict[str, Any]]:
+    """Each prompt, what is right, and what each contender made of it."""
+    answered = {row.contender.name: row.outputs for row in rows}
     for place, task in enumerate(rows[0].tasks):
         answers = []
         for row in rows:
             baseline = row.contender.baseline
-            output, other = (each.rounds[-1].outputs[place] for each in (row, by_name[baseline]))
+            output, other = answered[row.contender.name][place], answered[baseline][place]
             answers.append(
                 {
                     "cache": row.contender.name,
                     "baseline": baseline,
                     "text": output.text,
                     "token_ids": output.token_ids,
-                    "correct": row.tasks[place].correct(output.text),
+                    "correct": task.correct(output.text),
                     "agreement": token_agreement(output.token_ids, other.token_ids),
                     "forwards": output.usage.forwards,
                     "row_layers": output.usage.row_layers,
@@ -266,20 +314,16 @@ def _span(numbers: Sequence[int]) -> int | str:
 
 
 def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
-    last, reference = row.rounds[-1], baseline.rounds[-1]
-    verdicts = [task.correct(output.text) for task, output in zip(row.tasks, last.outputs, strict=True)]
-    judged = [
-        (verdict, cluster)
-        for verdict, cluster in zip(verdicts, prefix_clusters(row.tasks), strict=True)
-        if verdict is not None
-    ]
+    tasks, outputs, others = row.tasks, row.outputs, baseline.outputs
+    own = prefix_clusters(tasks)
+    verdicts = [task.correct(output.text) for task, output in zip(tasks, outputs, strict=True)]
+    judged = [(verdict, cluster) for verdict, cluster in zip(verdicts, own, strict=True) if verdict is not None]
     right, clusters = [verdict for verdict, _ in judged], [cluster for _, cluster in judged]
-    theirs = [task.correct(output.text) for task, output in zip(row.tasks, reference.outputs, strict=True)]
-    compared = [each for each in zip(verdicts, theirs, prefix_clusters(row.tasks), strict=True) if None not in each]
+    theirs = [task.correct(output.text) for task, output in zip(tasks, others, strict=True)]
+    compared = [each for each in zip(verdicts, theirs, own, strict=True) if None not in each]
     over = paired(*zip(*compared, strict=True)) if compared else None
     agreement = [
-        token_agreement(output.token_ids, other.token_ids)
-        for output, other in zip(last.outputs, reference.outputs, strict=True)
+        token_agreement(output.token_ids, other.token_ids) for output, other in zip(outputs, others, strict=True)
     ]
     result = {
         "cache": row.contender.name,
@@ -292,18 +336,18 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         "accuracy_over_none": None if over is None else over[0],
         "accuracy_over_none_interval": None if over is None else list(over[1:]),
         "verdicts": by_cluster(right, clusters),
-        "parts": part_scores(row.tasks, last.outputs),
+        "parts": part_scores(tasks, outputs),
         "agreement_with_none": float(np.mean(agreement)),
-        "agreement_interval": list(mean_interval(agreement, prefix_clusters(row.tasks))),
+        "agreement_interval": list(mean_interval(agreement, own)),
         **row.loss(baseline),
-        "forwards": sum(output.usage.forwards for output in last.outputs),
-        "row_layers": last.row_layers,
-        "prefix_hits": last.prefix_hits,
-        "partial_prefix_hits": last.partial_prefix_hits,
-        "cached_tokens": sum(output.usage.cached_tokens for output in last.outputs),
-        "prefix_depth": float(np.mean([output.usage.prefix_depth for output in last.outputs])),
-        "peak_memory_bytes": last.peak_memory_bytes,
-        "extra_memory_bytes": last.peak_memory_bytes - reference.peak_memory_bytes,
+        "forwards": sum(output.usage.forwards for output in outputs),
+        "row_layers": row.row_layers,
+        "prefix_hits": sum(each.prefix_hits for each in row.counted),
+        "partial_prefix_hits": sum(each.partial_prefix_hits for each in row.counted),
+        "cached_tokens": sum(output.usage.cached_tokens for output in outputs),
+        "prefix_depth": float(np.mean([output.usage.prefix_depth for output in outputs])),
+        "peak_memory_bytes": row.peak_memory_bytes,
+        "extra_memory_bytes": row.peak_memory_bytes - baseline.peak_memory_bytes,
     }
     if detail:
         result["alone"] = _compared(row.alone or row.rounds, baseline.alone or baseline.rounds)
@@ -342,7 +386,7 @@ def _flops(row: BenchRow, baseline: BenchRow, speed: float) -> dict[str, Any]:
 def _compared(rounds: Sequence[BenchRound], baseline: Sequence[BenchRound]) -> dict[str, Any]:
     """Time and work against the baseline's. `slower_with_less_work` marks a policy that computes less and is slower."""
     ratios = [theirs.seconds / ours.seconds for ours, theirs in zip(rounds, baseline, strict=True)]
-    work = baseline[-1].row_layers / rounds[-1].row_layers
+    work = sum(each.row_layers for each in baseline) / sum(each.row_layers for each in rounds)
     speed = float(np.median(ratios))
     return {
         "ratio_to_none": speed,

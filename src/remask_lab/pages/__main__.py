@@ -4,7 +4,7 @@ import argparse
 import importlib
 import sys
 
-NAMES = ("caches", "figures", "gallery", "real-weights", "results", "stale", "when-bicache")
+NAMES = ("caches", "figures", "gallery", "real-weights", "results", "when-bicache")
 
 
 def main() -> int:

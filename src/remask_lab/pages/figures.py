@@ -31,17 +31,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from remask.checks import SMOLLM2
+from remask.checks import BUNDLED_MODELS, SMOLLM2
 from remask.errors import ConfigError
 from remask.machine.disk import write_whole
+from remask.policies.registry import POLICIES
 from remask_lab.bench.decodings import GRIDS
 from remask_lab.pages import dynamics
 from remask_lab.pages.gallery import read_entries
 from remask_lab.pages.page import NOTEBOOK, ROOT, page_parser, run_page
-from remask_lab.pages.stale import CORE, DECODERS, LAB, MODELS, named, result_inputs
 from remask_lab.papers.definition import load_table, table_names
 from remask_lab.records.markdown import markdown_table
-from remask_lab.records.record import read_record
+from remask_lab.records.record import Record, read_record
 from remask_lab.speed.command import REMASK
 
 FOLDER, MAKING = Path("benchmarks", "results"), ".making"
@@ -51,6 +51,26 @@ OWN_PAGES = ("caches", "results", "real-weights", "when-bicache", "gallery")
 FRESH, STALE = "fresh", "stale"
 ON_GPU = ", on a GPU"  # as commands end that this machine cannot run
 PICTURE_MINUTES = 2.0
+CORE, LAB = "src/remask", "src/remask_lab"
+# What decides answers, whatever the policy.
+NUMBERS = tuple(f"{CORE}/sampling/{name}.py" for name in ("score", "filters", "blocks", "noise", "select"))
+DECODERS = {"masked": "masked", "uniform": "uniform", "block_causal": "block_causal"}
+POLICY_FILES = {name: each.make.__module__.rpartition(".")[2] for name, each in POLICIES.built_in.items()}
+# Beside its plans, what a policy's results rest on.
+BEHIND = {
+    "bicache": (f"{CORE}/depth",),
+    "acache": (f"{CORE}/policies/on_device.py", f"{CORE}/model/row_attention.py"),
+    "elastic-cache": (f"{CORE}/policies/on_device.py", f"{CORE}/model/row_attention.py"),
+    "uniform-cache": (f"{CORE}/policies/block.py", f"{CORE}/policies/on_device.py"),
+}
+BENCHES = tuple(f"{LAB}/bench/{name}.py" for name in ("bench", "contenders", "workload", "fewer_steps"))
+# What measures, beside `analyze`, whose subjects have files of their names.
+COMMANDS = {
+    "bench": BENCHES,
+    "profile ops": (f"{LAB}/ops",),
+    "eval": tuple(f"{LAB}/{name}" for name in ("harness", "cli/evaluate", "likelihood")),
+}
+MODELS = {name: name.replace("-", "_") for name in BUNDLED_MODELS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +164,46 @@ def all_figures(root: Path) -> list[Figure]:
     ]
     for entry in read_entries(root / PICTURES / "entries.toml"):
         name = str(PICTURES / entry.picture)
-        found.append(Figure(name, entry.command, PICTURE_MINUTES, tuple(_of_command(root, entry.command))))
+        found.append(Figure(name, entry.command, PICTURE_MINUTES, tuple(_of_command(entry.command))))
     return found
 
 
 def _of_result(root: Path, path: Path, command: str, minutes: float, *more: str) -> Figure:
     """The figure of a result file, by what its record holds where it is kept, by its command, and by `more` paths."""
-    inputs = [*more, *(_of_command(root, command) if command.startswith("remask ") else ())]
+    inputs = [*more, *(_of_command(command) if command.startswith("remask ") else ())]
     if (root / path).exists():
-        inputs += result_inputs(read_record(root / path))
+        inputs += _of_record(read_record(root / path))
     return Figure(str(path), command, minutes, tuple(dict.fromkeys(inputs)))
 
 
-def _of_command(root: Path, command: str) -> Iterator[str]:
-    """The paths that the numbers of a command rest on."""
-    yield from named(root, command)
+def _of_record(record: Record) -> list[str]:
+    """The paths that the numbers of a result file rest on."""
+    about, held = record.about, json.dumps(record.data)
+    caches = set(re.findall(r'"cache": "([^"]+)"', held)) | {str(about["settings"].get("cache", "none"))}
+    own = [*_of_policies(sorted(caches)), *NUMBERS, f"{CORE}/sampling/{DECODERS[about['kind']]}.py"]
+    own.append(f"{CORE}/families/{about['family'].replace('-', '_')}.py")
+    if "slowfast" in held:
+        own.append(f"{CORE}/sampling/slowfast.py")
+    if about["model"] in MODELS:
+        own.append(f"{CORE}/{MODELS[about['model']]}")
+    table = about["settings"].get("table")
+    return [*own, *(BENCHES if table is None else (f"{LAB}/papers/measure.py", f"{LAB}/papers/tables/{table}.toml"))]
+
+
+def _of_policies(caches: Iterable[str]) -> Iterator[str]:
+    """The files of policies, and of those that they are composed of."""
+    for name in {part for cache in caches for part in cache.split("+")} & set(POLICY_FILES):
+        yield from (f"{CORE}/policies/{POLICY_FILES[name]}.py", *BEHIND.get(name, ()))
+
+
+def _of_command(command: str) -> Iterator[str]:
+    """The paths that the numbers of a command `remask ...` rest on."""
+    words = shlex.split(command)
+    if words[1] == "analyze":
+        yield f"{LAB}/subjects/{words[2].replace('-', '_')}.py"
+    yield from next((paths for name, paths in COMMANDS.items() if command.startswith(f"remask {name} ")), ())
+    yield from _of_policies(name for name in POLICY_FILES if re.search(rf"[\s+,\"]{re.escape(name)}[\s+,.\"]", command))
+    yield from NUMBERS
     for model in re.findall(r"--model (\S+)", command):
         yield from (f"{CORE}/{MODELS[model]}",) if model in MODELS else ()
         uniform = "uniform" in model

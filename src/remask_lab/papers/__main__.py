@@ -132,7 +132,7 @@ def _table(table: PaperTable, args: argparse.Namespace) -> None:
             print(f"left out: {error}\n")
             return
     judge = None if args.judge is None else Judge(args.judge, "auto", llm.model.device)
-    measurer = Measurer(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model)
+    measurer = Measurer(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model, scale.divided)
     model = llm.loaded.name
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(model).name if Path(model).is_dir() else model)
     path = args.json if args.out is None else Path(args.out) / f"{table.name}.{slug}.json"

@@ -45,7 +45,8 @@ class Scale:
         workload: `name` is "questions" (of a bundled model, or GSM8K), "texts" or "random". `requests` and `prefixes`
             are numbers of requests and of shared prefixes. `prefix_tokens` and `prompt_tokens` are the lengths of
             random shared prefixes and of the prompts after them; the latter is the length of texts too.
-        concurrency: requests that run at a time; `rounds` are turns of each contender.
+        concurrency: requests that run at a time; `rounds` are turns of each contender, over all requests or, where
+            they are `divided`, each over its own share of the prefixes.
         counterparts: published columns whose benchmark the workload is. The others are not run at this scale.
     """
 
@@ -56,6 +57,7 @@ class Scale:
     dtype: str = "auto"
     concurrency: int = 1
     rounds: int = 1
+    divided: bool = False
     counterparts: Sequence[str] = ()
 
     @property

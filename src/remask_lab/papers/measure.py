@@ -62,6 +62,7 @@ class Measurer:
 
     Attributes:
         rounds, seed: turns of each contender, and the seed of the workload.
+        divided: whether each turn asks its own share of the requests (`run_bench`).
         prompts: the file of texts, for rows that read texts.
         judge: scores the responses, where perplexities are wanted.
         ar_model: folder or hub id of the autoregressive model. None takes random weights of the same shape.
@@ -73,6 +74,7 @@ class Measurer:
     prompts: str | None = None
     judge: Judge | None = None
     ar_model: str | None = None
+    divided: bool = False
 
     def measure(self, row: ResolvedRow) -> dict[str, Any]:
         """Returns the result of `row`. "left_out" is the reason where its policy cannot run.
@@ -100,6 +102,7 @@ class Measurer:
             progress=False,
             detail=detail,
             answers=False,  # poor samples may be a table's subject; `run_table` judges the best row without a cache
+            divided=self.divided,
         )
         result = record.data["results"][-1]
         names = (*KEPT, *DETAILS) if detail else KEPT
@@ -242,6 +245,7 @@ def run_table(
         "sampling": scale.sampling,
         "concurrency": scale.concurrency,
         "rounds": measurer.rounds,
+        "divided": measurer.divided,
         "prompts": None if measurer.prompts is None else Path(measurer.prompts).name,
         "judge": None if measurer.judge is None else measurer.judge.name,
         "ar_model": measurer.ar_model,

@@ -151,6 +151,7 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     # Texts share no prefix; tables of other workloads without one write one of no tokens.
     prefixes = min(work["prefixes"], work["requests"]) if work.get("prefix_tokens") and work["name"] != "texts" else 0
     over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
+    rounds = f"rounds {settings['rounds']}{', a share of the requests each' if settings['divided'] else ''}"
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
     batches = {row.concurrency or settings["concurrency"] for row in _measured(table)}
     busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
@@ -159,7 +160,7 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
         f"{work['requests']} requests, "
-        f"{ASKED[work['name']]}{over}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, seed {about['seed']}; "
+        f"{ASKED[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}, seed {about['seed']}; "
         f"{machine['dtype']} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
         "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token.",
         _failures(table, results),
