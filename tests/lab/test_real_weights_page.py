@@ -50,9 +50,10 @@ def towns(*rows: dict[str, Any]) -> Record:
     ("over", "interval", "said"),
     [
         (-0.3, (-0.4, -0.2), "`reuse` loses answers (-30.0 points, -40.0 to -20.0)"),
-        (-0.1, (-0.3, 0.1), "`reuse` loses none that could be seen (-10.0 points, -30.0 to +10.0)"),
-        (0.0, (0.0, 0.0), "`reuse` loses none that could be seen (no answer differs)"),
-        (0.2, (0.1, 0.3), "`reuse` gains answers (+20.0 points, +10.0 to +30.0)"),
+        (-0.1, (-0.3, 0.1), "`reuse` loses no answers that could be seen (-10.0 points, -30.0 to +10.0)"),
+        (-0.01, (-0.04, 0.01), "`reuse` keeps its answers (-1.0 points, -4.0 to +1.0)"),
+        (0.0, (0.0, 0.0), "`reuse` keeps its answers (no answer differs)"),
+        (0.2, (0.1, 0.3), "`reuse` keeps its answers (+20.0 points, +10.0 to +30.0)"),
     ],
 )
 def test_verdicts_follow_from_the_intervals(over: float, interval: tuple[float, float], said: str) -> None:

@@ -37,7 +37,7 @@ from remask_lab.pages.measure_real_weights import (
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.page import made as machine_of
 from remask_lab.pages.results import BENCH
-from remask_lab.records.interval import Shown, shown
+from remask_lab.records.interval import Shown, judged
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record, write_record
@@ -58,6 +58,7 @@ KINDS = {
 """What the training's log calls what it holds out, and what it is."""
 PROMISED = 0.85  # nats, at most, of half-masked answers
 COMPARED = ("town", SHOTS, DOCUMENTS)  # how parts are called that are records of `remask bench`
+SAID = {Shown.LOST: "loses answers", Shown.KEPT: "keeps its answers", Shown.OPEN: "loses no answers that could be seen"}
 WORK, TIME = "work saved", "time saved"
 
 
@@ -146,7 +147,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         number=_number,
         verdict=_verdict,
         held=_held,
-        loses=_loses,
+        loses=lambda row, none: judged(row, none) is Shown.LOST,
         made=_made,
         depths=_depths,
         lowest=lambda table: min(map(min, table["curves"].values())),
@@ -178,15 +179,9 @@ def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
     return found
 
 
-def _loses(row: Row) -> bool:
-    """Whether a row is shown to lose answers that its baseline has."""
-    return shown((row["accuracy_over_none"], *row["accuracy_over_none_interval"])) is Shown.LOST
-
-
-def _verdict(row: Row) -> str:
-    over, (low, high) = row["accuracy_over_none"], row["accuracy_over_none_interval"]
-    what = "loses answers" if _loses(row) else "gains answers" if low > 0 else "loses none that could be seen"
-    return f"`{row['cache']}` {what} ({_points(over, (low, high))}), for {row['work_ratio_to_none']:.1f}x less work."
+def _verdict(row: Row, none: Row) -> str:
+    over = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
+    return f"`{row['cache']}` {SAID[judged(row, none)]} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
 
 
 def _held(data: Mapping[str, Any]) -> str:
