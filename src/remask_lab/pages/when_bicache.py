@@ -23,9 +23,9 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
 from remask_lab.gpu.results import benchmark_table, read_kept
-from remask_lab.pages.measure_real_weights import DEPTHS
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.real_weights import FOLDER, read_all, read_training
+from remask_lab.pages.real_weights_benches import DEPTHS
 from remask_lab.records.interval import Shown, judged, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
