@@ -317,6 +317,8 @@ class ModelConfig:
             behind=self.sliding is not None and self.sliding.behind,
             near=(near.heads * near.head_dim, near.kv_heads * near.head_dim),
             dense=self.head_dense,
+            tied=self.tied_values,
+            signal=self.intermediate if self.self_conditioning else 0,
         )
 
 
