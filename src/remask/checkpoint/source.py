@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.checkpoint import hub
-from remask.checkpoint.files import CACHE, OVERRIDES, read_json, read_own, read_sampling
+from remask.checkpoint.files import CACHE, OVERRIDES, OwnWords, read_json, read_own, read_sampling, unfollowed
 from remask.checkpoint.gguf_header import SUFFIX, is_gguf
 from remask.checkpoint.shelf import SHELF, Shelved, shelved
 from remask.checks import BUNDLED_MODELS
@@ -112,10 +112,16 @@ class Source:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     shelf: Shelved | None = None
 
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Sampling parameters that suit the model: those of its files, and for the rest the shelf's."""
-        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own)}
+    def sampling(self, words: OwnWords | None) -> dict[str, Any]:
+        """Sampling parameters that suit the model: those of its files, and for the rest the shelf's.
+
+        Its family has `words` of its own for them, or none. Raises `CheckpointError` as `read_sampling`.
+        """
+        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own, words)}
+
+    def unfollowed(self, words: OwnWords | None) -> list[str]:
+        """Keys of its files that say how it is decoded, and that cannot be followed; see `files.unfollowed`."""
+        return unfollowed(self._own, words)
 
     @property
     def usual(self) -> dict[str, str]:

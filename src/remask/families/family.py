@@ -293,6 +293,8 @@ class Family:
         presets: shapes by name, for `--load-format dummy`.
         chat_template: renders conversations (Jinja) where a checkpoint's tokenizer has no template.
         stop: texts that end an answer, where the template in use has them.
+        words: reads the object in `generation_config.json` of a family that has keys of its own there: returns the
+            sampling parameters that they mean, and the keys of the object, if any, that none has the meaning of.
     """
 
     name: str
@@ -307,6 +309,7 @@ class Family:
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
     chat_template: str | None = None
     stop: tuple[str, ...] = ()
+    words: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]] | None = None
 
     @property
     def head(self) -> str:
