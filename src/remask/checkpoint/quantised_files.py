@@ -19,7 +19,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.checkpoint.files import INDEX, TensorLocation, listed, raw_config, read_json, tensor_locations, weight_files
+from remask.checkpoint.files import (
+    INDEX,
+    OWN,
+    TensorLocation,
+    listed,
+    raw_config,
+    read_json,
+    tensor_locations,
+    weight_files,
+)
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.scaled_files import KEY, convention, read_numbers, refuse_foreign, with_scales
 from remask.checks import QUANTIZATIONS, Quantization
@@ -113,11 +122,21 @@ def groups_of(name: str, columns: slice) -> slice:
 
 
 def save_quantised(
-    folder: Path, family: Family, config: ModelConfig, kind: Quantization, target: Path, progress: bool = True
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    kind: Quantization,
+    target: Path,
+    progress: bool = True,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> int:
     """Write the checkpoint in `folder` into the new folder `target`, its matrices as `kind`. Returns bytes of weights.
 
-    One tensor at a time is read, and the tensors of one file are held.
+    One tensor at a time is read, and the tensors of one file are held. Keys of `overrides` are laid over those of
+    `config.json`, and `own` is written as `remask.json`: what the model is loaded with by another name than the path of
+    its folder. None: that file is copied, if there is one.
 
     Raises:
         ConfigError: `target` exists and is no empty folder, or the checkpoint is quantised already or a GGUF file.
@@ -147,12 +166,14 @@ def save_quantised(
                 held = {}
     size += _shard(target, held, placed, number)
     (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": placed}), encoding="utf-8")
-    raw = read_json(folder / "config.json") | {KEY: {"quant_method": METHOD, "kind": kind}}
+    raw = read_json(folder / "config.json") | dict(overrides or {}) | {KEY: {"quant_method": METHOD, "kind": kind}}
     (target / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    own = {*(file.name for file in weight_files(folder)), INDEX, "config.json"}
+    rewritten = {*(file.name for file in weight_files(folder)), INDEX, "config.json"}
     for file in folder.iterdir():
-        if file.is_file() and file.name not in own and file.suffix in (".json", ".jinja", ".txt", ".model"):
+        if file.is_file() and file.name not in rewritten and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, target / file.name)
+    if own is not None:
+        (target / OWN).write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
     return size
 
 
