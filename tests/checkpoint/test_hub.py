@@ -27,7 +27,7 @@ from remask.checkpoint.source import resolve, resolve_adapter
 from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
 from remask.model.quantised import QuantisedMatrix
-from tests.checkpoint.checkpoints import A2D, FAST_DLLM_V2, GIDD, LLADA, SDAR, random_tensors, write
+from tests.checkpoint.checkpoints import A2D, DIFFUSION_GEMMA, FAST_DLLM_V2, GIDD, LLADA, SDAR, random_tensors, write
 from tests.disks import small_disk
 from tests.hub import SHA, Hub, running_hub
 from tests.waiting import LONGEST_S
@@ -114,6 +114,7 @@ def test_a_word_brings_its_decoding_and_its_cache(hub: Hub, tmp_path: Path) -> N
         ("fast-dllm-v2-7b", FAST_DLLM_V2, {"remask.json": {"sampling": {"threshold": 0.5}, "quantization": "none"}}),
         ("gidd-unif-3b", GIDD, {"remask.json": {"cache": "none"}}),
         ("sdar-4b", SDAR, {}),
+        ("diffusiongemma-26b-a4b", DIFFUSION_GEMMA, {"generation_config.json": {"max_denoising_steps": 9, "t_max": 2}}),
     ],
 )
 def test_what_the_shelf_says_is_carried_into_a_quantised_folder(

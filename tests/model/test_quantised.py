@@ -301,6 +301,9 @@ def test_routers_norms_biases_and_vocabularies_stay_as_they_are(name: str, kind:
 
 def small(raw: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint whose sizes the kernel for int4 takes."""
+    if "text_config" in raw:
+        widths = {"hidden_size": 64, "head_dim": 16, "global_head_dim": 32, "intermediate_size": 128}
+        return raw | {"text_config": raw["text_config"] | widths | {"moe_intermediate_size": 32}}
     return raw | {
         "hidden_size": 64,
         "head_dim": 16,
@@ -320,6 +323,7 @@ RAWS = {
     "a2d": checkpoints.A2D,
     "modernbert": checkpoints.MODERNBERT,
     "nemotron": checkpoints.NEMOTRON,
+    "diffusion-gemma": checkpoints.DIFFUSION_GEMMA,
 }
 
 

@@ -39,7 +39,7 @@ MULTIPLIED = 1024  # rows that are multiplied at a time, as what a product makes
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Rows of quantized numbers, as checkpoints keep them.
+    """Rows of quantized numbers, as checkpoints keep them. Those of all experts are [E, m, ...] in place of [m, ...].
 
     Attributes:
         values: [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8.
@@ -55,6 +55,11 @@ class Codes:
     def constants(self) -> Tensor:
         """Scales, and zeros beside them."""
         return self.scales if self.zeros is None else torch.stack((self.scales, self.zeros))
+
+    def experts(self) -> Iterator["Codes"]:
+        """The codes of each expert."""
+        for number, values in enumerate(self.values):
+            yield Codes(values, self.scales[number], None if self.zeros is None else self.zeros[number])
 
     def times(self, factor: float) -> "Codes":
         """The codes of `factor` times the numbers."""
