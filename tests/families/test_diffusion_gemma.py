@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+    DiffusionGemmaGenerationConfig,
+    EntropyBoundSamplerConfig,
+)
 
 from remask import LLM, EngineConfig
 from remask.checkpoint.loaded import find_model
@@ -167,10 +171,11 @@ def test_decodes_are_those_of_transformers(name: str) -> None:
         assert (list(output.token_ids), output.usage.forwards) == decoded(own, prompt, sampling)
 
 
+GENERATION: Any = DiffusionGemmaGenerationConfig
 ITS_OWN: dict[str, Any] = {
     "max_new_tokens": 21,
     "max_denoising_steps": 7,
-    "sampler_config": oracle.EntropyBoundSamplerConfig(entropy_bound=4.0),
+    "sampler_config": EntropyBoundSamplerConfig(entropy_bound=4.0),
     "t_min": 0.1,
     "t_max": 0.3,
     "stability_threshold": 2,
@@ -200,7 +205,7 @@ def folder_with(tmp_path: Path, said: Any) -> str:
     if isinstance(said, str):
         (folder / "generation_config.json").write_text(said)
     else:
-        oracle.DiffusionGemmaGenerationConfig(**said).save_pretrained(str(folder))
+        GENERATION(**said).save_pretrained(str(folder))
     return str(folder)
 
 
@@ -225,7 +230,7 @@ def test_a_file_that_says_nothing_changes_nothing(tmp_path: Path, caplog: pytest
     llm = LLM(folder_with(tmp_path, {}), dtype="float32")
     assert llm.session.sampling == {}
     assert told(caplog) == []
-    usual = oracle.DiffusionGemmaGenerationConfig._get_default_generation_params()
+    usual = GENERATION._get_default_generation_params()
     assert usual.pop("max_new_tokens") == 256
     sampler = usual.pop("sampler_config")
     assert usual | {"entropy_bound": sampler.entropy_bound} == {

@@ -425,14 +425,17 @@ def test_what_cannot_be_quantised_is_refused_with_the_reason(monkeypatch: pytest
         (12, 1, "fp8", ("K/V heads x head_dim=12 in layer 0 and 1 more is no multiple of 16",)),
     ],
 )
-def test_every_layers_sizes_are_checked(head_dim: int, kv_heads: int, kind: Quantization, faults: tuple[str]) -> None:
+def test_every_layers_sizes_are_checked(
+    head_dim: int, kv_heads: int, kind: Quantization, faults: tuple[str, ...]
+) -> None:
     """Layers with windows have heads of their own; those of the last layer, 4 of 32 channels, fit all kernels."""
     config = preset("diffusion-gemma-tiny")
-    assert config.sliding is not None
-    assert config.mixture is not None
-    config = replace(config, mixture=replace(config.mixture, intermediate=64))
+    near, mixture = config.sliding, config.mixture
+    assert near is not None
+    assert mixture is not None
+    config = replace(config, mixture=replace(mixture, intermediate=64))
     check_sizes(kind, config)
-    config = replace(config, sliding=replace(config.sliding, head_dim=head_dim, kv_heads=kv_heads))
+    config = replace(config, sliding=replace(near, head_dim=head_dim, kv_heads=kv_heads))
     if not faults:
         check_sizes(kind, config)
         return

@@ -199,7 +199,7 @@ def _written(name: str, tensor: Tensor, kind: Quantization | None) -> Iterator[t
     held = {"": _packed(codes.values) if kind == "int4" else codes.values, SCALE: codes.scales, ZERO: codes.zeros}
     for end, content in held.items():
         if content is not None:
-            yield name + end, content.unflatten(0, rows)
+            yield name + end, content.view(*rows, *content.shape[1:])
 
 
 def _shard(target: Path, held: dict[str, Tensor], placed: dict[str, str], number: int) -> int:
