@@ -697,7 +697,7 @@ def test_other_number_formats_run(dtype: torch.dtype) -> None:
     assert all(len(result.token_ids) == 8 for result in run(engine, work).values())
     assert engine.pool.k[0].dtype == engine.store.entries[0].states.dtype == dtype
     width = config.kv_heads * config.head_dim * dtype.itemsize
-    assert engine.pool.bytes_per_token == 2 * width
+    assert engine.pool.bytes_of(1) == 2 * width
     assert engine.pool.nbytes == 2 * width * LAYERS * (engine.pool.pages * 4 + 1), "with the slot that no page has"
 
 

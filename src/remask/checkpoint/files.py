@@ -2,10 +2,10 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
@@ -104,20 +104,30 @@ GENERATION = "generation_config.json"
 # Of the Hugging Face file: our names of the fields that mean the same. The second apply where it says that it samples.
 _ALWAYS: Mapping[str, str] = {"max_new_tokens": "max_tokens"}
 _SAMPLED: Mapping[str, str] = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
+# Keys that do not say which tokens are chosen.
+_MECHANICS = {
+    *("do_sample", "cache_config", "cache_implementation", "disable_compile", "return_dict_in_generate"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_commit_hash", "_from_model_config"),
+}
+
+OwnWords: TypeAlias = Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]]
+"""What the object in `generation_config.json` says in the words of one family: sampling parameters, and the keys of the
+object that have no meaning there."""
 
 
-def read_sampling(folder: Path) -> dict[str, Any]:
+def read_sampling(folder: Path, words: OwnWords | None = None) -> dict[str, Any]:
     """The defaults of the checkpoint in `folder`; empty where it gives none.
 
     `remask.json` holds them as an object `sampling` of declared sampling parameters. Without such a file they are what
     `generation_config.json` says in its own words: `max_new_tokens`, and with `do_sample` also `temperature`, `top_k`
-    and `top_p`; the rest of that file is for other libraries. What no file says is the family's choice.
+    and `top_p`, and what it says in the `words` of the model's family; the rest of that file is for other libraries.
+    What no file says is the family's choice.
 
     Raises `CheckpointError` where a file cannot be read or gives a value that is not allowed.
     """
     for name, find in ((OWN, _own), (GENERATION, _generation)):
         if (folder / name).is_file():
-            sampling = find(folder / name)
+            sampling = find(folder / name, words)
             try:
                 SamplingParams.from_mapping(sampling)
             except ConfigError as error:
@@ -128,17 +138,35 @@ def read_sampling(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _own(path: Path) -> dict[str, Any]:
+def unfollowed(folder: Path, words: OwnWords | None) -> list[str]:
+    """Keys of `generation_config.json` that say how a checkpoint is decoded, and that `read_sampling` cannot follow.
+
+    Empty where the model's family has no `words` of its own, or where `remask.json` is read in that file's place.
+    Raises `CheckpointError` as `read_json`.
+    """
+    path = folder / GENERATION
+    if words is None or (folder / OWN).is_file() or not path.is_file():
+        return []
+    content = read_json(path)
+    known = _MECHANICS | _common(content).keys()
+    return [key for key in words(content)[1] if key not in known]
+
+
+def _own(path: Path, _words: OwnWords | None) -> dict[str, Any]:
     return dict(read_own(path.parent).get(SAMPLING, {}))
 
 
-def _generation(path: Path) -> dict[str, Any]:
+def _generation(path: Path, words: OwnWords | None) -> dict[str, Any]:
     content = read_json(path)
-    names = {**_ALWAYS, **(_SAMPLED if content.get("do_sample") is True else {})}
-    found = {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
+    found = {ours: content[theirs] for theirs, ours in _common(content).items() if content.get(theirs) is not None}
     if found.get("top_k") in (0, -1):  # all tokens, in the words of transformers and of vLLM
         del found["top_k"]
-    return found
+    return found if words is None else found | words(content)[0]
+
+
+def _common(content: Mapping[str, Any]) -> dict[str, str]:
+    """Our names of the keys of `content` that are followed whatever the family."""
+    return {**_ALWAYS, **(_SAMPLED if content.get("do_sample") is True else {})}
 
 
 _LISTED = 20

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remask.checkpoint.adapter import Adapter, read_adapter, with_adapters
-from remask.checkpoint.files import raw_config
+from remask.checkpoint.files import GENERATION, raw_config
 from remask.checkpoint.fingerprint import fingerprint
 from remask.checkpoint.load import load_weights, read_config
 from remask.checkpoint.quantised_files import stored_kind
@@ -190,8 +190,15 @@ def find_model(settings: ModelSettings) -> FoundModel:
         source = find_source(settings.model, settings.hf_overrides, progress=settings.progress)
         family, config = read_config(source.weights, source.overrides, settings.tokenizer)
         remark = family.remark(Path(settings.model).name, config)
-        if remark is not None and settings.reads is not None:  # ranks beside the first one read no texts
-            log.warning("%s", remark)
+        left = source.unfollowed(family.words)
+        if settings.reads is not None:  # ranks beside the first one read no texts
+            if remark is not None:
+                log.warning("%s", remark)
+            if left:
+                log.warning(
+                    "%s of %s also says %s, which is not followed: set sampling parameters of remask in its place",
+                    *(GENERATION, settings.model, ", ".join(left)),
+                )
         tokenizer = read_tokenizer(settings, config, source.weights, family.chat_template)
         template = None if tokenizer is None else tokenizer.chat_template
         stops = [text for text in family.stop if text in (template or "")]
@@ -200,7 +207,7 @@ def find_model(settings: ModelSettings) -> FoundModel:
             config,
             source.weights,
             family,
-            sampling=({"stop": stops} if stops else {}) | dict(source.sampling),
+            sampling=({"stop": stops} if stops else {}) | source.sampling(family.words),
             quantization=stored_kind(source.weights),
             tokenizer=tokenizer,
             overrides=source.overrides,

@@ -1,8 +1,8 @@
 """Checkpoints of quantized weights: how they are written, and what their tensors are called.
 
 A matrix `NAME` stands there as its codes, under its own name, beside `NAME_scale` and, of int4, `NAME_zero`; two codes
-of int4 share a byte, the first in the lower half. All other tensors, and all other files, are those of the checkpoint
-that was quantised. `config.json` says which kind it is.
+of int4 share a byte, the first in the lower half. So do the matrices of all experts where they are one tensor. All
+other tensors, and all other files, are those of the checkpoint that was quantised. `config.json` says which kind it is.
 """
 
 import json
@@ -19,7 +19,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.checkpoint.files import INDEX, TensorLocation, listed, raw_config, read_json, tensor_locations, weight_files
+from remask.checkpoint.files import (
+    INDEX,
+    OWN,
+    TensorLocation,
+    listed,
+    raw_config,
+    read_json,
+    tensor_locations,
+    weight_files,
+)
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.scaled_files import KEY, convention, read_numbers, refuse_foreign, with_scales
 from remask.checks import QUANTIZATIONS, Quantization
@@ -80,14 +89,14 @@ def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, Ten
     faults = []
     for name in sorted(scales):
         place, half = found[name], kind == "int4"
-        rows, columns = place.shape[0], place.shape[-1] * (2 if half else 1)
-        shape = (rows, columns // GROUP) if half else (rows,)
+        rows, columns = place.shape[:-1], place.shape[-1] * (2 if half else 1)
+        shape = (*rows, columns // GROUP) if half else rows
         beside = [found.get(name + end) for end in ((SCALE, ZERO) if half else (SCALE,))]
         if any(own is None or (own.shape, own.file) != (shape, place.file) for own in beside):
             faults.append(f"{name}{SCALE} {list(shape)}" + (f" or {name}{ZERO}" if half else ""))
         if place.dtype != _BYTES[kind]:
             faults.append(f"{name} as {_BYTES[kind]}")
-        whole[name] = replace(place, shape=(rows, columns), dtype="F32", kind=kind)
+        whole[name] = replace(place, shape=(*rows, columns), dtype="F32", kind=kind)
     if faults:
         raise CheckpointError(
             f"The {kind} model in {folder} lacks {listed(faults)}. Write it again with 'remask quantize'."
@@ -96,13 +105,18 @@ def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, Ten
 
 
 def read_codes(file: Any, name: str, kind: Quantization, part: tuple[slice, ...]) -> Codes:
-    """The codes of some rows and columns of a quantised matrix in an open file; no other is read."""
+    """The codes of some rows and columns of a quantised matrix, or of some experts', in an open file.
+
+    No other is read.
+    """
     rows, columns = part[0], part[1] if len(part) == 2 else slice(None)
     values, scales = file.get_slice(name), file.get_slice(name + SCALE)
+    between = (slice(None),) * (len(values.get_shape()) - 2)  # rows of experts
     if kind != "int4":
-        return Codes(values[rows, columns], scales[rows])
-    groups, packed = groups_of(name, columns), values[rows, _divided(columns, 2)]
-    return Codes(_unpacked(packed), scales[rows, groups], file.get_slice(name + ZERO)[rows, groups])
+        return Codes(values[rows, *between, columns], scales[rows])
+    groups, packed = groups_of(name, columns), values[rows, *between, _divided(columns, 2)]
+    places = rows, *between, groups
+    return Codes(_unpacked(packed), scales[places], file.get_slice(name + ZERO)[places])
 
 
 def groups_of(name: str, columns: slice) -> slice:
@@ -113,11 +127,21 @@ def groups_of(name: str, columns: slice) -> slice:
 
 
 def save_quantised(
-    folder: Path, family: Family, config: ModelConfig, kind: Quantization, target: Path, progress: bool = True
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    kind: Quantization,
+    target: Path,
+    progress: bool = True,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> int:
     """Write the checkpoint in `folder` into the new folder `target`, its matrices as `kind`. Returns bytes of weights.
 
-    One tensor at a time is read, and the tensors of one file are held.
+    One tensor at a time is read, and the tensors of one file are held. Keys of `overrides` are laid over those of
+    `config.json`, and `own` is written as `remask.json`: what the model is loaded with by another name than the path of
+    its folder. None: that file is copied, if there is one.
 
     Raises:
         ConfigError: `target` exists and is no empty folder, or the checkpoint is quantised already or a GGUF file.
@@ -147,12 +171,14 @@ def save_quantised(
                 held = {}
     size += _shard(target, held, placed, number)
     (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": placed}), encoding="utf-8")
-    raw = read_json(folder / "config.json") | {KEY: {"quant_method": METHOD, "kind": kind}}
+    raw = read_json(folder / "config.json") | dict(overrides or {}) | {KEY: {"quant_method": METHOD, "kind": kind}}
     (target / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    own = {*(file.name for file in weight_files(folder)), INDEX, "config.json"}
+    rewritten = {*(file.name for file in weight_files(folder)), INDEX, "config.json"}
     for file in folder.iterdir():
-        if file.is_file() and file.name not in own and file.suffix in (".json", ".jinja", ".txt", ".model"):
+        if file.is_file() and file.name not in rewritten and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, target / file.name)
+    if own is not None:
+        (target / OWN).write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
     return size
 
 
@@ -165,15 +191,15 @@ def _every(folder: Path, found: Mapping[str, TensorLocation]) -> Iterator[tuple[
 
 
 def _written(name: str, tensor: Tensor, kind: Quantization | None) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that stand for one."""
+    """The tensors that stand for one: a matrix [M, K], or one of each expert [E, M, K]."""
     if kind is None:
         yield name, tensor
         return
-    codes = encode(kind, tensor)
-    yield name, _packed(codes.values) if kind == "int4" else codes.values
-    yield name + SCALE, codes.scales
-    if codes.zeros is not None:
-        yield name + ZERO, codes.zeros
+    codes, rows = encode(kind, tensor.flatten(0, -2)), tensor.shape[:-1]
+    held = {"": _packed(codes.values) if kind == "int4" else codes.values, SCALE: codes.scales, ZERO: codes.zeros}
+    for end, content in held.items():
+        if content is not None:
+            yield name + end, content.view(*rows, *content.shape[1:])
 
 
 def _shard(target: Path, held: dict[str, Tensor], placed: dict[str, str], number: int) -> int:
@@ -189,7 +215,7 @@ def _packed(codes: Tensor) -> Tensor:
 
 
 def _unpacked(packed: Tensor) -> Tensor:
-    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
 def _divided(part: slice, by: int) -> slice:

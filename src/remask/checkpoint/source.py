@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.checkpoint import hub
-from remask.checkpoint.files import CACHE, OVERRIDES, read_json, read_own, read_sampling
+from remask.checkpoint.files import CACHE, OVERRIDES, SAMPLING, OwnWords, read_json, read_own, read_sampling, unfollowed
 from remask.checkpoint.gguf_header import SUFFIX, is_gguf
 from remask.checkpoint.shelf import SHELF, Shelved, shelved
 from remask.checks import BUNDLED_MODELS
@@ -112,16 +112,32 @@ class Source:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     shelf: Shelved | None = None
 
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Sampling parameters that suit the model: those of its files, and for the rest the shelf's."""
-        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own)}
+    def sampling(self, words: OwnWords | None) -> dict[str, Any]:
+        """Sampling parameters that suit the model: those of its files, and for the rest the shelf's.
+
+        Its family has `words` of its own for them, or none. Raises `CheckpointError` as `read_sampling`.
+        """
+        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own, words)}
+
+    def unfollowed(self, words: OwnWords | None) -> list[str]:
+        """Keys of its files that say how it is decoded, and that cannot be followed; see `files.unfollowed`."""
+        return unfollowed(self._own, words)
 
     @property
     def usual(self) -> dict[str, str]:
         """The cache, and the quantization on CPUs, that suit the model, where its files or the shelf name them."""
         named = {key: value for key, value in read_own(self._own).items() if isinstance(value, str)}
         return {**({CACHE: self.shelf.cache} if self.shelf else {}), **named}
+
+    def own(self, words: OwnWords | None) -> dict[str, Any] | None:
+        """The object of a `remask.json` with which a copy of the files is what the shelf's name is; None without one.
+
+        Keys of `overrides` are not in there, as a copy has them in `config.json`. `words` is as of `sampling`.
+        """
+        if self.shelf is None:
+            return None
+        sampling = self.sampling(words)
+        return read_own(self._own) | ({SAMPLING: sampling} if sampling else {}) | self.usual
 
     @property
     def _own(self) -> Path:

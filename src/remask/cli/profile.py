@@ -13,7 +13,8 @@ import torch
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.source import resolve
+from remask.checkpoint.shelf import shelved
+from remask.checkpoint.source import Source, resolve
 from remask.checks import QUANTIZATIONS
 from remask.checks.plugins import Plugin, Registry
 from remask.cli.arguments import rule_of
@@ -122,12 +123,17 @@ def quantize(args: argparse.Namespace) -> int:
     if args.quantization not in QUANTIZATIONS:
         raise UnknownNameError("quantization", args.quantization, QUANTIZATIONS)
     announce_download(ModelSettings(args.model), None)
-    folder = resolve(args.model, progress=args.progress)
-    family, config = read_config(folder)
+    row, folder = shelved(args.model), resolve(args.model, progress=args.progress)
+    source = Source(folder, overrides=row.overrides if row else {}, shelf=row)
+    family, config = read_config(folder, source.overrides)
     check_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)
     try:
-        size = save_quantised(folder, family, config, args.quantization, Path(args.output), args.progress)
+        size = save_quantised(
+            *(folder, family, config, args.quantization, Path(args.output), args.progress),
+            overrides=source.overrides,
+            own=source.own(family.words),
+        )
     except OSError as error:
         raise ConfigError(f"--output: {args.output!r} cannot be written: {error.strerror or error}") from error
     print(f"{args.output}: {config.parameters:,} parameters in {size / 1e9:.3f} GB ({args.quantization})")
