@@ -107,7 +107,7 @@ class ApiError(RemaskError):
 
 
 class ClientGoneError(RemaskError):
-    """The client closed the connection."""
+    """The client closed the connection. Only the access log tells of it."""
 
 
 def as_api_error(error: RemaskError) -> ApiError:
@@ -156,6 +156,8 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RemaskError)
     async def _remask(request: Request, error: Exception) -> Response:
         assert isinstance(error, RemaskError)
+        if isinstance(error, ClientGoneError):
+            return Response(status_code=CLOSED_BY_CLIENT)
         return error_response(error, request.scope)
 
     @app.exception_handler(RequestValidationError)

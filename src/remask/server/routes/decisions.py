@@ -21,7 +21,7 @@ from remask.request.questions import Decision, Decisions, Question
 from remask.request.result import Result
 from remask.server.answers.base import Answer, Usage, Work, doc, usage, work
 from remask.server.answers.generation import check_end
-from remask.server.errors import CLOSED_BY_CLIENT, ApiError, ClientGoneError, json_response
+from remask.server.errors import ApiError, json_response
 from remask.server.protocol.reads import DecisionsBody, ReadBody, RelevanceBody, RerankBody, ScoreBody
 from remask.server.service import Service, run_while_connected, service_of
 from remask.server.texts import ITEM
@@ -240,13 +240,10 @@ async def _respond(
     service.note_user(request, body.user)
     service.intake.terms(body)
     service.intake.check_priority(body.priority or 0, leads=request.state.leads)
-    try:
-        asked = await service.off_loop(request, ITEM * body.questions_count, ask)
-        size = service.intake.check_decisions(asked)
-        plans = await service.off_loop(request, size, partial(_plans, service, asked))
-        answered = await _Waves(service, request, body, plans, began).run()
-    except ClientGoneError:
-        return Response(status_code=CLOSED_BY_CLIENT)
+    asked = await service.off_loop(request, ITEM * body.questions_count, ask)
+    size = service.intake.check_decisions(asked)
+    plans = await service.off_loop(request, size, partial(_plans, service, asked))
+    answered = await _Waves(service, request, body, plans, began).run()
     results = [result for each in answered for result in each.results]
     request.state.log_fields.update(
         {
