@@ -274,14 +274,14 @@ CASES = [(HERMES, *case) for case in HERMES_TEXTS] + [(LLAMA, *case) for case in
 def test_calls_are_read_however_their_text_arrives(form: Any, said: str, text: str, made: list[Any], data: Any) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=6)))
     pieces = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
-    reader = calls(form).reader()
+    reader = CallReader(calls(form))
     assert read(reader, pieces) == (text, made)
     assert reader.finish_reason("length") == ("tool_calls" if made else "length")
 
 
 def test_one_call_at_most_where_that_is_asked_for() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert read(calls(single=True).reader(), [f"a{call}", f"b{call}"]) == ("a", [{"name": "f", "arguments": "{}"}])
+    assert read(CallReader(calls(single=True)), [f"a{call}", f"b{call}"]) == ("a", [{"name": "f", "arguments": "{}"}])
 
 
 def test_the_template_says_how_calls_are_written() -> None:

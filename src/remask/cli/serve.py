@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from remask.checks.fields import declared
 from remask.checks.plugins import install_line
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PORT = 65535
+WARM_UP = 3  # steps before the trace: they allocate memory and choose kernels
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
 
@@ -50,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     from remask.server.app import create_app
     from remask.server.config import ServerConfig
     from remask.server.run import Server, bind, url_of
-    from remask.server.step_trace import StepTrace
 
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))
@@ -75,6 +76,48 @@ def run(args: argparse.Namespace) -> int:
         finally:
             gc.unfreeze()  # what stays for ever is reported as leaked when the process ends, by Triton among others
     return 0
+
+
+class StepTrace:
+    """Records `steps` engine steps after the warm-up, once, and writes a Chrome trace into `folder`.
+
+    Raises `ConfigError` if the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        whole("profile_steps", steps, low=1)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--profile-dir: cannot make {str(folder)!r}: {error.strerror}") from error
+        self.file = folder / "steps.trace.json"
+        self.steps = steps
+        self._seen = 0
+        self._profile: profile | None = None
+
+    def before_step(self) -> None:
+        """Start the profiler after the warm-up."""
+        if self._seen == WARM_UP:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._profile = profile(activities=activities, record_shapes=True)
+            self._profile.start()
+
+    def after_step(self) -> None:
+        """Count the step. After the last one, write the trace."""
+        self._seen += 1
+        if self._seen == WARM_UP + self.steps:
+            self.close()
+
+    def close(self) -> None:
+        """Write the recorded steps, unless they are written already."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(self.file))
+        log.info("the trace of %d steps is in %s", self._seen - WARM_UP, self.file)
+        self._profile = None
 
 
 def check_extra(*needed: str) -> None:
@@ -131,8 +174,6 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
     }
     log.debug("remask serve: %s", json.dumps(settings), extra={FIELDS: settings})
 
-
-log = logging.getLogger(__name__)
 
 APPLICATION = "remask"
 _DEPLOY_NEEDS = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
