@@ -275,10 +275,6 @@ class Choices(Generation):
         self._repeated = self.body.continued if self.body.echo else ""
 
     @abstractmethod
-    def _opening_choice(self, index: int) -> Json | None:
-        """The choice that a stream begins with; None if it begins with none."""
-
-    @abstractmethod
     def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
         """A choice that carries settled text, and the log-probabilities of its tokens where they are asked for."""
 
@@ -317,8 +313,7 @@ class Choices(Generation):
         return {**whole, "usage": self._usage(), "remask": work(self.ordered)}
 
     def _opening(self) -> list[bytes]:
-        choices = [self._opening_choice(answer.index) for answer in self.answers]
-        chunks = [self._chunk([choice]) for choice in choices if choice is not None]
+        chunks = []
         if self.body.return_token_ids:
             empty = [self._part(Delta(answer.index), None) for answer in self.answers]
             chunks.append(self._with_prompts(self._chunk(empty)))
@@ -416,8 +411,10 @@ class ChatChoices(Choices):
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def _opening_choice(self, index: int) -> Json:
-        return self._streamed(index, {"role": "assistant", "content": self._repeated})
+    def _opening(self) -> list[bytes]:
+        said = {"role": "assistant", "content": self._repeated}
+        first = [self._encoded(self._chunk([self._streamed(answer.index, said)])) for answer in self.answers]
+        return first + super()._opening()
 
     def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
         said: Json = {"tool_calls": [call.streamed for call in delta.calls]} if delta.calls else {}
@@ -452,9 +449,6 @@ class CompletionChoices(Choices):
     """Answers of `/v1/completions`."""
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def _opening_choice(self, index: int) -> None:
-        """They begin with their text."""
 
     def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
         return self._whole(delta.index, delta.text, scored, None)

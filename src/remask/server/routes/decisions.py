@@ -282,7 +282,7 @@ class _Waves:
         given["deadline_s"] = self._left()
         made = []
         for offset, (plan, number) in enumerate(parts):
-            name = f"{self.request.state.request_id}-d{first + offset}-{self.service.intake.number()}"
+            name = f"{self.request.state.request_id}-d{first + offset}-{next(self.service.intake.numbers)}"
             asked = self.plans[plan].request(number, name, policy=policy, **given)
             made.append(self.service.llm.engine.check(replace(asked, owner=self.service.owner(self.request))))
         return made
