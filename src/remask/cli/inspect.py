@@ -231,8 +231,7 @@ def inspect_model(
         raise CheckpointError(f"{error}\nPresets: {', '.join(sorted(shapes))}.") from error
     folder = source.weights
     family, config = read_config(folder, source.overrides)
-    if source.adapter is not None and adapter is None:
-        adapter = str(source.adapter)
+    adapter = source.merged(name, adapter)
     _, located = check_tensors(folder, family, config, torch.bfloat16)
     stored = Counter[str]()
     for place in located.values():
