@@ -108,6 +108,9 @@ def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, Ten
     faults = []
     for name in sorted(scales):
         place, half = found[name], kind == "int4"
+        if not place.shape:
+            faults.append(f"{name} as a matrix")
+            continue
         rows, columns = place.shape[0], place.shape[-1] * (2 if half else 1)
         shape = (rows, columns // GROUP) if half else (rows,)
         beside = [found.get(name + end) for end in ((SCALE, ZERO) if half else (SCALE,))]
@@ -179,12 +182,11 @@ def _compressed(fields: Fields) -> Block:
         if fields.get(key):
             raise fields.unfit(key, "null or {}")
     groups = fields.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    if not isinstance(groups, Mapping) or not groups or not all(isinstance(each, Mapping) for each in groups.values()):
         raise fields.unfit("config_groups", "an object of groups of layers")
     found = set[Block]()
     for name, group in groups.items():
-        kind = group.get("format") if isinstance(group, Mapping) else None
-        if (kind or fields.get("format")) not in ("float-quantized", "naive-quantized"):
+        if (group.get("format") or fields.get("format")) not in ("float-quantized", "naive-quantized"):
             raise fields.unfit("format", '"float-quantized", which is fp8')
         own = group.get("weights")
         weights = Fields(f"{name}, 'weights'", own if isinstance(own, Mapping) else {})
