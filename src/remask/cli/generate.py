@@ -5,7 +5,6 @@ questions of a JSON file, by the model's distribution over labels.
 import argparse
 import json
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from typing import Any
 from remask.answers.answer import trace_of
 from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
-from remask.cli.lines import Defaults, as_request, defaults_of, open_text, terms_of
+from remask.cli.lines import Defaults, as_request, defaults_of, open_text, standard_input, terms_of
 from remask.cli.logs import tell
 from remask.cli.options import check_folder, engine_config, object_option, open_llm
 from remask.engine.request import Request
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--output", args.output)
     with ExitStack() as files:
         # A file is read before the weights are, which may take minutes.
-        source = _lines(args.input) if args.input not in (None, "-") else sys.stdin
+        source = _lines(args.input) if args.input not in (None, "-") else standard_input()
         cache, limits = (defaults.cache, dict(defaults.cache_config)), engine_config(args)
         reads: Reads = "tokens" if args.prompt is None else "text"  # lines may hold token ids
         llm = files.enter_context(open_llm(args, *cache, limits, reads))
@@ -191,7 +190,7 @@ def _write(target: LineFile | None, value: Mapping[str, Any]) -> None:
 def decide(args: argparse.Namespace) -> int:
     """Print the answers by the ids of their questions, and the work, as one JSON object."""
     if args.input == "-":
-        text = sys.stdin.read()
+        text = standard_input().read()
     else:
         with open_text(args.input, "r") as source:
             text = source.read()
