@@ -218,6 +218,11 @@ def test_a_template_without_tools_cannot_offer_them(server: Running) -> None:
     assert server.chat({**body, "tool_choice": "none", "max_tokens": 4, "block_length": 4}).status_code == 200
     completion = server.client.post("/v1/completions", json={"prompt": "x", "tools": [BUY]})
     assert "Unknown field 'tools'" in completion.json()["error"]["message"]
+    made = {"type": "function_call", "call_id": "a", "name": "buy", "arguments": "{}"}
+    given = {"type": "function_call_output", "call_id": "a", "output": "done"}
+    error = server.client.post("/v1/responses", json={"input": [made, given]}).json()["error"]
+    assert error["message"].startswith("input: calls of tools and their results")
+    assert error["param"] == "input"
 
 
 def test_a_uniform_model_cannot_be_held_to_a_schema() -> None:

@@ -59,13 +59,13 @@ class Intake:
         self.max_prompt_chars = config.max_prompt_chars or CHARS_A_TOKEN * llm.engine.max_model_len
         self.max_request_chars = config.max_request_chars or 4 * self.max_prompt_chars
 
-    def check_model(self, name: str | None) -> None:
-        """Raise a 404 for a model that is not served. No name means the one that is."""
+    def check_model(self, name: str | None, field: str = "model") -> None:
+        """Raise a 404 for a model that is not served, which `field` names. No name means the one that is."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
             why = self.llm.refused_adapters.get(name)
             wrong = "does not exist" if why is None else f"is an adapter that could not be loaded: {why}"
-            raise ApiError(404, f"the model {name!r} {wrong}; served: {served}", "model", "model_not_found")
+            raise ApiError(404, f"the model {name!r} {wrong}; served: {served}", field, "model_not_found")
 
     @property
     def model_names(self) -> Sequence[str]:
@@ -80,7 +80,7 @@ class Intake:
         self.check_model(body.model)
         terms = body.terms
         if terms.adapter in self.llm.refused_adapters:
-            self.check_model(terms.adapter)
+            self.check_model(terms.adapter, "adapter")
         if body.model not in self.llm.loaded.adapters:
             return terms
         if terms.adapter not in (None, body.model):
@@ -167,15 +167,17 @@ class Intake:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         control_tokens: bool | None = None,
+        named: str = "messages",
     ) -> list[int]:
         """Token ids of a conversation, which ends as in `Tokenizer.render_chat`; `variables` are those of its template.
 
-        Raises `ConfigError` where it holds calls of tools or their results, of which the template tells nothing.
+        `named` is the field that holds it. Raises `ConfigError` where it holds calls of tools or their results, of
+        which the template tells nothing.
         """
         calls = any(message.role == "tool" or message.tool_calls for message in messages)
         if calls and "tool" not in (self.tokenizer.chat_template or ""):
             raise ConfigError(
-                "messages: calls of tools and their results are nothing that the model's chat template tells it of; "
+                f"{named}: calls of tools and their results are nothing that the model's chat template tells it of; "
                 "say them as text in turns of the user and the assistant, or start the server with a --chat-template "
                 "that does"
             )
@@ -190,7 +192,8 @@ class Intake:
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         terms = self.terms(body)
-        tokens = self.conversation(body.messages, *body.ending, body.variables, terms.control_tokens)
+        how = body.variables, terms.control_tokens, body.texts_name
+        tokens = self.conversation(body.messages, *body.ending, *how)
         calls, around = self.calls(body), None
         given = body.continued if terms.canvas is None else ""  # the form of a canvas is that of its hole
         if calls is not None and calls.forced is not None:

@@ -98,8 +98,9 @@ class GenerationBody(Body):
         form = None if self.response_format is None else self.response_format.form
         if form is None:
             return terms
-        if terms.structured_outputs is not None:
-            raise ConfigError("response_format and structured_outputs both say the answer's form; send one of them")
+        if terms.structured_outputs is not None and self.response_format is not None:
+            name = self.response_format.name
+            raise ConfigError(f"{name} and structured_outputs both say the answer's form; send one of them")
         return replace(terms, structured_outputs=form)
 
     @property
