@@ -192,8 +192,8 @@ class Intake:
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         terms = self.terms(body)
-        how = body.variables, terms.control_tokens, body.texts_name
-        tokens = self.conversation(body.messages, *body.ending, *how)
+        control, named = terms.control_tokens, body.texts_name
+        tokens = self.conversation(body.messages, *body.ending, body.variables, control, named)
         calls, around = self.calls(body), None
         given = body.continued if terms.canvas is None else ""  # the form of a canvas is that of its hole
         if calls is not None and calls.forced is not None:
