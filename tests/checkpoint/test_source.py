@@ -66,6 +66,8 @@ def test_what_an_adapter_lacks_is_told(adapted: tuple[Path, Path, Path]) -> None
     base, adapter, _ = adapted
     with pytest.raises(ConfigError, match="is an adapter itself, and one can be merged"):
         loaded(adapter, adapter=str(adapter))
+    with pytest.raises(ConfigError, match="is an adapter itself, and one can be merged"):
+        inspect_model(str(adapter), adapter=str(adapter))
     (adapter / "remask.json").write_text('{"sampling": {}, "smapling": {}}')
     with pytest.raises(CheckpointError, match=r"'smapling' is .*; it may hold 'sampling'"):
         loaded(adapter)
@@ -134,6 +136,11 @@ def test_a_mask_outside_of_the_embedding_or_without_an_id_is_refused(tmp_path: P
     (folder / "tokenizer_config.json").write_text('{"mask_token": "<m>"}')
     with pytest.raises(CheckpointError, match=r"names '<m>' as its mask_token, and none of its files says which id"):
         read_config(folder)
+    for broken in ({"added_tokens_decoder": {"first": {}}}, {"added_tokens_decoder": [7]}, {"mask_token": ["<m>"]}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<m>", **broken}))
+        (folder / "vocab.json").write_text("{}")
+        with pytest.raises(CheckpointError, match=r"cannot be asked for its mask_token: \w+Error"):
+            read_config(folder)
 
 
 def test_a_folder_that_is_named_block_causal_gets_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

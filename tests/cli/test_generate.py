@@ -265,6 +265,16 @@ def test_standard_input_and_output(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [answer["id"] for answer in answers] == ["good", 7]
 
 
+def test_bytes_of_standard_input_that_are_no_text_fail_their_line_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = json.dumps(GOOD).encode() + b'\n{"prompt": "\xff"}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="ascii"))
+    assert main(["--quiet", "generate", "--model", LLADA, "--dtype", "float32", "--input", "-"]) == 1
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["error" in answer for answer in answers] == [False, True]
+
+
 def test_messages_share_everything_before_the_last_user_turn(tmp_path: Path) -> None:
     system = {"role": "system", "content": "abbey > acorn ; acorn > abbey ;"}
     lines = [

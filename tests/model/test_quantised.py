@@ -1,5 +1,6 @@
 """Quantized weights: their error, their cuts, what is quantised, and whole models beside unquantised ones."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -516,7 +518,9 @@ def test_a_quantised_model_answers_as_one_that_is_quantised_when_read(tmp_path: 
         LLM(folder, quantization="int4" if kind == "int8" else "int8", **common)
 
 
-def test_what_cannot_be_written_or_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_or_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ask(model: str, kind: str, target: Path) -> str:
         assert main(["--quiet", "quantize", "--model", model, "--quantization", kind, "--output", str(target)]) == 2
         return capsys.readouterr().err
@@ -527,6 +531,11 @@ def test_what_cannot_be_written_or_read(tmp_path: Path, capsys: pytest.CaptureFi
     assert "exists and is no empty folder" in ask(folder, "int8", tmp_path)
     assert not (tmp_path / "new").exists()
     done = written(tmp_path, folder, "int8")
+    with monkeypatch.context() as patched:
+        fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+        patched.setattr("remask.checkpoint.quantised_files.read_numbers", fail)
+        told = ask(folder, "int8", tmp_path / "new")
+        assert "model.safetensors cannot be read: [Errno 5] Input/output error" in told, "it is not --output's fault"
     assert "is quantised already" in ask(done, "int8", tmp_path / "again")
     config = Path(done) / "config.json"
     config.write_text(config.read_text().replace('"remask"', '"gptq"'))

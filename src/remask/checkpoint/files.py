@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -75,8 +76,28 @@ def raw_config(checkpoint: Path) -> dict[str, Any]:
 def tokenizer_mask(folder: Path) -> int | None:
     """The id of the `mask_token` that a folder's tokenizer names in any of its files; None where it names none.
 
-    Raises `CheckpointError` as `read_json`, and where no file says which id the token has.
+    Raises `CheckpointError` as `read_json`, and where a file is malformed or none says which id the token has.
     """
+    try:
+        name, token = _named_mask(folder)
+        if name is None:
+            return None
+    # Their objects are of any form: what they hold is not checked value by value.
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The tokenizer in {folder} cannot be asked for its mask_token: {type(error).__name__}: {error}. Download "
+            "its files again."
+        ) from error
+    if not is_whole(token, 0):
+        raise CheckpointError(
+            f"The tokenizer in {folder} names {name!r} as its mask_token, and none of its files says which id that is; "
+            "give it: --hf-overrides '{\"mask_token_id\": ID}' (hf_overrides)."
+        )
+    return token
+
+
+def _named_mask(folder: Path) -> tuple[str | None, object]:
+    """The text of that token, and its id; None where there is none."""
 
     def held(name: str) -> dict[str, Any]:
         return read_json(folder / name) if (folder / name).is_file() else {}
@@ -85,19 +106,13 @@ def tokenizer_mask(folder: Path) -> int | None:
     name = config.get("mask_token") or held("special_tokens_map.json").get("mask_token")
     name = name.get("content") if isinstance(name, dict) else name
     if name is None:
-        return None
+        return None, None
     added = [*(whole.get("added_tokens") or ())]
     added += [{"id": int(key), **each} for key, each in (config.get("added_tokens_decoder") or {}).items()]
     named = [each.get("id") for each in added if each.get("content") == name]
     tables = [held("added_tokens.json"), held("vocab.json"), (whole.get("model") or {}).get("vocab")]
     named += [table.get(name) for table in tables if isinstance(table, dict)]
-    token: object = next((each for each in named if each is not None), None)
-    if not is_whole(token, 0):
-        raise CheckpointError(
-            f"The tokenizer in {folder} names {name!r} as its mask_token, and none of its files says which id that is; "
-            "give it: --hf-overrides '{\"mask_token_id\": ID}' (hf_overrides)."
-        )
-    return token
+    return name, next((each for each in named if each is not None), None)
 
 
 GENERATION = "generation_config.json"
@@ -125,9 +140,9 @@ def read_sampling(folder: Path, words: OwnWords | None = None) -> dict[str, Any]
 
     Raises `CheckpointError` where a file cannot be read or gives a value that is not allowed.
     """
-    for name, find in ((OWN, _own), (GENERATION, _generation)):
+    for name in (OWN, GENERATION):
         if (folder / name).is_file():
-            sampling = find(folder / name, words)
+            sampling = dict(read_own(folder).get(SAMPLING, {})) if name == OWN else _generation(folder / name, words)
             try:
                 SamplingParams.from_mapping(sampling)
             except ConfigError as error:
@@ -150,10 +165,6 @@ def unfollowed(folder: Path, words: OwnWords | None) -> list[str]:
     content = read_json(path)
     known = _MECHANICS | _common(content).keys()
     return [key for key in words(content)[1] if key not in known]
-
-
-def _own(path: Path, _words: OwnWords | None) -> dict[str, Any]:
-    return dict(read_own(path.parent).get(SAMPLING, {}))
 
 
 def _generation(path: Path, words: OwnWords | None) -> dict[str, Any]:
@@ -228,6 +239,10 @@ def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
     Raises:
         CheckpointError: as `weight_files`; a file is truncated, corrupt or unreadable; or the index contradicts them.
     """
+    if is_gguf(folder):
+        from remask.checkpoint.gguf_tensors import locate
+
+        return locate(folder)
     files = weight_files(folder)
     placed = {} if files == [folder / SINGLE] else _weight_map(folder)
     if not placed and _indexes_others(folder):
@@ -238,14 +253,11 @@ def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
         )
     found: dict[str, list[TensorLocation]] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-                    piece = opened.get_slice(name)
-                    place = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
-                    found.setdefault(name, []).append(place)
-        except (SafetensorError, OSError) as error:
-            raise unreadable(file, error) from error
+        with opened(file) as content:
+            for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
+                piece = content.get_slice(name)
+                place = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
+                found.setdefault(name, []).append(place)
     _check_index(folder, placed, found)
     return {name: place for name, (place,) in found.items()}
 
@@ -282,9 +294,22 @@ def listed(every: Sequence[str]) -> str:
     return "; ".join(every[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def unreadable(file: Path, error: Exception) -> CheckpointError:
-    """The error for a weight file that safetensors cannot read."""
-    return CheckpointError(f"{file} cannot be read: {error}. It is truncated or corrupt: download or copy it again.")
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A weight file, open for as long as it is read. Raises `CheckpointError` where it cannot be."""
+    try:
+        if is_gguf(path):
+            from remask.checkpoint.gguf_tensors import OpenGGUF
+
+            source: Any = OpenGGUF(path)
+        else:
+            source = safe_open(path, framework="pt")
+        with source as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}. It is truncated or corrupt: download or copy it again."
+        ) from error
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

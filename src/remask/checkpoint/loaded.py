@@ -31,12 +31,11 @@ from remask.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _STD = 0.02
-_NORMS = (
+_ONES = (
     *("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "attn_post", "ffn_post"),
-    *(f"mixture.{name}" for name in ("router_norm", "expert_norm", "expert_post", "shared_post")),
-    "signal.norm",
+    *(f"mixture.{name}" for name in ("router_norm", "expert_norm", "expert_post", "shared_post", "factors")),
+    *("signal.norm", "scale"),
 )
-_FACTORS = ("scale", "mixture.factors")
 
 
 def dummy_weights(
@@ -68,8 +67,7 @@ def dummy_weights(
 
 
 def _draw(field: str, tensor: Tensor, generator: torch.Generator) -> None:
-    """Fill `tensor`."""
-    if field in _NORMS or field in _FACTORS:
+    if field in _ONES:
         tensor.fill_(1)
     else:
         tensor.normal_(0, _STD, generator=generator)
@@ -213,12 +211,7 @@ def find_model(settings: ModelSettings) -> FoundModel:
             overrides=source.overrides,
             usual=source.usual,
         )
-        if source.adapter is not None:
-            if adapter is not None:
-                raise ConfigError(
-                    f"adapter={adapter!r}: the model {settings.model!r} is an adapter itself, and one can be merged"
-                )
-            adapter = str(source.adapter)
+        adapter = source.merged(settings.model, adapter)
     if adapter is not None and found.quantization is not None:
         raise ConfigError(
             f"adapter={adapter!r} is merged before weights are quantised, and the model {settings.model!r} is "

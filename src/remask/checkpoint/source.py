@@ -15,7 +15,7 @@ from remask.checkpoint.files import CACHE, OVERRIDES, SAMPLING, OwnWords, read_j
 from remask.checkpoint.gguf_header import SUFFIX, is_gguf
 from remask.checkpoint.shelf import SHELF, Shelved, shelved
 from remask.checks import BUNDLED_MODELS
-from remask.errors import CheckpointError
+from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, presets
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -111,6 +111,17 @@ class Source:
     adapter: Path | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     shelf: Shelved | None = None
+
+    def merged(self, model: str, adapter: str | None) -> str | None:
+        """The adapter that is merged into the weights: the `adapter` that is asked for, or the `model` that is one.
+
+        Raises `ConfigError` where there are both.
+        """
+        if self.adapter is None:
+            return adapter
+        if adapter is not None:
+            raise ConfigError(f"adapter={adapter!r}: the model {model!r} is an adapter itself, and one can be merged")
+        return str(self.adapter)
 
     def sampling(self, words: OwnWords | None) -> dict[str, Any]:
         """Sampling parameters that suit the model: those of its files, and for the rest the shelf's.

@@ -3,7 +3,6 @@ weights: what is made of a model and kept.
 """
 
 import argparse
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -33,19 +32,9 @@ Drawing: TypeAlias = Callable[[str], Callable[[DepthTable], None]]
 
 def run(args: argparse.Namespace) -> int:
     """Profile the model, print the table, and write the files that were asked for."""
-    settings = ProfileSettings(
-        tau=args.tau,
-        rule=rule_of(args),
-        ratios=None if args.ratios is None else tuple(args.ratios),
-        samples=args.samples,
-        max_samples=args.max_samples,
-        official=args.official,
-        joint=args.joint,
-        needed_layers=args.needed_layers,
-        canvas=args.canvas,
-        response=args.response,
-        seed=args.seed,
-    )
+    names = ["tau", "samples", "max_samples", "official", "joint", "needed_layers", "canvas", "response", "seed"]
+    ratios = None if args.ratios is None else tuple(args.ratios)
+    settings = ProfileSettings(rule=rule_of(args), ratios=ratios, **{name: getattr(args, name) for name in names})
     draw = None if args.plot is None else _picture(args.plot)
     check_folder("--output", args.output)
     # Profiling allocates its own K/V memory, so the engine's is made as small as possible.
@@ -113,9 +102,6 @@ def report(table: DepthTable) -> str:
         f"  remask bench --model {table.model} --input prompts.jsonl --caches reuse --depths {tried or 1}",
     ]
     return "\n".join(lines)
-
-
-log = logging.getLogger(__name__)
 
 
 def quantize(args: argparse.Namespace) -> int:
