@@ -2,23 +2,18 @@
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.goldens import block_causal as goldens
 from tests.oracles import sdar
 from tests.oracles.block_causal import decode
 from tests.oracles.page_chain import Pool
+from tests.oracles.recorded import EACH_DTYPE, close
 from tests.oracles.sdar import SdarModel, block_causal
 from tests.sampling_fields import ungrouped
 
-LOGITS, CONFIDENCES = 5e-4, 1e-4
-SHARES = 4  # of the runs of a model, so that several processes can take them
-EACH_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
-
-def close(actual: Tensor, expected: Tensor, atol: float = LOGITS) -> None:
-    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=atol)
+CONFIDENCES = 1e-4
+SHARES = 8  # of the runs of a model, so that several processes can take them
 
 
 def golden_model(name: str, dtype: torch.dtype = torch.float64) -> SdarModel:

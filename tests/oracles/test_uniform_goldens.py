@@ -9,10 +9,10 @@ from tests.oracles import gidd
 from tests.oracles import uniform_sampling as sampling
 from tests.oracles.dense import KV
 from tests.oracles.gidd import GiddModel, structured
+from tests.oracles.recorded import EACH_DTYPE
 
 PAST = 9  # clean tokens of the cached cases
 LOGITS, SCORES, PROBABILITIES = 1e-4, 5e-6, 1e-5
-EACH_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 EACH_MODEL = pytest.mark.parametrize("name", goldens.MODELS)
 
 
