@@ -136,7 +136,12 @@ def test_a_mask_outside_of_the_embedding_or_without_an_id_is_refused(tmp_path: P
     (folder / "tokenizer_config.json").write_text('{"mask_token": "<m>"}')
     with pytest.raises(CheckpointError, match=r"names '<m>' as its mask_token, and none of its files says which id"):
         read_config(folder)
-    for broken in ({"added_tokens_decoder": {"first": {}}}, {"added_tokens_decoder": [7]}, {"mask_token": ["<m>"]}):
+    odd: tuple[dict[str, Any], ...] = (
+        {"added_tokens_decoder": {"first": {}}},
+        {"added_tokens_decoder": [7]},
+        {"mask_token": ["<m>"]},
+    )
+    for broken in odd:
         (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<m>", **broken}))
         (folder / "vocab.json").write_text("{}")
         with pytest.raises(CheckpointError, match=r"cannot be asked for its mask_token: \w+Error"):

@@ -239,10 +239,6 @@ def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
     Raises:
         CheckpointError: as `weight_files`; a file is truncated, corrupt or unreadable; or the index contradicts them.
     """
-    if is_gguf(folder):
-        from remask.checkpoint.gguf_tensors import locate
-
-        return locate(folder)
     files = weight_files(folder)
     placed = {} if files == [folder / SINGLE] else _weight_map(folder)
     if not placed and _indexes_others(folder):
@@ -295,16 +291,10 @@ def listed(every: Sequence[str]) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """A weight file, open for as long as it is read. Raises `CheckpointError` where it cannot be."""
+def opened(path: Path, how: Callable[[Path], Any] | None = None) -> Iterator[Any]:
+    """A weight file that `how` opens, or safetensors, while it is read. Raises `CheckpointError` on a failure."""
     try:
-        if is_gguf(path):
-            from remask.checkpoint.gguf_tensors import OpenGGUF
-
-            source: Any = OpenGGUF(path)
-        else:
-            source = safe_open(path, framework="pt")
-        with source as file:
+        with safe_open(path, framework="pt") if how is None else how(path) as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -163,11 +164,28 @@ def check_tensors(
     Raises `CheckpointError` as `load_weights` does on tensors that do not fit the configuration. `dtype` is for the
     memory that the message names.
     """
-    stored = unfolded(folder, tensor_locations(folder))
+    stored = unfolded(folder, _tensors(folder))
     _check_layers(folder, family, config, stored, dtype)
     slots = family.tensors(config, family.factors(raw_config(folder)))
     _check(folder, family, config, slots, stored, dtype)
     return slots, stored
+
+
+def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
+    """Every tensor of a checkpoint by its name. Raises `CheckpointError` where a file cannot be read."""
+    if not is_gguf(checkpoint):
+        return tensor_locations(checkpoint)
+    from remask.checkpoint.gguf_tensors import locate
+
+    return locate(checkpoint)
+
+
+def _opened(path: Path) -> AbstractContextManager[Any]:
+    if not is_gguf(path):
+        return opened(path)
+    from remask.checkpoint.gguf_tensors import OpenGGUF
+
+    return opened(path, OpenGGUF)
 
 
 def _description(checkpoint: Path) -> str:
@@ -213,7 +231,7 @@ def _read(
     merges: Mapping[str, Callable[[], LowRank]],
 ) -> None:
     """Copy tensors of one file into their places, one after the other, with what `merges` adds to them by name."""
-    with opened(path) as file:
+    with _opened(path) as file:
         for slot in slots:
             added = merges.get(slot.name)
             tensor = _stored(file, slot, stored[slot.name], quantization if added is None else None)

@@ -161,6 +161,7 @@ class BodyRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of a request."""
         handle = super().get_route_handler()
         model: Any = None if self.body_field is None else self.body_field.field_info.annotation
         if model is None:
