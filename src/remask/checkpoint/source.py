@@ -158,13 +158,15 @@ class Source:
 def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progress: bool = False) -> Source:
     """The parts of `model`: what `resolve` takes, or the folder of an adapter that names its base.
 
-    Such a folder may say in `remask.json`, under "hf_overrides", which keys make a diffusion model of the base.
+    Its `remask.json` may say, under "hf_overrides", which keys are laid over those of `config.json`, such as those that
+    make a diffusion model of an adapter's base. The shelf's keys stand behind them, and `overrides` before.
 
     Raises:
         CheckpointError: as `resolve`, for both, or the adapter names no base.
     """
     row = shelved(model)
-    found, laid = resolve(model, progress=progress), {**(row.overrides if row else {}), **(overrides or {})}
+    found = resolve(model, progress=progress)
+    laid = {**(row.overrides if row else {}), **read_own(found).get(OVERRIDES, {}), **(overrides or {})}
     if is_gguf(found) or (found / "config.json").is_file() or not (found / ADAPTER_CONFIG).is_file():
         return Source(found, None, laid, row)
     base = read_json(found / ADAPTER_CONFIG).get("base_model_name_or_path")
@@ -174,7 +176,7 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
             f"{base!r}; it must name the base, a folder or hub id. Or give the base as the model, and this folder with "
             "--adapter."
         )
-    return Source(resolve(base, progress=progress), found, read_own(found).get(OVERRIDES, {}) | laid)
+    return Source(resolve(base, progress=progress), found, laid)
 
 
 def _in_package(name: str, file: str) -> Path:

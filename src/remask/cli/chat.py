@@ -226,7 +226,7 @@ class ChatClient:
                 if "error" in chunk:
                     raise RemaskError(_message(chunk, "the server ends the answer"))
                 for choice in chunk.get("choices") or ():
-                    yield choice.get("delta", {}).get("content") or ""
+                    yield (choice.get("delta") or {}).get("content") or ""
 
     @contextmanager
     def _answer(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> Iterator[http.client.HTTPResponse]:

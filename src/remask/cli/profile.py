@@ -12,8 +12,7 @@ import torch
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.shelf import shelved
-from remask.checkpoint.source import Source, resolve
+from remask.checkpoint.source import find_source
 from remask.checks import QUANTIZATIONS
 from remask.checks.plugins import Plugin, Registry
 from remask.cli.arguments import rule_of
@@ -109,8 +108,13 @@ def quantize(args: argparse.Namespace) -> int:
     if args.quantization not in QUANTIZATIONS:
         raise UnknownNameError("quantization", args.quantization, QUANTIZATIONS)
     announce_download(ModelSettings(args.model), None)
-    row, folder = shelved(args.model), resolve(args.model, progress=args.progress)
-    source = Source(folder, overrides=row.overrides if row else {}, shelf=row)
+    source = find_source(args.model, progress=args.progress)
+    if source.adapter is not None:
+        raise ConfigError(
+            f"--model: {args.model!r} is an adapter, which is merged when it is loaded: --quantization quantises the "
+            f"sum then. Or quantise its base, {source.weights}, alone"
+        )
+    folder = source.weights
     family, config = read_config(folder, source.overrides)
     check_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)
