@@ -427,13 +427,6 @@ def test_the_first_honoured_stop_ends_the_response(family: str, kind: str) -> No
     assert stopped >= 3
 
 
-def test_ignore_eos_makes_it_an_ordinary_token() -> None:
-    for seed in range(25):
-        result = alone(Work(request("r", 6, temperature=2.0, seed=seed, max_tokens=16), Dense()))
-        assert len(result.token_ids) == 16
-        assert result.finish_reason == "length"
-
-
 def letters(tokens: Sequence[int]) -> str:
     return "".join(f"<{token}>" for token in tokens)
 
