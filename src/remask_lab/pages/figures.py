@@ -38,6 +38,7 @@ from remask.policies.registry import POLICIES
 from remask_lab.bench.decodings import GRIDS
 from remask_lab.pages import dynamics
 from remask_lab.pages.gallery import read_entries
+from remask_lab.pages.measure_real_weights import PUBLISHED
 from remask_lab.pages.page import NOTEBOOK, ROOT, page_parser, run_page
 from remask_lab.papers.definition import load_table, table_names
 from remask_lab.records.markdown import markdown_table
@@ -49,7 +50,8 @@ INPUTS, ALLOWED = Path("benchmarks", "inputs.json"), Path("benchmarks", "stale.t
 PICTURES = NOTEBOOK / "gallery"
 OWN_PAGES = ("caches", "results", "real-weights", "when-bicache", "gallery")
 FRESH, STALE = "fresh", "stale"
-ON_GPU = ", on a GPU"  # as commands end that this machine cannot run
+# As commands end that this command cannot run: what they ask for may not be at hand.
+ON_GPU, OF_FILE = ", on a GPU", ", FILE being GSM8K's test.jsonl"
 PICTURE_MINUTES = 2.0
 CORE, LAB = "src/remask", "src/remask_lab"
 # What decides answers, whatever the policy.
@@ -95,8 +97,8 @@ class Figure:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this machine cannot make it."""
-        return self.command.endswith(ON_GPU)
+        """Whether it is made by hand, and noted with `--note`."""
+        return self.command.endswith((ON_GPU, OF_FILE))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,7 +160,8 @@ def all_figures(root: Path) -> list[Figure]:
         part = path.stem if path.parent.name == "real-weights" else "town"
         how = "large --device cuda" if "gpu" in read_record(path).about["machine"] else "small"
         command = f"python -m remask_lab pages real-weights --measure {how} --parts {part} --folder {{folder}}/parts"
-        command += " --output {folder}/page.md" + (ON_GPU if how != "small" else "")
+        command += " --output {folder}/page.md"
+        command += ON_GPU if how != "small" else f" --published FILE{OF_FILE}" if part == PUBLISHED else ""
         found.append(_of_result(root, path.relative_to(root), command, 5, *REAL_WEIGHTS))
     on_gpu = (f"{LAB}/gpu", f"{CORE}/engine", f"{CORE}/model")
     found += [
