@@ -99,12 +99,16 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it. None outside a checkout."""
+    """The checkout's commit, with `+changes` where files differ from it. None outside a checkout.
+
+    Kept results and pages do not count, as measurements write them.
+    """
     folder = Path(__file__).parent
     found = git(folder, "rev-parse", "--short=12", "HEAD")
     if found is None:
         return None
-    changed = git(folder, "status", "--porcelain", "--untracked-files=no")
+    written = (":(top,exclude)benchmarks", ":(top,exclude)docs")
+    changed = git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", *written)
     return found + ("+changes" if changed else "")
 
 
