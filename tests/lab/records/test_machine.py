@@ -1,6 +1,7 @@
 """What a record says of the machine."""
 
 import platform
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,27 @@ def test_the_processor_has_a_name(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC\n")
     assert machine.cpu_name(tmp_path / "cpuinfo") == "AMD EPYC"
     assert machine.cpu_name(tmp_path / "absent") == platform.processor() or platform.machine()
+
+
+def test_a_commit_is_unclean_where_the_code_differs_and_not_where_results_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*words: str) -> str:
+        identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    files = [tmp_path / name for name in ("src/code.py", "benchmarks/results/a.json", "docs/lab/a.md")]
+    for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("before", encoding="utf-8")
+    monkeypatch.setattr(machine, "__file__", str(files[0]))
+    run("init", "-q")
+    run("add", "-A")
+    run("commit", "-qm", "All")
+    clean = run("rev-parse", "--short=12", "HEAD")
+    for path in files[1:]:
+        path.write_text("after", encoding="utf-8")
+    assert machine.commit() == clean
+    files[0].write_text("after", encoding="utf-8")
+    assert machine.commit() == f"{clean}+changes"
