@@ -109,6 +109,7 @@ def test_a_stale_figure_is_kept_for_a_reason(root: Path, capsys: pytest.CaptureF
     assert figures.read_allowed(root) == {}
     make(root, [gpu], None)
     assert states(root, [gpu]) == {gpu.name: STALE}, "no command here makes it"
+    assert "measure it by hand (, on a GPU)" in figures.problems(root, [gpu])[0]
     (root / "benchmarks" / "results" / "lost.json").write_text("{}", encoding="utf-8")
     assert main([*own, "--check"]) == 1
     assert "lost.json: no command of ours makes it" in capsys.readouterr().out
@@ -156,8 +157,12 @@ def test_a_figure_rests_on_its_policies_its_sampler_and_its_model() -> None:
     assert {"src/remask/sampling/uniform.py", "src/remask/policies/on_device.py"} <= uniform
     assert not {"src/remask/sampling/masked.py", "src/remask/policies/bicache.py"} & uniform
     assert "src/remask/sampling/slowfast.py" in inputs["dllm-autoregressive.bundled-transit.json"]
-    assert "src/remask/policies/dllm.py" in inputs["docs/lab/gallery/ratio-bundled/grid-load.png"], "named by --cache"
+    assert "src/remask/policies" in inputs["docs/lab/gallery/ratio-bundled/grid-load.png"]
     assert {"src/remask_lab/subjects/drift.py"} <= inputs["drift/s32.masked.json"]
+    assert "src/remask/policies/elastic.py" in inputs["caches/bundled-transit.0.json"], "settings stand behind its name"
+    assert {"src/remask/policies/bicache.py", "src/remask/depth"} <= inputs["real-weights/town-depths.json"]
+    assert {"src/remask/bundled_tariff", "src/remask_lab/bench/bench.py"} <= inputs["docs/lab/gallery/tariff/demo.png"]
+    assert "src/remask/depth" in inputs["docs/lab/gallery/profile-bundled/depth.png"]
 
 
 def test_every_path_that_a_policy_rests_on_is_there() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -16,6 +16,9 @@ from remask.checks import Quantization
 from remask.checks.values import is_whole
 from remask.errors import CheckpointError, ConfigError
 from remask.request.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from remask.families.family import OwnWords  # which imports PyTorch
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +128,8 @@ _MECHANICS = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_commit_hash", "_from_model_config"),
 }
 
-OwnWords: TypeAlias = Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]]
-"""What the object in `generation_config.json` says in the words of one family: sampling parameters, and the keys of the
-object that have no meaning there."""
 
-
-def read_sampling(folder: Path, words: OwnWords | None = None) -> dict[str, Any]:
+def read_sampling(folder: Path, words: "OwnWords | None" = None) -> dict[str, Any]:
     """The defaults of the checkpoint in `folder`; empty where it gives none.
 
     `remask.json` holds them as an object `sampling` of declared sampling parameters. Without such a file they are what
@@ -153,7 +152,7 @@ def read_sampling(folder: Path, words: OwnWords | None = None) -> dict[str, Any]
     return {}
 
 
-def unfollowed(folder: Path, words: OwnWords | None) -> list[str]:
+def unfollowed(folder: Path, words: "OwnWords | None") -> list[str]:
     """Keys of `generation_config.json` that say how a checkpoint is decoded, and that `read_sampling` cannot follow.
 
     Empty where the model's family has no `words` of its own, or where `remask.json` is read in that file's place.
@@ -167,7 +166,7 @@ def unfollowed(folder: Path, words: OwnWords | None) -> list[str]:
     return [key for key in words(content)[1] if key not in known]
 
 
-def _generation(path: Path, words: OwnWords | None) -> dict[str, Any]:
+def _generation(path: Path, words: "OwnWords | None") -> dict[str, Any]:
     content = read_json(path)
     found = {ours: content[theirs] for theirs, ours in _common(content).items() if content.get(theirs) is not None}
     if found.get("top_k") in (0, -1):  # all tokens, in the words of transformers and of vLLM

@@ -17,6 +17,7 @@ from remask.checkpoint.adapter import Adapter
 from remask.checkpoint.files import (
     CONFIG,
     CONVERTED,
+    GENERATION,
     TensorLocation,
     listed,
     opened,
@@ -70,7 +71,7 @@ def read_config(
     try:
         config = family.config(read)
         family.factors(read)
-        generation = folder / "generation_config.json"
+        generation = folder / GENERATION
         if generation.is_file():
             more = Fields(generation.name, read_json(generation)).tokens("eos_token_id", config.vocab)
             config = replace(config, stop_ids=tuple(dict.fromkeys(config.stop_ids + more)))
@@ -180,7 +181,7 @@ def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
     return locate(checkpoint)
 
 
-def _opened(path: Path) -> AbstractContextManager[Any]:
+def _open_weights(path: Path) -> AbstractContextManager[Any]:
     if not is_gguf(path):
         return opened(path)
     from remask.checkpoint.gguf_tensors import OpenGGUF
@@ -231,7 +232,7 @@ def _read(
     merges: Mapping[str, Callable[[], LowRank]],
 ) -> None:
     """Copy tensors of one file into their places, one after the other, with what `merges` adds to them by name."""
-    with _opened(path) as file:
+    with _open_weights(path) as file:
         for slot in slots:
             added = merges.get(slot.name)
             tensor = _stored(file, slot, stored[slot.name], quantization if added is None else None)

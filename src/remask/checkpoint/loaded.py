@@ -194,7 +194,8 @@ def find_model(settings: ModelSettings) -> FoundModel:
                 log.warning("%s", remark)
             if left:
                 log.warning(
-                    "%s of %s also says %s, which is not followed: set sampling parameters of remask in its place",
+                    "%s of %s also says %s, which is not followed: give sampling parameters in its place, with "
+                    "--sampling, in a request, or in the folder's remask.json",
                     *(GENERATION, settings.model, ", ".join(left)),
                 )
         tokenizer = read_tokenizer(settings, config, source.weights, family.chat_template)

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from remask.checkpoint.files import (
+    CONFIG,
     CONVERTED,
     INDEX,
     OWN,
@@ -333,9 +335,9 @@ def save_quantised(
                 held = {}
     size += _shard(target, held, placed, number)
     (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": placed}), encoding="utf-8")
-    raw = read_json(folder / "config.json") | dict(overrides or {}) | {KEY: {"quant_method": METHOD, "kind": kind}}
-    (target / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    rewritten = {*(file.name for file in weight_files(folder)), INDEX, "config.json"}
+    raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: {"quant_method": METHOD, "kind": kind}}
+    (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    rewritten = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
     for file in folder.iterdir():
         if file.is_file() and file.name not in rewritten and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, target / file.name)
@@ -369,7 +371,10 @@ def _written(name: str, tensor: Tensor, kind: Quantization | None) -> Iterator[t
 def _shard(target: Path, held: dict[str, Tensor], placed: dict[str, str], number: int) -> int:
     """Write one file; note its tensors in `placed`. Returns its bytes of weights."""
     file = f"model-{number + 1:05d}.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in held.items()}, target / file)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in held.items()}, target / file)
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(f"{target / file}: {error}") from error
     placed |= dict.fromkeys(held, file)
     return sum(tensor.nbytes for tensor in held.values())
 

@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remask.checkpoint import hub
-from remask.checkpoint.files import CACHE, OVERRIDES, SAMPLING, OwnWords, read_json, read_own, read_sampling, unfollowed
+from remask.checkpoint.files import CACHE, CONFIG, OVERRIDES, SAMPLING, read_json, read_own, read_sampling, unfollowed
 from remask.checkpoint.gguf_header import SUFFIX, is_gguf
 from remask.checkpoint.shelf import SHELF, Shelved, shelved
 from remask.checks import BUNDLED_MODELS
 from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, presets
+
+if TYPE_CHECKING:
+    from remask.families.family import OwnWords
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -123,14 +126,14 @@ class Source:
             raise ConfigError(f"adapter={adapter!r}: the model {model!r} is an adapter itself, and one can be merged")
         return str(self.adapter)
 
-    def sampling(self, words: OwnWords | None) -> dict[str, Any]:
+    def sampling(self, words: "OwnWords | None") -> dict[str, Any]:
         """Sampling parameters that suit the model: those of its files, and for the rest the shelf's.
 
         Its family has `words` of its own for them, or none. Raises `CheckpointError` as `read_sampling`.
         """
         return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own, words)}
 
-    def unfollowed(self, words: OwnWords | None) -> list[str]:
+    def unfollowed(self, words: "OwnWords | None") -> list[str]:
         """Keys of its files that say how it is decoded, and that cannot be followed; see `files.unfollowed`."""
         return unfollowed(self._own, words)
 
@@ -140,7 +143,7 @@ class Source:
         named = {key: value for key, value in read_own(self._own).items() if isinstance(value, str)}
         return {**({CACHE: self.shelf.cache} if self.shelf else {}), **named}
 
-    def own(self, words: OwnWords | None) -> dict[str, Any] | None:
+    def own(self, words: "OwnWords | None") -> dict[str, Any] | None:
         """The object of a `remask.json` with which a copy of the files is what the shelf's name is; None without one.
 
         Keys of `overrides` are not in there, as a copy has them in `config.json`. `words` is as of `sampling`.
@@ -148,7 +151,7 @@ class Source:
         if self.shelf is None:
             return None
         sampling = self.sampling(words)
-        return read_own(self._own) | ({SAMPLING: sampling} if sampling else {}) | self.usual
+        return ({SAMPLING: sampling} if sampling else {}) | self.usual
 
     @property
     def _own(self) -> Path:
@@ -167,7 +170,7 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
     row = shelved(model)
     found = resolve(model, progress=progress)
     laid = {**(row.overrides if row else {}), **read_own(found).get(OVERRIDES, {}), **(overrides or {})}
-    if is_gguf(found) or (found / "config.json").is_file() or not (found / ADAPTER_CONFIG).is_file():
+    if not is_adapter(found):
         return Source(found, None, laid, row)
     base = read_json(found / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
@@ -177,6 +180,11 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
             "--adapter."
         )
     return Source(resolve(base, progress=progress), found, laid)
+
+
+def is_adapter(found: Path) -> bool:
+    """Whether what `resolve` found is the folder of an adapter alone."""
+    return not is_gguf(found) and not (found / CONFIG).is_file() and (found / ADAPTER_CONFIG).is_file()
 
 
 def _in_package(name: str, file: str) -> Path:
@@ -193,7 +201,7 @@ def _in_package(name: str, file: str) -> Path:
 
 def _bundled(model: str) -> Path:
     folder = Path(str(files("remask"))) / model.replace("-", "_")
-    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+    if not any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         raise CheckpointError(
             f"The {model} model is not in this installation (nothing in {folder}). Install remask again, or "
             f"give a folder or a hub id; a folder of your own called {model!r} is ./{model}."

@@ -52,7 +52,8 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Run it. Returns the exit status. Raises `ConfigError` if a package of its extra is missing."""
-        return int(self._call(self.module, "run", args))
+        status: int = self._call(self.module, "run", args)
+        return status
 
     def _call(self, place: str, usual: str, given: Any) -> Any:
         module, _, function = place.partition(":")

@@ -12,7 +12,7 @@ import torch
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.source import find_source
+from remask.checkpoint.source import find_source, is_adapter, resolve
 from remask.checks import QUANTIZATIONS
 from remask.checks.plugins import Plugin, Registry
 from remask.cli.arguments import rule_of
@@ -108,19 +108,24 @@ def quantize(args: argparse.Namespace) -> int:
     if args.quantization not in QUANTIZATIONS:
         raise UnknownNameError("quantization", args.quantization, QUANTIZATIONS)
     announce_download(ModelSettings(args.model), None)
-    source = find_source(args.model, progress=args.progress)
-    if source.adapter is not None:
+    if is_adapter(resolve(args.model, progress=args.progress)):
         raise ConfigError(
-            f"--model: {args.model!r} is an adapter, which is merged when it is loaded: --quantization quantises the "
-            f"sum then. Or quantise its base, {source.weights}, alone"
+            f"--model: {args.model!r} is an adapter, which is merged into its base when it is loaded; --quantization "
+            "of the command that loads it quantises the sum then"
         )
+    source = find_source(args.model, progress=args.progress)
     folder = source.weights
     family, config = read_config(folder, source.overrides)
     check_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)
     try:
         size = save_quantised(
-            *(folder, family, config, args.quantization, Path(args.output), args.progress),
+            folder,
+            family,
+            config,
+            args.quantization,
+            Path(args.output),
+            args.progress,
             overrides=source.overrides,
             own=source.own(family.words),
         )

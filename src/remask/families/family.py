@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -11,6 +11,10 @@ from remask.model.config import Mixture, ModelConfig
 from remask.model.quantised import Codes, QuantisedMatrix, encode
 from remask.model.ranks import Shard
 from remask.model.weights import Weights
+
+OwnWords: TypeAlias = Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]]
+"""What the object in `generation_config.json` says in the words of one family: sampling parameters, and the keys of the
+object that no parameter expresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +302,7 @@ class Family:
         chat_template: renders conversations (Jinja) where a checkpoint's tokenizer has no template.
         stop: texts that end an answer, where the template in use has them.
         words: reads the object in `generation_config.json` of a family that has keys of its own there: returns the
-            sampling parameters that they mean, and the keys of the object, if any, that none has the meaning of.
+            sampling parameters that they mean, and the keys of the object, if any, that no parameter expresses.
     """
 
     name: str
@@ -313,7 +317,7 @@ class Family:
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
     chat_template: str | None = None
     stop: tuple[str, ...] = ()
-    words: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]] | None = None
+    words: OwnWords | None = None
 
     @property
     def head(self) -> str:

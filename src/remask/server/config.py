@@ -125,5 +125,5 @@ class ServerConfig(ServerLimits):
             if not isinstance(host, str) or not host or any(mark in host for mark in "/@ ,"):
                 raise ConfigError(f"allowed_hosts takes names such as models.example.org, or '*', got {host!r}")
         for origin in listed("allowed_origins", self.allowed_origins, "origins"):
-            if origin == "*" or not origin.startswith(("http://", "https://")):
+            if not isinstance(origin, str) or origin == "*" or not origin.startswith(("http://", "https://")):
                 raise ConfigError(f"allowed_origins takes origins such as https://example.org, got {origin!r}")

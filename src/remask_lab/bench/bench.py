@@ -139,7 +139,7 @@ def run_bench(
         answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything
             (`check_answers`).
         losses: whether to measure the loss of the reference answers under each policy (`reference`), untimed.
-        responses: whether the record holds every response.
+        responses: whether the record holds a response to each request, of the last round that ran it.
         warm_up: requests of each contender's first turn, which is not timed, unless all of them are.
         divided: whether a round runs a share of the prefixes, with all their requests, so that each request runs once.
             Raises `ConfigError` where there are fewer prefixes than rounds.

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from remask.checks import BUNDLED_MODELS, SMOLLM2
+from remask.checks import BUNDLED, BUNDLED_MODELS, BUNDLED_TARIFF, SMOLLM2
 from remask.errors import ConfigError
 from remask.machine.disk import write_whole
 from remask.policies.registry import POLICIES
@@ -40,6 +40,7 @@ from remask_lab.pages import dynamics
 from remask_lab.pages.gallery import read_entries
 from remask_lab.pages.measure_real_weights import PUBLISHED
 from remask_lab.pages.page import NOTEBOOK, ROOT, page_parser, run_page
+from remask_lab.pages.real_weights_benches import DOCUMENTS
 from remask_lab.papers.definition import load_table, table_names
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
@@ -51,7 +52,7 @@ PICTURES = NOTEBOOK / "gallery"
 OWN_PAGES = ("caches", "results", "real-weights", "when-bicache", "gallery")
 FRESH, STALE = "fresh", "stale"
 # As commands end that this command cannot run: what they ask for may not be at hand.
-ON_GPU, OF_FILE = ", on a GPU", ", FILE being GSM8K's test.jsonl"
+ON_GPU, OF_FILE, OF_FOLDER = ", on a GPU", ", FILE being GSM8K's test.jsonl", ", FOLDER being pages of one's own"
 PICTURE_MINUTES = 2.0
 CORE, LAB = "src/remask", "src/remask_lab"
 # What decides answers, whatever the policy.
@@ -68,13 +69,22 @@ BEHIND = {
 BENCHES = tuple(f"{LAB}/bench/{name}.py" for name in ("bench", "contenders", "workload", "fewer_steps"))
 # What measures, beside `analyze`, whose subjects have files of their names.
 COMMANDS = {
+    "analyze": (*BENCHES, f"{LAB}/instruments"),
     "bench": BENCHES,
-    "profile ops": (f"{LAB}/ops",),
+    "demo": (*BENCHES, f"{LAB}/cli/demo.py"),
     "eval": tuple(f"{LAB}/{name}" for name in ("harness", "cli/evaluate", "likelihood")),
+    "profile": (f"{LAB}/ops",),
 }
+# Of a command, whose policies may be those of a default.
+EVERY_POLICY = (f"{CORE}/policies", f"{CORE}/depth", f"{CORE}/model/row_attention.py")
 REAL_WEIGHTS = tuple(
-    f"{LAB}/pages/{name}.py"
-    for name in ("measure_real_weights", *(f"real_weights_{of}" for of in ("benches", "losses", "sizes")))
+    f"{LAB}/{name}.py"
+    for name in (
+        "pages/measure_real_weights",
+        *(f"pages/real_weights_{of}" for of in ("benches", "losses", "sizes")),
+        *(f"subjects/{of}" for of in ("first_predictions", "prefix_similarity")),
+        "instruments/depths",
+    )
 )
 MODELS = {name: name.replace("-", "_") for name in BUNDLED_MODELS}
 
@@ -98,7 +108,7 @@ class Figure:
     @property
     def elsewhere(self) -> bool:
         """Whether it is made by hand, and noted with `--note`."""
-        return self.command.endswith((ON_GPU, OF_FILE))
+        return self.command.endswith((ON_GPU, OF_FILE, OF_FOLDER))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -161,7 +171,9 @@ def all_figures(root: Path) -> list[Figure]:
         how = "large --device cuda" if "gpu" in read_record(path).about["machine"] else "small"
         command = f"python -m remask_lab pages real-weights --measure {how} --parts {part} --folder {{folder}}/parts"
         command += " --output {folder}/page.md"
-        command += ON_GPU if how != "small" else f" --published FILE{OF_FILE}" if part == PUBLISHED else ""
+        command += f" --published FILE{OF_FILE}" if part == PUBLISHED else ""
+        command += f" --documents FOLDER{OF_FOLDER}" if part == "outputs" or part.startswith(DOCUMENTS) else ""
+        command += ON_GPU if how != "small" else ""
         found.append(_of_result(root, path.relative_to(root), command, 5, *REAL_WEIGHTS))
     on_gpu = (f"{LAB}/gpu", f"{CORE}/engine", f"{CORE}/model")
     found += [
@@ -193,24 +205,24 @@ def _of_record(record: Record) -> list[str]:
     if about["model"] in MODELS:
         own.append(f"{CORE}/{MODELS[about['model']]}")
     table = about["settings"].get("table")
-    return [*own, *(BENCHES if table is None else (f"{LAB}/papers/measure.py", f"{LAB}/papers/tables/{table}.toml"))]
+    paper = () if table is None else (f"{LAB}/papers/measure.py", f"{LAB}/papers/tables/{table}.toml")
+    return [*own, *BENCHES, *paper]
 
 
 def _of_policies(caches: Iterable[str]) -> Iterator[str]:
-    """The files of policies, and of those that they are composed of."""
-    for name in {part for cache in caches for part in cache.split("+")} & set(POLICY_FILES):
+    """The files of policies, and of those that they are composed of; settings may stand behind them."""
+    for name in {part for cache in caches for part in re.split(r"[+ ]", cache)} & set(POLICY_FILES):
         yield from (f"{CORE}/policies/{POLICY_FILES[name]}.py", *BEHIND.get(name, ()))
 
 
 def _of_command(command: str) -> Iterator[str]:
     """The paths that the numbers of a command `remask ...` rest on."""
-    words = shlex.split(command)
-    if words[1] == "analyze":
-        yield f"{LAB}/subjects/{words[2].replace('-', '_')}.py"
-    yield from next((paths for name, paths in COMMANDS.items() if command.startswith(f"remask {name} ")), ())
-    yield from _of_policies(name for name in POLICY_FILES if re.search(rf"[\s+,\"]{re.escape(name)}[\s+,.\"]", command))
-    yield from NUMBERS
-    for model in re.findall(r"--model (\S+)", command):
+    _, name, subject, *_ = shlex.split(command)
+    if name == "analyze":
+        yield f"{LAB}/subjects/{subject.replace('-', '_')}.py"
+    yield from (*COMMANDS[name], *EVERY_POLICY, *NUMBERS)
+    own = f"--model {BUNDLED_TARIFF if '--task tariff' in command else BUNDLED}" if name == "demo" else command
+    for model in re.findall(r"--model (\S+)", own):
         yield from (f"{CORE}/{MODELS[model]}",) if model in MODELS else ()
         uniform = "uniform" in model
         yield f"{CORE}/sampling/{DECODERS['uniform' if uniform else 'masked']}.py"
@@ -242,7 +254,15 @@ def _digest(held: bytes, code: bool) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [line for line in node.body if not _is_text(line)]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return hashlib.sha256(repr(_plain(tree)).encode()).hexdigest()
+
+
+def _plain(node: object) -> object:
+    """A syntax tree as lists. Empty fields are left out, as versions of Python differ in which ones there are."""
+    if isinstance(node, ast.AST):
+        held = [(name, _plain(value)) for name, value in ast.iter_fields(node) if value is not None and value != []]
+        return [type(node).__name__, *held]
+    return [_plain(each) for each in node] if isinstance(node, list) else node
 
 
 def _is_text(line: ast.stmt) -> bool:
@@ -297,9 +317,11 @@ def problems(root: Path, figures: Sequence[Figure]) -> list[str]:
     """What `--check` finds: stale figures that are not allowed, allowed ones that are not stale, and unknown files."""
     found, allowed = states(root, figures), read_allowed(root)
     told = [
-        f"{name}: its inputs have changed since it was made; make figures, or --allow REASON keeps it"
-        for name, state in found.items()
-        if state == STALE and name not in allowed
+        f"{each.name}: its inputs have changed since it was made; "
+        f"{f'measure it by hand ({each.command}) and --note it' if each.elsewhere else 'make figures'}, "
+        "or --allow REASON keeps it"
+        for each in figures
+        if found[each.name] == STALE and each.name not in allowed
     ]
     told += [
         f"{name}: {'no figure of this name' if name not in found else 'it is fresh'}; take it out of {ALLOWED}"

@@ -66,10 +66,12 @@ class Scale:
         return self.load_format == "dummy"
 
     def overridden(self, requests: int | None, rounds: int | None, workload: str | None) -> "Scale":
-        """This scale with the command's overrides."""
+        """This scale with the command's overrides. Rounds that share fewer requests than there are rounds are fewer."""
         own = {"requests": requests, "name": workload}
         changed = {name: value for name, value in own.items() if value is not None}
-        return replace(self, workload={**self.workload, **changed}, rounds=self.rounds if rounds is None else rounds)
+        if rounds is None:
+            rounds = min(self.rounds, requests) if self.divided and requests is not None else self.rounds
+        return replace(self, workload={**self.workload, **changed}, rounds=rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,9 @@ def _check(table: PaperTable) -> None:
             raise UnknownNameError(f"measure of row {row.name!r}", row.measure, MEASURES)
         if (row.operation is None) is (row.measure == "operations"):
             raise ConfigError(f"row {row.name!r}: operation goes with the measure 'operations', and only with that")
+        for name, scale in table.scales.items():
+            if scale.divided and (row.workload or "workload" in (row.at or {}).get(name, {})):
+                raise ConfigError(f"row {row.name!r}: has a workload of its own, which rounds cannot share with others")
         for scale_name, own in (row.at or {}).items():
             if scale_name not in SCALES or not set(own) <= {"sampling", "workload"}:
                 raise ConfigError(f"row {row.name!r}: at takes {', '.join(SCALES)}, each with sampling and workload")
