@@ -140,6 +140,15 @@ def test_a_sampling_grid_on_the_bundled_uniform_model(tmp_path: Path, capsys: py
     assert "Over steps_per_block 2 to 8: accuracy" in capsys.readouterr().out
 
 
+def test_null_unsets_what_the_task_sets(tmp_path: Path) -> None:
+    """The task of `bundled` sets steps, which a grid over steps of a block cannot have beside it."""
+    output = tmp_path / "grid.json"
+    options = ["--sampling", '{"steps": null}', "--sampling-grid", '{"steps_per_block": [2, 3]}']
+    assert grid("--model", "bundled", *SMALL, "--cache", "none", *options, "--output", str(output)) == 0
+    two, three = (row["result"]["none"]["forwards"] for row in rows(output))
+    assert 3 * two == 2 * three
+
+
 def test_what_a_kind_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert grid("--model", "bundled-uniform", *SMALL, "--cache", "dllm-cache") == 2
     assert "not defined on uniform models" in capsys.readouterr().err
