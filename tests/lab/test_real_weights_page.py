@@ -11,9 +11,10 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.tasks import town
 from remask_lab.pages import measure_real_weights as measured
 from remask_lab.pages import real_weights
-from remask_lab.pages.measure_real_weights import PROMPTS, PUBLISHED, SIZES, measure, parts
+from remask_lab.pages.measure_real_weights import PROMPTS, PUBLISHED, measure, parts
 from remask_lab.pages.page import PAGES
 from remask_lab.pages.real_weights import FOLDER, TRAINING, page, read_all, read_training
+from remask_lab.pages.real_weights_sizes import SIZES, Source
 from remask_lab.records.record import Record, read_record, write_record
 
 TINY = SIZES["tiny"]
@@ -50,9 +51,10 @@ def towns(*rows: dict[str, Any]) -> Record:
     ("over", "interval", "said"),
     [
         (-0.3, (-0.4, -0.2), "`reuse` loses answers (-30.0 points, -40.0 to -20.0)"),
-        (-0.1, (-0.3, 0.1), "`reuse` loses none that could be seen (-10.0 points, -30.0 to +10.0)"),
-        (0.0, (0.0, 0.0), "`reuse` loses none that could be seen (no answer differs)"),
-        (0.2, (0.1, 0.3), "`reuse` gains answers (+20.0 points, +10.0 to +30.0)"),
+        (-0.1, (-0.3, 0.1), "`reuse` loses no answers that could be seen (-10.0 points, -30.0 to +10.0)"),
+        (-0.01, (-0.04, 0.01), "`reuse` keeps its answers (-1.0 points, -4.0 to +1.0)"),
+        (0.0, (0.0, 0.0), "`reuse` keeps its answers (no answer differs)"),
+        (0.2, (0.1, 0.3), "`reuse` keeps its answers (+20.0 points, +10.0 to +30.0)"),
     ],
 )
 def test_verdicts_follow_from_the_intervals(over: float, interval: tuple[float, float], said: str) -> None:
@@ -145,10 +147,10 @@ def test_other_files_and_parts_are_refused(tmp_path: Path, capsys: pytest.Captur
     assert real_weights.main(given) == 2
     assert "other.json is no part of this page" in capsys.readouterr().err
     with pytest.raises(UnknownNameError, match="part"):
-        measure("shots-3", TINY)
+        measure("shots-3", TINY, Source())
     for part in (PUBLISHED, "documents-50"):
         with pytest.raises(ConfigError, match="give its path"):
-            measure(part, TINY)
+            measure(part, TINY, Source())
 
 
 def test_a_part_that_is_kept_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

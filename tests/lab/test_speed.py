@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,24 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from remask.errors import ConfigError, IntegrityError
-from remask.model.config import Mixture
 from remask.model.work_list import WorkList
 from remask_lab.papers import uniform_shapes
 from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record
-from remask_lab.speed import host, host_decode, layers, processes, routing, runs, serving
+from remask_lab.speed import host, host_decode, routing, runs, serving
 from remask_lab.speed.__main__ import MEASUREMENTS, measure
 from remask_lab.speed.__main__ import main as speed
 from tests.engine.executors import NEEDS_TRITON
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-MIXTURE = "--hidden 32 --experts 6 --active 2 --intermediate 8 --turns 2"
 INVARIANCE = "--model llada-tiny --caches none,reuse --rounds 2 --requests 2 --prompt 12 --response 8 --block-length 4"
-SELECTION = "--model llada-tiny --batch 2 --prompt 8 --response 8 --turns 3"
 
 
 def run(name: str, *words: str) -> None:
@@ -56,15 +51,9 @@ def test_every_measurement_is_a_function_of_its_module() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("startup", "--rounds 0", "--rounds"),
-        ("neighbours", "--command demi", "--command"),
-        ("neighbours", "--neighbours 0", "--neighbours"),
         ("invariance", f"{INVARIANCE} --rounds 0", "--rounds"),
-        ("attention", "--canvas 31 --block-length 8", "--canvas must be at least four blocks of 8, got 31"),
-        ("selection", f"{SELECTION} --turns 6", "at least --turns \\+ 3"),
-        ("mixture", f"{MIXTURE} --active 7", "--active 7 is more than --experts 6"),
-        ("mixture", f"{MIXTURE} --hidden 0", "--hidden"),
-        ("mixture", f"{MIXTURE} --rows 1 0", "--rows"),
+        ("quantised", "--rows 1 0", "--rows"),
+        ("large", "--block 3", "--block must be at least 4, got 3"),
         ("speculation", "--roofline tpu", "Unknown GPU 'tpu'"),
         ("routing", "--fronts nginx", "nginx.*client, ray, vllm-router|nginx.*client, vllm-router, ray"),
         ("host", "--policies no-such --no-lists", "no-such"),
@@ -76,26 +65,9 @@ def test_what_cannot_be_measured(name: str, words: str, message: str) -> None:
 
 
 def test_a_users_error_is_one_line(monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr(sys, "argv", ["speed", "overhead", "--model", "llada-1t"])
+    monkeypatch.setattr(sys, "argv", ["speed", "sharing", "--model", "llada-1t"])
     assert speed() == 2
     assert capsys.readouterr().err.startswith("error: Unknown preset 'llada-1t'.")
-
-
-def test_startup(monkeypatch: Patch, tmp_path: Path, capsys: Capture) -> None:
-    target = tmp_path / "startup.json"
-    starts = {**processes.STARTS, processes.TORCH: (sys.executable, "-c", "import json")}
-    monkeypatch.setattr(processes, "STARTS", starts)
-    report = measured(capsys, "startup", "--rounds", "2", "--json", str(target))
-    assert report == json.loads(target.read_text(encoding="utf-8"))
-    assert report["rounds"] == 2
-    assert {"cpu", "cores", "system", "python"} == set(report["machine"])
-    assert set(report["results"]) == set(starts) >= {"remask --version", "remask --help"}
-    for figures in report["results"].values():
-        for name in ("cpu_s", "above_python_s", "ratio_to_torch"):
-            low, high = figures[f"{name}_range"]
-            assert low <= figures[name] <= high
-    assert report["results"][processes.PYTHON]["above_python_s"] == 0
-    assert report["results"][processes.TORCH]["ratio_to_torch"] == 1
 
 
 @pytest.mark.parametrize(
@@ -104,7 +76,7 @@ def test_startup(monkeypatch: Patch, tmp_path: Path, capsys: Capture) -> None:
         "import remask",
         "from remask.cli import main; main(['--version'])",
         "from remask.cli import main; main(['--help'])",
-        "import remask_lab.speed.__main__, remask_lab.speed.processes",
+        "import remask_lab.speed.__main__",
     ],
 )
 def test_starting_imports_no_torch(code: str) -> None:
@@ -117,55 +89,11 @@ def test_starting_imports_no_torch(code: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_attention(capsys: Capture) -> None:
-    words = "--model llada-tiny --capped gidd-tiny --canvas 64 --block-length 8 --turns 2"
-    ratios = measured(capsys, "attention", words)["ratios"]
-    assert list(ratios) == ["one_run", "behind_a_prefix", "capped", "leased_step"]
-    for figures in ratios.values():
-        low, high = figures["range"]
-        assert 0 < low <= figures["ratio"] <= high
-    work = layers.work_of(3, [4, 2])
-    assert work.units.tolist() == [[0, 3, 0, 6, 0]]
-    assert work.slots.tolist() == [0, 1, 2, 3, 5, 6]
-
-
-def test_steps_beside_their_parts(capsys: Capture) -> None:
-    shape = "--length 48 --response 12 --turns 2"
-    report = measured(capsys, "overhead", "--model", "dream-tiny", shape)
-    assert 0 < report["ratio_range"][0] <= report["ratio"] <= report["ratio_range"][1]
-    assert 0 < measured(capsys, "first_layer", "--model", "llada-tiny", shape)["share_of_step"] < 1
+def test_a_start_and_a_step_beside_its_products(capsys: Capture) -> None:
     told = measured(capsys, "large", "--model", "llada-tiny", "--block", "8", "--turns", "2")
     assert told["kv_tokens"] >= 2 * told["max_model_len"]
     assert 0 < told["weight_bytes"] < told["peak_bytes"] <= told["peak_bytes_after"]
     assert 0 < told["ratio_range"][0] <= told["ratio"] <= told["ratio_range"][1]
-
-
-def test_selection(capsys: Capture) -> None:
-    report = measured(capsys, "selection", SELECTION)
-    assert set(report["step_ms"]) == {"held", "value", "key", "random"}
-    assert all(ms > 0 for ms in (*report["step_ms"].values(), report["bare_projections_ms"]))
-    assert set(report["over_held_ms"]) == {"value", "key", "random"}
-
-
-def test_mixture(capsys: Capture) -> None:
-    one, many = measured(capsys, "mixture", MIXTURE, "--rows", "1", "40")["results"]
-    assert (one["rows"], one["experts_used"]) == (1, 2)
-    assert (many["rows"], many["experts_used"]) == (40, 6)
-    for each in (one, many):
-        assert each["ratio_range"][0] <= each["ratio_to_dense"] <= each["ratio_range"][1]
-        assert each["choice_share"] > 0
-
-
-def test_a_mixture_of_equal_experts_is_the_dense_mlp_that_it_is_compared_with() -> None:
-    layer = layers.random_layer(16, Mixture(4, 2, 8), torch.float32, torch.device("cpu"))
-    x = torch.randn(5, 16)
-    # Four equal experts have weights of 1/4 each: two of them give a quarter of an MLP whose halves are such experts.
-    layer.weights.router.zero_()
-    layer.weights.gate_up.copy_(layer.gate_up.view(2, 2, 8, 16)[:, 0].reshape(1, 16, 16).expand(4, -1, -1))
-    layer.weights.down.copy_(layer.down[:, :8].expand(4, -1, -1))
-    layer.gate_up.view(2, 2, 8, 16)[:, 1] = layer.gate_up.view(2, 2, 8, 16)[:, 0]
-    layer.down[:, 8:] = layer.down[:, :8]
-    torch.testing.assert_close(4 * layer.routed(x), layer.dense(x))
 
 
 def test_speculation(capsys: Capture) -> None:
@@ -187,13 +115,6 @@ def test_the_roofline_of_drafts(capsys: Capture) -> None:
     assert 1.9 < many["times_as_long"]["2"] <= 2
     # All weights of LLaDA-8B but its embedding are read once in 2 bytes a number.
     assert one["ms"] > 1e3 * 2 * 7e9 / 3.35e12
-
-
-@pytest.mark.thorough
-def test_concurrency(capsys: Capture) -> None:
-    report = measured(capsys, "concurrency", "--requests", "4", "--rounds", "1")
-    assert report["eight_at_a_time_gain"] > 0
-    assert report["first_settled_hit_ms"] > 0
 
 
 def test_sharing(capsys: Capture) -> None:
@@ -236,20 +157,6 @@ def test_quantised(capsys: Capture) -> None:
     assert len(report["bundled"]) == 6
     assert [row["same_tokens"] for row in report["bundled"][:2]] == [1, 1]
     assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled"])
-
-
-def test_neighbours(monkeypatch: Patch, capsys: Capture) -> None:
-    report = "import sys, pathlib; pathlib.Path('words').write_text(' '.join(sys.argv))"
-    monkeypatch.setattr(processes, "REMASK", (sys.executable, "-c", report))
-    result = measured(capsys, "neighbours", "--threads", "auto,1", "--rounds", "2", "--requests", "3")
-    assert set(result["threads"]) == {"auto", "1"}
-    for figures in result["threads"].values():
-        assert figures["ratio_range"][0] <= figures["ratio"] <= figures["ratio_range"][1]
-        assert figures["alone_s"] > 0
-    assert len(result["alone"]) == 4
-    with processes.busy(2) as started:
-        assert [process.poll() for process in started] == [None, None]
-    assert all(process.returncode == -signal.SIGKILL for process in started)
 
 
 @pytest.mark.thorough
@@ -328,14 +235,6 @@ def test_within_request(capsys: Capture) -> None:
 
 
 @pytest.mark.thorough
-def test_boundary(capsys: Capture) -> None:
-    rows = lines_of(capsys, "boundary")
-    assert len(rows) == 18
-    (exact,) = [row for row in rows if (row["depth"], row["refresh_interval"], row["boundary"]) == (1, 1, "recomputed")]
-    assert (exact["equal"], exact["work"]) == (1.0, 1.0), "refreshed every step, from states that saw everything"
-
-
-@pytest.mark.thorough
 def test_parts(capsys: Capture) -> None:
     words = "--requests 4 --prompts 1 --documents 4 --depths 2 8 --ratios 0"
     none, shallow, deep, anchors, prefix, _ = lines_of(capsys, "parts", words)
@@ -344,21 +243,6 @@ def test_parts(capsys: Capture) -> None:
     assert deep["row_layers"] == anchors["row_layers"] < shallow["row_layers"] < none["row_layers"]
     assert (deep["passes_over_parts"], none["passes_over_parts"]) == (8, 0)
     assert prefix["passes_over_parts"] > 2, "each order of the documents is a prefix of its own"
-
-
-@pytest.mark.thorough
-def test_decisions(capsys: Capture) -> None:
-    rows = measured(capsys, "decisions", "--requests", "3", "--prefixes", "1")["tasks"]
-    assert {name: row["questions"] for name, row in rows.items()} == {
-        "tariff, plan": 12,
-        "tariff, lookup": 12,
-        **{f"transit, {hops} hops": 1 for hops in (1, 2, 3)},
-    }
-    for row in rows.values():
-        assert all(0 <= row[way]["accuracy"] <= 1 for way in ("text", "decisions"))
-        assert row["decisions"]["engine_steps"] < row["text"]["engine_steps"]
-        gain = row["text"]["row_layers"] / row["decisions"]["row_layers"]
-        assert row["text_over_decisions_row_layers"] == gain
 
 
 @pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
@@ -386,15 +270,6 @@ def test_every_policy_beside_none(capsys: Capture, tmp_path: Path, model: str) -
     assert all(f"| {name} |" in out for name in rows)
     rows = rows_of("--prefix", "0", "--steps", "1")
     assert {row["work_gain"] for row in rows.values()} == {1}, "without a prefix every policy begins with a full pass"
-
-
-def test_structure(capsys: Capture) -> None:
-    pytest.importorskip("outlines_core", reason="needs outlines-core: pip install outlines-core")
-    report = measured(capsys, "structure", "--vocab", "3000", "--block", "4", "--turns", "1")
-    assert 20 < report["states"] < 80
-    assert report["host_cpu_ms"] > 0
-    whole = report["host_cpu_ms"] + report["device_ms_by_bytes"]
-    assert report["share_of_step"] == pytest.approx(whole / report["step_ms_by_bytes"])
 
 
 def test_uniform(capsys: Capture, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 from remask.errors import RecordError
 from remask_lab.gpu.results import benchmark_table
 from remask_lab.pages.page import PAGES, RESULTS
-from remask_lab.pages.when_bicache import Kind, by_predictions, kinds, main, page
+from remask_lab.pages.when_bicache import Kind, judges, kinds, main, page
 from remask_lab.records.interval import estimate
+
+ASKED = (("model", "other"), ("another", "one"), ("model", "one"))
 
 
 def row(lost: int) -> dict[str, Any]:
@@ -32,14 +34,24 @@ def row(lost: int) -> dict[str, Any]:
 def test_a_depth_is_judged_by_the_answers_that_it_loses(said: int, lost: dict[int, int], verdict: str) -> None:
     """One answer of 40 is no loss that is shown; nine are."""
     depths = {depth: row(number) for depth, number in lost.items()}
-    assert Kind("model", said, 3, {"none": row(0)}, depths).verdict == verdict
+    assert Kind("model", "task", "a task", said, 3, {"none": row(0)}, depths).verdict == verdict
 
 
-@pytest.mark.parametrize(
-    ("nats", "depth"), [({"1": 0.0, "2": 0.09, "10": 0.05}, 10), ({"10": 0.0, "2": 0.1}, 0), ({"1": 0.0, "2": 0.5}, 1)]
-)
-def test_first_predictions_allow_what_hardly_moves_them(nats: dict[str, float], depth: int) -> None:
-    assert by_predictions({name: {"nats": value} for name, value in nats.items()}) == depth
+def test_each_way_to_judge_stands_beside_the_answers_to_the_same_task() -> None:
+    """Whatever the order of the cases, and with "-" where no answers were compared."""
+    depths = {"2": {"nats": 0.1}, "10": {"nats": 0.2}, "1": {"nats": 0.0}}
+    told = {"rule": [2, 3], "rule_by_rows": [1], "prefix_ratio": 0.5, "depths": depths}
+    answered = [
+        Kind("model", task, task, 2, 3, {"none": row(0)}, {1: row(first), 2: row(20)})
+        for task, first in (("one", 0), ("other", 9))
+    ]
+    cases = [{**told, "model": model, "task": task} for model, task in ASKED]
+    lines = judges(cases, answered).splitlines()[2:]
+    assert lines == [
+        "| `model`, other | 50 % | 2 | 1 | 2 | 0 |",
+        "| `another`, one | 50 % | 2 | 1 | 2 | - |",
+        "| `model`, one | 50 % | 2 | 1 | 2 | 1 |",
+    ]
 
 
 def test_minutes_of_a_benchmark_by_hand() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from remask.tasks import town
 from remask_lab.bench.documents import read_documents
+from remask_lab.records.interval import mean_interval
 from training.adapt.base import load_base, load_tokenizer, look_both_ways
 from training.adapt.low_rank import adapter_config, add_low_rank, load_adapter
 from training.adapt.ragged import Ragged
@@ -168,7 +169,8 @@ def _cosine(mine: Tensor, kept: Tensor, prefix: int) -> float:
 
 def _interval(values: list[float]) -> list[float]:
     """Mean, and half the width of its 95 % interval."""
-    return [float(np.mean(values)), float(1.96 * np.std(values, ddof=1) / len(values) ** 0.5)]
+    mean = float(np.mean(values))
+    return [mean, mean_interval(values, range(len(values)))[1] - mean]
 
 
 if __name__ == "__main__":

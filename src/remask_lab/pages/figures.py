@@ -70,6 +70,10 @@ COMMANDS = {
     "profile ops": (f"{LAB}/ops",),
     "eval": tuple(f"{LAB}/{name}" for name in ("harness", "cli/evaluate", "likelihood")),
 }
+REAL_WEIGHTS = tuple(
+    f"{LAB}/pages/{name}.py"
+    for name in ("measure_real_weights", *(f"real_weights_{of}" for of in ("benches", "losses", "sizes")))
+)
 MODELS = {name: name.replace("-", "_") for name in BUNDLED_MODELS}
 
 
@@ -155,8 +159,7 @@ def all_figures(root: Path) -> list[Figure]:
         how = "large --device cuda" if "gpu" in read_record(path).about["machine"] else "small"
         command = f"python -m remask_lab pages real-weights --measure {how} --parts {part} --folder {{folder}}/parts"
         command += " --output {folder}/page.md" + (ON_GPU if how != "small" else "")
-        measured = f"{LAB}/pages/measure_real_weights.py"
-        found.append(_of_result(root, path.relative_to(root), command, 5, measured))
+        found.append(_of_result(root, path.relative_to(root), command, 5, *REAL_WEIGHTS))
     on_gpu = (f"{LAB}/gpu", f"{CORE}/engine", f"{CORE}/model")
     found += [
         Figure(str(path.relative_to(root)), f"scripts/gpu OUTPUT{ON_GPU}", 8, on_gpu)

@@ -21,23 +21,22 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.plot import Row
 from remask_lab.drawing import label, new_panels, save_figure
 from remask_lab.pages.measure_real_weights import (
-    CANVAS,
-    DOCUMENTS,
     HELD_OUT,
     PUBLISHED,
     ROWS,
-    SHOTS,
-    SIZES,
+    SIMILARITY,
     SUBJECT,
-    Source,
     measure,
     parts,
     possible,
 )
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.page import made as machine_of
+from remask_lab.pages.real_weights_benches import DOCUMENTS, SHOTS, is_bench
+from remask_lab.pages.real_weights_losses import CANVAS
+from remask_lab.pages.real_weights_sizes import SIZES, Source
 from remask_lab.pages.results import BENCH
-from remask_lab.records.interval import Shown, shown
+from remask_lab.records.interval import Shown, judged
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record, write_record
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = RESULTS / "real-weights"
-SIMILARITY = "town-similarity"
 TRAINING, PICTURE = "training.jsonl", "real-weights-similarity.png"
 KINDS = {
     "document": "documents",
@@ -57,7 +55,7 @@ KINDS = {
 }
 """What the training's log calls what it holds out, and what it is."""
 PROMISED = 0.85  # nats, at most, of half-masked answers
-COMPARED = ("town", SHOTS, DOCUMENTS)  # how parts are called that are records of `remask bench`
+SAID = {Shown.LOST: "loses answers", Shown.KEPT: "keeps its answers", Shown.OPEN: "loses no answers that could be seen"}
 WORK, TIME = "work saved", "time saved"
 
 
@@ -109,12 +107,7 @@ def read_all(folder: Path) -> dict[str, Record]:
     found = {name: _file(folder, name) for name in known if _file(folder, name).exists()}
     if not found:
         raise RecordError(f"there are no results in {str(folder)!r}; --measure makes them")
-    return {
-        name: read_record(
-            path, BENCH if name.startswith(("town", SHOTS, DOCUMENTS)) and name != SIMILARITY else SUBJECT
-        )
-        for name, path in found.items()
-    }
+    return {name: read_record(path, BENCH if is_bench(name) else SUBJECT) for name, path in found.items()}
 
 
 def read_training(folder: Path) -> list[dict[str, Any]]:
@@ -146,7 +139,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         number=_number,
         verdict=_verdict,
         held=_held,
-        loses=_loses,
+        loses=lambda row, none: judged(row, none) is Shown.LOST,
         made=_made,
         depths=_depths,
         lowest=lambda table: min(map(min, table["curves"].values())),
@@ -178,15 +171,9 @@ def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
     return found
 
 
-def _loses(row: Row) -> bool:
-    """Whether a row is shown to lose answers that its baseline has."""
-    return shown((row["accuracy_over_none"], *row["accuracy_over_none_interval"])) is Shown.LOST
-
-
-def _verdict(row: Row) -> str:
-    over, (low, high) = row["accuracy_over_none"], row["accuracy_over_none_interval"]
-    what = "loses answers" if _loses(row) else "gains answers" if low > 0 else "loses none that could be seen"
-    return f"`{row['cache']}` {what} ({_points(over, (low, high))}), for {row['work_ratio_to_none']:.1f}x less work."
+def _verdict(row: Row, none: Row) -> str:
+    over = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
+    return f"`{row['cache']}` {SAID[judged(row, none)]} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
 
 
 def _held(data: Mapping[str, Any]) -> str:

@@ -23,19 +23,18 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
 from remask_lab.gpu.results import benchmark_table, read_kept
-from remask_lab.pages.measure_real_weights import DEPTHS
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.real_weights import FOLDER, read_all, read_training
+from remask_lab.pages.real_weights_benches import DEPTHS
 from remask_lab.records.interval import Shown, judged, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
+from remask_lab.subjects.first_predictions import deepest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME, PICTURE = "when-bicache", "when-bicache.png"
-NATS = 0.1
-"""By so much at most the most changed prediction of a first step may move, in the mean over requests."""
 QUESTIONS, STEPS = 1319, 128
 """Of GSM8K's test split, and of a response of 256 tokens at two a step, as the BiCache paper has it."""
 
@@ -45,16 +44,24 @@ class Kind:
     """One kind of weights on its task.
 
     Attributes:
-        name: of the model and its task.
+        model, task: as records name them.
+        title: of the task, as the page names it.
         said: the depth that `remask profile` gives for such requests, of `layers`.
         rows: of a bench, by cache; BiCache's by depth in `depths`, and in all layers as `reuse`.
     """
 
-    name: str
+    model: str
+    task: str
+    title: str
     said: int
     layers: int
     rows: Mapping[str, Row]
     depths: Mapping[int, Row]
+
+    @property
+    def name(self) -> str:
+        """The model and its task."""
+        return f"`{self.model}`, {self.title}"
 
     @property
     def broken(self) -> int | None:
@@ -101,14 +108,12 @@ def kinds(results: Path) -> list[Kind]:
     found = []
     for name in (BUNDLED, BUNDLED_TARIFF):
         record = read_record(results / f"bench.{name}.json", "bench")
-        rows = _rows(record)
-        found.append(
-            _kind(f"`{name}`, {record.about['settings']['name']}", rows["bicache"]["prefix_depth"], record, rows)
-        )
+        found.append(_kind(record, record.about["settings"]["name"], _rows(record)["bicache"]["prefix_depth"]))
+    rules = {(each["model"], each["task"]): min(each["rule"]) for each in _cases(real)}
     for part, shops in DEPTHS.items():
-        task = real[part].about["settings"]["name"]
-        said = next(min(each["rule"]) for each in _cases(real) if (each["model"], each["task"]) == (SMOLLM2, task))
-        found.append(_kind(f"`{SMOLLM2}`, town, {shops} shops", said, real[part], _rows(real[part])))
+        record = real[part]
+        said = rules[SMOLLM2, record.about["settings"]["name"]]
+        found.append(_kind(record, f"town, {shops} shops", said))
     return found
 
 
@@ -119,22 +124,14 @@ def _cases(real: Mapping[str, Record]) -> list[dict[str, Any]]:
     return list(real["outputs"].data["cases"])
 
 
-def by_predictions(depths: Mapping[str, Mapping[str, Any]]) -> int:
-    """The deepest of `depths` up to which first predictions move by less than `NATS`; 0 where none does."""
-    found = 0
-    for depth, row in sorted(depths.items(), key=lambda each: int(each[0])):
-        if row["nats"] >= NATS:
-            break
-        found = int(depth)
-    return found
-
-
-def _kind(name: str, said: float, record: Record, rows: Mapping[str, Row]) -> Kind:
-    layers = record.about["layers"]
+def _kind(record: Record, title: str, said: float) -> Kind:
+    about, rows = record.about, _rows(record)
+    layers = about["layers"]
     depths = {
         int(row["prefix_depth"]): row for cache, row in rows.items() if cache.startswith("bicache") and "+" not in cache
     }
-    return Kind(name, int(said), layers, rows, depths | {layers: rows["reuse"]})
+    task = about["settings"]["name"]
+    return Kind(about["model"], task, title, int(said), layers, rows, depths | {layers: rows["reuse"]})
 
 
 def _rows(record: Record) -> dict[str, Row]:
@@ -152,11 +149,11 @@ def page(results: Path, found: Sequence[Kind]) -> str:
         picture=PICTURE,
         answers=_answers(found),
         phases=_phases(read_training(results / FOLDER.name)),
-        town=next(kind for kind in found if kind.name.startswith(f"`{SMOLLM2}`")),
+        town=next(kind for kind in found if kind.model == SMOLLM2),
         refresh=_rows(real["town-refresh"]),
         caches=_rows(real["town-caches"]),
         over=_over,
-        judges=_judges(_cases(real), found),
+        judges=judges(_cases(real), found),
         benchmark=benchmark_table(gpu, QUESTIONS, STEPS),
     )
 
@@ -165,12 +162,12 @@ def _answers(found: Sequence[Kind]) -> str:
     titles = ["weights, task", "depth by `profile`", "`none` right", "`reuse` right", "`bicache` right", "the depth is"]
     rows = []
     for kind in found:
-        deepest = max((depth for depth in kind.depths if depth <= kind.said), default=0)
+        allowed = max((depth for depth in kind.depths if depth <= kind.said), default=0)
         shares = [
             percent_text(row["accuracy"], row["accuracy_interval"])
-            for row in (kind.rows["none"], kind.rows["reuse"], kind.depths[deepest])
+            for row in (kind.rows["none"], kind.rows["reuse"], kind.depths[allowed])
         ]
-        shares[-1] += f" at {deepest}"
+        shares[-1] += f" at {allowed}"
         rows.append([kind.name, f"{kind.said} of {kind.layers}", *shares, kind.verdict])
     return markdown_table(titles, rows)
 
@@ -181,21 +178,16 @@ def _over(row: Row) -> str:
     return f"{100 * row['accuracy_over_none']:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
-def _judges(cases: Sequence[Mapping[str, Any]], found: Sequence[Kind]) -> str:
+def judges(cases: Sequence[Mapping[str, Any]], found: Sequence[Kind]) -> str:
     """How many layers each way to judge allows, beside what answers said where they were compared."""
-    lost = {kind.name.partition(",")[0]: kind for kind in found[:2]}
-    towns = iter(found[2:])
+    held = {(kind.model, kind.task): str(kind.held) for kind in found}
     rows = []
     for case in cases:
-        kind = lost.get(f"`{case['model']}`") or (next(towns) if case["task"].startswith("town") else None)
-        held = "-"
-        if kind is not None:
-            deepest = max((depth for depth in kind.depths if kind.broken is None or depth < kind.broken), default=0)
-            held = str(deepest)
-        said = [min(case["rule"]), min(case["rule_by_rows"]), by_predictions(case["depths"])]
-        rows.append(
-            [f"`{case['model']}`, {case['task']}", f"{100 * case['prefix_ratio']:.0f} %", *map(str, said), held]
-        )
+        model, task = case["model"], case["task"]
+        nats = {int(depth): moved["nats"] for depth, moved in case["depths"].items()}
+        said = [min(case["rule"]), min(case["rule_by_rows"]), deepest(nats)]
+        ratio, answers = f"{100 * case['prefix_ratio']:.0f} %", held.get((model, task), "-")
+        rows.append([f"`{model}`, {task}", ratio, *map(str, said), answers])
     return markdown_table(
         ["weights, task", "prefix", "rule", "by rows", "first predictions", "answers hold up to"], rows
     )

@@ -9,15 +9,7 @@ from functools import partial
 from remask_lab.speed.command import ON, run_command, run_measurement
 
 MEASUREMENTS: Mapping[str, tuple[str, str]] = {
-    "attention": (
-        "layers",
-        f"--model llada-100m {ON} --capped gidd-100m --canvas 1024 --block-length 32 --turns 15",
-    ),
-    "boundary": ("accuracy", ""),
-    "concurrency": ("engines", f"--cache bicache --requests 48 --rounds 3 {ON}"),
-    "decisions": ("accuracy", "--requests 24 --prefixes 6 --seed 31337 --cache bicache"),
     "depth_rule": ("accuracy", "--requests 100 --samples 32"),
-    "first_layer": ("steps", f"--model llada-100m {ON} --length 1024 --response 64 --ratio 0.9 --turns 9"),
     "host": (
         "host",
         "--rounds 2 --against STR --overlap --no-lists --policies none block-dual bicache+block-dual "
@@ -29,7 +21,7 @@ MEASUREMENTS: Mapping[str, tuple[str, str]] = {
         "--response 64 --block-length 16 --steps 16 --rounds 3",
     ),
     "large": (
-        "steps",
+        "large",
         "--model llada-8b --quantization int8 --dtype auto --block 32 --prompt 64 --threads 1 --turns 5",
     ),
     "llama_cpp": (
@@ -37,12 +29,6 @@ MEASUREMENTS: Mapping[str, tuple[str, str]] = {
         "--model llada-100m --kinds f32,q8_0,q4_0 --prompt 512 --response 64 --steps INT --block 32 --threads 1 "
         "--turns 3",
     ),
-    "mixture": (
-        "layers",
-        f"{ON} --hidden 1024 --experts 32 --active 4 --intermediate 512 --rows 1 8 64 256 1024 --turns 15",
-    ),
-    "neighbours": ("processes", "--command demo --requests INT --neighbours 2 --threads auto --rounds 3"),
-    "overhead": ("steps", f"--model llada-100m {ON} --length 1024 --response 64 --turns 15"),
     "parts": (
         "accuracy",
         "--requests 100 --prompts 4 --documents 5 --depths 1 2 3 4 6 8 --intervals 16... --ratios 0.0 0.1 0.2 0.5 1.0",
@@ -53,7 +39,6 @@ MEASUREMENTS: Mapping[str, tuple[str, str]] = {
     ),
     "quantised": ("engines", f"--model llada-100m {ON} --kinds int8,int4 --rows 1 32 256 --rounds 5 --questions 40"),
     "routing": ("routing", "--fronts client,vllm-router,ray --requests 40 --prefixes 8 --budget 1300"),
-    "selection": ("steps", f"--model llada-100m {ON} --batch 4 --prompt 512 --response 256 --turns 15"),
     "serving": (
         "serving",
         f"--cache bicache --clients 8 --requests 64 --prefixes 4 --rows 68 --rounds 5 --threads INT {ON}",
@@ -67,8 +52,6 @@ MEASUREMENTS: Mapping[str, tuple[str, str]] = {
         "--models bundled-tariff,bundled-transit --quantization STR --cache block-dual --sampling {} "
         "--states 2,3,4,8,auto --batches 1 8 32 --requests 16 --rounds 3 --roofline STR",
     ),
-    "startup": ("processes", "--rounds 7"),
-    "structure": ("structure", "--model llada-8b --block 32 --canvas 1024 --vocab 126464 --turns 9"),
     "uniform": (
         "policies",
         f"--model gidd-100m {ON} --canvas 2048 --prompt 128 --block-length 32 --steps 32 --full-steps 4",

@@ -16,16 +16,9 @@ from remask.depth.profile import Cuts, rule_limits
 from remask.depth.rule import ProfileSettings, depth_at
 from remask.engine.request import Request
 from remask.request.parts import Segment
-from remask.request.questions import ANSWER, MASK
 from remask.tasks import tariff, transit
 from remask.tasks.workload import messages
-from remask_lab.bench.workload import (
-    TARIFF_SAMPLING,
-    TRANSIT_SAMPLING,
-    TaskChoice,
-    chat_workload,
-    token_agreement,
-)
+from remask_lab.bench.workload import TaskChoice, chat_workload
 from remask_lab.instruments.depths import RULES
 from remask_lab.records.interval import clustered, wilson
 from remask_lab.speed.command import print_line, report
@@ -56,29 +49,6 @@ def judged(work: Sequence[Asked], found: Sequence[Output]) -> dict[str, Any]:
     right = [each.right(output) for each, output in zip(work, found, strict=True)]
     bounds = clustered(right, [each.cluster for each in work])
     return {"accuracy": round(mean(right), 3), "interval": [round(bound, 3) for bound in bounds]}
-
-
-def boundary(args: argparse.Namespace) -> None:  # noqa: ARG001
-    """BiCache's stored boundary state and one that refreshes recompute: work saved, and tokens equal to `none`'s.
-
-    Runs on a small LLaDA model with random weights (`tests/goldens/llada`). The K/V of its prefixes drift strongly, so
-    any difference shows in the tokens. Prints a line for every depth, interval and boundary.
-    """
-    engine = EngineConfig(max_num_seqs=16, max_model_len=512)
-    llm = LLM(str(GOLDENS / "llada"), dtype="float32", device="cpu", engine=engine)
-    prompts = json.loads((GOLDENS / "prompts.json").read_text(encoding="utf-8"))["shared_prefix"]
-    params = SamplingParams(max_tokens=16, steps=16, ignore_eos=True)
-    requests = [Request(name, entry["ids"], params, entry["prefix_len"]) for name, entry in prompts.items()]
-    work = [Asked(request, lambda _: True) for request in requests]
-    reference = outputs(llm, work, "none", {})
-    for depth in (1, 2, 4):
-        for interval in (1, 4, 16):
-            for each in BOUNDARIES:
-                settings = {"depth": depth, "refresh_interval": interval, "boundary": each}
-                found = outputs(llm, work, "bicache", settings)
-                pairs = zip(found, reference, strict=True)
-                equal = mean(token_agreement(own.token_ids, other.token_ids) for own, other in pairs)
-                print_line(**settings, equal=round(equal, 3), work=round(row_layers(reference) / row_layers(found), 2))
 
 
 TARIFF_RATIO = 85  # of the requests of `tests/goldens/tariff`, in percent
@@ -266,92 +236,3 @@ def _of_parts(llm: LLM, work: Sequence[Asked], cache: str, settings: Settings) -
         "passes_over_parts": engine.stats.prefix_passes,
         "cached_share": round(sum(u.cached_tokens for u in usages) / sum(u.prompt_tokens for u in usages), 3),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One request: its conversation, its questions with their right answers, and how many of them a text answers."""
-
-    messages: Sequence[Mapping[str, str]]
-    questions: Mapping[str, tuple[Mapping[str, Any], str]]
-    right: Callable[[str], float]
-
-
-def decisions(args: argparse.Namespace) -> dict[str, Any]:
-    """Decisions against the same answers written as text, on the bundled tasks: accuracy, work and time in one run.
-
-    A request of the task tariff names four persons, and each of them is a choice among all names: a canvas of the
-    answer's own layout, with masks where the other words of the answer stand that the question does not give. A request
-    of the task transit asks for a stop, by the number of hops. The text is generated as the task's own workload does.
-    Accuracy counts names and stops. Time is that of the engine's thread within its steps.
-    """
-    orders, lines = (
-        LLM(name, cache=args.cache, dtype="float32", threads=1, engine=EngineConfig(max_num_seqs=16))
-        for name in ("bundled-tariff", "bundled-transit")
-    )
-    rows: dict[str, Any] = {}
-    for kind in tariff.KINDS:
-        settings = tariff.TariffSettings(kinds=(kind,))
-        drawn = tariff.make_workload(args.requests, args.prefixes, args.seed, settings)
-        rows[f"tariff, {kind}"] = _both_ways(orders, [_orders(each) for each in drawn], TARIFF_SAMPLING)
-    rides = transit.make_workload(args.requests, args.prefixes, args.seed)
-    for hops in range(1, transit.MAX_HOPS + 1):
-        work = [_ride(each) for each in rides if each.question.hops == hops]
-        rows[f"transit, {hops} hops"] = _both_ways(lines, work, TRANSIT_SAMPLING)
-    return report(orders, tasks=rows)
-
-
-def _question(instructions: str, criteria: Sequence[str], template: str) -> dict[str, Any]:
-    named = {"instructions": instructions, "criteria": list(criteria), "labels": "names"}
-    return {**named, "show_options": False, "template": template}
-
-
-def _orders(each: tariff.TariffRequest) -> Decision:
-    words = each.reference.split()
-    questions = {}
-    for number, (key, name) in enumerate(zip(words[::2], words[1::2], strict=True)):
-        slots = [f"{one} {ANSWER if place == number else MASK}" for place, one in enumerate(words[::2])]
-        question = _question(each.messages[1]["content"], tariff.NAMES, " ".join(slots))
-        questions[f"{number} {key}"] = (question, name)
-    return Decision(each.messages, questions, lambda text: tariff.right_names(text, each.reference) * len(questions))
-
-
-def _ride(each: transit.TransitRequest) -> Decision:
-    walk = f"{each.question.start} > " + f"{MASK} > " * (each.question.hops - 1)
-    stops = [stop for stop, _ in each.prompt.rows]
-    question = _question(each.question.text, stops, f"{walk}{ANSWER} {transit.SEPARATOR} {MASK}")
-    stop = {"stop": (question, each.answer)}
-    return Decision(each.messages, stop, lambda text: transit.is_correct(text, each.answer))
-
-
-def _both_ways(llm: LLM, work: Sequence[Decision], sampling: Settings) -> dict[str, Any]:
-    """Both ways over the same requests, each with an engine that has seen the shared prefixes once."""
-    count = sum(len(each.questions) for each in work)
-
-    def write() -> float:
-        texts = llm.generate([each.messages for each in work], dict(sampling))
-        return sum(each.right(output.text or "") for each, output in zip(work, texts, strict=True))
-
-    def decide() -> float:
-        right = 0
-        for each in work:
-            asked = {name: question for name, (question, _) in each.questions.items()}
-            found = llm.decide(each.messages[0]["content"], asked, end_turn=False).answers
-            right += sum(found[name].choice == truth for name, (_, truth) in each.questions.items())
-        return right
-
-    told: dict[str, Any] = {"questions": count}
-    for name, act in (("text", write), ("decisions", decide)):
-        act()  # fills the prefix store
-        stats = llm.engine.stats
-        steps, layers, seconds = stats.steps, stats.row_layers, stats.step_cpu_seconds
-        right = act()
-        told[name] = {
-            "accuracy": right / count,
-            "engine_steps": stats.steps - steps,
-            "row_layers": stats.row_layers - layers,
-            "cpu_s": stats.step_cpu_seconds - seconds,
-        }
-    for unit in ("row_layers", "cpu_s"):
-        told[f"text_over_decisions_{unit}"] = told["text"][unit] / told["decisions"][unit]
-    return told

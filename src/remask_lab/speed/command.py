@@ -23,7 +23,7 @@ REMASK = (sys.executable, "-c", "import sys; from remask.cli import main; sys.ex
 """The words that run `remask` with this interpreter."""
 ON = "--dtype float32 --device auto"
 """The options that choose where a model runs."""
-_LEAST = {"questions": 0, "seed": 0, "prefix": 0, "depths": 0}  # of numbers that may be smaller than 1
+_LEAST = {"questions": 0, "prefix": 0, "depths": 0}  # of numbers that may be smaller than 1
 _ANY = {"INT": int, "STR": str}
 
 

@@ -27,47 +27,9 @@ from remask.request.result import Result
 from remask.tasks import tariff
 from remask.tasks.workload import messages
 from remask_lab.asked import separated
-from remask_lab.bench.workload import TRANSIT_SAMPLING, TaskChoice, chat_workload, usual_workload
-from remask_lab.speed.command import (
-    in_turns,
-    print_line,
-    ratios,
-    report,
-    thread_seconds,
-)
+from remask_lab.bench.workload import usual_workload
+from remask_lab.speed.command import in_turns, print_line, ratios, report, thread_seconds
 from remask_lab.speed.runs import answers, engine_of, open_random, random_requests, row_layers
-
-
-def concurrency(args: argparse.Namespace) -> dict[str, Any]:
-    """The gain of running requests together, and the time that a prefix hit saves until the first settled token.
-
-    Runs the bundled model. Eight requests at a time and one at a time take turns in one run. Then single requests run
-    twice: first the store does not hold their prefix, then it does.
-    """
-    llm = LLM("bundled-transit", dtype=args.dtype, device=args.device)
-    policy, sampling = llm.session.policy(args.cache), SamplingParams.from_mapping(TRANSIT_SAMPLING)
-
-    def drawn(requests: int, prefixes: int, seed: int) -> list[Request]:
-        workload = chat_workload(llm, TaskChoice("transit"), requests, prefixes, seed, sampling)
-        return [task.request.with_policy(policy) for task in workload.tasks]
-
-    def seconds(work: Sequence[Request], at_a_time: int) -> float:
-        return answers(llm, work, config=EngineConfig(max_num_seqs=at_a_time))[0]
-
-    work = drawn(args.requests, 4, 11)
-    seconds(work[:8], 8)
-    gains = [seconds(work, 1) / seconds(work, 8) for _ in range(args.rounds)]
-    engine = llm.session.new_engine(EngineConfig(max_num_seqs=1, store_budget_tokens=16384))
-    found: dict[str, list[float]] = {"miss": [], "hit": []}
-    for request in drawn(12, 12, 12):
-        for name, times in found.items():
-            (output,) = answers(llm, [request], engine)[1]
-            assert output.first_settled_s is not None
-            assert bool(output.usage.cached_tokens) is (name == "hit")
-            times.append(output.first_settled_s)
-    settled = {f"first_settled_{name}_ms": 1e3 * statistics.median(times) for name, times in found.items()}
-    gain = {"eight_at_a_time_gain": statistics.median(gains), "gain_range": [min(gains), max(gains)]}
-    return report(llm, **gain, **settled)
 
 
 def invariance(args: argparse.Namespace) -> dict[str, Any]:

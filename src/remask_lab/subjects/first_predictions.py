@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import shlex
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from remask.checks.values import real
 from remask.depth.rule import DepthRule, ProfileSettings, check_tau, depth_at
-from remask.depth.similarity import PrefixProbe, layer_cosines, limits_of
+from remask.depth.similarity import KV, PrefixProbe, layer_cosines, limits_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 REQUESTS = 16  # of a task, where no number is asked for
 NATS = 0.1
+"""By so much at most the most changed prediction of a first step may move, in the mean over requests."""
 ROUNDED = ("int8", "fp8")  # what products of such weights read is rounded too
 
 
@@ -124,12 +125,14 @@ def measure_predictions(
     bound: float = NATS,
     tau: float = ProfileSettings().tau,
     progress: bool = False,
+    seen: Callable[[KV, KV], None] | None = None,
 ) -> FirstPredictions:
     """Compare what the first step of each of `requests` predicts at `depths` with what it predicts without a cache.
 
     Requests of one of `clusters` share a prefix. The canvas is the one with which the engine begins; all of its noisy
-    positions are compared. Raises `ConfigError`, before anything runs, where `Passes` refuses a request, there is no
-    depth, or the model does not have one.
+    positions are compared. `seen` is given K and V of each request's prefix, alone and on the canvas. Raises
+    `ConfigError`, before anything runs, where `Passes` refuses a request, there is no depth, or the model does not have
+    one.
     """
     check_tau(tau)
     if not any(depths):
@@ -145,7 +148,10 @@ def measure_predictions(
         (_, none), *_ = first_predictions(llm.model, canvas, count, (0,))
         moved.append([_moved(none, found) for _, found in first_predictions(llm.model, canvas, count, depths)])
         alone = states(probe, request.prompt_token_ids[:count])
-        curves.append(layer_cosines(alone, states(probe, canvas.tokens.tolist(), count)).mean(axis=0))
+        within = states(probe, canvas.tokens.tolist(), count)
+        curves.append(layer_cosines(alone, within).mean(axis=0))
+        if seen is not None:
+            seen(alone, within)
         canvases.append(len(canvas))
     shifts = []
     for depth, rows in zip(depths, zip(*moved, strict=True), strict=True):
@@ -160,7 +166,7 @@ def measure_predictions(
         layers=llm.model.config.layers,
         shifts=tuple(shifts),
         bound=bound,
-        depth=deepest(shifts, bound),
+        depth=deepest({shift.depth: shift.nats for shift in shifts}, bound),
         tau=tau,
         rule=tuple(depth_at(limits, tau) for limits in limits_of(DepthRule(), np.array(curves)).tolist()),
         quantization=llm.loaded.quantization,
@@ -182,14 +188,10 @@ def _mean(
     return float(np.mean(values)), (low, high)
 
 
-def deepest(shifts: Sequence[Shift], bound: float) -> int:
-    """The depth up to which all of `shifts`, ascending, stay within `bound` nats; 0 where the first one does not."""
-    found = 0
-    for shift in shifts:
-        if shift.nats > bound:
-            break
-        found = shift.depth
-    return found
+def deepest(nats: Mapping[int, float], bound: float = NATS) -> int:
+    """The depth up to which all of `nats`, by depth, stay within the bound; 0 where the least depth does not."""
+    beyond = min((depth for depth, moved in nats.items() if moved > bound), default=math.inf)
+    return max((depth for depth in nats if depth < beyond), default=0)
 
 
 def reading(report: FirstPredictions, asked: str = "--model MODEL --input FILE") -> str:

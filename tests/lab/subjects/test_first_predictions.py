@@ -142,14 +142,23 @@ def shift(depth: int, nats: float, high: float = math.nan) -> Shift:
 
 
 def report(*shifts: Shift) -> FirstPredictions:
-    return FirstPredictions(4, 2, 90, 100, 30, shifts, 0.1, deepest(shifts, 0.1), 0.97, (19, 21))
+    return FirstPredictions(
+        4, 2, 90, 100, 30, shifts, 0.1, deepest({each.depth: each.nats for each in shifts}), 0.97, (19, 21)
+    )
 
 
 @pytest.mark.parametrize(
-    ("nats", "depth"), [([0.0, 0.1, 0.2], 2), ([0.2, 0.0, 0.0], 0), ([0.0, 0.3, 0.0], 1), ([0.0, 0.0, 0.0], 3)]
+    ("nats", "depth"),
+    [
+        ({1: 0.0, 2: 0.1, 3: 0.2}, 2),
+        ({1: 0.2, 2: 0.0, 3: 0.0}, 0),
+        ({1: 0.0, 2: 0.3, 3: 0.0}, 1),
+        ({10: 0.0, 2: 0.0}, 10),
+        ({10: 0.0, 2: 0.2}, 0),
+    ],
 )
-def test_all_depths_up_to_the_deepest_stay_within_the_bound(nats: list[float], depth: int) -> None:
-    assert deepest([shift(at, each) for at, each in enumerate(nats, 1)], 0.1) == depth
+def test_all_depths_up_to_the_deepest_stay_within_the_bound(nats: dict[int, float], depth: int) -> None:
+    assert deepest(nats, 0.1) == depth
 
 
 def test_readings() -> None:

@@ -1,0 +1,70 @@
+"""The start of a model of 8B, and a step of it beside its matrix products."""
+
+import argparse
+import resource
+import statistics
+import sys
+import time
+from typing import Any
+
+from remask import LLM, EngineConfig, SamplingParams
+from remask.errors import ConfigError
+from remask_lab.speed.command import cpu_seconds, in_turns, median_and_range, ratios, report
+from remask_lab.speed.runs import bare_pass, random_requests
+
+
+def large(args: argparse.Namespace) -> dict[str, Any]:
+    """A model of a laptop's size: CPU time and memory of its start, and a step beside its matrix products alone.
+
+    Opens the preset with random weights, and answers one request under `block-dual`. Steps between refreshes take
+    turns with products of as many rows, those of the output matrix included. Times are those of the process' CPU, of
+    all threads together, and `step_s` is what passes meanwhile. The peak of memory is the operating system's, that of
+    Python and PyTorch included.
+    """
+    if args.block < 4:
+        raise ConfigError(f"--block must be at least 4, got {args.block}")
+    before, start = _peak_bytes(), time.process_time()
+    llm = LLM(
+        args.model,
+        load_format="dummy",
+        dtype=args.dtype,
+        device="cpu",
+        threads=args.threads,
+        quantization=None if args.quantization == "none" else args.quantization,
+        engine=EngineConfig(store_budget_tokens="auto"),
+    )
+    started, peak, weights = time.process_time() - start, _peak_bytes(), llm.loaded.weights.nbytes
+    params = SamplingParams(max_tokens=args.block, block_length=args.block, steps=args.block, ignore_eos=True)
+    engine = llm.engine
+    for request in random_requests(llm, 1, params, llm.session.policy("block-dual"), args.prompt):
+        engine.add(request)
+    first, passed = cpu_seconds(engine.step), list[float]()
+
+    def step() -> None:
+        began = time.perf_counter()
+        engine.step()
+        passed.append(time.perf_counter() - began)
+
+    products = bare_pass(llm, [args.block] * llm.loaded.config.layers, args.block, keys=0)
+    times = in_turns({"step": step, "products": products}, min(args.turns, args.block - 3), cpu_seconds)
+    return report(
+        llm,
+        start_cpu_s=started,
+        weight_bytes=weights,
+        peak_bytes=peak,
+        peak_over_weights=(peak - before) / weights,
+        peak_bytes_after=_peak_bytes(),
+        kv_tokens=engine.pool.pages * engine.pool.page_size,
+        kv_bytes=engine.pool.nbytes,
+        max_model_len=engine.max_model_len,
+        store_tokens=engine.memory.store_budget,
+        first_pass_cpu_s=first,
+        step_s=statistics.median(passed[1:]),
+        **{f"{name}_cpu_s": statistics.median(seconds) for name, seconds in times.items()},
+        **median_and_range(ratios(times["step"], times["products"]), "ratio"),
+    )
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
