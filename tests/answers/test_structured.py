@@ -327,6 +327,36 @@ def test_bodies_that_are_refused(served: Running, fields: dict[str, Any], error:
     assert error in told.json()["error"]["message"]
 
 
+ODD = {"type": "json_schema", "schema": {"type": "integer", "multipleOf": 3}}
+PLAIN = {"type": "json_schema", "schema": {"type": "integer"}}
+
+
+def asked_as(url: str, form: dict[str, Any]) -> dict[str, Any]:
+    """A body that asks for a form in the words of an API."""
+    if url == "/v1/responses":
+        return {"input": "x", "text": {"format": form}}
+    if url == "/v1/messages":
+        return {"messages": [USER], "output_config": {"format": form}}
+    schema = {"schema": form["schema"]}
+    return {"messages": [USER], "response_format": {"type": form["type"], "json_schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "schema"),
+    [
+        (URL, "response_format", "response_format.json_schema.schema"),
+        ("/v1/responses", "text", "text.format.schema"),
+        ("/v1/messages", "output_config", "output_config.format.schema"),
+    ],
+)
+def test_an_error_names_the_field_that_asks_for_a_form(served: Running, url: str, name: str, schema: str) -> None:
+    odd = served.client.post(url, json=asked_as(url, ODD)).json()["error"]["message"]
+    assert odd.startswith(f"{schema} holds 'multipleOf'")
+    twice = asked_as(url, PLAIN) | {"structured_outputs": {"regex": "a"}}
+    told = served.client.post(url, json=twice).json()["error"]["message"]
+    assert told.startswith(f"{name} and structured_outputs both say")
+
+
 @pytest.mark.parametrize("cache", ["none", "dllm-cache", "bicache"])
 def test_a_replay_of_an_answer_with_a_form_ends_as_the_answer_did(served: Running, cache: str) -> None:
     """The answer fills all places, so no token after it tells that it is whole."""

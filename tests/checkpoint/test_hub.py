@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import close_session
 
 from remask import LLM
 from remask.checkpoint import hub as hub_module
+from remask.checkpoint.loaded import find_model
+from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.shelf import SHELF
 from remask.checkpoint.source import resolve, resolve_adapter
 from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
-from tests.checkpoint.checkpoints import A2D, LLADA, SDAR, random_tensors, write
+from remask.model.quantised import QuantisedMatrix
+from tests.checkpoint.checkpoints import A2D, DIFFUSION_GEMMA, FAST_DLLM_V2, GIDD, LLADA, SDAR, random_tensors, write
 from tests.disks import small_disk
 from tests.hub import SHA, Hub, running_hub
 from tests.waiting import LONGEST_S
@@ -100,6 +104,53 @@ def test_a_word_brings_its_decoding_and_its_cache(hub: Hub, tmp_path: Path) -> N
     blocks = "qwen3-0.6b-diffusion-bd3lm"
     hub.repos[SHELF[blocks].hub] = write(tmp_path / "a2d", A2D, random_tensors(A2D))
     assert LLM(blocks, **CPU).loaded.config.block_length == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "more"),
+    [
+        ("qwen3-0.6b-diffusion-bd3lm", A2D, {}),
+        ("llada-8b", LLADA, {"generation_config.json": {"max_new_tokens": 7}}),
+        ("fast-dllm-v2-7b", FAST_DLLM_V2, {"remask.json": {"sampling": {"threshold": 0.5}, "quantization": "none"}}),
+        ("gidd-unif-3b", GIDD, {"remask.json": {"cache": "none"}}),
+        ("sdar-4b", SDAR, {}),
+        ("diffusiongemma-26b-a4b", DIFFUSION_GEMMA, {"generation_config.json": {"max_denoising_steps": 9, "t_max": 2}}),
+    ],
+)
+def test_what_the_shelf_says_is_carried_into_a_quantised_folder(
+    hub: Hub, tmp_path: Path, name: str, raw: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """The folder loads as the name does: by shape, sampling parameters and cache."""
+    row = SHELF[name]
+    hub.repos[row.hub] = write(tmp_path / "model", raw, random_tensors(raw))
+    for file, content in more.items():
+        (hub.repos[row.hub] / file).write_text(json.dumps(content))
+    named, out = find_model(ModelSettings(name)), tmp_path / "out"
+    assert main(["--quiet", "quantize", "--model", name, "--quantization", "int8", "--output", str(out)]) == 0
+    kept = find_model(ModelSettings(str(out)))
+    assert kept.quantization == "int8"
+    assert (kept.config, kept.sampling, kept.usual) == (named.config, named.sampling, named.usual)
+    assert dict(named.sampling).keys() >= row.sampling.keys()
+    assert named.usual["cache"] == more.get("remask.json", {}).get("cache", row.cache)
+    made = named.load(torch.float32, torch.device("cpu"), quantization="int8")
+    read = kept.load(torch.float32, torch.device("cpu"))
+    for (field, _, a), (_, _, b) in zip(made.weights.named(), read.weights.named(), strict=True):
+        if not isinstance(a, QuantisedMatrix):
+            assert torch.equal(a, b), field
+            continue
+        assert isinstance(b, QuantisedMatrix)
+        assert all(torch.equal(part, b.parts()[each]) for each, part in a.parts().items()), field
+
+
+def test_another_name_is_quantised_with_its_own_files_alone(hub: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    hub.repos[REPO].joinpath("generation_config.json").write_text('{"max_new_tokens": 5}')
+    assert main(["--quiet", "quantize", "--model", REPO, "--quantization", "int8", "--output", str(out)]) == 0
+    assert not (out / "remask.json").exists()
+    written = json.loads((out / "config.json").read_text())
+    assert written.pop("quantization_config") == {"quant_method": "remask", "kind": "int8"}
+    assert written == SDAR
+    assert find_model(ModelSettings(str(out))).sampling == {"max_tokens": 5}
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_asked(hub: Hub) -> None:

@@ -334,6 +334,7 @@ def test_two_scales_of_one_tensor_and_fp8_that_no_config_names_are_refused(tmp_p
         (compressed("block"), "'block_structure' is missing"),
         (compressed("tensor") | {"format": "pack-quantized"}, "'format' is \"pack-quantized\"; supported: \"float-q"),
         (compressed("tensor") | {"config_groups": {}}, "'config_groups' is {}; supported: an object of groups"),
+        (compressed("tensor") | {"config_groups": {"g": []}}, "'config_groups' is .*; supported: an object of groups"),
         (compressed("tensor") | {"transform_config": {"config_groups": {"R1": {}}}}, "'transform_config' is "),
         (compressed("tensor") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparsity_config' is "),
         (
@@ -361,3 +362,10 @@ def test_files_of_other_programs_are_known_by_their_tensors(tmp_path: Path, name
     held = checkpoints.random_tensors(NEMOTRON) | {f"encoder.layers.0.self_attn.{name}": torch.zeros(4)}
     with pytest.raises(CheckpointError, match=rf"is quantised by {program} \(\"encoder.*\.{name.split('.')[-1]}\"\)"):
         loaded(checkpoints.write(tmp_path, NEMOTRON, held))
+
+
+def test_scales_of_what_is_no_matrix_are_refused(tmp_path: Path) -> None:
+    raw = NEMOTRON | {"quantization_config": {"quant_method": "remask", "kind": "int8"}}
+    held = checkpoints.random_tensors(NEMOTRON) | {"x": torch.zeros(()), "x_scale": torch.zeros(())}
+    with pytest.raises(CheckpointError, match=r"The int8 model in .* lacks x as a matrix"):
+        loaded(checkpoints.write(tmp_path, raw, held))

@@ -194,7 +194,7 @@ class _Watch:
 
 def test_one_tensor_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = _Watch()
-    monkeypatch.setattr("remask.checkpoint.load.safe_open", watch)
+    monkeypatch.setattr("remask.checkpoint.load.opened", watch)
     held = random_tensors(LLADA)
     weights = loaded(write(tmp_path, LLADA, held, shards=2))
     assert torch.equal(weights.embed, held["model.transformer.wte.weight"])
@@ -210,13 +210,13 @@ from pathlib import Path
 from remask.checkpoint import load
 def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 seen = []
-opened = load.safe_open
+opened = load.opened
 @contextmanager
 def watched(*args, **kwargs):
     with opened(*args, **kwargs) as file:
         yield file
         seen.append(resident())
-load.safe_open = watched
+load.opened = watched
 folder = Path(sys.argv[1])
 family, config = load.read_config(folder)
 before = resident()

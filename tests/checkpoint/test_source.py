@@ -13,6 +13,7 @@ from remask.checkpoint.load import read_config
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source
+from remask.cli import main
 from remask.cli.inspect import inspect_model
 from remask.errors import CheckpointError, ConfigError
 from tests.checkpoint.adapters import base_and_adapted
@@ -62,10 +63,25 @@ def test_another_process_finds_the_same(adapted: tuple[Path, Path, Path]) -> Non
     assert found.config.mask_id == 4
 
 
+def test_an_adapter_is_not_quantised_without_its_base(
+    adapted: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, adapter, _ = adapted
+    target = tmp_path / "int8"
+    words = ["--quiet", "quantize", "--model", str(adapter), "--quantization", "int8", "--output", str(target)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"'{adapter}' is an adapter, which is merged when it is loaded" in said
+    assert f"quantise its base, {base}, alone" in said
+    assert not target.exists()
+
+
 def test_what_an_adapter_lacks_is_told(adapted: tuple[Path, Path, Path]) -> None:
     base, adapter, _ = adapted
     with pytest.raises(ConfigError, match="is an adapter itself, and one can be merged"):
         loaded(adapter, adapter=str(adapter))
+    with pytest.raises(ConfigError, match="is an adapter itself, and one can be merged"):
+        inspect_model(str(adapter), adapter=str(adapter))
     (adapter / "remask.json").write_text('{"sampling": {}, "smapling": {}}')
     with pytest.raises(CheckpointError, match=r"'smapling' is .*; it may hold 'sampling'"):
         loaded(adapter)
@@ -86,6 +102,11 @@ def test_keys_are_laid_over_any_familys_configuration(tmp_path: Path) -> None:
     assert torch.equal(other.weights.layers[0].out, plain.weights.layers[0].out * 2 / GIDD["resid_scale"])
     assert other.fingerprint != plain.fingerprint
     assert loaded(folder, hf_overrides={}).fingerprint == plain.fingerprint
+    (folder / "remask.json").write_text(json.dumps({"hf_overrides": {"rms_norm_eps": 1e-3, "resid_scale": 3.0}}))
+    kept = loaded(folder, hf_overrides={"resid_scale": 2.0})
+    assert (kept.config, kept.fingerprint) == (other.config, other.fingerprint), (
+        "the folder's own, behind what is asked"
+    )
     for raw in (ILLADA, FAST_DLLM_V2):  # whose mask follows from the family where no key names it
         assert read_config(write(tmp_path / raw["model_type"], raw, {}), {"rms_norm_eps": 1e-3})[1].norm_eps == 1e-3
 
@@ -134,6 +155,16 @@ def test_a_mask_outside_of_the_embedding_or_without_an_id_is_refused(tmp_path: P
     (folder / "tokenizer_config.json").write_text('{"mask_token": "<m>"}')
     with pytest.raises(CheckpointError, match=r"names '<m>' as its mask_token, and none of its files says which id"):
         read_config(folder)
+    odd: tuple[dict[str, Any], ...] = (
+        {"added_tokens_decoder": {"first": {}}},
+        {"added_tokens_decoder": [7]},
+        {"mask_token": ["<m>"]},
+    )
+    for broken in odd:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<m>", **broken}))
+        (folder / "vocab.json").write_text("{}")
+        with pytest.raises(CheckpointError, match=r"cannot be asked for its mask_token: \w+Error"):
+            read_config(folder)
 
 
 def test_a_folder_that_is_named_block_causal_gets_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -206,7 +206,10 @@ def event(text: str) -> str:
 
 
 def test_pieces_of_text_in_their_order() -> None:
-    role, end = 'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n', 'data: {"choices": [], "usage": {}}\n\n'
+    role, end = (
+        'data: {"choices": [{"delta": {"role": "assistant"}}, {"delta": null}]}\n\n',
+        'data: {"choices": [], "usage": {}}\n\n',
+    )
     with answering(200, f": comment\n\n{role}{event('né')}{event(' two')}{end}data: [DONE]\n\n") as (client, seen):
         assert "".join(client.stream(ASK)) == "né two"
     assert seen == [("/v1/chat/completions", "Bearer key")]

@@ -38,7 +38,7 @@ LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4}
 
 RUNS = {model: [run for run in SUPPORTED if run["model"] == model] for model in goldens.MODELS}
 CALLS = 4  # in which all runs of a model are asked for, so that several processes can share them
-SAMPLE = 10  # runs of each method of a model
+SAMPLE = 5  # runs of each method of a model
 
 
 def ask_for(tmp_path: Path, model: str, runs: Iterable[dict[str, Any]]) -> None:

@@ -4,7 +4,6 @@ Both sides compute in float64; logits are read in float32. Decodes that turn on 
 """
 
 import random
-from functools import cache
 from typing import Any
 
 import pytest
@@ -20,11 +19,6 @@ from tests.oracles.a2d import Decoded
 from tests.sampling_fields import flat_params
 
 NARROW = 1e-5
-
-
-@cache
-def oracle(model: str) -> a2d.A2dModel:
-    return a2d.model(kinds.checkpoint(model).folder)
 
 
 def draw_run(rng: random.Random, model: str) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def draw_run(rng: random.Random, model: str) -> dict[str, Any]:
 def drawn(rng: random.Random, model: str) -> tuple[dict[str, Any], Decoded]:
     for _ in range(30):
         run = draw_run(rng, model)
-        expected = a2d.decode(oracle(model), run)
+        expected = a2d.decode(a2d.model(kinds.checkpoint(model).folder), run)
         if expected.narrowest > NARROW:
             return run, expected
     raise AssertionError("every decode turns on a rounding")

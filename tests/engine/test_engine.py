@@ -105,19 +105,6 @@ def test_cancelling_while_the_prefix_pass_is_due() -> None:
     assert outcome(results["second"]) == outcome(alone(Work(replace(first, id="second"), Reuse())))
 
 
-def test_cancelling_all_who_wait_for_a_prefix_leaves_it_usable() -> None:
-    engine = make_engine(max_row_layers=1)
-    engine.add(request("busy"))
-    engine.step()
-    engine.add(request("a", prefix=6).with_policy(Reuse()))
-    engine._admission.admit(engine.clock())
-    engine.cancel("a")
-    engine.step()
-    results = run(engine, [Work(request("b", prefix=6), Reuse())])
-    assert results["b"].usage.cached_tokens == 6
-    assert engine.stats.prefix_passes == 1
-
-
 def same_answers(work: Sequence[Work], others: Sequence[CachePolicy], family: str) -> None:
     for item in work:
         expected = alone(item, family)
@@ -440,13 +427,6 @@ def test_the_first_honoured_stop_ends_the_response(family: str, kind: str) -> No
     assert stopped >= 3
 
 
-def test_ignore_eos_makes_it_an_ordinary_token() -> None:
-    for seed in range(25):
-        result = alone(Work(request("r", 6, temperature=2.0, seed=seed, max_tokens=16), Dense()))
-        assert len(result.token_ids) == 16
-        assert result.finish_reason == "length"
-
-
 def letters(tokens: Sequence[int]) -> str:
     return "".join(f"<{token}>" for token in tokens)
 
@@ -522,15 +502,11 @@ def test_times_and_traces_are_told() -> None:
         ({"prompt": []}, "the prompt is empty"),
         ({"prompt": [1, VOCAB]}, f"prompt_token_ids holds {VOCAB}; token ids are whole numbers from 0 to {VOCAB - 1}"),
         ({"prompt": [1, -1]}, "holds -1"),
-        ({"prompt": [1, 2.0]}, "holds 2.0"),
         ({"prompt": [1, True]}, "holds True"),
-        ({"prompt": [1, "2"]}, "holds '2'"),
-        ({"prompt": [1, None]}, "holds None"),
         ({"prompt": [1, math.nan]}, "holds nan"),
         ({"prompt": 60}, "prompt of 60 tokens and max_tokens=8 make a canvas of 68, but max_model_len is 64"),
         ({"prompt": 8, "prefix": 9}, "prefix_length must be from 0 to the prompt's 8 tokens, got 9"),
         ({"prompt": 8, "prefix": -1}, "prefix_length"),
-        ({"prompt": 8, "prefix": True}, "prefix_length"),
         ({"prompt": 8, "prefix": 2.0}, "prefix_length"),
         ({"remasking": "order", "order": [[0, 1, 2, 3, 4, 5, 6, 7]]}, "order: list 0 must hold each canvas position"),
         ({"remasking": "random", "threshold": 0.5}, "threshold compares probabilities"),
@@ -546,13 +522,6 @@ def test_requests_that_cannot_run_are_refused_and_not_queued(bad: dict[str, Any]
             call(request("bad", **bad))
     assert engine.waiting == 1
     assert set(run(engine, [])) == {"good"}
-
-
-def test_a_depth_beyond_the_model_is_refused_with_the_request() -> None:
-    engine = make_engine()
-    with pytest.raises(ConfigError, match=f"depth={LAYERS + 1} exceeds the model's {LAYERS} layers"):
-        engine.add(request(prefix=4).with_policy(BiCache(depth=LAYERS + 1)))
-    assert not engine.busy
 
 
 def test_ids_must_differ_while_in_use() -> None:
@@ -579,12 +548,8 @@ def test_a_temperature_that_float32_cannot_divide_by_is_greedy(temperature: floa
 @pytest.mark.parametrize(
     ("family", "policy", "sampling", "message"),
     [
-        ("llada", DkvDecode(8, "un"), {}, "shift='un' is for models"),
         ("llada", BiCache(DkvPd(8, "un_right"), 1), {}, "shift='un_right' is for models"),
         ("llada", DkvGreedy(), {}, "dkv-greedy plans by an order"),
-        ("llada", DkvGreedy(), {"threshold": 0.5}, "dkv-greedy plans by an order"),
-        ("dream", DkvGreedy(), {"remasking": "random"}, "dkv-greedy is defined for models"),
-        ("dream", BlockDual("separate"), {}, "fill_pass='separate'"),
         ("dream", BiCache(BlockDual("separate"), 1), {}, "fill_pass='separate'"),
     ],
 )
@@ -697,7 +662,7 @@ def test_other_number_formats_run(dtype: torch.dtype) -> None:
     assert all(len(result.token_ids) == 8 for result in run(engine, work).values())
     assert engine.pool.k[0].dtype == engine.store.entries[0].states.dtype == dtype
     width = config.kv_heads * config.head_dim * dtype.itemsize
-    assert engine.pool.bytes_per_token == 2 * width
+    assert engine.pool.bytes_of(1) == 2 * width
     assert engine.pool.nbytes == 2 * width * LAYERS * (engine.pool.pages * 4 + 1), "with the slot that no page has"
 
 

@@ -71,9 +71,12 @@ def check(line: Line, expected: Stages, result: Result, shift: int) -> None:
     assert result.usage.row_layers == rows
 
 
-def check_mixture(model: str, seed: int, kinds: dict[str, Kind]) -> None:
+@pytest.mark.few(5)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", ["illada", "llada_gqa", "dream"])
+def test_mixed_batches(model: str, seed: int) -> None:
     """A growing request of each kind in one batch with some whose canvas has its whole length."""
-    rng = random.Random(f"growing {model} {seed}")
+    rng, kinds = random.Random(f"growing {model} {seed}"), DREAM if model == "dream" else LLADA
     growing = {name: drawn_growing(rng, model, name, kind) for name, kind in kinds.items()}
     fixed = {f"fixed {name}": drawn(rng, model, name, kinds[name]) for name in rng.sample(list(kinds), 4)}
     work = [work_of(line, name, rng.randrange(10)) for name, (line, _) in {**growing, **fixed}.items()]
@@ -90,21 +93,3 @@ def check_mixture(model: str, seed: int, kinds: dict[str, Kind]) -> None:
         check(line, found, results[name], shift)
     for name, (line, expected) in fixed.items():
         compare(line, expected, results[name], shift)
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("seed", range(4))
-def test_illada(seed: int) -> None:
-    check_mixture("illada", seed, LLADA)
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("seed", range(4))
-def test_llada(seed: int) -> None:
-    check_mixture("llada_gqa", seed, LLADA)
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("seed", range(4))
-def test_dream(seed: int) -> None:
-    check_mixture("dream", seed, DREAM)

@@ -1,123 +1,35 @@
-"""Responses with fixed parts: these never change, company does not matter, and bad ones are refused by name."""
+"""Responses with fixed parts: where padding may stand, why they end, and which are refused.
 
-import random
+That fixed parts never change is held by `test_infill_against_oracles` and `test_mixtures`.
+"""
+
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.policies import BiCache, CachePolicy, Dense, parse
+from remask.policies import CachePolicy, Dense, parse
 from remask.policies.bicache import DepthLookup
-from remask.policies.dkv import DkvGreedy
-from remask.policies.elastic import ElasticCache
 from remask.readers.replay import Replay
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
 from tests.engine.support import (
     EOS,
-    FAMILIES,
     VOCAB,
     Work,
-    alone,
     make_engine,
-    outcome,
     poisoned_engine,
-    random_work,
     request,
     run,
 )
-from tests.sampling_fields import flat_params
 
 
 def policy_of(name: str, **settings: Any) -> CachePolicy:
     return parse(name, settings, lambda: DepthLookup({}))
-
-
-def random_template(rng: random.Random, vocab: int = VOCAB) -> Template:
-    """Fixed runs and holes in turn, eight places or more; holes want some of their tokens not to be padding."""
-    tokens: list[int] = []
-    holes: list[Hole] = []
-    while len(tokens) < 8 or not holes:
-        count = rng.randint(1, 4)
-        if rng.random() < 0.5:
-            tokens += [rng.randrange(vocab) for _ in range(count)]
-        else:
-            holes.append(Hole(len(tokens), len(tokens) + count, rng.randint(0, count)))
-            tokens += [OPEN] * count
-    return Template(tuple(tokens), tuple(holes), rng.choice([(), (EOS,)]))
-
-
-def with_holes(rng: random.Random, item: Work) -> Work:
-    template = random_template(rng)
-    params = replace(item.request.params, max_tokens=len(template))
-    if params.remasking.rule == "confidence_threshold" or (params.steps or 99) < len(template):
-        params = replace(params, steps=None)
-    policy = item.policy
-    inner = policy.inner if isinstance(policy, BiCache) else policy
-    if isinstance(inner, ElasticCache):
-        inner = replace(inner, window=template.open_places)
-    elif isinstance(inner, DkvGreedy):
-        inner = replace(inner, window=min(inner.window, template.open_places))
-    policy = replace(policy, inner=inner) if isinstance(policy, BiCache) else inner
-    return Work(replace(item.request, params=params, template=template), policy, item.joins)
-
-
-def check_kept(item: Work, result: Result) -> None:
-    """What is fixed stands there, nothing wrote to it, and holes have as many tokens as they want."""
-    template, asked = item.request.template, item.request
-    assert template is not None
-    assert result.error is None
-    fixed = template.pinned[: len(result.token_ids)]
-    found = np.array(result.token_ids)
-    assert (found[fixed] == np.array(template.tokens)[: len(found)][fixed]).all()
-    places = {position - len(asked.prompt_token_ids) for each in result.trace for position in each.positions}
-    assert places.isdisjoint(np.flatnonzero(template.pinned).tolist())
-    for hole in template.holes:
-        assert set(found[hole.start : hole.start + hole.least].tolist()).isdisjoint(template.padding)
-    if template.tail == len(template):
-        assert len(found) == len(template), "nothing ends a response whose end is fixed"
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 20))])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fixed_parts_never_change(family: str, seed: int) -> None:
-    """Under any policy and sampler, in a batch of many as alone."""
-    rng = random.Random(f"{family} {seed}")
-    work = [with_holes(rng, random_work(rng, family, str(number))) for number in range(8)]
-    together = run(make_engine(family, max_num_seqs=rng.choice([2, 8]), max_row_layers=rng.choice([None, 300])), work)
-    for item in work:
-        result = together[item.request.id]
-        check_kept(item, result)
-        assert outcome(result) == outcome(alone(item, family))
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("model", kinds.UNIFORM)
-def test_uniform_models_with_any_sampler(model: str) -> None:
-    rng = random.Random(model)
-    work = []
-    for number in range(12):
-        template = random_template(rng, kinds.MASK)
-        sampling: dict[str, Any] = {"max_tokens": len(template), "canvas_length": 40, "seed": number}
-        sampling |= {"block_length": rng.randint(1, 9), "temperature": rng.choice([0.0, 1.0])}
-        sampling |= rng.choice([{}, {"sampler": "ancestral"}, {"tokens_per_step": 2 if model != "gidd, masks" else 1}])
-        if model != "gidd, masks" and rng.random() < 0.4:
-            sampling |= {"correction_steps": 4, "correction_tokens": 2}
-        policy = policy_of(rng.choice(["none", "block-prefix", "uniform-cache"]))
-        asked = Request(str(number), kinds.tokens(rng, 5), flat_params(**sampling), template=template)
-        work.append(Work(asked, policy, rng.randrange(6)))
-    engine = poisoned_engine(kinds.checkpoint(model).model)
-    results = run(engine, work)
-    for item in work:
-        check_kept(item, results[item.request.id])
-        lone = run(poisoned_engine(kinds.checkpoint(model).model), [replace(item, joins=0)])
-        assert outcome(results[item.request.id]) == outcome(lone[item.request.id])
 
 
 def hole_then(fixed: int, length: int = 6) -> Template:

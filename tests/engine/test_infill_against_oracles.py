@@ -95,10 +95,13 @@ def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, 
     return first_clear(draw, lambda line: oracle(model, line))
 
 
-def check(model: str, seed: int, kinds: dict[str, Kind]) -> None:
+@pytest.mark.few(24)
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
+@pytest.mark.parametrize("model", ["llada", "llada_gqa", "dream", "dream_dllm"])
+def test_masked(model: str, seed: int) -> None:
     """One request of each kind in one batch, joining at different steps."""
-    rng = random.Random(f"holes {model} {seed}")
-    lines = {name: drawn(rng, model, name, kind) for name, kind in kinds.items()}
+    rng, policies = random.Random(f"holes {model} {seed}"), DREAM if model.startswith("dream") else LLADA
+    lines = {name: drawn(rng, model, name, kind) for name, kind in policies.items()}
     order = list(lines)
     rng.shuffle(order)
     work = []
@@ -118,25 +121,6 @@ def check(model: str, seed: int, kinds: dict[str, Kind]) -> None:
         found = line["template"].count(None)
         assert results[name].usage.completion_tokens == found
         assert results[name].usage.prompt_tokens == len(line["prompt_token_ids"]) + len(line["template"]) - found
-
-
-SEEDS = pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))]
-)
-
-
-@pytest.mark.few(7)
-@SEEDS
-@pytest.mark.parametrize("model", ["llada", "llada_gqa"])
-def test_llada(model: str, seed: int) -> None:
-    check(model, seed, LLADA)
-
-
-@pytest.mark.few(7)
-@SEEDS
-@pytest.mark.parametrize("model", ["dream", "dream_dllm"])
-def test_dream(model: str, seed: int) -> None:
-    check(model, seed, DREAM)
 
 
 def drawn_uniform(rng: random.Random, model: str) -> tuple[Line, Decode]:

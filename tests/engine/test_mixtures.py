@@ -9,6 +9,7 @@ import pytest
 from remask.checks import KINDS, ModelKind
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.plan.canvas import Template
 from remask.policies.registry import names_for
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
@@ -114,6 +115,8 @@ class Mixture:
                 continue
             asked = self.asked[name]
             same(self.alone(asked, result), result, asked)
+            if asked.template is not None:
+                check_kept(asked, asked.template, result)
         for name, original in self.replays.items():
             one, other = self.results[original], self.results[name]
             if other.finish_reason in ENDED:
@@ -134,6 +137,19 @@ class Mixture:
                 if event.result is not None:
                     found = event.result
         return found
+
+
+def check_kept(asked: Request, template: Template, result: Result) -> None:
+    """What is fixed stands there, nothing wrote to it, and holes have as many tokens as they want."""
+    fixed = template.pinned[: len(result.token_ids)]
+    found = np.array(result.token_ids)
+    assert (found[fixed] == np.array(template.tokens)[: len(found)][fixed]).all()
+    places = {position - len(asked.prompt_token_ids) for each in result.trace for position in each.positions}
+    assert places.isdisjoint(np.flatnonzero(template.pinned).tolist())
+    for hole in template.holes:
+        assert set(found[hole.start : hole.start + hole.least].tolist()).isdisjoint(template.padding)
+    if template.tail == len(template):
+        assert len(found) == len(template), "nothing ends a response whose end is fixed"
 
 
 def same(one: Result, other: Result, asked: Request) -> None:

@@ -108,7 +108,7 @@ def logprobs(result: Result) -> list[float]:
     return [each for transfer in result.trace for each in transfer.logprobs]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("seed", range(20))
 def test_drafts_change_no_token(seed: int) -> None:
     """50 random prompts of each of 20 random models: drawn tokens and end tokens too, and log-probabilities."""
@@ -137,7 +137,7 @@ def test_drafts_change_no_token(seed: int) -> None:
     assert sum(each.usage.steps for each in quick) < sum(each.usage.steps for each in plain)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_mixed_batch_is_each_alone(seed: int) -> None:
     """Under memory full of NaN, with prompts in chunks, shared pages and requests that join while others run."""

@@ -132,6 +132,11 @@ def no_data() -> Iterator[None]:
         yield
 
 
+def shape_of(family: str) -> ModelConfig:
+    """As few layers as a boundary has layers below it and above it."""
+    return replace(small_config(family), layers=3)
+
+
 def fake_engine(config: ModelConfig, **limits: Any) -> Engine:
     model = Transformer(config, empty_weights(config, torch.float32, CPU))
     usual = {"max_num_seqs": 8, "max_model_len": 64, "page_size": 8, "store_budget_tokens": 64}
@@ -171,7 +176,7 @@ def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest
     ordered = {"remasking": "random"} if isinstance(policy, DkvGreedy) else {}
     sampled = [{}, {"temperature": 0.7}, {"cfg_scale": 1.5}] if ordered else SAMPLED
     requests = [asked(str(n), policy, rng, **{**more, **ordered}) for n, more in enumerate(sampled)]
-    reads, passes = finish(fake_engine(small_config(family)), requests, monkeypatch)
+    reads, passes = finish(fake_engine(shape_of(family)), requests, monkeypatch)
     assert 0 < len(reads.shapes) <= passes
     assert all(shape[0] == 2 + (policy.traits.reads is not None) for shape in reads.shapes)
 
@@ -183,7 +188,7 @@ def test_a_pass_of_all_policies_and_samplers_reads_once(family: str, monkeypatch
     for number, policy in enumerate(policy for name, policy in PAIRS if name == family):
         sampled = {"remasking": "random"} if isinstance(policy, DkvGreedy) else SAMPLED[number % len(SAMPLED)]
         requests.append(asked(str(number), policy, rng, **{"max_tokens": 4, **sampled}))
-    engine = fake_engine(small_config(family), max_num_seqs=2 * len(requests))
+    engine = fake_engine(shape_of(family), max_num_seqs=2 * len(requests))
     reads, passes = finish(engine, requests, monkeypatch)
     assert 0 < len(reads.shapes) <= passes
 
@@ -201,7 +206,7 @@ def test_plans_that_repeat_are_queued_before_anything_is_read(family: str, monke
     repeating = [
         asked(f"{number} alone", policy, rng, max_tokens=12) for number, policy in enumerate([Dense(), Reuse()])
     ]
-    engine = fake_engine(small_config(family), overlap=True, max_num_seqs=2 * len(requests))
+    engine = fake_engine(shape_of(family), overlap=True, max_num_seqs=2 * len(requests))
     reads, passes = finish(engine, [*requests, *repeating], monkeypatch)
     stats = engine.stats
     assert stats.discarded_passes == 0
@@ -218,7 +223,7 @@ def test_every_rule_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rules.append({"remasking": "confidence_threshold", "threshold": 0.5})
     requests = [asked(str(n), Dense(), rng, **rule) for n, rule in enumerate(rules)]
     requests[0] = requests[0].with_readers(Logprobs(2))
-    reads, passes = finish(fake_engine(small_config("llada"), overlap=True), requests, monkeypatch)
+    reads, passes = finish(fake_engine(shape_of("llada"), overlap=True), requests, monkeypatch)
     assert len(reads.shapes) == passes
 
 
@@ -230,16 +235,15 @@ def test_parts_are_copied_without_a_wait_and_anchors_read_once(
 ) -> None:
     rng, told = random.Random(0), list[int]()
     parts = [Segment(1, 4), Segment(5, 3), Segment(9, 3)]
-    whole = [
-        asked(str(n), policy, rng, **more) for n, more in enumerate([{}, {"temperature": 0.7}, {"cfg_scale": 1.5}])
-    ]
+    rules: list[dict[str, Any]] = [{}, {"temperature": 0.7}, {"cfg_scale": 1.5}]
+    whole = [asked(str(n), policy, rng, max_tokens=4, **more) for n, more in enumerate(rules)]
 
     def weighed(tensor: Tensor) -> NDArray[Any]:
         told.append(tensor.numel())
         return np.arange(tensor.numel(), dtype=np.float32)
 
     monkeypatch.setattr("remask.policies.on_device.fetch", weighed)
-    engine = fake_engine(small_config("llada"))
+    engine = fake_engine(shape_of("llada"))
     reads, passes = finish(engine, [replace(each, prefix_length=0, segments=parts) for each in whole], monkeypatch)
     assert 0 < len(reads.shapes) <= passes
     assert engine.stats.prefix_passes == 2, "two of the parts are alike"
@@ -267,7 +271,7 @@ def test_whatever_looks_at_a_number_fails() -> None:
 
 @pytest.mark.usefixtures("no_data")
 def test_watched_attention_is_read_once_a_layer_for_all_canvases(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small_config("llada")
+    config = shape_of("llada")
     engine, rng = fake_engine(config), random.Random(0)
     drifts, tracked = list[int](), list[int]()
 
@@ -280,7 +284,7 @@ def test_watched_attention_is_read_once_a_layer_for_all_canvases(monkeypatch: py
 
     monkeypatch.setattr("remask.policies.on_device.fetch", drifted)
     policy = ElasticCache(window=4)
-    requests = [asked(str(n), policy, rng, temperature=0.7 * n) for n in range(3)]
+    requests = [asked(str(n), policy, rng, max_tokens=4, temperature=0.7 * n) for n in range(3)]
     reads, passes = finish(engine, requests, monkeypatch)
     assert len(reads.shapes) == passes
     assert len(tracked) == passes, "once a pass, after the last layer"

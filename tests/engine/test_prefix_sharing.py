@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from remask.engine.engine import Engine
-from remask.engine.request import Request
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
 from remask.request.result import Result
@@ -189,7 +188,3 @@ def test_what_was_read_says_all(family: str, seed: int) -> None:
         result = results[item.request.id]
         expected = declared(item, result.usage.prefix_tokens)
         assert result.trace == alone(expected, family).trace, item
-
-
-def test_requests_say_nothing_by_default() -> None:
-    assert not Request("r", [1, 2]).find_prefix

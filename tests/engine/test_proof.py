@@ -282,7 +282,7 @@ def test_right_executors_pass_on_every_family(family: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("family", ["llada", "gidd"])
 def test_the_kernels_pass_in_the_interpreter(family: str) -> None:
     config = model_of(family).config
-    small = replace(config, max_length=16)
+    small = replace(config, max_length=16, layers=1)
     model = Transformer(small, dummy_weights(small, torch.float32, torch.device(device())))
     assert prove(model, Executor("triton", ""), graphs=False, length=16) == []
 

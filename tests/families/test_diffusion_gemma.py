@@ -1,13 +1,20 @@
 """DiffusionGemma against transformers' own model and decoding."""
 
+import json
 import random
+import shutil
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+    DiffusionGemmaGenerationConfig,
+    EntropyBoundSamplerConfig,
+)
 
 from remask import LLM, EngineConfig
 from remask.checkpoint.loaded import find_model
@@ -21,8 +28,10 @@ from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
 from remask.plan.plan import Plan
 from remask.plan.spans import Span
+from remask.sampling import canvases
 from remask.store.pages import PageRange
 from tests.checkpoint.checkpoints import DIFFUSION_GEMMA as RAW
+from tests.checkpoint.checkpoints import SDAR, random_tensors, write
 from tests.engine.support import CPU, CheckedTransformer
 from tests.leftovers import lasting_folder
 from tests.oracles import diffusion_gemma as oracle
@@ -160,3 +169,121 @@ def test_decodes_are_those_of_transformers(name: str) -> None:
     together = llm.generate(prompts, asked)
     for prompt, sampling, output in zip(prompts, asked, together, strict=True):
         assert (list(output.token_ids), output.usage.forwards) == decoded(own, prompt, sampling)
+
+
+GENERATION: Any = DiffusionGemmaGenerationConfig
+ITS_OWN: dict[str, Any] = {
+    "max_new_tokens": 21,
+    "max_denoising_steps": 7,
+    "sampler_config": EntropyBoundSamplerConfig(entropy_bound=4.0),
+    "t_min": 0.1,
+    "t_max": 0.3,
+    "stability_threshold": 2,
+    "confidence_threshold": 0.5,
+}
+SAME = {
+    "max_tokens": 21,
+    "steps_per_block": 7,
+    "renoising": {
+        "entropy_bound": 4.0,
+        "t_min": 0.1,
+        "t_max": 0.3,
+        "stability_threshold": 2,
+        "confidence_threshold": 0.5,
+    },
+}
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each for each in caplog.messages if "generation_config.json" in each]
+
+
+def folder_with(tmp_path: Path, said: Any) -> str:
+    """A model whose `generation_config.json` is `said`, or as transformers writes it with these keywords."""
+    folder = tmp_path / "model"
+    shutil.copytree(made("canvases of 3").folder, folder)
+    if isinstance(said, str):
+        (folder / "generation_config.json").write_text(said)
+    else:
+        GENERATION(**said).save_pretrained(str(folder))
+    return str(folder)
+
+
+def test_a_checkpoints_own_decoding_is_that_of_requests_which_say_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mechanics = {"cache_implementation": "dynamic", "disable_compile": True, "eos_token_id": oracle.EOS}
+    llm = LLM(folder_with(tmp_path, ITS_OWN | mechanics), dtype="float32")
+    assert llm.session.sampling == SAME
+    assert told(caplog) == []
+    own, prompt = made("canvases of 3"), oracle.prompt_of(random.Random(5))
+    given = SAME | {"seed": 8, "ignore_eos": True}
+    (output,) = llm.generate([prompt], {"seed": 8, "ignore_eos": True})
+    assert (list(output.token_ids), output.usage.forwards) == decoded(own, prompt, given)
+    # Within a group as elsewhere a request's value holds, and the rest stays.
+    assert llm.session.params({"renoising": {"t_min": 0.2}}).renoising.t_max == 0.3
+    assert llm.session.params({"renoising": {"t_min": 0.2}}).renoising.t_min == 0.2
+
+
+def test_a_file_that_says_nothing_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers writes every key, with null where its own defaults hold; they are ours."""
+    llm = LLM(folder_with(tmp_path, {}), dtype="float32")
+    assert llm.session.sampling == {}
+    assert told(caplog) == []
+    usual = GENERATION._get_default_generation_params()
+    assert usual.pop("max_new_tokens") == 256
+    sampler = usual.pop("sampler_config")
+    assert usual | {"entropy_bound": sampler.entropy_bound} == {
+        "max_denoising_steps": canvases.STEPS,
+        "entropy_bound": canvases.BUDGET,
+        "t_max": canvases.FIRST,
+        "t_min": canvases.LAST,
+        "stability_threshold": canvases.STILL,
+        "confidence_threshold": canvases.SURE,
+    }
+
+
+def test_what_cannot_be_followed_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sampler = {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 4.0, "warmup": 2}
+    content = {"max_length": 90, "sampler_config": sampler, "t_max": 0.5, "temperature": 0.9, "noise": None}
+    folder = folder_with(tmp_path, json.dumps(content))
+    found = find_model(ModelSettings(folder))
+    assert found.sampling == {"renoising": {"t_max": 0.5, "entropy_bound": 4.0}}
+    (said,) = told(caplog)
+    assert "also says max_length, sampler_config.warmup, temperature, which is not followed" in said
+    caplog.clear()
+    find_model(ModelSettings(folder, reads=None))  # what ranks beside the first one do
+    assert told(caplog) == []
+    (Path(folder) / "remask.json").write_text('{"sampling": {"max_tokens": 5}}')
+    assert find_model(ModelSettings(folder)).sampling == {"max_tokens": 5}
+    assert told(caplog) == [], "remask.json is read in its place"
+
+
+@pytest.mark.parametrize("sampler", [{"_cls_name": "GreedySamplerConfig", "entropy_bound": 4.0}, "EntropyBound", [3]])
+def test_another_sampler_is_not_taken_for_the_one_that_is_known(
+    tmp_path: Path, sampler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = find_model(ModelSettings(folder_with(tmp_path, json.dumps({"sampler_config": sampler, "t_max": 0.5}))))
+    assert found.sampling == {"renoising": {"t_max": 0.5}}
+    assert len(told(caplog)) == 1
+    assert "also says sampler_config, which is not followed" in told(caplog)[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"t_min": -1.0}, r"renoising\.t_min must be .* got -1\.0"),
+        ({"max_denoising_steps": 0}, "steps_per_block must be .* got 0"),
+        ({"sampler_config": {"entropy_bound": "much"}}, "renoising.entropy_bound must be .* got 'much'"),
+    ],
+)
+def test_values_that_are_not_allowed_are_named(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {message}.*Mend the file"):
+        find_model(ModelSettings(folder_with(tmp_path, json.dumps(content))))
+
+
+def test_the_same_words_are_nothing_to_other_families(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write(tmp_path / "sdar", SDAR, random_tensors(SDAR))
+    (folder / "generation_config.json").write_text('{"max_denoising_steps": 7, "t_max": 3, "max_new_tokens": 4}')
+    assert find_model(ModelSettings(str(folder))).sampling == {"max_tokens": 4}
+    assert told(caplog) == []

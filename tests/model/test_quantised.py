@@ -1,5 +1,6 @@
 """Quantized weights: their error, their cuts, what is quantised, and whole models beside unquantised ones."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,6 +36,7 @@ from remask.model.quantised import (
     PackedInt8Matrix,
     QuantisedMatrix,
     check_quantization,
+    check_sizes,
     empty_matrix,
     encode,
 )
@@ -300,6 +303,9 @@ def test_routers_norms_biases_and_vocabularies_stay_as_they_are(name: str, kind:
 
 def small(raw: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint whose sizes the kernel for int4 takes."""
+    if "text_config" in raw:
+        widths = {"hidden_size": 64, "head_dim": 16, "global_head_dim": 32, "intermediate_size": 128}
+        return raw | {"text_config": raw["text_config"] | widths | {"moe_intermediate_size": 32}}
     return raw | {
         "hidden_size": 64,
         "head_dim": 16,
@@ -319,6 +325,7 @@ RAWS = {
     "a2d": checkpoints.A2D,
     "modernbert": checkpoints.MODERNBERT,
     "nemotron": checkpoints.NEMOTRON,
+    "diffusion-gemma": checkpoints.DIFFUSION_GEMMA,
 }
 
 
@@ -411,6 +418,50 @@ def test_what_cannot_be_quantised_is_refused_with_the_reason(monkeypatch: pytest
         check_quantization(kind, config, CPU)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "kind", "faults"),
+    [
+        (8, 4, "int8", ()),
+        (24, 2, "int4", ()),
+        (12, 2, "int4", ("heads x head_dim=48 in layer 0 and 1 more is no multiple of 32",)),
+        (12, 1, "fp8", ("K/V heads x head_dim=12 in layer 0 and 1 more is no multiple of 16",)),
+    ],
+)
+def test_every_layers_sizes_are_checked(
+    head_dim: int, kv_heads: int, kind: Quantization, faults: tuple[str, ...]
+) -> None:
+    """Layers with windows have heads of their own; those of the last layer, 4 of 32 channels, fit all kernels."""
+    config = preset("diffusion-gemma-tiny")
+    near, mixture = config.sliding, config.mixture
+    assert near is not None
+    assert mixture is not None
+    config = replace(config, mixture=replace(mixture, intermediate=64))
+    check_sizes(kind, config)
+    config = replace(config, sliding=replace(near, head_dim=head_dim, kv_heads=kv_heads))
+    if not faults:
+        check_sizes(kind, config)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_sizes(kind, config)
+    assert str(error.value) == f"quantization={kind!r} does not take this model: {'; '.join(faults)}. Use 'int8'"
+
+
+def test_the_feed_forward_of_every_layer_is_checked() -> None:
+    config = preset("llada2-mini")
+    assert config.mixture is not None
+    assert config.mixture.dense_layers == (0,)
+    check_sizes("int4", config)
+    for odd, said in (
+        (replace(config, intermediate=5000), "a feed-forward 5000 wide in layer 0 is"),
+        (replace(config, mixture=replace(config.mixture, intermediate=100)), "100 wide in layer 1 and 18 more is"),
+        (replace(config, hidden=2000), ": hidden=2000 is"),
+    ):
+        with pytest.raises(ConfigError, match=f"{said} no multiple of 32"):
+            check_sizes("int4", odd)
+    # Nothing of this width is quantized, as no layer is dense.
+    check_sizes("int4", replace(config, intermediate=5000, mixture=replace(config.mixture, dense_layers=())))
+
+
 def test_an_8b_model_fits_a_laptop_in_few_bits() -> None:
     config, laptop = preset("llada-8b"), DeviceMemory(16 * 10**9, 11 * 10**9, 1.0)
     with pytest.raises(ConfigError, match=r"16\.03 GB as bfloat16.* Use --quantization int8 or a smaller model"):
@@ -467,7 +518,9 @@ def test_a_quantised_model_answers_as_one_that_is_quantised_when_read(tmp_path: 
         LLM(folder, quantization="int4" if kind == "int8" else "int8", **common)
 
 
-def test_what_cannot_be_written_or_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_or_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ask(model: str, kind: str, target: Path) -> str:
         assert main(["--quiet", "quantize", "--model", model, "--quantization", kind, "--output", str(target)]) == 2
         return capsys.readouterr().err
@@ -478,6 +531,11 @@ def test_what_cannot_be_written_or_read(tmp_path: Path, capsys: pytest.CaptureFi
     assert "exists and is no empty folder" in ask(folder, "int8", tmp_path)
     assert not (tmp_path / "new").exists()
     done = written(tmp_path, folder, "int8")
+    with monkeypatch.context() as patched:
+        fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+        patched.setattr("remask.checkpoint.quantised_files.read_numbers", fail)
+        told = ask(folder, "int8", tmp_path / "new")
+        assert "model.safetensors cannot be read: [Errno 5] Input/output error" in told, "it is not --output's fault"
     assert "is quantised already" in ask(done, "int8", tmp_path / "again")
     config = Path(done) / "config.json"
     config.write_text(config.read_text().replace('"remask"', '"gptq"'))

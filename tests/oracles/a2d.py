@@ -10,76 +10,21 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor
 
 from tests.goldens.archive import unpacked
+from tests.oracles.sdar import SdarModel
 
 Run = Mapping[str, Any]
 
 
-class A2dModel:
-    """Weights of one checkpoint folder, of Llama, Qwen2 or Qwen3, and its forward pass in float64."""
-
-    def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        self.config, self.weights = config, {name: tensor.double() for name, tensor in weights.items()}
-        self.heads: int = config["num_attention_heads"]
-        self.head_size: int = config.get("head_dim") or config["hidden_size"] // self.heads
-        self.mask_id: int = config.get("mask_token_id", 5)
-        self.embedding = self.weights["model.embed_tokens.weight"]
-        self.output = self.embedding if config["tie_word_embeddings"] else self.weights["lm_head.weight"]
-        self.frequencies = frequencies(config, self.head_size)
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        """RMS norm over the last dimension; no norm where the checkpoint has none of this name."""
-        weight = self.weights.get(f"{name}.weight")
-        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"])
-        return x if weight is None else scaled * weight
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        """A projection, with its bias if there is one."""
-        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
-
-    def rotated(self, x: Tensor) -> Tensor:
-        """Heads [T, heads, size] turned by their positions from 0 on."""
-        angles = torch.arange(len(x)).double()[:, None, None] * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-    def logits(self, tokens: Tensor, blocks: Tensor) -> Tensor:
-        """Logits [T, vocabulary]; a row sees the rows of its own of `blocks` [T] and of those before it."""
-        hidden = blocks[:, None] < blocks[None, :]
-        x = self.embedding[tokens]
-        for layer in range(self.config["num_hidden_layers"]):
-            at = f"model.layers.{layer}."
-            normed = self.norm(x, f"{at}input_layernorm")
-            q, k, v = (
-                self.linear(normed, f"{at}self_attn.{name}_proj").view(len(x), -1, self.head_size) for name in "qkv"
-            )
-            q, k = (self.rotated(self.norm(y, f"{at}self_attn.{n}_norm")) for n, y in (("q", q), ("k", k)))
-            k, v = (y.repeat_interleave(self.heads // y.shape[1], 1) for y in (k, v))
-            scores = torch.einsum("nhd,thd->hnt", q, k) / self.head_size**0.5
-            weighed = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            attended = torch.einsum("hnt,thd->nhd", weighed, v).flatten(1)
-            x = x + self.linear(attended, f"{at}self_attn.o_proj")
-            normed = self.norm(x, f"{at}post_attention_layernorm")
-            gate, up = (self.linear(normed, f"{at}mlp.{name}_proj") for name in ("gate", "up"))
-            x = x + self.linear(F.silu(gate) * up, f"{at}mlp.down_proj")
-        return F.linear(self.norm(x, "model.norm"), self.output)
-
-
-def frequencies(config: Mapping[str, Any], size: int) -> Tensor:
-    """RoPE's frequencies [size / 2], scaled as Llama 3 does where the configuration says so.
+def slowed(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    """RoPE's frequencies, scaled as Llama 3 does.
 
     Waves longer than the original context over `low_freq_factor` are stretched by `factor`, those shorter than it over
     `high_freq_factor` are kept, and between the two the frequency is mixed of both.
     """
-    plain: Tensor = 1.0 / config["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-    scaling = config.get("rope_scaling")
-    if scaling is None:
-        return plain
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)  # within the original context
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -88,10 +33,13 @@ def frequencies(config: Mapping[str, Any], size: int) -> Tensor:
 
 
 @cache
-def model(folder: Path) -> A2dModel:
+def model(folder: Path) -> SdarModel:
     """The model of a checkpoint folder, whose files may be compressed."""
-    config = json.loads(unpacked(folder / "config.json"))
-    return A2dModel(config, load(unpacked(folder / "model.safetensors")))
+    config: dict[str, Any] = {"mask_token_id": 5} | json.loads(unpacked(folder / "config.json"))
+    made = SdarModel(config, load(unpacked(folder / "model.safetensors")))
+    if scaling := config.get("rope_scaling"):
+        made.frequencies = slowed(made.frequencies, scaling)
+    return made
 
 
 @dataclass
@@ -120,7 +68,7 @@ def even_counts(masks: int, steps: int) -> list[int]:
     return [masks // steps + (step < masks % steps) for step in range(steps)]
 
 
-def decode(loaded: A2dModel, run: Run) -> Decoded:
+def decode(loaded: SdarModel, run: Run) -> Decoded:
     """Decode a run by `mdlm` or `bd3lm` of A2D's authors, or by Stable-DiffCoder's rules where it names no sampler."""
     sampler, prompt, length, block = run.get("sampler"), run["prompt"], run["max_new_tokens"], run["block_size"]
     done, given = Decoded(), len(prompt)
@@ -141,11 +89,12 @@ def decode(loaded: A2dModel, run: Run) -> Decoded:
                 seen, blocks = canvas, torch.zeros_like(canvas)
             else:
                 seen, blocks = canvas[:end], numbers[:end]
-            logits = loaded.logits(seen, blocks)
+            visible = blocks[:, None] >= blocks[None, :]
+            logits = loaded.under(visible, seen).logits
             if run.get("cfg_scale"):
                 without = seen.clone()
                 without[:given] = loaded.mask_id
-                free = loaded.logits(without, blocks)
+                free = loaded.under(visible, without).logits
                 logits = free + (run["cfg_scale"] + 1) * (logits - free)
             if run.get("right_shift_logits"):
                 logits = torch.cat([logits[:1], logits[:-1]])

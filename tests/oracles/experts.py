@@ -128,11 +128,6 @@ class LladaMoeModel(DenseModel):
 class SdarMoeModel(SdarModel):
     """SDAR-MoE: SDAR's attention, Qwen3-MoE's experts."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float64) -> None:
-        super().__init__(folder, dtype)
-        self.config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self.tensors = {name: t.to(dtype) for name, t in load_file(folder / "model.safetensors").items()}
-
     def dense(self, layer: int) -> bool:
         """Whether the layer has an MLP in place of experts."""
         return layer in self.config["mlp_only_layers"] or (layer + 1) % self.config["decoder_sparse_step"] != 0
@@ -152,7 +147,7 @@ class SdarMoeModel(SdarModel):
 class Llada2Model(SdarMoeModel):
     """LLaDA2: one tensor of q, k and v, RoPE of the leading channels, groups of experts and a shared one."""
 
-    def names(self, weights: dict[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def names(self, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors under the names of SDAR's layer."""
         renamed = {
             "model.word_embeddings": "model.embed_tokens",
@@ -161,7 +156,7 @@ class Llada2Model(SdarMoeModel):
             "attention.key_layernorm": "self_attn.k_norm",
         }
         out: dict[str, Tensor] = {}
-        for name, tensor in weights.items():
+        for name, tensor in tensors.items():
             if "query_key_value" in name:
                 heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
                 parts = torch.split(tensor, [count * config["head_dim"] for count in (heads, kv, kv)])
@@ -192,10 +187,12 @@ class Llada2Model(SdarMoeModel):
 @cache
 def load(folder: Path, dtype: torch.dtype = torch.float64) -> LladaMoeModel | SdarMoeModel:
     """The model of a checkpoint folder; the same object for the same arguments."""
-    (architecture,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (architecture,) = config["architectures"]
     if architecture == "LLaDAMoEModelLM":
         return LladaMoeModel(folder, dtype)
-    return {"LLaDA2MoeModelLM": Llada2Model, "SDARMoeForCausalLM": SdarMoeModel}[architecture](folder, dtype)
+    kind = {"LLaDA2MoeModelLM": Llada2Model, "SDARMoeForCausalLM": SdarMoeModel}[architecture]
+    return kind(config, load_file(folder / "model.safetensors"), dtype)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,14 +13,21 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.oracles.sdar import SdarModel
 
-class Model:
-    """Weights of a checkpoint folder, its adapter for drafts, and its forward pass."""
+
+class Model(SdarModel):
+    """A model of three modes, with its adapter for drafts beside the output of attention."""
 
     def __init__(self, folder: Path) -> None:
-        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self.weights = {name: x.double() for name, x in load_file(folder / "model.safetensors").items()}
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "model.safetensors")
+        rope = config["rope_parameters"]
+        told = {"rope_theta": rope["rope_theta"], "tie_word_embeddings": "diffusion_head.weight" not in tensors}
+        super().__init__(config | told, tensors)
+        self.length, self.beta = rope["original_max_position_embeddings"], rope["llama_4_scaling_beta"]
         self.lora: dict[str, Tensor] = {}
+        self.drafted: Tensor | None = None  # 1 for the rows that the adapter changes, else 0
         adapter = folder / "linear_spec_lora"
         if adapter.is_dir():
             facts = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
@@ -30,58 +37,42 @@ class Model:
                     stem = name.removeprefix("base_model.model.").replace("lora_B.", "")
                     scale = facts["lora_alpha"] / facts["r"]
                     self.lora[stem] = scale * up @ factors[name.replace("lora_B", "lora_A")]
-        rope, width = self.config["rope_parameters"], self.config["head_dim"]
-        self.length = rope["original_max_position_embeddings"]
-        self.beta = rope["llama_4_scaling_beta"]
+        width = self.head_size
 
         def channel(turns: float) -> float:
             return float(width * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(rope["rope_theta"])))
 
         low = max(math.floor(channel(rope["beta_fast"])), 0)
         high = min(math.ceil(channel(rope["beta_slow"])), width - 1)
-        self.frequencies = torch.empty(width // 2, dtype=torch.float64)
         for i in range(width // 2):
             slowed = min(max((i - low) / (high - low), 0), 1)
             frequency = rope["rope_theta"] ** (-2 * i / width)
             self.frequencies[i] = frequency * (1 - slowed) + frequency / rope["factor"] * slowed
 
+    def names(self, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
+        """The encoder's tensors, and the head."""
+        return {n.replace("encoder.", "model.").replace("diffusion_head", "lm_head"): x for n, x in tensors.items()}
+
+    def project(self, layer: int, name: str, x: Tensor) -> Tensor:
+        """Queries beyond the original context grow with the logarithm of how often it fits before them."""
+        heads = super().project(layer, name, x)
+        growth = 1 + self.beta * torch.log1p((torch.arange(len(x)) // self.length).double())[:, None, None]
+        return heads * growth if name == "q" else heads
+
+    def attended(self, layer: int, x: Tensor) -> Tensor:
+        """With what the adapter adds for its rows."""
+        out = super().attended(layer, x)
+        if self.drafted is None:
+            return out
+        return out + F.linear(x, self.lora[f"encoder.layers.{layer}.self_attn.o_proj.weight"]) * self.drafted
+
     def logits(self, tokens: Sequence[int], block: range = range(0), *, lora: bool = False) -> Tensor:
         """All rows. Each sees what is before it, and those of `block` all of it; `lora` changes those."""
-        config, weights, count = self.config, self.weights, len(tokens)
-        heads, groups, width = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-        at = torch.arange(count)
+        at = torch.arange(len(tokens))
         inside = (at >= block.start) & (at < block.stop)
+        self.drafted = inside[:, None].double() if lora else None
         seen = (at[None] <= at[:, None]) | (inside[None] & inside[:, None])
-        angles = at.double()[:, None, None] * self.frequencies
-        growth = 1 + self.beta * torch.log1p((at // self.length).double())[:, None, None]
-
-        def norm(x: Tensor, name: str) -> Tensor:
-            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config["rms_norm_eps"]) * weights[name]
-
-        def turn(x: Tensor) -> Tensor:
-            a, b = x.chunk(2, -1)
-            return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
-
-        x = weights["encoder.embed_tokens.weight"][list(tokens)]
-        for layer in range(config["num_hidden_layers"]):
-            own = f"encoder.layers.{layer}."
-            normed = norm(x, f"{own}input_layernorm.weight")
-            q, k, v = (
-                F.linear(normed, weights[f"{own}self_attn.{name}_proj.weight"]).view(count, -1, width) for name in "qkv"
-            )
-            q, k = turn(q) * growth, turn(k).repeat_interleave(heads // groups, 1)
-            scores = torch.einsum("nhd,thd->hnt", q, k) / width**0.5
-            shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-            found = torch.einsum("hnt,thd->nhd", shares, v.repeat_interleave(heads // groups, 1)).flatten(1)
-            out = f"{own}self_attn.o_proj.weight"
-            x = x + F.linear(found, weights[out])
-            if lora:
-                x = x + F.linear(found, self.lora[out]) * inside[:, None]
-            normed = norm(x, f"{own}post_attention_layernorm.weight")
-            gate, up, down = (weights[f"{own}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-            x = x + F.linear(F.silu(F.linear(normed, gate)) * F.linear(normed, up), down)
-        head = weights.get("diffusion_head.weight", weights["encoder.embed_tokens.weight"])
-        return F.linear(norm(x, "encoder.norm.weight"), head)
+        return self.under(seen, torch.tensor(tokens)).logits
 
 
 @cache

@@ -1,4 +1,7 @@
-"""Dense forward passes of block-causal models (SDAR): Qwen3 under a block mask, everything computed in one pass."""
+"""Dense forward passes of Llama, Qwen2 and Qwen3 under any mask, everything computed in one pass.
+
+SDAR, Fast-dLLM v2 and A2D are these under masks of their own; `experts` and `nemotron` build on them.
+"""
 
 import json
 from collections.abc import Mapping
@@ -25,17 +28,18 @@ class SdarPass:
 
 
 class SdarModel:
-    """Weights of one checkpoint folder and its forward pass."""
+    """A checkpoint's weights and its forward pass. Norms of q and k, and biases, are those that it has tensors of."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float64) -> None:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
-        weights = self.names(weights, config)
-        self.dtype = dtype
+    def __init__(
+        self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float64
+    ) -> None:
+        self.config, self.dtype = config, dtype
+        self.tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        weights = self.names(self.tensors, config)
         self.layers: int = config["num_hidden_layers"]
         self.heads: int = config["num_attention_heads"]
         self.kv_heads: int = config["num_key_value_heads"]
-        self.head_size: int = config["head_dim"]
+        self.head_size: int = config.get("head_dim") or config["hidden_size"] // self.heads
         self.block_length: int | None = config.get("block_size")
         self.turned = int(self.head_size * config.get("partial_rotary_factor", 1))
         self.mask_id: int = config["mask_token_id"]
@@ -53,9 +57,9 @@ class SdarModel:
         pairs = torch.arange(0, self.turned, 2, dtype=torch.float32)
         self.frequencies = (1.0 / config["rope_theta"] ** (pairs / self.turned)).to(dtype)
 
-    def names(self, weights: dict[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
+    def names(self, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
         """The checkpoint's tensors under Qwen3's names."""
-        return weights
+        return tensors
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, the weight applied after normalising."""
@@ -63,15 +67,19 @@ class SdarModel:
 
     def project(self, layer: int, name: str, x: Tensor) -> Tensor:
         """q, k or v of normed rows from position 0 on, [T, heads, head size]; q and k normed per head and rotated."""
-        weights = self.weights[layer]
-        y = F.linear(x, weights[f"self_attn.{name}_proj"]).view(len(x), -1, self.head_size)
+        weights, own = self.weights[layer], f"self_attn.{name}"
+        y = F.linear(x, weights[f"{own}_proj"], weights.get(f"{own}_proj.bias")).view(len(x), -1, self.head_size)
         if name == "v":
             return y
-        y = self.norm(y, weights[f"self_attn.{name}_norm"])
+        y = self.norm(y, weights[f"{own}_norm"]) if f"{own}_norm" in weights else y
         angles = torch.arange(len(x)).to(self.dtype)[:, None, None] * self.frequencies
         first, second = y[..., : self.turned].chunk(2, -1)
         cos, sin = angles.cos(), angles.sin()
         return torch.cat([first * cos - second * sin, second * cos + first * sin, y[..., self.turned :]], -1)
+
+    def attended(self, layer: int, x: Tensor) -> Tensor:
+        """What attention adds: the projection of what the heads found, [T, heads * head size]."""
+        return F.linear(x, self.weights[layer]["self_attn.o_proj"])
 
     def feed_forward(self, layer: int, x: Tensor) -> Tensor:
         """The gated MLP of normed rows."""
@@ -80,7 +88,10 @@ class SdarModel:
 
     def forward(self, tokens: Tensor, block_length: int) -> SdarPass:
         """All rows of the sequence `tokens` [T] from position 0, each seeing its own block and all earlier ones."""
-        hidden = ~block_causal(len(tokens), block_length)
+        return self.under(block_causal(len(tokens), block_length), tokens)
+
+    def under(self, seen: Tensor, tokens: Tensor) -> SdarPass:
+        """All rows of the sequence `tokens` [T] from position 0, each seeing what `seen` [T, T] says."""
         x = self.embedding[tokens]
         states, keys, values = [x], [], []
         for layer, weights in enumerate(self.weights):
@@ -90,8 +101,8 @@ class SdarModel:
             values.append(v)
             k, v = (y.repeat_interleave(self.heads // self.kv_heads, 1) for y in (k, v))
             scores = torch.einsum("nhd,thd->hnt", q, k) / self.head_size**0.5
-            weighed = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            x = x + F.linear(torch.einsum("hnt,thd->nhd", weighed, v).flatten(1), weights["self_attn.o_proj"])
+            weighed = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            x = x + self.attended(layer, torch.einsum("hnt,thd->nhd", weighed, v).flatten(1))
             normed = self.norm(x, weights["post_attention_layernorm"])
             x = x + self.feed_forward(layer, normed)
             states.append(x)
@@ -108,4 +119,5 @@ def block_causal(length: int, block_length: int) -> Tensor:
 @cache
 def load(folder: Path, dtype: torch.dtype = torch.float64) -> SdarModel:
     """The model of a checkpoint folder; the same object for the same arguments."""
-    return SdarModel(folder, dtype)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return SdarModel(config, load_file(folder / "model.safetensors"), dtype)

@@ -1,28 +1,19 @@
 """Establishes the block-causal oracle: dense passes, decodes and page hits against the recorded originals."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.goldens import block_causal as goldens
 from tests.oracles import sdar
 from tests.oracles.block_causal import decode
 from tests.oracles.page_chain import Pool
+from tests.oracles.recorded import EACH_DTYPE, close
 from tests.oracles.sdar import SdarModel, block_causal
 from tests.sampling_fields import ungrouped
 
-LOGITS, CONFIDENCES = 5e-4, 1e-4
-SHARES = 4  # of the runs of a model, so that several processes can take them
-EACH_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
-
-def close(actual: Tensor, expected: Tensor, atol: float = LOGITS) -> None:
-    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=atol)
+CONFIDENCES = 1e-4
+SHARES = 8  # of the runs of a model, so that several processes can take them
 
 
 def golden_model(name: str, dtype: torch.dtype = torch.float64) -> SdarModel:
@@ -116,7 +107,7 @@ def test_a_block_does_not_see_what_follows_it() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_model_is_qwen3_under_a_block_causal_mask(tmp_path: Path, tied: bool) -> None:
+def test_the_model_is_qwen3_under_a_block_causal_mask(tied: bool) -> None:
     config = Qwen3Config(
         vocab_size=61,
         hidden_size=40,
@@ -132,15 +123,9 @@ def test_the_model_is_qwen3_under_a_block_causal_mask(tmp_path: Path, tied: bool
     reference.requires_grad_(False)
     for weight in reference.parameters():
         weight.add_(torch.randn_like(weight) * 0.2)
-    state = {name: weight.contiguous() for name, weight in reference.state_dict().items()}
-    save_file(
-        {name: weight for name, weight in state.items() if not tied or name != "lm_head.weight"},
-        tmp_path / "model.safetensors",
-    )
-    settings = config.to_dict() | {"mask_token_id": 60, "rope_theta": 5000.0}
-    (tmp_path / "config.json").write_text(json.dumps(settings, default=str), encoding="utf-8")
+    model = SdarModel(config.to_dict() | {"mask_token_id": 60, "rope_theta": 5000.0}, reference.state_dict())
     tokens = torch.randint(0, 60, (22,))
     for block_length in (1, 4, 5):
         hidden = torch.zeros(22, 22).masked_fill(~block_causal(22, block_length), torch.finfo(torch.float32).min)
         expected = reference(tokens[None], attention_mask=hidden[None, None], use_cache=False).logits[0]
-        close(SdarModel(tmp_path).forward(tokens, block_length).logits, expected, 1e-4)
+        close(model.forward(tokens, block_length).logits, expected, 1e-4)

@@ -4,17 +4,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.goldens import uniform as goldens
 from tests.oracles import gidd, uniform
 from tests.oracles.drift import REGIONS, attention_mass, drift, entropy, kv_drift, regions
+from tests.oracles.recorded import close
 from tests.oracles.uniform import Blocks, Step, Uncached
 from tests.oracles.uniform_sampling import schedule
-
-
-def close(actual: Tensor, expected: Tensor, atol: float) -> None:
-    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("row", [0, 1])

@@ -9,14 +9,10 @@ from tests.goldens import moe
 from tests.oracles import block_causal
 from tests.oracles.decode import decode
 from tests.oracles.experts import LladaMoeModel, SdarMoeModel, load, routed
+from tests.oracles.recorded import EACH_DTYPE, close
 from tests.sampling_fields import ungrouped
 
 BLOCK = 8  # of the recorded passes
-EACH_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=5e-4)
 
 
 def cases(model: str) -> list[str]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests import goldens
 from tests.oracles import similarity
@@ -13,10 +12,9 @@ from tests.oracles.bicache import lease, refresh_pass
 from tests.oracles.canvas import Canvas
 from tests.oracles.decode import decode
 from tests.oracles.dense import DenseModel, load
+from tests.oracles.recorded import EACH_DTYPE, close
 from tests.sampling_fields import ungrouped
 
-# Float32 originals differ from float64 by up to 1.6e-4 on logits of order 10.
-ATOL = 5e-4
 STRIDE = 7
 UNASKABLE = "fast_dllm_dual_without_bicache_engine"
 
@@ -38,15 +36,11 @@ def spread() -> list[goldens.Run]:
     return chosen
 
 
-def close(actual: Tensor, expected: Tensor, atol: float = ATOL) -> None:
-    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=atol)
-
-
 def golden_model(name: str, dtype: torch.dtype = torch.float64) -> DenseModel:
     return load(goldens.model_dir(name), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@EACH_DTYPE
 @pytest.mark.parametrize("name", goldens.MODELS)
 def test_dense_logits(name: str, dtype: torch.dtype) -> None:
     model, recorded = golden_model(name, dtype), goldens.tensors(name)

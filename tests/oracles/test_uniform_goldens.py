@@ -1,8 +1,5 @@
 """Establishes the GIDD oracle: dense passes, sampler steps and whole generations against the recorded originals."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,10 +9,10 @@ from tests.oracles import gidd
 from tests.oracles import uniform_sampling as sampling
 from tests.oracles.dense import KV
 from tests.oracles.gidd import GiddModel, structured
+from tests.oracles.recorded import EACH_DTYPE
 
 PAST = 9  # clean tokens of the cached cases
 LOGITS, SCORES, PROBABILITIES = 1e-4, 5e-6, 1e-5
-EACH_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 EACH_MODEL = pytest.mark.parametrize("name", goldens.MODELS)
 
 
@@ -93,27 +90,17 @@ def test_a_cached_pass(name: str) -> None:
         close(out.logits[suffix], recorded["cached.suffix_logits"][row])
 
 
-def cases(file: str, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """Parameters and tensors of the cases of one kind, the tensors without the case's name."""
-    recorded = goldens.sampling(file)[1]
-    for case in goldens.cases(file):
-        stem = f"{case['name']}."
-        if stem.startswith(f"{kind}."):
-            yield case, {key.removeprefix(stem): value for key, value in recorded.items() if key.startswith(stem)}
-
-
-def noise_of(file: str, shift: float) -> sampling.Noise:
-    common = goldens.sampling(file)[0]
+def noise_of(shift: float) -> sampling.Noise:
+    common = goldens.sampling("torch_steps")[0]
     return sampling.Noise(shift, common["vocab_size"], common["mask_token_id"])
 
 
 def test_schedules() -> None:
-    for file, grid in (("torch_steps", sampling.schedule), ("jax_steps", sampling.jax_schedule)):
-        recorded = {key: grid for key, grid in goldens.sampling(file)[1].items() if key.startswith("schedule.")}
-        assert len(recorded) >= 4
-        for key, expected in recorded.items():
-            _, kind, steps = key.split(".")
-            close(grid(kind, int(steps)), expected, 5e-5)
+    recorded = {key: grid for key, grid in goldens.sampling("torch_steps")[1].items() if key.startswith("schedule.")}
+    assert len(recorded) >= 4
+    for key, expected in recorded.items():
+        _, kind, steps = key.split(".")
+        close(sampling.schedule(kind, int(steps)), expected, 5e-5)
 
 
 def test_mixing_distributions() -> None:
@@ -121,20 +108,20 @@ def test_mixing_distributions() -> None:
     assert len(recorded) == 20
     for key, expected in recorded.items():
         shift, log_snr = key.removeprefix("pi.nt").split(".ls")
-        close(noise_of("torch_steps", float(shift)).pi(float(log_snr)), expected, 1e-7)
-    assert noise_of("torch_steps", 1000.0).pi(-9.0)[3] == 0
+        close(noise_of(float(shift)).pi(float(log_snr)), expected, 1e-7)
+    assert noise_of(1000.0).pi(-9.0)[3] == 0
 
 
 def test_the_share_of_uniform_tokens_in_the_initial_canvas() -> None:
     common = goldens.sampling("torch_steps")[0]
     for shift, expected in common["prior_uniform_probability_by_noise_type"].items():
-        noise = noise_of("torch_steps", float(shift))
+        noise = noise_of(float(shift))
         assert 1 - float(noise.pi(-9.0)[noise.mask_id]) == pytest.approx(expected, abs=1e-7)
 
 
 def test_filters() -> None:
     logits = goldens.sampling("torch_steps")[1]["filter.logits"]
-    found = list(cases("torch_steps", "filter"))
+    found = list(goldens.cases("torch_steps", "filter"))
     assert len(found) == 8
     for case, tensors in found:
         probabilities = sampling.filtered(logits, case["temperature"], case["top_k"], case["top_p"])
@@ -142,11 +129,11 @@ def test_filters() -> None:
 
 
 def test_adaptive_steps() -> None:
-    found = list(cases("torch_steps", "adaptive"))
+    found = list(goldens.cases("torch_steps", "adaptive"))
     assert len(found) == 36
     for case, tensors in found:
         z, logits = tensors["z"], tensors["logits"]
-        scores = sampling.adaptive_scores(logits, z, noise_of("torch_steps", case["noise_type"]).pi(case["log_snr"]))
+        scores = sampling.adaptive_scores(logits, z, noise_of(case["noise_type"]).pi(case["log_snr"]))
         close(scores, tensors["score"], SCORES)
         for row in range(len(z)):
             chosen = sampling.adaptive_selection(scores[row], case["n_tokens"])
@@ -156,71 +143,13 @@ def test_adaptive_steps() -> None:
 
 
 def test_ancestral_steps() -> None:
-    found = list(cases("torch_steps", "ancestral"))
+    found = list(goldens.cases("torch_steps", "ancestral"))
     assert len(found) == 80
     for case, tensors in found:
         grid = sampling.schedule(case["schedule"], case["steps"])
         assert float(grid[case["i_t"]]) == pytest.approx(case["log_snr_t"], abs=1e-5)
-        noise = noise_of("torch_steps", case["noise_type"])
+        noise = noise_of(case["noise_type"])
         clean = sampling.filtered(tensors["logits"], case["temperature"], case["top_k"], case["top_p"])
         close(clean, tensors["x_hat"], PROBABILITIES)
         now, then = (sampling.mixture(noise, case[f"log_snr_{time}"]) for time in "ts")
         close(sampling.posterior(clean, tensors["z"], now, then), tensors["p_s_given_t"], PROBABILITIES)
-
-
-def test_jax_adaptive_steps() -> None:
-    found = list(cases("jax_steps", "adaptive"))
-    assert len(found) == 6
-    for case, tensors in found:
-        z = tensors["z"]
-        best, current = sampling.gain(tensors["logits"], z)
-        close(best, tensors["best_prob"], PROBABILITIES)
-        close(current, tensors["curr_prob"], PROBABILITIES)
-        pi = noise_of("jax_steps", case["hybrid_mixing_shift"]).pi(case["min_log_snr_used_for_pi"])
-        scores = (best - current) * pi[z]
-        close(scores, tensors["score"], SCORES)
-        for row in range(len(z)):
-            chosen = sampling.adaptive_selection(scores[row] * tensors["noise_mask"][row], case["top_k"])
-            assert torch.equal(tensors["logits"][row].argmax(-1).where(chosen, z[row]), tensors["z_next"][row])
-
-
-def test_jax_ancestral_steps() -> None:
-    found = list(cases("jax_steps", "ancestral"))
-    assert len(found) == 9
-    for case, tensors in found:
-        noise = noise_of("jax_steps", case["hybrid_mixing_shift"])
-        now, then = (sampling.mixture(noise, case[f"log_snr_{time}"]) for time in "ts")
-        clean = tensors["logits"].softmax(-1)
-        close(sampling.posterior(clean, tensors["z"], now, then), tensors["p_s_given_t"], PROBABILITIES)
-
-
-def test_first_generation_posterior() -> None:
-    common, found = goldens.sampling("gidd_v1")[0], list(cases("gidd_v1", "posterior"))
-    assert len(found) == 9
-    for case, tensors in found:
-        now, then = (
-            sampling.first_generation_mixture(
-                case[time], case["p_uniform"], common["vocab_size"], common["mask_token_id"]
-            )
-            for time in "ts"
-        )
-        assert float(now.alpha) == pytest.approx(float(tensors["alpha_t"]), abs=1e-6)
-        close(now.beta_pi, tensors["beta_pi_t"][0], 1e-6)
-        logits = tensors["logits"].clone()
-        logits[..., common["mask_token_id"]] = -1e6
-        actual = sampling.posterior(logits.softmax(-1), tensors["z"], now, then)
-        close(actual, tensors["p_s_given_t"], PROBABILITIES)
-
-
-def test_self_correction_steps() -> None:
-    common, found = goldens.sampling("gidd_v1")[0], list(cases("gidd_v1", "correct"))
-    assert len(found) == 4
-    for case, tensors in found:
-        logits = tensors["logits"].clone()
-        logits[..., common["mask_token_id"]] = -1e6
-        close((logits / case["temp"]).softmax(-1), tensors["p"], PROBABILITIES)
-        tokens, accuracy = sampling.correction(
-            logits, tensors["z"], tensors["proposal"], case["temp"], case["tokens_per_step"]
-        )
-        assert torch.equal(tokens, tensors["z_next"])
-        assert accuracy == pytest.approx(case["self_accuracy"], abs=1e-6)

@@ -10,19 +10,16 @@ from tests.goldens import uniform as goldens
 from tests.goldens.uniform import Trace
 from tests.oracles import gidd, uniform
 from tests.oracles.gidd import GiddModel
+from tests.oracles.test_uniform_goldens import close
 from tests.oracles.uniform import Blocks, Pick, Step
 from tests.oracles.uniform_sampling import filtered, mixture, posterior, schedule
 from tests.sampling_fields import ungrouped
 
-LOGITS, SCORES, PROBABILITIES = 1e-4, 5e-6, 1e-5
+SCORES, PROBABILITIES = 5e-6, 1e-5
 EACH_STRATEGY = pytest.mark.parametrize("strategy", goldens.STRATEGIES)
 CACHES = {"baseline": "none", "prefix": "block-prefix"}
 ADAPTIVE = [name for name in goldens.trace_names() if goldens.trace(name).parameters["sampling_method"] == "adaptive"]
 ANCESTRAL = sorted(set(goldens.trace_names()) - set(ADAPTIVE))
-
-
-def close(actual: Tensor, expected: Tensor, atol: float = LOGITS) -> None:
-    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=atol)
 
 
 def replay(trace: Trace, strategy: str, row: int, pick: Pick | None = None) -> Iterator[tuple[int, Step, Tensor]]:

@@ -35,15 +35,6 @@ def schedule(kind: str, steps: int, low: float = -9.0, high: float = 9.0) -> Ten
     return ((last - first) * fall + first).logit().clamp(low, high)
 
 
-def jax_schedule(kind: str, steps: int, low: float = -9.0, high: float = 9.0) -> Tensor:
-    """The grid [steps + 1] of the JAX samplers, from noise to data, without blocks."""
-    if kind == "linear":
-        alpha = torch.linspace(1e-4, 0.9999, steps + 1)
-    else:
-        alpha = 0.5 + 0.5 * torch.cos(math.pi * torch.linspace(0.999, 0.001, steps + 1))
-    return alpha.logit().clamp(low, high)
-
-
 def filtered(logits: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None) -> Tensor:
     """Probabilities [..., V] after temperature, top-k (ties of the k-th stay) and top-p (the crossing token stays)."""
     if temperature == 0:
@@ -102,15 +93,6 @@ def mixture(noise: Noise, log_snr: float) -> Mixture:
     return Mixture(alpha, (1 - alpha) * noise.pi(log_snr))
 
 
-def first_generation_mixture(t: float, p_uniform: float, vocabulary: int, mask_id: int) -> Mixture:
-    """First-generation GIDD: at time t of 0..1, MASK noise with a share of uniform noise in the middle."""
-    p = max(p_uniform, math.exp(-20))
-    c = 2 * p / (1 - p) * math.sqrt(t * (1 - t))
-    beta_pi = torch.full((vocabulary,), c / (vocabulary - 1) / (1 + c))
-    beta_pi[mask_id] = t / (1 + c)
-    return Mixture(torch.tensor((1 - t) / (1 + c)), beta_pi)
-
-
 def posterior(clean: Tensor, tokens: Tensor, now: Mixture, then: Mixture) -> Tensor:
     """The distribution [..., L, V] of the tokens at the less noisy time `then`, given `tokens` [..., L] at `now`.
 
@@ -139,18 +121,3 @@ def marginal(clean: Tensor, tokens: Tensor, now: Mixture, then: Mixture) -> Tens
         total += weight[..., None] * chances.nan_to_num()
         mass += weight
     return total / mass[..., None]
-
-
-def correction(
-    logits: Tensor, tokens: Tensor, proposal: Tensor, temperature: float, tokens_per_step: int
-) -> tuple[Tensor, float]:
-    """One self-correction step on a finished sample: (the tokens [B, L], the share of them that are the argmax).
-
-    One `proposal` [B, L] per position was drawn from softmax(logits / temperature); the likeliest that differ from the
-    current tokens are taken.
-    """
-    p = (logits / temperature).softmax(-1)
-    score = p.gather(-1, proposal[..., None])[..., 0].where(proposal != tokens, 0)
-    best = score.topk(tokens_per_step, -1).indices
-    result = tokens.scatter(-1, best, proposal.gather(-1, best))
-    return result, float((result == logits.argmax(-1)).double().mean())

@@ -1,12 +1,17 @@
 """FLOPs, bytes and prefix work of plans, against counts made by hand and against a count row by row."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remask.families import preset
+from remask.model.config import ModelConfig
+from remask.model.weights import empty_weights
 from remask.plan.cost import NOTHING, OPERATIONS, FeedForward, OperationCost, Widths
 from remask.plan.pass_cost import ExecutedPlan, LayerWork, layer_work, pass_cost
 from remask.plan.plan import NEVER, Plan, PrefixHit, View
@@ -225,6 +230,64 @@ def test_layers_without_rows_read_no_experts() -> None:
     widths = replace(WIDTHS, feeds=(EXPERTS, EXPERTS))
     cost = pass_cost(widths, [ExecutedPlan(plan_of(Span(range(1), rows(0)), Span(range(1, 2), rows())))])
     assert cost.operations["mlp"].weights == ITEM * D * (16 + 6 + 3 + 2 * (8 + 4))
+
+
+def mixed_config(rng: random.Random) -> ModelConfig:
+    """A DiffusionGemma whose layers have windows, heads and feed-forwards of their own."""
+    base, layers = preset("diffusion-gemma-tiny"), rng.randint(2, 6)
+    assert base.sliding is not None
+    assert base.mixture is not None
+    near = sorted(rng.sample(range(layers), rng.randint(1, layers - 1)))
+    dense = sorted(rng.sample(range(layers), rng.randint(0, layers)))
+    return replace(
+        base,
+        layers=layers,
+        hidden=rng.randrange(8, 40, 4),
+        head_dim=rng.randrange(2, 24, 2),
+        kv_heads=rng.choice((1, 2, 4)),
+        intermediate=rng.randint(5, 60),
+        vocab=rng.randint(20, 90),
+        sliding=replace(
+            base.sliding, layers=tuple(near), kv_heads=rng.choice((1, 2, 4)), head_dim=rng.randrange(2, 24, 2)
+        ),
+        mixture=replace(base.mixture, intermediate=rng.randint(3, 20), dense_layers=tuple(dense)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_models_whose_layers_differ_cost_what_their_matrices_hold(seed: int) -> None:
+    """A pass over one canvas, all of it denoised and predicted: every row goes through every matrix once."""
+    config = mixed_config(random.Random(seed))
+    weights = empty_weights(config, torch.float32, torch.device("meta"))
+    assert config.mixture is not None
+    assert weights.signal is not None
+    projected, computed, held = 0, 0, 0
+    for layer in weights.layers:
+        projected += layer.qkv.numel() + layer.out.numel()
+        shared, own = layer.gate_up.numel() + layer.down.numel(), layer.mixture
+        held += shared
+        computed += shared
+        if own is not None:
+            experts = own.gate_up.numel() + own.down.numel()
+            held += own.router.numel() + experts * min(T * config.mixture.active, config.mixture.experts) // len(
+                own.down
+            )
+            computed += own.router.numel() + experts * config.mixture.active // len(own.down)
+    signal = weights.signal.gate_up.numel() + weights.signal.down.numel()
+    plan = plan_of(Span(range(config.layers), ALL), predict=ALL)
+    cost = pass_cost(config.widths(ITEM), [ExecutedPlan(plan, noisy=T)]).operations
+    assert cost["projections"].flops == 2 * T * projected
+    assert cost["projections"].weights == ITEM * projected
+    assert cost["mlp"].flops == 2 * T * (computed + signal)
+    assert cost["mlp"].weights == ITEM * (held + signal)
+    # The output matrix, and the same once more for the expected embedding.
+    assert cost["head"].flops == 2 * T * 2 * weights.head.numel()
+    assert cost["head"].weights == ITEM * 2 * weights.head.numel()
+    assert cost["attention"].flops == 2 * T * T * 2 * sum(layer.out.shape[1] for layer in weights.layers)
+    kv = 2 * sum(shape.kv_heads * shape.head_dim for shape in map(config.shape_of, range(config.layers)))
+    assert cost["attention"].kv_read == cost["projections"].kv_written == ITEM * T * kv
+    settled = pass_cost(config.widths(ITEM), [ExecutedPlan(plan)]).operations["mlp"]
+    assert (settled.flops, settled.weights) == (2 * T * computed, ITEM * held), "final rows take nothing in"
 
 
 LAYERS, PREFIX, LENGTH = 6, 5, 12

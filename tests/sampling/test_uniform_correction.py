@@ -1,10 +1,12 @@
 """Corrections of complete responses: which positions change, when it is over, and what a decoder tells meanwhile."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from remask.errors import ConfigError
 from remask.sampling.filters import Draws
@@ -12,7 +14,6 @@ from remask.sampling.uniform import UniformDecoder
 from remask.sampling.uniform_correction import Correction
 from remask.sampling.uniform_score import NoisyRows, read_noisy
 from tests.goldens import uniform as goldens
-from tests.oracles.test_uniform_goldens import cases
 from tests.sampling.test_uniform import EOS, HYBRID, MASK, MASKS, decoder, decoding
 
 NOTHING: list[int] = []
@@ -72,23 +73,34 @@ def test_it_ends_where_the_share_of_argmaxes_has_not_grown() -> None:
     assert shares == [(2, False), (3, False), (3, False), (3, True)], "grown twice, then not for two steps"
 
 
+def recorded() -> Iterator[tuple[dict[str, Any], Tensor, Tensor, Tensor, Tensor]]:
+    """Of each recorded step: the case, logits [L, V], and tokens before it, proposals and tokens after it, [L] each."""
+    mask = goldens.sampling("gidd_v1")[0]["mask_token_id"]
+    for case, tensors in goldens.cases("gidd_v1", "correct"):
+        logits = tensors["logits"].clone()
+        logits[..., mask] = -torch.inf
+        for row in zip(logits, tensors["z"], tensors["proposal"], tensors["z_next"], strict=True):
+            yield case, *row
+
+
+def corrected(correction: Correction, case: dict[str, Any], logits: Tensor, current: Tensor, proposal: Tensor) -> Any:
+    """The positions that a step changes whose draws are those that were recorded."""
+    chances = (logits / case["temp"]).softmax(-1).gather(1, proposal[:, None])[:, 0].float()
+    return correction.choose(current.numpy(), np.arange(len(current)), proposal.numpy(), chances.numpy())
+
+
 def test_patience_counts_the_original_s_share() -> None:
     """The share of a recorded step of the original is what decides here: it grows, or one step of patience is over."""
-    common, told = goldens.sampling("gidd_v1")[0], 0
-    for case, tensors in cases("gidd_v1", "correct"):
-        logits = tensors["logits"].clone()
-        logits[..., common["mask_token_id"]] = -torch.inf
-        for row, current in enumerate(tensors["z"]):
-            right = int((tensors["z_next"][row] == logits[row].argmax(-1)).sum())
-            for most in (right - 1, right):
-                correction = Correction(range(len(current)), 9, case["tokens_per_step"], patience=1)
-                correction._most = most
-                correction.note(np.arange(len(current)), logits[row].argmax(-1).numpy())
-                proposal = tensors["proposal"][row]
-                chances = (logits[row] / case["temp"]).softmax(-1).gather(1, proposal[:, None])[:, 0]
-                correction.choose(current.numpy(), np.arange(len(current)), proposal.numpy(), chances.float().numpy())
-                assert correction.finished == (right <= most)
-                told += 1
+    told = 0
+    for case, logits, current, proposal, after in recorded():
+        right = int((after == logits.argmax(-1)).sum())
+        for most in (right - 1, right):
+            correction = Correction(range(len(current)), 9, case["tokens_per_step"], patience=1)
+            correction._most = most
+            correction.note(np.arange(len(current)), logits.argmax(-1).numpy())
+            corrected(correction, case, logits, current, proposal)
+            assert correction.finished == (right <= most)
+            told += 1
     assert told >= 8
 
 
@@ -100,21 +112,12 @@ def test_touched_blocks_stand_on_the_response_grid_and_end_with_the_canvas() -> 
 
 def test_recorded_steps_of_the_original() -> None:
     """Its draws are forced: what is proposed where, and with which probability, decides as there."""
-    common, compared = goldens.sampling("gidd_v1")[0], 0
-    for case, tensors in cases("gidd_v1", "correct"):
-        logits = tensors["logits"].clone()
-        logits[..., common["mask_token_id"]] = -torch.inf
-        for row, current in enumerate(tensors["z"]):
-            proposal = tensors["proposal"][row]
-            chances = (logits[row] / case["temp"]).softmax(-1).gather(1, proposal[:, None])[:, 0]
-            correction = Correction(range(len(current)), 9, case["tokens_per_step"])
-            changed = correction.choose(
-                current.numpy(), np.arange(len(current)), proposal.numpy(), chances.float().numpy()
-            )
-            after = current.clone()
-            after[changed] = proposal[changed]
-            assert torch.equal(after, tensors["z_next"][row])
-            compared += 1
+    compared = 0
+    for case, logits, current, proposal, after in recorded():
+        correction = Correction(range(len(current)), 9, case["tokens_per_step"])
+        changed = torch.from_numpy(corrected(correction, case, logits, current, proposal))
+        assert torch.equal(current.scatter(0, changed, proposal[changed]), after)
+        compared += 1
     assert compared >= 4
 
 

@@ -1,13 +1,11 @@
 """Gains and posteriors against the recorded steps of the original and against the documented edges."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from remask.sampling.filters import Draws, top_k, top_p
 from remask.sampling.noise import Noise
@@ -18,15 +16,6 @@ from tests.oracles import uniform_sampling as oracle
 
 SCORES, PROBABILITIES = 5e-6, 1e-5
 MASK, VOCAB = 3, 12
-
-
-def cases(kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """Parameters of each recorded case, and its tensors without the case's name."""
-    tensors = goldens.sampling("torch_steps")[1]
-    for case in goldens.cases("torch_steps"):
-        stem = f"{case['name']}."
-        if stem.startswith(f"{kind}."):
-            yield case, {key.removeprefix(stem): value for key, value in tensors.items() if key.startswith(stem)}
 
 
 def noise_of(shift: float, vocab: int = VOCAB, mask: int = MASK) -> Noise:
@@ -40,7 +29,7 @@ def recorded_noise(case: dict[str, Any]) -> Noise:
 
 def test_recorded_gains_and_choices() -> None:
     compared = 0
-    for case, tensors in cases("adaptive"):
+    for case, tensors in goldens.cases("torch_steps", "adaptive"):
         noise = recorded_noise(case)
         for row, current in enumerate(tensors["z"]):
             prior = noise.probability(current.numpy(), case["log_snr"])
@@ -53,7 +42,7 @@ def test_recorded_gains_and_choices() -> None:
 
 def test_recorded_posteriors() -> None:
     compared = 0
-    for case, tensors in cases("ancestral"):
+    for case, tensors in goldens.cases("torch_steps", "ancestral"):
         step = Transition(recorded_noise(case), case["log_snr_t"], case["log_snr_s"])
         greedy = case["temperature"] == 0
         for row, current in enumerate(tensors["z"]):

@@ -49,6 +49,14 @@ def taught() -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
+def tariff() -> Iterator[Running]:
+    """A masked model whose tokenizer spells every text and whose template trims messages."""
+    llm = LLM("bundled-tariff", cache="bicache", dtype="float32", device="cpu")
+    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A browser for the tests of one file: where it lives longer, its event loop is in the way of other tests'."""
     if CHROMIUM is None:

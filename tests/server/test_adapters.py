@@ -134,6 +134,7 @@ def test_bad_ones_are_named_and_the_others_served(running: Running) -> None:
             assert (answer.status_code, error["code"]) == (404, "model_not_found")
             assert f"the model {name!r} is an adapter that could not be loaded: " in error["message"]
             assert why in error["message"]
+            assert error["param"] == field
             assert "served: bundled-transit, one, two" in error["message"]
     assert text(running, "one")
 

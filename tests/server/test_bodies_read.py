@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from remask.server import bodies
 from remask.server.app import router
-from remask.server.bodies import SMALL, BodyReaders, BodyRoute, error_fields, read_body
+from remask.server.bodies import SMALL, BodyReaders, BodyRoute, read_body
 from remask.server.errors import ApiError
 from remask.server.protocol.conversation import TokenizeBody
 from remask.server.protocol.generation import ChatBody, CompletionBody
@@ -75,7 +75,7 @@ def outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except ApiError as error:
-        return error_fields(error)
+        return error.status, str(error), error.param, error.code
 
 
 @pytest.mark.parametrize(("model", "fields"), RIGHT, ids=str)

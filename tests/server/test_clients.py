@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,6 @@ PET = {
 ASKED = {"system": "Orders: rope Anna; soap Ben.", "user": "Who ordered rope?"}
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs other projects' clients: scripts/clients")
-
-
-@pytest.fixture(scope="module")
-def bundled() -> Iterator[Running]:
-    llm = LLM("bundled-tariff", cache="bicache", dtype="float32", device="cpu")
-    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
-        yield running
 
 
 def told(running: Running, name: str, *more: str) -> dict[str, Any]:
@@ -61,8 +53,8 @@ def turns_of() -> list[dict[str, Any]]:
 
 
 @pytest.mark.thorough
-def test_langchain(bundled: Running) -> None:
-    found, own = told(bundled, "langchain", json.dumps(ROBOT)), answer(bundled)
+def test_langchain(tariff: Running) -> None:
+    found, own = told(tariff, "langchain", json.dumps(ROBOT)), answer(tariff)
     assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
     assert found["prompt_tokens"] == own["usage"]["prompt_tokens"]
     assert (found["top_logprobs"], found["tokens"]) == (2, [4, 4])
@@ -86,24 +78,24 @@ def test_tools_of_langchain() -> None:
 
 
 @pytest.mark.thorough
-def test_litellm(bundled: Running) -> None:
-    found, own = told(bundled, "litellm", json.dumps(ROBOT), json.dumps(PET)), answer(bundled)
+def test_litellm(tariff: Running) -> None:
+    found, own = told(tariff, "litellm", json.dumps(ROBOT), json.dumps(PET)), answer(tariff)
     assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
     assert found["prompt_tokens"] == own["usage"]["prompt_tokens"]
     assert found["completion"] == 1
     matches({"json": ROBOT}, json.dumps(found["parsed"]))
     matches({"json": PET}, json.dumps(found["pet"]))
     turns = [*turns_of(), {"role": "assistant", "content": "Ann"}]
-    continued = bundled.chat({"messages": turns, "add_generation_prompt": False, "continue_final_message": True})
+    continued = tariff.chat({"messages": turns, "add_generation_prompt": False, "continue_final_message": True})
     assert found["continued"] == found["messages"] == continued.json()["choices"][0]["message"]["content"]
     body = {"query": "rope", "documents": ["rope Anna", "soap Ben"]}
-    results = bundled.client.post("/rerank", json=body).json()["results"]
+    results = tariff.client.post("/rerank", json=body).json()["results"]
     assert found["ranked"] == [[each["index"], pytest.approx(each["relevance_score"], abs=1e-4)] for each in results]
 
 
 @pytest.mark.thorough
-def test_instructor(bundled: Running) -> None:
-    found = told(bundled, "instructor")
+def test_instructor(tariff: Running) -> None:
+    found = told(tariff, "instructor")
     robot = found["json_schema_mode"]
     assert set(robot) == {"name", "on", "legs"}, found
     assert 2 <= robot["legs"] <= 8

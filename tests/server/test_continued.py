@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,6 @@ def asked(name: str) -> tuple[list[dict[str, Any]], str]:
 
 def said(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
-
-
-@pytest.fixture(scope="module")
-def tariff() -> Iterator[Running]:
-    """A masked model whose tokenizer spells every text and whose template trims messages."""
-    llm = LLM("bundled-tariff", cache="bicache", dtype="float32", device="cpu")
-    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
-        yield running
 
 
 def prompt_of(running: Running, messages: list[dict[str, Any]], **fields: Any) -> str:

@@ -213,6 +213,15 @@ HOSTILE: list[tuple[str, dict[str, Any], str, str]] = [
     ("/rerank", {"query": "x", "documents": ["a"], "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "too long"),
     ("/v1/score", {"queries": ["x", "y"], "documents": ["a"]}, "documents", "2 queries and 1 documents"),
     ("/v1/score", {"queries": "x"}, "documents", "two names of one thing"),
+    ("/rerank", {"query": "x" * 100_000, "documents": ["a"]}, "query", "at most"),
+    ("/rerank", {"query": "x", "documents": ["a" * 100] * 8000}, "documents", "characters altogether"),
+    (
+        "/v1/score",
+        {"queries": "x", "documents": "a", "labels": ["yes", "no"]},
+        "documents",
+        "cannot tell the labels 'yes' and 'no' apart",
+    ),
+    ("/v1/score", {"queries": "x" * 100_000, "documents": ["a"]}, "queries", "at most"),
 ]
 
 

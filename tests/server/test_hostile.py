@@ -49,20 +49,14 @@ PROMPTS: dict[str, Any] = {
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("masked", {"max_tokens": 8, "block_length": 8, "steps": 20_000_000}, "steps"),
     ("masked", {"max_tokens": 8, "steps": 2**62}, "steps"),
-    ("masked", {"max_tokens": 8, "steps_per_block": 2**40}, "steps_per_block"),
-    ("masked", {"max_tokens": 8, "cfg_scale": 1e39}, "cfg_scale"),
-    ("masked", {"max_tokens": 8, "temperature": 1e300}, "temperature"),
-    ("masked", {"max_tokens": 8, "block_length": 2**62}, "block_length"),
     ("masked", {"max_tokens": 2**62}, "max_tokens"),
     ("masked", {"max_tokens": 8, "stop": ["x"] * 350_000}, "stop"),
     ("masked", {"max_tokens": 8, "stop": "y" * 3_000_000}, "stop"),
     ("masked", {"max_tokens": 8, "stop_token_ids": [1] * 300_000}, "stop_token_ids"),
-    ("uniform", {"block_length": 2**62}, "block_length"),
     ("uniform", {"max_tokens": 8, "block_length": 2**24, "steps_per_block": 2**24}, "steps_per_block"),
     ("uniform", {"steps_per_block": 2**40}, "steps_per_block"),
     ("uniform", {"uniform": {"correction_steps": 10**9}}, "uniform.correction_steps"),
     ("uniform", {"uniform": {"canvas_length": 2**62}}, "uniform.canvas_length"),
-    ("block_causal", {"steps_per_block": 2**40}, "steps_per_block"),
     ("block_causal", {"block_length": 2**62}, "block_length"),
 ]
 

@@ -131,12 +131,16 @@ def test_choices_without_room_are_refused_by_the_first(monkeypatch: pytest.Monke
         assert len(counted) == 3
 
 
-def test_texts_of_clients_that_have_gone_are_not_read(wide: Running, texts: Texts) -> None:
-    with ExitStack() as stack:
-        for _ in range(3):
-            stack.enter_context(wide.post("/tokenize", {"prompt": WORDS * 2000}))
-        eventually(lambda: wide.service._taking == 3 and texts.begun)
-    eventually(lambda: wide.service._taking == 0)
+def test_texts_of_clients_that_have_gone_are_not_read(
+    wide: Running, texts: Texts, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "remask.server.gate"):
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(wide.post("/tokenize", {"prompt": WORDS * 2000}))
+            eventually(lambda: wide.service._taking == 3 and texts.begun)
+        eventually(lambda: wide.service._taking == 0 and len(caplog.messages) == 3)
+    assert [json.loads(each)["status"] for each in caplog.messages] == [499] * 3, "nothing failed"
     texts.passing.set()
     last = wide.client.post("/tokenize", json={"prompt": WORDS * 2001})
     assert last.status_code == 200

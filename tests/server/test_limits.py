@@ -175,6 +175,9 @@ def test_a_defect_is_a_500_in_the_same_shape(server: Running, monkeypatch: pytes
     [
         ({"model_names": []}, "served_model_name"),
         ({"api_keys": [""]}, "api_key"),
+        ({"api_keys": "s3cret"}, "api_keys must be a list"),
+        ({"priority_keys": "s3cret"}, "priority_keys must be a list"),
+        ({"allowed_origins": "https://example.org"}, "allowed_origins must be a list"),
         ({"api_keys": ["k\u00e9y"]}, "api_key"),
         ({"max_queue": -1}, "max_queue"),
         ({"drain_timeout": float("nan")}, "drain_timeout"),

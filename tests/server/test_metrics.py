@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from remask.cli.serve import WARM_UP, StepTrace
 from remask.errors import ConfigError
 from remask.request.result import Event, Result, Usage
 from remask.server.metrics import VLLM, Metrics
-from remask.server.step_trace import WARM_UP, StepTrace
 from tests.engine.support import make_engine, request
 from tests.server.serving import CHATS, Running, make_llm, serving
 

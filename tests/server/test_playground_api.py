@@ -12,8 +12,8 @@ from remask.checkpoint.source import resolve
 from remask.llm import LLM
 from remask.server.errors import ApiError
 from remask.server.pages import FILES
-from remask.server.playground.example import example
 from remask.server.playground.sandbox import PAGE_SIZE, PAGES, PoolFullError, Sandbox, SandboxState, Sessions
+from remask.server.routes.playground import example
 from remask.tasks.cards import card
 from tests.server.serving import Running, serving
 

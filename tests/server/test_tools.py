@@ -218,6 +218,11 @@ def test_a_template_without_tools_cannot_offer_them(server: Running) -> None:
     assert server.chat({**body, "tool_choice": "none", "max_tokens": 4, "block_length": 4}).status_code == 200
     completion = server.client.post("/v1/completions", json={"prompt": "x", "tools": [BUY]})
     assert "Unknown field 'tools'" in completion.json()["error"]["message"]
+    made = {"type": "function_call", "call_id": "a", "name": "buy", "arguments": "{}"}
+    given = {"type": "function_call_output", "call_id": "a", "output": "done"}
+    error = server.client.post("/v1/responses", json={"input": [made, given]}).json()["error"]
+    assert error["message"].startswith("input: calls of tools and their results")
+    assert error["param"] == "input"
 
 
 def test_a_uniform_model_cannot_be_held_to_a_schema() -> None:
@@ -274,14 +279,14 @@ CASES = [(HERMES, *case) for case in HERMES_TEXTS] + [(LLAMA, *case) for case in
 def test_calls_are_read_however_their_text_arrives(form: Any, said: str, text: str, made: list[Any], data: Any) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=6)))
     pieces = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
-    reader = calls(form).reader()
+    reader = CallReader(calls(form))
     assert read(reader, pieces) == (text, made)
     assert reader.finish_reason("length") == ("tool_calls" if made else "length")
 
 
 def test_one_call_at_most_where_that_is_asked_for() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert read(calls(single=True).reader(), [f"a{call}", f"b{call}"]) == ("a", [{"name": "f", "arguments": "{}"}])
+    assert read(CallReader(calls(single=True)), [f"a{call}", f"b{call}"]) == ("a", [{"name": "f", "arguments": "{}"}])
 
 
 def test_the_template_says_how_calls_are_written() -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from remask.checkpoint.files import CONVERTED, read_json, unreadable
+from remask.checkpoint.files import CONVERTED, opened, read_json
 from remask.checkpoint.fingerprint import digest, file_content
 from remask.checkpoint.peft_config import PeftConfig, few
 from remask.checkpoint.source import ADAPTER_CONFIG as CONFIG
@@ -100,11 +99,8 @@ class Adapter:
     def read(self, slot: Slot) -> LowRank:
         """The factors for the matrix of `slot`, float32 on the CPU. Raises `CheckpointError` on a damaged file."""
         pair = self.pairs[_place(slot)]
-        try:
-            with safe_open(self.file, framework="pt") as file:
-                down, up = (file.get_tensor(f"{pair.stem}.lora_{factor}.weight").float() for factor in "AB")
-        except (SafetensorError, OSError) as error:
-            raise unreadable(self.file, error) from error
+        with opened(self.file) as file:
+            down, up = (file.get_tensor(f"{pair.stem}.lora_{factor}.weight").float() for factor in "AB")
         return LowRank(down, up * pair.scale)
 
 
@@ -256,22 +252,15 @@ def _shapes(file: Path) -> tuple[dict[str, str], dict[str, tuple[tuple[int, ...]
     Raises `CheckpointError` on what else the file holds.
     """
     found, stems = dict[str, dict[str, tuple[int, ...]]](), dict[str, str]()
-    try:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-                piece, factor = opened.get_slice(name), _FACTOR.fullmatch(name.removeprefix(_WRAPPED))
-                if factor is None:
-                    raise CheckpointError(
-                        f"{file} holds {name!r}; supported: NAME.lora_A.weight and NAME.lora_B.weight."
-                    )
-                if piece.get_dtype() not in CONVERTED:
-                    raise CheckpointError(
-                        f"{name!r} in {file} is {piece.get_dtype()}; supported: {', '.join(CONVERTED)}."
-                    )
-                stems[factor[1]] = name.partition(".lora_")[0]
-                found.setdefault(factor[1], {})[factor[2]] = tuple(piece.get_shape())
-    except (SafetensorError, OSError) as error:
-        raise unreadable(file, error) from error
+    with opened(file) as content:
+        for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
+            piece, factor = content.get_slice(name), _FACTOR.fullmatch(name.removeprefix(_WRAPPED))
+            if factor is None:
+                raise CheckpointError(f"{file} holds {name!r}; supported: NAME.lora_A.weight and NAME.lora_B.weight.")
+            if piece.get_dtype() not in CONVERTED:
+                raise CheckpointError(f"{name!r} in {file} is {piece.get_dtype()}; supported: {', '.join(CONVERTED)}.")
+            stems[factor[1]] = name.partition(".lora_")[0]
+            found.setdefault(factor[1], {})[factor[2]] = tuple(piece.get_shape())
     if not found:
         raise CheckpointError(f"{file} holds no tensor.")
     if single := [module for module, factors in found.items() if len(factors) < 2]:
@@ -287,15 +276,11 @@ def _ahead(shapes: Mapping[str, object], slots: Mapping[str, Slot]) -> str:
 
 
 def _check_finite(file: Path) -> None:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                tensor = opened.get_tensor(name)
-                if not torch.isfinite(tensor).all():
-                    count = int((~torch.isfinite(tensor)).sum())
-                    raise CheckpointError(
-                        f"{name!r} in {file} holds {count} values of {tensor.numel()} that are NaN or infinite: the "
-                        "file is damaged, or its training diverged."
-                    )
-    except (SafetensorError, OSError) as error:
-        raise unreadable(file, error) from error
+    with opened(file) as content:
+        for name in content.keys():  # noqa: SIM118
+            tensor = content.get_tensor(name)
+            if count := int((~torch.isfinite(tensor)).sum()):
+                raise CheckpointError(
+                    f"{name!r} in {file} holds {count} values of {tensor.numel()} that are NaN or infinite: the file "
+                    "is damaged, or its training diverged."
+                )

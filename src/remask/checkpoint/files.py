@@ -2,10 +2,11 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
@@ -75,23 +76,18 @@ def raw_config(checkpoint: Path) -> dict[str, Any]:
 def tokenizer_mask(folder: Path) -> int | None:
     """The id of the `mask_token` that a folder's tokenizer names in any of its files; None where it names none.
 
-    Raises `CheckpointError` as `read_json`, and where no file says which id the token has.
+    Raises `CheckpointError` as `read_json`, and where a file is malformed or none says which id the token has.
     """
-
-    def held(name: str) -> dict[str, Any]:
-        return read_json(folder / name) if (folder / name).is_file() else {}
-
-    config, whole = held("tokenizer_config.json"), held("tokenizer.json")
-    name = config.get("mask_token") or held("special_tokens_map.json").get("mask_token")
-    name = name.get("content") if isinstance(name, dict) else name
-    if name is None:
-        return None
-    added = [*(whole.get("added_tokens") or ())]
-    added += [{"id": int(key), **each} for key, each in (config.get("added_tokens_decoder") or {}).items()]
-    named = [each.get("id") for each in added if each.get("content") == name]
-    tables = [held("added_tokens.json"), held("vocab.json"), (whole.get("model") or {}).get("vocab")]
-    named += [table.get(name) for table in tables if isinstance(table, dict)]
-    token: object = next((each for each in named if each is not None), None)
+    try:
+        name, token = _named_mask(folder)
+        if name is None:
+            return None
+    # Their objects are of any form: what they hold is not checked value by value.
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The tokenizer in {folder} cannot be asked for its mask_token: {type(error).__name__}: {error}. Download "
+            "its files again."
+        ) from error
     if not is_whole(token, 0):
         raise CheckpointError(
             f"The tokenizer in {folder} names {name!r} as its mask_token, and none of its files says which id that is; "
@@ -100,24 +96,53 @@ def tokenizer_mask(folder: Path) -> int | None:
     return token
 
 
+def _named_mask(folder: Path) -> tuple[str | None, object]:
+    """The text of that token, and its id; None where there is none."""
+
+    def held(name: str) -> dict[str, Any]:
+        return read_json(folder / name) if (folder / name).is_file() else {}
+
+    config, whole = held("tokenizer_config.json"), held("tokenizer.json")
+    name = config.get("mask_token") or held("special_tokens_map.json").get("mask_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    if name is None:
+        return None, None
+    added = [*(whole.get("added_tokens") or ())]
+    added += [{"id": int(key), **each} for key, each in (config.get("added_tokens_decoder") or {}).items()]
+    named = [each.get("id") for each in added if each.get("content") == name]
+    tables = [held("added_tokens.json"), held("vocab.json"), (whole.get("model") or {}).get("vocab")]
+    named += [table.get(name) for table in tables if isinstance(table, dict)]
+    return name, next((each for each in named if each is not None), None)
+
+
 GENERATION = "generation_config.json"
 # Of the Hugging Face file: our names of the fields that mean the same. The second apply where it says that it samples.
 _ALWAYS: Mapping[str, str] = {"max_new_tokens": "max_tokens"}
 _SAMPLED: Mapping[str, str] = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
+# Keys that do not say which tokens are chosen.
+_MECHANICS = {
+    *("do_sample", "cache_config", "cache_implementation", "disable_compile", "return_dict_in_generate"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_commit_hash", "_from_model_config"),
+}
+
+OwnWords: TypeAlias = Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]]
+"""What the object in `generation_config.json` says in the words of one family: sampling parameters, and the keys of the
+object that have no meaning there."""
 
 
-def read_sampling(folder: Path) -> dict[str, Any]:
+def read_sampling(folder: Path, words: OwnWords | None = None) -> dict[str, Any]:
     """The defaults of the checkpoint in `folder`; empty where it gives none.
 
     `remask.json` holds them as an object `sampling` of declared sampling parameters. Without such a file they are what
     `generation_config.json` says in its own words: `max_new_tokens`, and with `do_sample` also `temperature`, `top_k`
-    and `top_p`; the rest of that file is for other libraries. What no file says is the family's choice.
+    and `top_p`, and what it says in the `words` of the model's family; the rest of that file is for other libraries.
+    What no file says is the family's choice.
 
     Raises `CheckpointError` where a file cannot be read or gives a value that is not allowed.
     """
-    for name, find in ((OWN, _own), (GENERATION, _generation)):
+    for name in (OWN, GENERATION):
         if (folder / name).is_file():
-            sampling = find(folder / name)
+            sampling = dict(read_own(folder).get(SAMPLING, {})) if name == OWN else _generation(folder / name, words)
             try:
                 SamplingParams.from_mapping(sampling)
             except ConfigError as error:
@@ -128,17 +153,31 @@ def read_sampling(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _own(path: Path) -> dict[str, Any]:
-    return dict(read_own(path.parent).get(SAMPLING, {}))
+def unfollowed(folder: Path, words: OwnWords | None) -> list[str]:
+    """Keys of `generation_config.json` that say how a checkpoint is decoded, and that `read_sampling` cannot follow.
 
-
-def _generation(path: Path) -> dict[str, Any]:
+    Empty where the model's family has no `words` of its own, or where `remask.json` is read in that file's place.
+    Raises `CheckpointError` as `read_json`.
+    """
+    path = folder / GENERATION
+    if words is None or (folder / OWN).is_file() or not path.is_file():
+        return []
     content = read_json(path)
-    names = {**_ALWAYS, **(_SAMPLED if content.get("do_sample") is True else {})}
-    found = {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
+    known = _MECHANICS | _common(content).keys()
+    return [key for key in words(content)[1] if key not in known]
+
+
+def _generation(path: Path, words: OwnWords | None) -> dict[str, Any]:
+    content = read_json(path)
+    found = {ours: content[theirs] for theirs, ours in _common(content).items() if content.get(theirs) is not None}
     if found.get("top_k") in (0, -1):  # all tokens, in the words of transformers and of vLLM
         del found["top_k"]
-    return found
+    return found if words is None else found | words(content)[0]
+
+
+def _common(content: Mapping[str, Any]) -> dict[str, str]:
+    """Our names of the keys of `content` that are followed whatever the family."""
+    return {**_ALWAYS, **(_SAMPLED if content.get("do_sample") is True else {})}
 
 
 _LISTED = 20
@@ -210,14 +249,11 @@ def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
         )
     found: dict[str, list[TensorLocation]] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-                    piece = opened.get_slice(name)
-                    place = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
-                    found.setdefault(name, []).append(place)
-        except (SafetensorError, OSError) as error:
-            raise unreadable(file, error) from error
+        with opened(file) as content:
+            for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
+                piece = content.get_slice(name)
+                place = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
+                found.setdefault(name, []).append(place)
     _check_index(folder, placed, found)
     return {name: place for name, (place,) in found.items()}
 
@@ -254,9 +290,16 @@ def listed(every: Sequence[str]) -> str:
     return "; ".join(every[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def unreadable(file: Path, error: Exception) -> CheckpointError:
-    """The error for a weight file that safetensors cannot read."""
-    return CheckpointError(f"{file} cannot be read: {error}. It is truncated or corrupt: download or copy it again.")
+@contextmanager
+def opened(path: Path, how: Callable[[Path], Any] | None = None) -> Iterator[Any]:
+    """A weight file that `how` opens, or safetensors, while it is read. Raises `CheckpointError` on a failure."""
+    try:
+        with safe_open(path, framework="pt") if how is None else how(path) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}. It is truncated or corrupt: download or copy it again."
+        ) from error
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

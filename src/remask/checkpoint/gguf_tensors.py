@@ -46,14 +46,14 @@ def locate(path: Path) -> dict[str, TensorLocation]:
     Raises `CheckpointError` as `read_header`, and where experts are more than any model has.
     """
     header = read_header(path)
-    scaling = factors_tensor(header)
-    return {name: _location(path, view) for name, view in _views(header).items() if view.stored is not scaling}
-
-
-def _location(path: Path, view: _View) -> TensorLocation:
-    kind = view.stored.kind
-    block, width = GGML_QUANT_SIZES[kind]
-    return TensorLocation(path, view.shape, kind.name, packed=width / block if _unpacks(kind) else None)
+    scaling, found = factors_tensor(header), dict[str, TensorLocation]()
+    for name, view in _views(header).items():
+        if view.stored is not scaling:
+            kind = view.stored.kind
+            block, width = GGML_QUANT_SIZES[kind]
+            packed = width / block if _unpacks(kind) else None
+            found[name] = TensorLocation(path, view.shape, kind.name, packed=packed)
+    return found
 
 
 @cache

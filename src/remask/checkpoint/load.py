@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
@@ -19,16 +19,15 @@ from remask.checkpoint.files import (
     CONVERTED,
     TensorLocation,
     listed,
+    opened,
     raw_config,
     read_json,
     tensor_locations,
     tokenizer_mask,
-    unreadable,
 )
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.gguf_model import NAMES as GGUF_NAMES
-from remask.checkpoint.quantised_files import MATRICES, check_kind, read_codes, unfolded
-from remask.checkpoint.scaled_files import read_numbers
+from remask.checkpoint.quantised_files import MATRICES, check_kind, read_codes, read_numbers, unfolded
 from remask.checkpoint.source import resolve
 from remask.checks import Quantization
 from remask.checks.values import is_whole
@@ -173,16 +172,20 @@ def check_tensors(
 
 
 def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
-    """Every tensor in the files of a checkpoint by its name; no weight is read.
-
-    Raises:
-        CheckpointError: a file is missing, truncated, corrupt or unreadable.
-    """
+    """Every tensor of a checkpoint by its name. Raises `CheckpointError` where a file cannot be read."""
     if not is_gguf(checkpoint):
         return tensor_locations(checkpoint)
     from remask.checkpoint.gguf_tensors import locate
 
     return locate(checkpoint)
+
+
+def _opened(path: Path) -> AbstractContextManager[Any]:
+    if not is_gguf(path):
+        return opened(path)
+    from remask.checkpoint.gguf_tensors import OpenGGUF
+
+    return opened(path, OpenGGUF)
 
 
 def _description(checkpoint: Path) -> str:
@@ -228,45 +231,28 @@ def _read(
     merges: Mapping[str, Callable[[], LowRank]],
 ) -> None:
     """Copy tensors of one file into their places, one after the other, with what `merges` adds to them by name."""
-    try:
-        with _opened(path) as file:
-            for slot in slots:
-                added = merges.get(slot.name)
-                tensor = _stored(file, slot, stored[slot.name], quantization if added is None else None)
-                if added is not None:
-                    assert isinstance(tensor, Tensor)
-                    tensor = tensor.float() + added().dense(slot.part)
-                _fill(slot, tensor, stored[slot.name], weights, check)
-                del tensor  # before the next one is read
-    except (SafetensorError, OSError) as error:
-        raise unreadable(path, error) from error
-
-
-def _opened(path: Path) -> Any:
-    if not is_gguf(path):
-        return safe_open(path, framework="pt")
-    from remask.checkpoint.gguf_tensors import OpenGGUF
-
-    return OpenGGUF(path)
+    with _opened(path) as file:
+        for slot in slots:
+            added = merges.get(slot.name)
+            tensor = _stored(file, slot, stored[slot.name], quantization if added is None else None)
+            if added is not None:
+                assert isinstance(tensor, Tensor)
+                tensor = tensor.float() + added().dense(slot.part)
+            slot.fill(weights, tensor)
+            numbers, target = tensor.constants if isinstance(tensor, Codes) else tensor, slot.target(weights)
+            if check and not _finite(numbers if isinstance(target, QuantisedMatrix) else target):
+                raise _not_finite(slot, stored[slot.name], numbers, weights.embed.dtype)
+            del tensor, numbers  # before the next one is read
 
 
 def _stored(file: Any, slot: Slot, place: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
     """What `slot` takes of its tensor in an open file; nothing else of it is read."""
-    tensor: Tensor | Codes
     if is_gguf(place.file):
-        tensor = file.read(slot.name, slot.part, quantization if slot.field in MATRICES else None)
-        return tensor
+        kind = quantization if slot.field in MATRICES else None
+        return file.read(slot.name, slot.part, kind)  # type: ignore[no-any-return]
     if place.kind is not None:
         return read_codes(file, slot.name, place.kind, slot.part or (slice(None),))
     return read_numbers(file, slot.name, place, slot.part)
-
-
-def _fill(slot: Slot, tensor: Tensor | Codes, place: TensorLocation, weights: Weights, check: bool) -> None:
-    slot.fill(weights, tensor)
-    numbers = tensor.constants if isinstance(tensor, Codes) else tensor
-    target = slot.target(weights)
-    if check and not _finite(numbers if isinstance(target, QuantisedMatrix) else target):
-        raise _not_finite(slot, place, numbers, weights.embed.dtype)
 
 
 def _finite(tensor: Tensor) -> bool:

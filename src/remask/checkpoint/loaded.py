@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remask.checkpoint.adapter import Adapter, read_adapter, with_adapters
-from remask.checkpoint.files import raw_config
+from remask.checkpoint.files import GENERATION, raw_config
 from remask.checkpoint.fingerprint import fingerprint
 from remask.checkpoint.load import load_weights, read_config
 from remask.checkpoint.quantised_files import stored_kind
@@ -31,12 +31,11 @@ from remask.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _STD = 0.02
-_NORMS = (
+_ONES = (
     *("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "attn_post", "ffn_post"),
-    *(f"mixture.{name}" for name in ("router_norm", "expert_norm", "expert_post", "shared_post")),
-    "signal.norm",
+    *(f"mixture.{name}" for name in ("router_norm", "expert_norm", "expert_post", "shared_post", "factors")),
+    *("signal.norm", "scale"),
 )
-_FACTORS = ("scale", "mixture.factors")
 
 
 def dummy_weights(
@@ -68,8 +67,7 @@ def dummy_weights(
 
 
 def _draw(field: str, tensor: Tensor, generator: torch.Generator) -> None:
-    """Fill `tensor`."""
-    if field in _NORMS or field in _FACTORS:
+    if field in _ONES:
         tensor.fill_(1)
     else:
         tensor.normal_(0, _STD, generator=generator)
@@ -190,8 +188,15 @@ def find_model(settings: ModelSettings) -> FoundModel:
         source = find_source(settings.model, settings.hf_overrides, progress=settings.progress)
         family, config = read_config(source.weights, source.overrides, settings.tokenizer)
         remark = family.remark(Path(settings.model).name, config)
-        if remark is not None and settings.reads is not None:  # ranks beside the first one read no texts
-            log.warning("%s", remark)
+        left = source.unfollowed(family.words)
+        if settings.reads is not None:  # ranks beside the first one read no texts
+            if remark is not None:
+                log.warning("%s", remark)
+            if left:
+                log.warning(
+                    "%s of %s also says %s, which is not followed: set sampling parameters of remask in its place",
+                    *(GENERATION, settings.model, ", ".join(left)),
+                )
         tokenizer = read_tokenizer(settings, config, source.weights, family.chat_template)
         template = None if tokenizer is None else tokenizer.chat_template
         stops = [text for text in family.stop if text in (template or "")]
@@ -200,18 +205,13 @@ def find_model(settings: ModelSettings) -> FoundModel:
             config,
             source.weights,
             family,
-            sampling=({"stop": stops} if stops else {}) | dict(source.sampling),
+            sampling=({"stop": stops} if stops else {}) | source.sampling(family.words),
             quantization=stored_kind(source.weights),
             tokenizer=tokenizer,
             overrides=source.overrides,
             usual=source.usual,
         )
-        if source.adapter is not None:
-            if adapter is not None:
-                raise ConfigError(
-                    f"adapter={adapter!r}: the model {settings.model!r} is an adapter itself, and one can be merged"
-                )
-            adapter = str(source.adapter)
+        adapter = source.merged(settings.model, adapter)
     if adapter is not None and found.quantization is not None:
         raise ConfigError(
             f"adapter={adapter!r} is merged before weights are quantised, and the model {settings.model!r} is "

@@ -1,39 +1,66 @@
-"""Checkpoints of quantized weights: how they are written, and what their tensors are called.
+"""Checkpoints of quantized weights: our own, and those in fp8 that other programs wrote.
 
-A matrix `NAME` stands there as its codes, under its own name, beside `NAME_scale` and, of int4, `NAME_zero`; two codes
-of int4 share a byte, the first in the lower half. All other tensors, and all other files, are those of the checkpoint
-that was quantised. `config.json` says which kind it is.
+A matrix `NAME` stands in our own as its codes, under its own name, beside `NAME_scale` and, of int4, `NAME_zero`; two
+codes of int4 share a byte, the first in the lower half. So do the matrices of all experts where they are one tensor.
+All other tensors, and all other files, are those of the checkpoint that was quantised. `config.json` says which kind it
+is.
+
+There `quantization_config` also says how others are written, as vLLM reads it: `fp8` (DeepSeek, transformers; a scale
+for each tensor, or each block of `weight_block_size`) and `compressed-tensors` (`float-quantized`; a scale for each
+tensor, row or block). A number is its code (e4m3) times its scale, also where that is called `_scale_inv`. Scales of
+activations and of K/V are not read: both stay in the model's dtype.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.checkpoint.files import INDEX, TensorLocation, listed, raw_config, read_json, tensor_locations, weight_files
+from remask.checkpoint.files import (
+    CONVERTED,
+    INDEX,
+    OWN,
+    Scales,
+    TensorLocation,
+    listed,
+    opened,
+    raw_config,
+    read_json,
+    tensor_locations,
+    weight_files,
+)
 from remask.checkpoint.gguf_header import is_gguf
-from remask.checkpoint.scaled_files import KEY, convention, read_numbers, refuse_foreign, with_scales
 from remask.checks import QUANTIZATIONS, Quantization
+from remask.checks.values import is_whole
 from remask.errors import CheckpointError, ConfigError
 from remask.families.family import Family
+from remask.families.fields import Fields
 from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import GROUP
 from remask.model.quantised import Codes, encode
+
+KEY = "quantization_config"
+_CODES = "F8_E4M3"
+_SCALES = (*CONVERTED, "F8_E8M0")
+_UNREAD = re.compile(r".*\.(input|output|activation|[qkv]|kv_cache)_scale(_inv)?")
+# What others call themselves in `quant_method`, and names of tensors that only their files hold.
+_OTHERS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "gptqmodel": "GPTQ", "auto-round": "AutoRound"}
+_SIGNS = {".g_idx": "GPTQ", ".qweight": "GPTQ or AWQ", ".SCB": "bitsandbytes", ".quant_map": "bitsandbytes"}
 
 METHOD = "remask"
 SCALE, ZERO = "_scale", "_zero"
 SHARD = 4 * 2**30  # bytes of a weight file
 MATRICES = ("qkv", "out", "gate_up", "down", "mixture.gate_up", "mixture.down")
-_BYTES = {"int8": "I8", "int4": "U8", "fp8": "F8_E4M3"}
+_BYTES = {"int8": "I8", "int4": "U8", "fp8": _CODES}
 
 
 def stored_kind(folder: Path) -> Quantization | None:
@@ -48,7 +75,7 @@ def stored_kind(folder: Path) -> Quantization | None:
         raise CheckpointError(f"{folder / 'config.json'}: {KEY!r} is {json.dumps(asked)[:200]}; supported: an object.")
     kind = asked.get("kind")
     if asked.get("quant_method") != METHOD:
-        convention(folder, asked)
+        _convention(folder, asked)
         return None
     if kind not in QUANTIZATIONS:
         raise CheckpointError(
@@ -72,22 +99,28 @@ def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, Ten
     """
     kind, asked = stored_kind(folder), raw_config(folder).get(KEY)
     if kind is None:
-        refuse_foreign(folder, found)
-        return dict(found) if asked is None else with_scales(folder, convention(folder, asked), found)
+        for name in found:
+            for ending, program in _SIGNS.items():
+                if name.endswith(ending):
+                    raise _foreign(folder, program, name)
+        return dict(found) if asked is None else _with_scales(folder, *_convention(folder, asked), found)
     scales = {name.removesuffix(SCALE) for name in found if name.endswith(SCALE)} & found.keys()
     others = {name + end for name in scales for end in (SCALE, ZERO)}
     whole = {name: place for name, place in found.items() if name not in others}
     faults = []
     for name in sorted(scales):
         place, half = found[name], kind == "int4"
-        rows, columns = place.shape[0], place.shape[-1] * (2 if half else 1)
-        shape = (rows, columns // GROUP) if half else (rows,)
+        if not place.shape:
+            faults.append(f"{name} as a matrix")
+            continue
+        rows, columns = place.shape[:-1], place.shape[-1] * (2 if half else 1)
+        shape = (*rows, columns // GROUP) if half else rows
         beside = [found.get(name + end) for end in ((SCALE, ZERO) if half else (SCALE,))]
         if any(own is None or (own.shape, own.file) != (shape, place.file) for own in beside):
             faults.append(f"{name}{SCALE} {list(shape)}" + (f" or {name}{ZERO}" if half else ""))
         if place.dtype != _BYTES[kind]:
             faults.append(f"{name} as {_BYTES[kind]}")
-        whole[name] = replace(place, shape=(rows, columns), dtype="F32", kind=kind)
+        whole[name] = replace(place, shape=(*rows, columns), dtype="F32", kind=kind)
     if faults:
         raise CheckpointError(
             f"The {kind} model in {folder} lacks {listed(faults)}. Write it again with 'remask quantize'."
@@ -96,13 +129,18 @@ def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, Ten
 
 
 def read_codes(file: Any, name: str, kind: Quantization, part: tuple[slice, ...]) -> Codes:
-    """The codes of some rows and columns of a quantised matrix in an open file; no other is read."""
+    """The codes of some rows and columns of a quantised matrix, or of some experts', in an open file.
+
+    No other is read.
+    """
     rows, columns = part[0], part[1] if len(part) == 2 else slice(None)
     values, scales = file.get_slice(name), file.get_slice(name + SCALE)
+    between = (slice(None),) * (len(values.get_shape()) - 2)  # rows of experts
     if kind != "int4":
-        return Codes(values[rows, columns], scales[rows])
-    groups, packed = groups_of(name, columns), values[rows, _divided(columns, 2)]
-    return Codes(_unpacked(packed), scales[rows, groups], file.get_slice(name + ZERO)[rows, groups])
+        return Codes(values[rows, *between, columns], scales[rows])
+    groups, packed = groups_of(name, columns), values[rows, *between, _divided(columns, 2)]
+    places = rows, *between, groups
+    return Codes(_unpacked(packed), scales[places], file.get_slice(name + ZERO)[places])
 
 
 def groups_of(name: str, columns: slice) -> slice:
@@ -112,12 +150,160 @@ def groups_of(name: str, columns: slice) -> slice:
     return _divided(columns, GROUP)
 
 
+Block: TypeAlias = tuple[int | None, int | None]
+"""Rows and columns that have a scale of their own; None: all of them have one."""
+
+
+def _convention(folder: Path, asked: Mapping[str, Any]) -> tuple[tuple[str, ...], Block]:
+    """How the scales in `folder` are written, by the object `quantization_config`: what may follow a tensor's name in
+    that of its scale, and the block of each.
+
+    Raises `CheckpointError` where this is no fp8, or fp8 in a way that is not known here; the message names the program
+    that quantised it, and the way out.
+    """
+    fields = Fields(f"{KEY!r} in {folder / 'config.json'}", asked)
+    method = fields.get("quant_method")
+    if method == "fp8":
+        fields.only("fmt", "e4m3", optional=True)
+        blocks = fields.get("weight_block_size") is not None
+        block = _block(fields, "weight_block_size") if blocks else (None, None)
+        return ("_scale_inv",) if blocks else ("_scale_inv", "_scale"), block
+    if method == "compressed-tensors":
+        return ("_scale",), _compressed(fields)
+    named = "a program that it does not name" if method is None else str(method)
+    raise _foreign(folder, _OTHERS.get(named.casefold(), named), asked)
+
+
+def _foreign(folder: Path, program: str, found: object) -> CheckpointError:
+    """The error for a model that another program has quantised. `found` is what says so."""
+    return CheckpointError(
+        f"The model in {folder} is quantised by {program} ({json.dumps(found)[:200]}), and its files cannot be read "
+        "here. Load the model that it was made of, with --quantization int4 or int8 on a CPU, or a GGUF file or an fp8 "
+        "folder of it."
+    )
+
+
+def _compressed(fields: Fields) -> Block:
+    """The block of compressed-tensors' weights, which all groups of layers have in common."""
+    for key in ("sparsity_config", "transform_config"):  # neither changes anything where it is empty
+        if fields.get(key):
+            raise fields.unfit(key, "null or {}")
+    groups = fields.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups or not all(isinstance(each, Mapping) for each in groups.values()):
+        raise fields.unfit("config_groups", "an object of groups of layers")
+    found = set[Block]()
+    for name, group in groups.items():
+        if (group.get("format") or fields.get("format")) not in ("float-quantized", "naive-quantized"):
+            raise fields.unfit("format", '"float-quantized", which is fp8')
+        own = group.get("weights")
+        weights = Fields(f"{name}, 'weights'", own if isinstance(own, Mapping) else {})
+        for key, value in {"num_bits": 8, "type": "float"}.items():
+            weights.only(key, value)
+        weights.only("symmetric", True, optional=True)
+        weights.only("dynamic", False, optional=True)
+        match weights.get("strategy"):
+            case "tensor":
+                found.add((None, None))
+            case "channel":
+                found.add((1, None))
+            case "block":
+                found.add(_block(weights, "block_structure"))
+            case _:
+                raise weights.unfit("strategy", '"tensor", "channel" or "block"')
+    if len(found) > 1:
+        raise fields.unfit("config_groups", "groups of layers whose weights have one strategy")
+    return found.pop()
+
+
+def _block(fields: Fields, key: str) -> tuple[int, int]:
+    block = fields.get(key)
+    if not isinstance(block, list) or len(block) != 2 or not all(is_whole(each, 1) for each in block):
+        raise fields.unfit(key, "two positive integers, rows and columns of a block")
+    return block[0], block[1]
+
+
+def _with_scales(
+    folder: Path, endings: tuple[str, ...], each: Block, found: Mapping[str, TensorLocation]
+) -> dict[str, TensorLocation]:
+    """The tensors of a checkpoint, each with its scales, which are no tensors of their own then.
+
+    Raises `CheckpointError`, listing them, where a tensor of codes has no scale, or one that is not as it should be.
+    """
+    whole, faults, used = dict[str, TensorLocation](), list[str](), set[str]()
+    for name, place in found.items():
+        beside = [name + end for end in endings if name + end in found]
+        used.update(beside)
+        if place.dtype != _CODES:
+            whole[name] = place
+            faults += [f"{scale} is the scale of {name}, which is {place.dtype}" for scale in beside]
+            continue
+        if len(beside) != 1 or len(place.shape) != 2:
+            among = " or ".join(name + end for end in endings)
+            faults.append(f"{name} {list(place.shape)} has {len(beside) or 'no'} scales; supported: one, {among}")
+            continue
+        own = found[beside[0]]
+        block = each[0] or place.shape[0], each[1] or place.shape[1]
+        grid = _grid(place.shape, block)
+        if [size for size in own.shape if size > 1] != [size for size in grid if size > 1]:
+            faults.append(f"{beside[0]} is {list(own.shape)}, {KEY} asks for {list(grid)}")
+        if own.dtype not in _SCALES:
+            faults.append(f"{beside[0]} is {own.dtype}; supported: {', '.join(_SCALES)}")
+        whole[name] = replace(place, packed=1.0, scales=Scales(beside[0], own.file, block))
+    if faults:
+        raise CheckpointError(
+            f"The fp8 tensors in {folder} are not scaled as {KEY} in its config.json says: "
+            f"{listed(faults)}. Use the config.json that belongs to these weights, or download them again."
+        )
+    return {name: place for name, place in whole.items() if name not in used and not _UNREAD.fullmatch(name)}
+
+
+def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+
+
+def read_numbers(file: Any, name: str, place: TensorLocation, part: tuple[slice, ...] | None = None) -> Tensor:
+    """What `part` takes of a tensor in an open safetensors file, times its scales, in float32, where it has some."""
+    codes: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+    if place.scales is None:
+        return codes
+    if place.scales.file == place.file:
+        scales = file.get_tensor(place.scales.name)
+    else:
+        with opened(place.scales.file) as other:
+            scales = other.get_tensor(place.scales.name)
+    height, width = place.scales.block
+    scales = scales.float().reshape(_grid(place.shape, place.scales.block))
+    every = part or ()
+    rows, columns = (
+        range(size)[every[axis] if axis < len(every) else slice(None)] for axis, size in enumerate(place.shape)
+    )
+    if scales.shape[1] > 1:
+        scales = scales[:, torch.arange(columns.start, columns.stop) // width]
+    numbers = codes.float()
+    if height == 1:
+        return numbers.mul_(scales[rows.start : rows.stop])
+    # A row of blocks at a time, so that no scale stands in memory once for each number.
+    for block in range(rows.start // height, -(-rows.stop // height)):
+        numbers[max(0, block * height - rows.start) : (block + 1) * height - rows.start].mul_(scales[block])
+    return numbers
+
+
 def save_quantised(
-    folder: Path, family: Family, config: ModelConfig, kind: Quantization, target: Path, progress: bool = True
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    kind: Quantization,
+    target: Path,
+    progress: bool = True,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> int:
     """Write the checkpoint in `folder` into the new folder `target`, its matrices as `kind`. Returns bytes of weights.
 
-    One tensor at a time is read, and the tensors of one file are held.
+    One tensor at a time is read, and the tensors of one file are held. Keys of `overrides` are laid over those of
+    `config.json`, and `own` is written as `remask.json`: what the model is loaded with by another name than the path of
+    its folder. None: that file is copied, if there is one.
 
     Raises:
         ConfigError: `target` exists and is no empty folder, or the checkpoint is quantised already or a GGUF file.
@@ -147,33 +333,37 @@ def save_quantised(
                 held = {}
     size += _shard(target, held, placed, number)
     (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": placed}), encoding="utf-8")
-    raw = read_json(folder / "config.json") | {KEY: {"quant_method": METHOD, "kind": kind}}
+    raw = read_json(folder / "config.json") | dict(overrides or {}) | {KEY: {"quant_method": METHOD, "kind": kind}}
     (target / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    own = {*(file.name for file in weight_files(folder)), INDEX, "config.json"}
+    rewritten = {*(file.name for file in weight_files(folder)), INDEX, "config.json"}
     for file in folder.iterdir():
-        if file.is_file() and file.name not in own and file.suffix in (".json", ".jinja", ".txt", ".model"):
+        if file.is_file() and file.name not in rewritten and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, target / file.name)
+    if own is not None:
+        (target / OWN).write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
     return size
 
 
 def _every(folder: Path, found: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
-        with safe_open(path, framework="pt") as file:
+        with opened(path) as file:
             for name, place in found.items():
                 if place.file == path:
                     yield name, read_numbers(file, name, place)
 
 
 def _written(name: str, tensor: Tensor, kind: Quantization | None) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that stand for one."""
+    """The tensors that stand for one: a matrix [M, K], or one of each expert [E, M, K]."""
     if kind is None:
         yield name, tensor
         return
-    codes = encode(kind, tensor)
-    yield name, _packed(codes.values) if kind == "int4" else codes.values
-    yield name + SCALE, codes.scales
-    if codes.zeros is not None:
-        yield name + ZERO, codes.zeros
+    codes, rows = encode(kind, tensor.flatten(0, -2)), tensor.shape[:-1]
+    values = codes.values
+    packed = values[:, ::2] | (values[:, 1::2] << 4) if kind == "int4" else values
+    held = {"": packed, SCALE: codes.scales, ZERO: codes.zeros}
+    for end, content in held.items():
+        if content is not None:
+            yield name + end, content.view(*rows, *content.shape[1:])
 
 
 def _shard(target: Path, held: dict[str, Tensor], placed: dict[str, str], number: int) -> int:
@@ -184,12 +374,8 @@ def _shard(target: Path, held: dict[str, Tensor], placed: dict[str, str], number
     return sum(tensor.nbytes for tensor in held.values())
 
 
-def _packed(codes: Tensor) -> Tensor:
-    return codes[:, ::2] | (codes[:, 1::2] << 4)
-
-
 def _unpacked(packed: Tensor) -> Tensor:
-    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
 def _divided(part: slice, by: int) -> slice:

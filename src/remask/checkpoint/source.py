@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from remask.checkpoint import hub
-from remask.checkpoint.files import CACHE, OVERRIDES, read_json, read_own, read_sampling
+from remask.checkpoint.files import CACHE, OVERRIDES, SAMPLING, OwnWords, read_json, read_own, read_sampling, unfollowed
 from remask.checkpoint.gguf_header import SUFFIX, is_gguf
 from remask.checkpoint.shelf import SHELF, Shelved, shelved
 from remask.checks import BUNDLED_MODELS
-from remask.errors import CheckpointError
+from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, presets
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -112,16 +112,43 @@ class Source:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     shelf: Shelved | None = None
 
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Sampling parameters that suit the model: those of its files, and for the rest the shelf's."""
-        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own)}
+    def merged(self, model: str, adapter: str | None) -> str | None:
+        """The adapter that is merged into the weights: the `adapter` that is asked for, or the `model` that is one.
+
+        Raises `ConfigError` where there are both.
+        """
+        if self.adapter is None:
+            return adapter
+        if adapter is not None:
+            raise ConfigError(f"adapter={adapter!r}: the model {model!r} is an adapter itself, and one can be merged")
+        return str(self.adapter)
+
+    def sampling(self, words: OwnWords | None) -> dict[str, Any]:
+        """Sampling parameters that suit the model: those of its files, and for the rest the shelf's.
+
+        Its family has `words` of its own for them, or none. Raises `CheckpointError` as `read_sampling`.
+        """
+        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own, words)}
+
+    def unfollowed(self, words: OwnWords | None) -> list[str]:
+        """Keys of its files that say how it is decoded, and that cannot be followed; see `files.unfollowed`."""
+        return unfollowed(self._own, words)
 
     @property
     def usual(self) -> dict[str, str]:
         """The cache, and the quantization on CPUs, that suit the model, where its files or the shelf name them."""
         named = {key: value for key, value in read_own(self._own).items() if isinstance(value, str)}
         return {**({CACHE: self.shelf.cache} if self.shelf else {}), **named}
+
+    def own(self, words: OwnWords | None) -> dict[str, Any] | None:
+        """The object of a `remask.json` with which a copy of the files is what the shelf's name is; None without one.
+
+        Keys of `overrides` are not in there, as a copy has them in `config.json`. `words` is as of `sampling`.
+        """
+        if self.shelf is None:
+            return None
+        sampling = self.sampling(words)
+        return read_own(self._own) | ({SAMPLING: sampling} if sampling else {}) | self.usual
 
     @property
     def _own(self) -> Path:
@@ -131,13 +158,15 @@ class Source:
 def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progress: bool = False) -> Source:
     """The parts of `model`: what `resolve` takes, or the folder of an adapter that names its base.
 
-    Such a folder may say in `remask.json`, under "hf_overrides", which keys make a diffusion model of the base.
+    Its `remask.json` may say, under "hf_overrides", which keys are laid over those of `config.json`, such as those that
+    make a diffusion model of an adapter's base. The shelf's keys stand behind them, and `overrides` before.
 
     Raises:
         CheckpointError: as `resolve`, for both, or the adapter names no base.
     """
     row = shelved(model)
-    found, laid = resolve(model, progress=progress), {**(row.overrides if row else {}), **(overrides or {})}
+    found = resolve(model, progress=progress)
+    laid = {**(row.overrides if row else {}), **read_own(found).get(OVERRIDES, {}), **(overrides or {})}
     if is_gguf(found) or (found / "config.json").is_file() or not (found / ADAPTER_CONFIG).is_file():
         return Source(found, None, laid, row)
     base = read_json(found / ADAPTER_CONFIG).get("base_model_name_or_path")
@@ -147,7 +176,7 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
             f"{base!r}; it must name the base, a folder or hub id. Or give the base as the model, and this folder with "
             "--adapter."
         )
-    return Source(resolve(base, progress=progress), found, read_own(found).get(OVERRIDES, {}) | laid)
+    return Source(resolve(base, progress=progress), found, laid)
 
 
 def _in_package(name: str, file: str) -> Path:

@@ -211,7 +211,11 @@ def read_backend(header: Header) -> Any | None:
     }
     bos = fields.flag(f"{_KEY}add_bos_token", False) and values.get("general.architecture") not in _NO_BOS
     eos = fields.flag(f"{_KEY}add_eos_token", False)
-    _put_around(backend, special.get("bos_token") if bos else None, special.get("eos_token") if eos else None, vocab)
+    around = [special.get("bos_token") if bos else None, "$A", special.get("eos_token") if eos else None]
+    parts = [part for part in around if part is not None]
+    if len(parts) > 1:
+        names = [(part, vocab[part]) for part in parts if part != "$A"]
+        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=names)
     made: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
     )
@@ -220,14 +224,6 @@ def read_backend(header: Header) -> Any | None:
         raise fields.unfit("tokenizer.chat_template", "a text")
     made.chat_template = template
     return made
-
-
-def _put_around(backend: Any, before: str | None, after: str | None, vocab: Mapping[str, int]) -> None:
-    """Make the tokenizer put a token before each text, and one after it; None: none."""
-    names = [(name, vocab[name]) for name in (before, after) if name is not None]
-    if names:
-        parts = [part for part in (before, "$A", after) if part is not None]
-        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=names)
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:

@@ -309,13 +309,13 @@ def quantize(parser: argparse.ArgumentParser) -> None:
 
 def models(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "--memory",
-        type=float,
-        metavar="GB",
-        help="say what fits into a device of this memory (default: this machine's)",
-    )
+    _add_memory(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    text = "say what fits into a device of this memory (default: this machine's)"
+    parser.add_argument("--memory", type=float, metavar="GB", help=text)
 
 
 def pull(parser: argparse.ArgumentParser) -> None:
@@ -333,12 +333,7 @@ def inspect(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "path", metavar="PATH", help="folder, GGUF file or hub id of a checkpoint, or the name of a preset"
     )
-    model.add_argument(
-        "--memory",
-        type=float,
-        metavar="GB",
-        help="say what fits into a device of this memory (default: this machine's)",
-    )
+    _add_memory(model)
     add_adapter(model)
     add_tensor_parallel(model)
     model.add_argument("--json", action="store_true", help="print JSON")

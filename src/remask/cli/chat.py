@@ -84,15 +84,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _offer(known: Card | None, offered: Mapping[str, str]) -> list[str]:
     """What a bundled model can answer, and what to type for it; nothing of other models."""
-    return (
-        []
-        if known is None
-        else [
-            known["answers"],
-            *(f"  {key}  {text}" for key, text in offered.items()),
-            *([_ALONE] if known["system"] else []),
-        ]
-    )
+    if known is None:
+        return []
+    lines = [known["answers"], *(f"  {key}  {text}" for key, text in offered.items())]
+    return [*lines, _ALONE] if known["system"] else lines
 
 
 def _read(shown: bool) -> str | None:
@@ -231,7 +226,7 @@ class ChatClient:
                 if "error" in chunk:
                     raise RemaskError(_message(chunk, "the server ends the answer"))
                 for choice in chunk.get("choices") or ():
-                    yield choice.get("delta", {}).get("content") or ""
+                    yield (choice.get("delta") or {}).get("content") or ""
 
     @contextmanager
     def _answer(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> Iterator[http.client.HTTPResponse]:

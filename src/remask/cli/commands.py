@@ -3,8 +3,8 @@
 import argparse
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import ModuleType
+from dataclasses import dataclass, replace
+from typing import Any
 
 from remask.checks.plugins import Plugin, Registry, install_line
 from remask.cli.parser import examples
@@ -48,21 +48,16 @@ class Command:
         parser.set_defaults(run=self.run)
         if self.examples:
             parser.epilog = examples(*self.examples)
-        module, _, function = (self.arguments or self.module.partition(":")[0]).partition(":")
-        getattr(self._load(module), function or "add_arguments")(parser)
+        self._call(self.arguments or self.module.partition(":")[0], "add_arguments", parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Run it. Returns the exit status. Raises `ConfigError` if a package of its extra is missing."""
-        try:
-            module, _, function = self.module.partition(":")
-            status: int = getattr(self._load(module), function or "run")(args)
-        except ModuleNotFoundError as error:
-            raise missing(error, self.extra) from error
-        return status
+        return int(self._call(self.module, "run", args))
 
-    def _load(self, module: str) -> ModuleType:
+    def _call(self, place: str, usual: str, given: Any) -> Any:
+        module, _, function = place.partition(":")
         try:
-            return importlib.import_module(module)
+            return getattr(importlib.import_module(module), function or usual)(given)
         except ModuleNotFoundError as error:
             raise missing(error, self.extra) from error
 
@@ -75,8 +70,7 @@ STORE_EXAMPLES = (
     "remask inspect store --model bundled --input requests.jsonl --cache bicache",
     "remask inspect store --model bundled --input requests.jsonl --cache reuse --json",
 )
-_ARGUMENTS = "remask.cli.arguments"
-OWN: Mapping[str, Command] = {
+_OWN = {
     "generate": Command(
         "remask.cli.generate",
         "answer a prompt, or a JSONL file of them",
@@ -84,7 +78,6 @@ OWN: Mapping[str, Command] = {
             "remask generate --model GSAI-ML/LLaDA-8B-Instruct --prompt 'What is a diffusion language model?'",
             "remask generate --model bundled --input requests.jsonl --output answers.jsonl --cache bicache",
         ),
-        arguments=f"{_ARGUMENTS}:generate",
         banner=(
             "the answers go to standard output, or into the file of --output",
             "remask chat --model {model} talks to it; remask serve {model} offers an API and a page in the browser",
@@ -97,7 +90,6 @@ OWN: Mapping[str, Command] = {
             "remask decide --model bundled-tariff --input examples/decisions.json",
             "remask decide --model GSAI-ML/LLaDA-8B-Instruct --input questions.json --cache bicache",
         ),
-        arguments=f"{_ARGUMENTS}:decide",
         banner=(
             "the answers go to standard output, as JSON",
             "remask serve {model} answers such questions at /v1/decisions",
@@ -112,7 +104,6 @@ OWN: Mapping[str, Command] = {
             "remask serve GSAI-ML/LLaDA-8B-Instruct --port 8080 --max-num-seqs 16 --api-key KEY",
         ),
         log_level="info",
-        arguments=f"{_ARGUMENTS}:serve",
     ),
     "deploy": Command(
         "remask.cli.serve:deploy",
@@ -123,7 +114,6 @@ OWN: Mapping[str, Command] = {
             "remask deploy GSAI-ML/LLaDA-8B-Instruct --num-gpus 1 --max-replicas 4 --ray-address auto",
         ),
         log_level="info",
-        arguments=f"{_ARGUMENTS}:deploy",
     ),
     "chat": Command(
         "remask.cli.chat",
@@ -133,7 +123,6 @@ OWN: Mapping[str, Command] = {
             "remask chat --base-url http://127.0.0.1:8000/v1",
             "remask chat --model GSAI-ML/LLaDA-8B-Instruct --system 'You answer in one sentence.'",
         ),
-        arguments=f"{_ARGUMENTS}:chat",
         banner=(
             "in this process, for you alone",
             "type a line, or /help; remask serve {model} lets many ask at a time",
@@ -143,13 +132,11 @@ OWN: Mapping[str, Command] = {
         "remask.cli.models",
         "list the models that one word starts, and which of them fit this machine",
         examples=("remask models", "remask models --memory 24"),
-        arguments=f"{_ARGUMENTS}:models",
     ),
     "models pull": Command(
         "remask.cli.models:pull",
         "download one of these models, or its newest revision",
         examples=("remask models pull sdar-1.7b", "remask models pull GSAI-ML/LLaDA-8B-Instruct --force"),
-        arguments=f"{_ARGUMENTS}:pull",
     ),
     "profile": Command(
         "remask.cli.profile",
@@ -159,7 +146,6 @@ OWN: Mapping[str, Command] = {
             "remask profile --model bundled --output depth.json --plot depth.png",
             "remask profile --model GSAI-ML/LLaDA-8B-Instruct --tau 0.97 --ratios 50 75 90 --output depth.json",
         ),
-        arguments=f"{_ARGUMENTS}:profile",
         banner=(
             "the table goes to standard output, and into the file of --output",
             "remask bench --model {model} --depth-table FILE compares caches with it",
@@ -172,15 +158,16 @@ OWN: Mapping[str, Command] = {
             "remask quantize --model bundled --quantization int8 --output bundled-int8",
             "remask quantize --model GSAI-ML/LLaDA-8B-Instruct --quantization int4 --output llada-int4",
         ),
-        arguments=f"{_ARGUMENTS}:quantize",
     ),
     "inspect": Command(
         "remask.cli.inspect",
         "look into a model, or into the engine's memory",
         examples=(MODEL_EXAMPLES[0], STORE_EXAMPLES[0]),
-        arguments=f"{_ARGUMENTS}:inspect",
         banner=("the memory goes to standard output", "remask serve {model} shows it live in the playground"),
     ),
+}
+OWN: Mapping[str, Command] = {
+    name: replace(command, arguments=f"remask.cli.arguments:{name.split()[-1]}") for name, command in _OWN.items()
 }
 
 

@@ -5,7 +5,6 @@ questions of a JSON file, by the model's distribution over labels.
 import argparse
 import json
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -16,14 +15,9 @@ from typing import Any
 from remask.answers.answer import trace_of
 from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
-from remask.cli.lines import Defaults, as_request, defaults_of, open_text, terms_of
+from remask.cli.lines import Defaults, as_request, defaults_of, open_text, standard_input, terms_of
 from remask.cli.logs import tell
-from remask.cli.options import (
-    check_folder,
-    engine_config,
-    object_option,
-    open_llm,
-)
+from remask.cli.options import check_folder, engine_config, object_option, open_llm
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
@@ -44,12 +38,14 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--output", args.output)
     with ExitStack() as files:
         # A file is read before the weights are, which may take minutes.
-        source = _lines(args.input) if args.input not in (None, "-") else sys.stdin
+        source = _lines(args.input) if args.input not in (None, "-") else standard_input()
         cache, limits = (defaults.cache, dict(defaults.cache_config)), engine_config(args)
         reads: Reads = "tokens" if args.prompt is None else "text"  # lines may hold token ids
         llm = files.enter_context(open_llm(args, *cache, limits, reads))
         if args.prompt is not None:
-            return _answer_one(llm, as_request(llm, _line(llm, args), "0", defaults), args)
+            canvas = None if args.canvas is None else json_list("--canvas", args.canvas)
+            line = _prompt(llm, args) | {"canvas": canvas, "suffix": args.suffix}
+            return _answer_one(llm, as_request(llm, line, "0", defaults), args)
         target = None if args.output is None else files.enter_context(LineFile(args.output))
         return _answer_lines(llm, source, target, defaults, args.trace)
 
@@ -68,12 +64,6 @@ def _lines(path: str) -> list[str]:
     if fault is not None:
         raise fault
     return lines
-
-
-def _line(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
-    """The line of `--prompt`, and what its answer is made of."""
-    canvas = None if args.canvas is None else json_list("--canvas", args.canvas)
-    return _prompt(llm, args) | {"canvas": canvas, "suffix": args.suffix}
 
 
 def _prompt(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
@@ -105,13 +95,21 @@ def _answer_lines(llm: LLM, source: Iterable[str], target: LineFile | None, defa
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be text
     lines: dict[str, int] = {}  # the line of each own id, as JSON
     reports: dict[str, Callable[[Output], dict[str, Any]]] = {}  # what a line asks for beside its answer
-    answers = _InOrder(target)
+    turns: deque[str] = deque()  # lines whose answers are not written, in their order
+    ready: dict[str, Mapping[str, Any]] = {}
     failed = 0
+
+    def give(request_id: str, answer: Mapping[str, Any]) -> None:
+        """Take the answer of a line, and write all answers whose turn it is."""
+        ready[request_id] = answer
+        while turns and turns[0] in ready:
+            _write(target, ready.pop(turns.popleft()))
+
     for number, text in enumerate(source, start=1):
         if not text.strip():
             continue
         request_id, name = str(number), None
-        answers.expect(request_id)
+        turns.append(request_id)
         try:
             line = json_object("a line", text)
             name = line.get("id")
@@ -126,7 +124,7 @@ def _answer_lines(llm: LLM, source: Iterable[str], target: LineFile | None, defa
             if not isinstance(error, RemaskError):
                 log.error("line %s cannot be read: %s", request_id, error, exc_info=True)
             failed += 1
-            answers.give(request_id, _failure(name, request_id, str(error)))
+            give(request_id, _failure(name, request_id, str(error)))
             continue
         requests.append(request)
         names[request_id] = name
@@ -134,40 +132,20 @@ def _answer_lines(llm: LLM, source: Iterable[str], target: LineFile | None, defa
     for output in llm.session.run(requests, trace=True):
         name = names[output.id]
         if output.error is None:
-            answers.give(output.id, _answer(output, name) | reports[output.id](output))
+            give(output.id, _answer(output, name) | reports[output.id](output))
         else:
             failed += 1
-            answers.give(output.id, _failure(name, output.id, output.error))
+            give(output.id, _failure(name, output.id, output.error))
     return 1 if failed else 0
 
 
-class _InOrder:
-    """Writes answers in the order of their lines, each as soon as all answers before it are written."""
-
-    def __init__(self, target: LineFile | None) -> None:
-        self._target = target
-        self._line: deque[str] = deque()
-        self._ready: dict[str, Mapping[str, Any]] = {}
-
-    def expect(self, request_id: str) -> None:
-        """Reserve the next place for the answer of this id."""
-        self._line.append(request_id)
-
-    def give(self, request_id: str, answer: Mapping[str, Any]) -> None:
-        """Take the answer of a line, and write all answers whose turn it is."""
-        self._ready[request_id] = answer
-        while self._line and self._line[0] in self._ready:
-            _write(self._target, self._ready.pop(self._line.popleft()))
-
-
 def _answer(output: Output, name: object) -> dict[str, Any]:
-    usage = {key: value for key, value in asdict(output.usage).items() if value is not None}
     return {
         "id": name,
         "token_ids": output.token_ids,
         "text": output.text,
         "finish_reason": output.finish_reason,
-        "usage": usage,
+        "usage": {key: value for key, value in asdict(output.usage).items() if value is not None},
     } | ({} if output.holes is None else {"holes": output.holes})
 
 
@@ -182,9 +160,8 @@ def _report(llm: LLM, request: Request, terms: Terms, steps: bool, output: Outpu
         shown = request.response.shown(len(written))[: len(output.token_ids)]
         found["step_maps"] = [written[place] for place in shown]
     if terms.return_trace:
-        found["trace"] = trace_of(
-            request, output.trace, output.usage, llm.session.fingerprint_of(request.adapter)
-        ).content
+        fingerprint = llm.session.fingerprint_of(request.adapter)
+        found["trace"] = trace_of(request, output.trace, output.usage, fingerprint).content
     return found
 
 
@@ -210,13 +187,10 @@ def _write(target: LineFile | None, value: Mapping[str, Any]) -> None:
         target.write(line)
 
 
-log = logging.getLogger(__name__)
-
-
 def decide(args: argparse.Namespace) -> int:
     """Print the answers by the ids of their questions, and the work, as one JSON object."""
     if args.input == "-":
-        text = sys.stdin.read()
+        text = standard_input().read()
     else:
         with open_text(args.input, "r") as source:
             text = source.read()
@@ -233,7 +207,6 @@ def decide(args: argparse.Namespace) -> int:
             asked.state, asked.questions, together=asked.together, calibrate=asked.calibrate, end_turn=asked.end_turn
         )
     answers = {name: decision.content for name, decision in found.answers.items()}
-    usage = found.usage
-    work = {name: getattr(usage, name) for name in ("prompt_tokens", "cached_tokens", "forwards", "row_layers")}
+    work = {name: getattr(found.usage, name) for name in ("prompt_tokens", "cached_tokens", "forwards", "row_layers")}
     print(json.dumps({"answers": answers, "work": work}, ensure_ascii=False))
     return 0

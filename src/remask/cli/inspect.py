@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -37,7 +37,12 @@ from remask.model.ranks import Shard
 from remask.policies import names_for
 
 
-def run_model(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Look into what the subject names."""
+    return _run_model(args) if args.subject == "model" else _run_store(args)
+
+
+def _run_model(args: argparse.Namespace) -> int:
     """Print what is known of the model."""
     real("--memory", args.memory, low=0, above=True, optional=True)
     size = None if args.memory is None else int(args.memory * 1e9)
@@ -46,12 +51,7 @@ def run_model(args: argparse.Namespace) -> int:
     return 0
 
 
-def run(args: argparse.Namespace) -> int:
-    """Look into what the subject names."""
-    return run_model(args) if args.subject == "model" else run_store(args)
-
-
-def run_store(args: argparse.Namespace) -> int:
+def _run_store(args: argparse.Namespace) -> int:
     """Answer the requests, and print the memory when it was fullest and at the end."""
     defaults, lines = defaults_of(args), load_lines(args.input)
     llm = open_llm(args, defaults.cache, dict(defaults.cache_config), engine_config(args))
@@ -224,27 +224,30 @@ def inspect_model(
     """
     shapes = presets()
     if name in shapes:
-        return replace(_report(name, shapes[name], {}, memory_bytes, ranks), adapter=_adapter(adapter, shapes[name]))
+        return _report(name, shapes[name], {}, memory_bytes, ranks, adapter)
     try:
         source = find_source(name)
     except CheckpointError as error:
         raise CheckpointError(f"{error}\nPresets: {', '.join(sorted(shapes))}.") from error
     folder = source.weights
     family, config = read_config(folder, source.overrides)
-    if source.adapter is not None and adapter is None:
-        adapter = str(source.adapter)
+    adapter = source.merged(name, adapter)
     _, located = check_tensors(folder, family, config, torch.bfloat16)
     stored = Counter[str]()
     for place in located.values():
         stored[place.dtype] += prod(place.shape)
-    return replace(_report(name, config, stored, memory_bytes, ranks), adapter=_adapter(adapter, config))
+    return _report(name, config, stored, memory_bytes, ranks, adapter)
 
 
-def _adapter(name: str | None, config: ModelConfig) -> AdapterFacts | None:
-    return None if name is None else read_adapter(name, config).facts
+_SHAPE = (
+    *("family", "kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "max_length"),
+    *("block_length", "mixture", "parameters", "active_parameters"),
+)  # of `ModelConfig`, as `ModelReport` has it
 
 
-def _report(name: str, c: ModelConfig, stored: Mapping[str, int], size: int | None, ranks: int) -> ModelReport:
+def _report(
+    name: str, c: ModelConfig, stored: Mapping[str, int], size: int | None, ranks: int, adapter: str | None
+) -> ModelReport:
     whole("--tensor-parallel", ranks, low=1)
     Shard(0, ranks).check(c)
     size = _machine_memory() if size is None else size
@@ -262,20 +265,7 @@ def _report(name: str, c: ModelConfig, stored: Mapping[str, int], size: int | No
         tokens[form] = room // kv[form] if room >= 0 else None
     return ModelReport(
         name=name,
-        family=c.family,
-        kind=c.kind,
-        layers=c.layers,
-        hidden=c.hidden,
-        heads=c.heads,
-        kv_heads=c.kv_heads,
-        head_dim=c.head_dim,
-        intermediate=c.intermediate,
-        vocab=c.vocab,
-        max_length=c.max_length,
-        block_length=c.block_length,
-        mixture=c.mixture,
-        parameters=c.parameters,
-        active_parameters=c.active_parameters,
+        **{field: getattr(c, field) for field in _SHAPE},
         stored=dict(stored),
         weight_bytes=weights,
         kv_bytes=kv,
@@ -283,6 +273,7 @@ def _report(name: str, c: ModelConfig, stored: Mapping[str, int], size: int | No
         memory_bytes=size,
         kv_tokens=tokens,
         policies=names_for(c.kind),
+        adapter=None if adapter is None else read_adapter(adapter, c).facts,
     )
 
 

@@ -1,7 +1,9 @@
 """Request lines: JSON objects, one a line, from which commands read requests."""
 
 import argparse
+import io
 import json
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +144,13 @@ def read_lines(
             raise ConfigError(f"{lines.path}, line {number}: {error}") from error
         requests.append((request, {key: line[key] for key in beside if key in line}))
     return requests
+
+
+def standard_input() -> TextIO:
+    """Standard input, read as `open_text` reads files whatever the locale says."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    return sys.stdin
 
 
 def open_text(path: str, mode: str) -> TextIO:

@@ -39,7 +39,12 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
             args = parse(words)
             program = f"remask {args.command}"
             stderr.set(args.log_level, args.log_format)
-            return _run(args)
+            if args.early is not None:
+                args.early(args)
+            if args.opening is not None:
+                tell_people(args, f"{program}: {args.opening}")
+            status: int = args.run(args)
+            return status
         finally:
             sys.stdout.flush()  # Python would do so at exit, where nothing can be said of an error
     except RemaskError as error:
@@ -69,15 +74,6 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
 def _drop_output() -> None:
     """Let what is printed go nowhere. Python would complain again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _run(args: argparse.Namespace) -> int:
-    if args.early is not None:
-        args.early(args)
-    if args.opening is not None:
-        tell_people(args, f"remask {args.command}: {args.opening}")
-    status: int = args.run(args)
-    return status
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

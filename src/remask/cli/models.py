@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         forms = (dtype, *(CPU_QUANTIZATIONS if device.type == "cpu" else ()))
         lines.append(line_of(row, forms, memory))
     if args.json:
-        print(json.dumps([{name: getattr(each, name) for name in each.__slots__} for each in lines]))
+        print(json.dumps([asdict(each) for each in lines]))
     else:
         print(text(lines))
     return 0

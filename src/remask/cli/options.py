@@ -64,41 +64,20 @@ def open_llm(
     cache_config: dict[str, Any] | None = None,
     engine: EngineConfig | None = None,
     reads: Reads = "tokens",
+    **more: Any,
 ) -> LLM:
-    """Load the model that the options name, and show the command's banner.
+    """Load the model that the options name, and a policy that is in a file; then show the banner of the command.
 
-    What the command `reads` is checked before the weights are read. Raises what `LLM` raises.
+    What the command `reads` is checked before the weights are read. `more` are further arguments of `LLM`. Raises what
+    `LLM` raises.
     """
-    llm = load_llm(args, cache, cache_config, engine, reads)
+    policy, settings = from_file(cache, cache_config, "--cache")
+    told = {"cache": policy, "cache_config": settings, "engine": engine, "reads": reads, "progress": args.progress}
+    llm = LLM(args.model, **told, **model_settings(args), **more)
     if args.banner is not None:
         where, then = args.banner
         show_banner(args, llm, where, then.format(model=args.model))
     return llm
-
-
-def load_llm(
-    args: argparse.Namespace,
-    cache: str | CachePolicy = "none",
-    cache_config: dict[str, Any] | None = None,
-    engine: EngineConfig | None = None,
-    reads: Reads = "tokens",
-    **more: Any,
-) -> LLM:
-    """Load the model that the options name, and a policy that is in a file. Raises what `LLM` raises.
-
-    `more` are further arguments of `LLM`.
-    """
-    policy, settings = from_file(cache, cache_config, "--cache")
-    return LLM(
-        args.model,
-        cache=policy,
-        cache_config=settings,
-        engine=engine,
-        progress=args.progress,
-        reads=reads,
-        **model_settings(args),
-        **more,
-    )
 
 
 def adapters_option(args: argparse.Namespace) -> dict[str, str]:

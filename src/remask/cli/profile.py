@@ -3,7 +3,6 @@ weights: what is made of a model and kept.
 """
 
 import argparse
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -13,7 +12,7 @@ import torch
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import find_source
 from remask.checks import QUANTIZATIONS
 from remask.checks.plugins import Plugin, Registry
 from remask.cli.arguments import rule_of
@@ -32,19 +31,9 @@ Drawing: TypeAlias = Callable[[str], Callable[[DepthTable], None]]
 
 def run(args: argparse.Namespace) -> int:
     """Profile the model, print the table, and write the files that were asked for."""
-    settings = ProfileSettings(
-        tau=args.tau,
-        rule=rule_of(args),
-        ratios=None if args.ratios is None else tuple(args.ratios),
-        samples=args.samples,
-        max_samples=args.max_samples,
-        official=args.official,
-        joint=args.joint,
-        needed_layers=args.needed_layers,
-        canvas=args.canvas,
-        response=args.response,
-        seed=args.seed,
-    )
+    names = ["tau", "samples", "max_samples", "official", "joint", "needed_layers", "canvas", "response", "seed"]
+    ratios = None if args.ratios is None else tuple(args.ratios)
+    settings = ProfileSettings(rule=rule_of(args), ratios=ratios, **{name: getattr(args, name) for name in names})
     draw = None if args.plot is None else _picture(args.plot)
     check_folder("--output", args.output)
     # Profiling allocates its own K/V memory, so the engine's is made as small as possible.
@@ -114,20 +103,27 @@ def report(table: DepthTable) -> str:
     return "\n".join(lines)
 
 
-log = logging.getLogger(__name__)
-
-
 def quantize(args: argparse.Namespace) -> int:
     """Write the checkpoint, and say how large it is."""
     if args.quantization not in QUANTIZATIONS:
         raise UnknownNameError("quantization", args.quantization, QUANTIZATIONS)
     announce_download(ModelSettings(args.model), None)
-    folder = resolve(args.model, progress=args.progress)
-    family, config = read_config(folder)
+    source = find_source(args.model, progress=args.progress)
+    if source.adapter is not None:
+        raise ConfigError(
+            f"--model: {args.model!r} is an adapter, which is merged when it is loaded: --quantization quantises the "
+            f"sum then. Or quantise its base, {source.weights}, alone"
+        )
+    folder = source.weights
+    family, config = read_config(folder, source.overrides)
     check_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)
     try:
-        size = save_quantised(folder, family, config, args.quantization, Path(args.output), args.progress)
+        size = save_quantised(
+            *(folder, family, config, args.quantization, Path(args.output), args.progress),
+            overrides=source.overrides,
+            own=source.own(family.words),
+        )
     except OSError as error:
         raise ConfigError(f"--output: {args.output!r} cannot be written: {error.strerror or error}") from error
     print(f"{args.output}: {config.parameters:,} parameters in {size / 1e9:.3f} GB ({args.quantization})")

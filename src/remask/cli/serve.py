@@ -14,20 +14,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from remask.checks.fields import declared
 from remask.checks.plugins import install_line
 from remask.checks.values import whole
 from remask.cli.arguments import KEY_VARIABLE, PRIORITY_KEY_VARIABLE
 from remask.cli.logs import tell_people
-from remask.cli.options import (
-    engine_config,
-    load_llm,
-    model_settings,
-    object_option,
-    sampling_option,
-    show_banner,
-)
+from remask.cli.options import engine_config, model_settings, object_option, open_llm, sampling_option, show_banner
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.log_format import FIELDS
@@ -41,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PORT = 65535
+WARM_UP = 3  # steps before the trace: they allocate memory and choose kernels
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
 
@@ -50,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
     from remask.server.app import create_app
     from remask.server.config import ServerConfig
     from remask.server.run import Server, bind, url_of
-    from remask.server.step_trace import StepTrace
 
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))
@@ -59,11 +53,11 @@ def run(args: argparse.Namespace) -> int:
     # Loading a model may take minutes. If the port is taken, the error comes before that.
     with (
         bind(args.host, args.port) as listener,
-        load_llm(args, args.cache, cache_config, limits, "text", spare_cores=1, skip_bad_adapters=True) as llm,
+        open_llm(args, args.cache, cache_config, limits, "text", spare_cores=1, skip_bad_adapters=True) as llm,
     ):
         app = create_app(llm, config, trace)
         url = url_of(listener)
-        _announce(args, url, llm, config, trace is not None)
+        _announce(args, url, llm, config)
         where = f"API {url}/v1, playground {url}/ (Ctrl-C stops the server)"
         show_banner(args, llm, where, f"remask chat --base-url {url}/v1, or open the playground in a browser")
         # What is loaded stays. Without this every large body makes the collector look at all of it again, and the event
@@ -75,6 +69,48 @@ def run(args: argparse.Namespace) -> int:
         finally:
             gc.unfreeze()  # what stays for ever is reported as leaked when the process ends, by Triton among others
     return 0
+
+
+class StepTrace:
+    """Records `steps` engine steps after the warm-up, once, and writes a Chrome trace into `folder`.
+
+    Raises `ConfigError` if the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        whole("profile_steps", steps, low=1)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--profile-dir: cannot make {str(folder)!r}: {error.strerror}") from error
+        self.file = folder / "steps.trace.json"
+        self.steps = steps
+        self._seen = 0
+        self._profile: profile | None = None
+
+    def before_step(self) -> None:
+        """Start the profiler after the warm-up."""
+        if self._seen == WARM_UP:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._profile = profile(activities=activities, record_shapes=True)
+            self._profile.start()
+
+    def after_step(self) -> None:
+        """Count the step. After the last one, write the trace."""
+        self._seen += 1
+        if self._seen == WARM_UP + self.steps:
+            self.close()
+
+    def close(self) -> None:
+        """Write the recorded steps, unless they are written already."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(self.file))
+        log.info("the trace of %d steps is in %s", self._seen - WARM_UP, self.file)
+        self._profile = None
 
 
 def check_extra(*needed: str) -> None:
@@ -100,7 +136,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced: bool) -> None:
+def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any) -> None:
     """Log every setting at debug, after `auto` was resolved."""
     settings = {
         "url": url,
@@ -115,9 +151,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "cache_config": llm.session.cache_config,
         "sampling": overlaid(llm.session.sampling, config.sampling),
         "max_model_len": llm.engine.max_model_len,
-        "engine": {
-            name: getattr(llm.session.engine_config, name) for name in llm.session.engine_config.__dataclass_fields__
-        },
+        "engine": asdict(llm.session.engine_config),
         "seed": config.seed,
         **{name: getattr(config, name) for name in declared(ServerLimits)},
         "api_keys": len(config.api_keys),
@@ -126,13 +160,11 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "allowed_hosts": list(config.allowed_hosts),
         "chat_template": args.chat_template
         or ("the model's" if llm.tokenizer and llm.tokenizer.has_chat_template else None),
-        "profile_dir": args.profile_dir if traced else None,
-        "profile_steps": args.profile_steps if traced else None,
+        "profile_dir": args.profile_dir,
+        "profile_steps": None if args.profile_dir is None else args.profile_steps,
     }
     log.debug("remask serve: %s", json.dumps(settings), extra={FIELDS: settings})
 
-
-log = logging.getLogger(__name__)
 
 APPLICATION = "remask"
 _DEPLOY_NEEDS = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
@@ -147,10 +179,12 @@ def deploy(args: argparse.Namespace) -> int:
     args.model = args.served or args.model
     if args.port == 0:
         raise ConfigError("--port 0 is not possible here, because Ray Serve does not choose a free port; give a port")
+    if file_and_class(args.cache) is not None:
+        raise ConfigError("--cache: replicas run in processes of their own, so a policy has to be in a package there")
     loading = model_settings(args)
     settings = FleetSettings(
         model=args.model,
-        cache=_named(args.cache),
+        cache=args.cache,
         llm={
             "cache_config": object_option("--cache-config", args.cache_config),
             **{name: value for name, value in loading.items() if name != "chat_template"},
@@ -206,10 +240,3 @@ def _run_fleet(settings: "FleetSettings", args: argparse.Namespace) -> None:
     finally:
         # A cluster that was started here ends with it, Ray Serve included.
         ray.shutdown()
-
-
-def _named(cache: str) -> str:
-    """The policy. Raises `ConfigError` where it is one of a file, which other machines do not have."""
-    if file_and_class(cache) is not None:
-        raise ConfigError("--cache: replicas run in processes of their own, so a policy has to be in a package there")
-    return cache

@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remask.checks import ATTENTIONS, BUNDLED_MODELS, QUANTIZATIONS, in_words
@@ -100,11 +100,8 @@ def add_model_options(
 
 def add_adapter(group: argparse._ActionsContainer) -> None:
     """`--adapter`, for commands that take it without the other options of the model."""
-    group.add_argument(
-        "--adapter",
-        metavar="PATH",
-        help="low-rank adapter in PEFT's layout, a folder or hub id, merged into the weights",
-    )
+    text = "low-rank adapter in PEFT's layout, a folder or hub id, merged into the weights"
+    group.add_argument("--adapter", metavar="PATH", help=text)
 
 
 def add_lora_modules(parser: argparse.ArgumentParser) -> None:
@@ -126,12 +123,8 @@ def add_lora_modules(parser: argparse.ArgumentParser) -> None:
 
 def add_threads_option(group: argparse._ActionsContainer) -> None:
     """`--threads`, for commands that take it without the other options of the model."""
-    group.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="CPU threads to compute on (default: by the model's size and the cores that are free)",
-    )
+    text = "CPU threads to compute on (default: by the model's size and the cores that are free)"
+    group.add_argument("--threads", type=int, metavar="N", help=text)
 
 
 def add_tensor_parallel(parser: argparse._ActionsContainer) -> None:
@@ -147,102 +140,85 @@ def add_tensor_parallel(parser: argparse._ActionsContainer) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that limit the engine."""
+    """Add the options that limit the engine: the fields of `EngineConfig`, with their defaults."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="canvases that run at a time")
-    group.add_argument(
+
+    def add(flag: str, text: str, **more: Any) -> None:
+        group.add_argument(flag, default=getattr(_DEFAULTS, flag[2:].replace("-", "_")), help=text, **more)
+
+    def choose(flag: str, among: Sequence[str], text: str) -> None:
+        add(flag, text, choices=among, metavar="|".join(among))
+
+    add("--max-num-seqs", "canvases that run at a time", type=int)
+    add(
         "--max-model-len",
+        "longest canvas: prompt and response, in tokens (default: the model's, 4096 at most)",
         type=int,
-        help="longest canvas: prompt and response, in tokens (default: the model's, 4096 at most)",
     )
-    group.add_argument("--max-row-layers", type=int, help="row-layers that one step may compute")
-    group.add_argument(
+    add("--max-row-layers", "row-layers that one step may compute", type=int)
+    add(
         "--max-client-row-layers",
-        type=int,
-        help="row-layers that a client's requests may compute in a step in which others have some (default: those of "
+        "row-layers that a client's requests may compute in a step in which others have some (default: those of "
         "the longest canvas)",
+        type=int,
     )
-    group.add_argument("--max-refreshes", type=int, help="requests that may refresh in one step")
-    group.add_argument("--max-steps", type=int, help="steps that a request may ask for (default 4 x --max-model-len)")
-    group.add_argument("--max-request-row-layers", type=int, help="row-layers that a request may cause in all")
-    group.add_argument(
-        "--page-size", type=int, help="token slots a page; whole blocks of a block-causal model (default 16)"
-    )
-    group.add_argument(
+    add("--max-refreshes", "requests that may refresh in one step", type=int)
+    add("--max-steps", "steps that a request may ask for (default 4 x --max-model-len)", type=int)
+    add("--max-request-row-layers", "row-layers that a request may cause in all", type=int)
+    add("--page-size", "token slots a page; whole blocks of a block-causal model (default 16)", type=int)
+    add(
         "--store-budget-tokens",
+        f"tokens the prefix store may hold (default {_DEFAULTS.store_budget_tokens}; auto: on CUDA what has room)",
         type=tokens_or_auto,
-        default=_DEFAULTS.store_budget_tokens,
         metavar="N|auto",
-        help=f"tokens the prefix store may hold (default {_DEFAULTS.store_budget_tokens}; auto: on CUDA what has room)",
     )
-    group.add_argument(
+    add(
         "--gpu-memory-utilization",
+        f"share of a CUDA device's memory that may be taken (default {DEFAULT_UTILIZATION})",
         type=float,
         metavar="SHARE",
-        help=f"share of a CUDA device's memory that may be taken (default {DEFAULT_UTILIZATION})",
     )
-    group.add_argument(
-        "--eviction",
-        default=_DEFAULTS.eviction,
-        choices=EVICTIONS,
-        metavar="|".join(EVICTIONS),
-        help="order of eviction",
-    )
-    group.add_argument(
+    choose("--eviction", EVICTIONS, "order of eviction")
+    choose(
         "--prefix-sharing",
-        default=_DEFAULTS.prefix_sharing,
-        choices=PREFIX_SHARINGS,
-        metavar="|".join(PREFIX_SHARINGS),
-        help="the leading part of a prompt that bidirectional models share: off none, exact what the request says, "
+        PREFIX_SHARINGS,
+        "the leading part of a prompt that bidirectional models share: off none, exact what the request says, "
         "auto also what recent prompts begin with (default exact)",
     )
-    group.add_argument(
+    add(
         "--prefix-min",
+        f"shortest part that auto shares (default {_DEFAULTS.prefix_min})",
         type=int,
-        default=_DEFAULTS.prefix_min,
         metavar="TOKENS",
-        help=f"shortest part that auto shares (default {_DEFAULTS.prefix_min})",
     )
-    group.add_argument(
+    choose(
         "--prefix-match",
-        default=_DEFAULTS.prefix_match,
-        choices=PREFIX_MATCHES,
-        metavar="|".join(PREFIX_MATCHES),
-        help="longest: read the longest stored part of a shared prefix that is not stored (default exact)",
+        PREFIX_MATCHES,
+        "longest: read the longest stored part of a shared prefix that is not stored (default exact)",
     )
-    group.add_argument(
+    add(
         "--prefix-cover",
+        f"share of a shared prefix that such a part must cover, also under auto (default {_DEFAULTS.prefix_cover})",
         type=float,
-        default=_DEFAULTS.prefix_cover,
-        help="share of a shared prefix that such a part must cover, also under auto "
-        f"(default {_DEFAULTS.prefix_cover})",
     )
-    group.add_argument(
-        "--batch-invariant",
-        action="store_true",
-        help="answers do not depend on what else runs, bit for bit; slower",
-    )
-    group.add_argument(
+    add("--batch-invariant", "answers do not depend on what else runs, bit for bit; slower", action="store_true")
+    choose(
         "--attention",
-        default=_DEFAULTS.attention,
-        choices=ATTENTIONS,
-        metavar="|".join(ATTENTIONS),
-        help="what computes attention; auto: triton on CUDA, torch elsewhere; numpy is slow, to compare with "
+        ATTENTIONS,
+        "what computes attention; auto: triton on CUDA, torch elsewhere; numpy is slow, to compare with "
         f"(default {_DEFAULTS.attention})",
     )
-    group.add_argument(
+    add(
         "--overlap",
-        action=argparse.BooleanOptionalAction,
-        default=_DEFAULTS.overlap,
-        help="queue a pass before the one before it is read; answers are the same (default: on CUDA, with graphs, "
+        "queue a pass before the one before it is read; answers are the same (default: on CUDA, with graphs, "
         "where a model's layers have 100 MB of weights)",
-    )
-    group.add_argument(
-        "--graphs",
         action=argparse.BooleanOptionalAction,
-        default=_DEFAULTS.graphs,
-        help="repeat layers as device graphs, which saves launches on a GPU; dense models on one device "
+    )
+    add(
+        "--graphs",
+        "repeat layers as device graphs, which saves launches on a GPU; dense models on one device "
         "(default: on CUDA, where they agree with PyTorch at the start)",
+        action=argparse.BooleanOptionalAction,
     )
 
 
@@ -255,7 +231,6 @@ class FieldsAction(argparse.Action):
     """Prints the fields of a request, then ends the process as `--help` does."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Print the list and exit with status 0."""
         print(listing())
         parser.exit()
 
@@ -263,11 +238,8 @@ class FieldsAction(argparse.Action):
 def add_default_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that give values to what a line leaves out."""
     add_cache_options(parser)
-    parser.add_argument(
-        "--sampling",
-        metavar="JSON",
-        help="sampling parameters, on top of the model's own; a line's come on top of these",
-    )
+    text = "sampling parameters, on top of the model's own; a line's come on top of these"
+    parser.add_argument("--sampling", metavar="JSON", help=text)
     parser.add_argument("--help-fields", action=FieldsAction, nargs=0, help="list the fields of a request and exit")
 
 
@@ -332,8 +304,7 @@ def check_file(option: str, path: str | None) -> None:
 
 def check_policies(specs: str | None) -> None:
     """Raise `ConfigError` if one of the `specs`, separated by commas, names no cache policy or no composition."""
-    named = [] if specs is None else [spec.strip() for spec in specs.split(",")]
-    named = [spec for spec in named if spec not in _ANY]
+    named = [] if specs is None else [name for spec in specs.split(",") if (name := spec.strip()) not in _ANY]
     if not named:
         return
     # Imported here, as policies need NumPy, and most commands name none.

@@ -130,7 +130,8 @@ class CanvasState:
         With `separately` every canvas is attended to by itself, and reads all of a shared prefix.
         """
         prefix = None if separately else self.prefix
-        return ExecutedPlan(plan, prefix, self.sharing, self.outputs)
+        noisy = int(self.canvas.noisy[plan.spans[0].positions].sum())
+        return ExecutedPlan(plan, prefix, self.sharing, self.outputs, noisy)
 
     def enter(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""

@@ -118,8 +118,8 @@ class Memory:
     @property
     def bytes_used(self) -> int:
         """Bytes of the pages in use and of the hidden states held, weights not counted."""
-        page = self.allocator.page_size * self.pool.bytes_per_token
-        return self.allocator.used * page + self.store.state_bytes + self.extra_bytes
+        pages = self.pool.bytes_of(self.allocator.used * self.allocator.page_size)
+        return pages + self.store.state_bytes + self.extra_bytes
 
     def page_keys(self, request: Request, decoding: Decoding) -> tuple[int, ...]:
         """Identities of the exact pages that a prompt fills, in the blocks of `decoding`. Any thread may ask for them.

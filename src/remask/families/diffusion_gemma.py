@@ -166,6 +166,28 @@ def _mixture(experts: int, active: int, intermediate: int, shared: int) -> Mixtu
     return Mixture(experts, active, intermediate, shared, router=Router(normalise=True), normed=True)
 
 
+# Keys of generation_config.json. The first are parameters of the same names in `renoising`.
+_RENOISING = ("t_min", "t_max", "stability_threshold", "confidence_threshold")
+_STEPS, _SAMPLER, _KIND, _BOUND = "max_denoising_steps", "sampler_config", "EntropyBoundSamplerConfig", "entropy_bound"
+
+
+def _words(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a `DiffusionGemmaGenerationConfig` of transformers says as sampling parameters, and what none means.
+
+    A sampler is named by its class. There is one, whose bound of entropies is a parameter here too.
+    """
+    rest = {key: value for key, value in raw.items() if value is not None}
+    found = {key: rest.pop(key) for key in _RENOISING if key in rest}
+    steps, sampler = rest.pop(_STEPS, None), rest.get(_SAMPLER)
+    if isinstance(sampler, Mapping) and sampler.get("_cls_name", _KIND) == _KIND:
+        del rest[_SAMPLER]
+        own = {key: value for key, value in sampler.items() if key != "_cls_name" and value is not None}
+        found |= {_BOUND: own.pop(_BOUND)} if _BOUND in own else {}
+        rest |= {f"{_SAMPLER}.{key}": value for key, value in own.items()}
+    sampling = {} if steps is None else {"steps_per_block": steps}
+    return sampling | ({"renoising": found} if found else {}), sorted(rest)
+
+
 def _factors(raw: Mapping[str, Any]) -> Factors:  # noqa: ARG001 - of all models of the family
     return Factors(unscaled=True)
 
@@ -230,6 +252,7 @@ DIFFUSION_GEMMA = Family(
     ),
     config=_config,
     factors=_factors,
+    words=_words,
     # Of the text encoder, whose weights are the decoder's, copies; and all of what sees images.
     unread=r"model\.encoder\.(vision_tower|embed_vision)\..*|model\.encoder\.language_model\.(?!.*layer_scalar).*",
     presets={

@@ -40,6 +40,10 @@ class Slot:
 
     def fill(self, weights: Weights, stored: Tensor | Codes) -> None:
         """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
+        if isinstance(stored, Codes) and stored.values.dim() == 3:
+            for number, codes in enumerate(stored.times(self.scale).experts()):
+                self._matrix(weights).expert(number).store(slice(None), codes)
+            return
         if isinstance(stored, Codes):
             self._quantise(self._matrix(weights), stored.times(self.scale))
             return
@@ -73,11 +77,13 @@ class Slot:
         if shard.size == 1:
             yield self
             return
-        if self.expert is not None:
+        if self.expert is not None or self.field in ("mixture.gate_up", "mixture.down"):
             mixture = config.mixture_of(self.layer or 0)
             assert mixture is not None
             held = shard.experts(mixture)
-            if self.expert in held:
+            if self.expert is None:  # all experts are one tensor
+                yield replace(self, shape=(len(held), *self.shape[1:]), part=(slice(held.start, held.stop),))
+            elif self.expert in held:
                 yield replace(self, expert=self.expert - held.start)
             return
         columns, rows = _cut(self, config, shard)
@@ -149,8 +155,6 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
             return None, (own, _moved(own, width)) if config.gated else (own,)
         case "up_bias":
             return None, (own,)
-        case "mixture.gate_up" | "mixture.down" if mixture is not None:
-            return None, (shard.experts(mixture),)
         case "head" | "head_bias":
             return None, (shard.share(config.vocab),)
     return None, None
@@ -293,6 +297,8 @@ class Family:
         presets: shapes by name, for `--load-format dummy`.
         chat_template: renders conversations (Jinja) where a checkpoint's tokenizer has no template.
         stop: texts that end an answer, where the template in use has them.
+        words: reads the object in `generation_config.json` of a family that has keys of its own there: returns the
+            sampling parameters that they mean, and the keys of the object, if any, that none has the meaning of.
     """
 
     name: str
@@ -307,6 +313,7 @@ class Family:
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
     chat_template: str | None = None
     stop: tuple[str, ...] = ()
+    words: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]] | None = None
 
     @property
     def head(self) -> str:

@@ -1,6 +1,7 @@
 """The shape of a model: sizes and a few switches."""
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from remask.checks import ModelKind
@@ -267,13 +268,7 @@ class ModelConfig:
     @property
     def shapes(self) -> "tuple[ModelConfig, ...]":
         """The model with the heads and the RoPE of layers that see everything and, if there are some, of others."""
-        near = self.sliding
-        if near is None:
-            return (self,)
-        heads, width = near.kv_heads or self.kv_heads, near.head_dim or self.head_dim
-        return self, replace(
-            self, rope_theta=near.rope_theta, rope_scaling=None, kv_heads=heads, head_dim=width, tied_values=False
-        )
+        return (self,) if self.sliding is None else (self, _near(self, self.sliding))
 
     def shape_of(self, layer: int) -> "ModelConfig":
         """The one of `shapes` that `layer` has."""
@@ -322,4 +317,20 @@ class ModelConfig:
             behind=self.sliding is not None and self.sliding.behind,
             near=(near.heads * near.head_dim, near.kv_heads * near.head_dim),
             dense=self.head_dense,
+            tied=self.tied_values,
+            signal=self.intermediate if self.self_conditioning else 0,
         )
+
+
+# Kept by value: in a field it would become a part of what is pickled, and of `asdict`. A process has few models.
+@lru_cache(maxsize=64)
+def _near(config: ModelConfig, own: Sliding) -> ModelConfig:
+    """`config` with the heads and the RoPE of its layers with windows, `own`."""
+    return replace(
+        config,
+        rope_theta=own.rope_theta,
+        rope_scaling=None,
+        kv_heads=own.kv_heads or config.kv_heads,
+        head_dim=own.head_dim or config.head_dim,
+        tied_values=False,
+    )

@@ -63,7 +63,9 @@ class Pool:
         kept = () if self.signals is None else (self.signals,)
         return sum(t.nbytes for t in (*self.k, *self.v, *kept, *(t for pair in self.outputs for t in pair)))
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one token in one layer: all that is held, shared evenly among the layers."""
-        return self.nbytes // (self.spare + 1) // len(self.k)
+    def bytes_of(self, slots: int) -> int:
+        """Bytes of `slots` slots of one layer: all that is held, shared evenly among the layers.
+
+        Exact of as many slots of each layer, also where these differ.
+        """
+        return slots * (self.nbytes // (self.spare + 1)) // len(self.k)

@@ -39,7 +39,7 @@ MULTIPLIED = 1024  # rows that are multiplied at a time, as what a product makes
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Rows of quantized numbers, as checkpoints keep them.
+    """Rows of quantized numbers, as checkpoints keep them. Those of all experts are [E, m, ...] in place of [m, ...].
 
     Attributes:
         values: [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8.
@@ -55,6 +55,11 @@ class Codes:
     def constants(self) -> Tensor:
         """Scales, and zeros beside them."""
         return self.scales if self.zeros is None else torch.stack((self.scales, self.zeros))
+
+    def experts(self) -> Iterator["Codes"]:
+        """The codes of each expert."""
+        for number, values in enumerate(self.values):
+            yield Codes(values, self.scales[number], None if self.zeros is None else self.zeros[number])
 
     def times(self, factor: float) -> "Codes":
         """The codes of `factor` times the numbers."""
@@ -339,19 +344,33 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
 
 
 def check_sizes(kind: Quantization, config: ModelConfig) -> None:
-    """Raise `ConfigError` where a matrix of `config` has a size that the kernel for `kind` does not take."""
+    """Raise `ConfigError` where a matrix of `config` has a size that the kernel for `kind` does not take.
+
+    Every layer is looked at. A size that some layers have is named with the first of these, counted from 0.
+    """
     columns = {"int8": 1, "int4": GROUP, "fp8": FP8_MULTIPLE}[kind]
     rows = FP8_MULTIPLE if kind == "fp8" else 1
-    dim, mixture = config.head_dim, config.mixture
-    widths = [width for width in (config.intermediate, mixture and mixture.shared) if width]
-    widths += [] if mixture is None else [mixture.intermediate]
-    inner = {"hidden": config.hidden, "heads x head_dim": config.heads * dim}
-    outer = {"K/V heads x head_dim": config.kv_heads * dim} | inner
-    faults = [f"{name}={size} is no multiple of {columns}" for name, size in inner.items() if size % columns]
-    faults += [f"{name}={size} is no multiple of {rows}" for name, size in outer.items() if size % rows]
-    faults += [f"a feed-forward {width} wide is no multiple of {columns}" for width in widths if width % columns]
+    faults = dict[tuple[str, int], list[int]]()  # what is no multiple of what, by layer
+    for layer in range(config.layers):
+        own, mixture = config.shape_of(layer), config.mixture_of(layer)
+        inner = {"hidden": own.hidden, "heads x head_dim": own.heads * own.head_dim}
+        outer = {"K/V heads x head_dim": own.kv_heads * own.head_dim} | inner
+        widths = (config.intermediate,) if mixture is None else (mixture.shared, mixture.intermediate)
+        found = [(f"{name}={size}", columns) for name, size in inner.items() if size % columns]
+        found += [(f"{name}={size}", rows) for name, size in outer.items() if size % rows]
+        found += [(f"a feed-forward {width} wide", columns) for width in widths if width % columns]
+        for fault in dict.fromkeys(found):
+            faults.setdefault(fault, []).append(layer)
     if faults:
-        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(faults)}. Use 'int8'")
+        each = [f"{name}{_among(layers, config)} is no multiple of {by}" for (name, by), layers in faults.items()]
+        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(each)}. Use 'int8'")
+
+
+def _among(layers: Sequence[int], config: ModelConfig) -> str:
+    """Which layers something is said of, in words; empty: of all."""
+    if len(layers) == config.layers:
+        return ""
+    return f" in layer {layers[0]}" + (f" and {len(layers) - 1} more" if len(layers) > 1 else "")
 
 
 def _check_fp8(config: ModelConfig, device: torch.device) -> None:

@@ -264,7 +264,7 @@ class Transformer:
         Computed in float32 at least, and rounded once.
         """
         wide = torch.promote_types(keys.dtype, torch.float32)
-        cos, sin = angles(self.config.shapes[self.slides[layer]], torch.full((1,), by, device=keys.device))
+        cos, sin = angles(self.parts[self.slides[layer]], torch.full((1,), by, device=keys.device))
         return rotate(keys, cos.to(wide), sin.to(wide))
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:

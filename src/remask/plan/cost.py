@@ -68,6 +68,9 @@ class Widths:
         dense: predicted rows pass through a square matrix before the head.
         behind: windows reach back from the first row of a block, and not to each side of a row.
         near: Q and K of layers with windows; None: as of all others.
+        tied: V of layers without windows is made of K, without a product of its own.
+        signal: columns of the MLP through which rows that are denoised take in what was last predicted of them, as the
+            expected embedding; 0: none.
     """
 
     hidden: int
@@ -81,6 +84,8 @@ class Widths:
     dense: bool = False
     behind: bool = False
     near: tuple[int, int] | None = None
+    tied: bool = False
+    signal: int = 0
 
     @property
     def layers(self) -> int:
@@ -98,6 +103,12 @@ class Widths:
     def keys_of(self, layers: range) -> list[int]:
         """K of each of some consecutive layers."""
         return self._widths_of(layers, 1)
+
+    def projected_of(self, layers: range) -> list[int]:
+        """Columns of K and V together that are products, of each of some consecutive layers."""
+        windows = self.windows_of(layers)
+        both = zip(windows, self.keys_of(layers), strict=True)
+        return [keys * (1 if self.tied and window is None else 2) for window, keys in both]
 
     def _widths_of(self, layers: range, which: int) -> list[int]:
         plain = self.queries, self.keys

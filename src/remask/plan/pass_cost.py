@@ -22,12 +22,14 @@ class ExecutedPlan:
         prefix: the positions that other requests computed, where canvases that share them read leading ones together.
         sharing: equal for canvases that read the same prefix.
         outputs: attention and FFN outputs of computed rows are kept.
+        noisy: rows of the first layer that are denoised.
     """
 
     plan: Plan
     prefix: PrefixHit | None = None
     sharing: Hashable = None
     outputs: bool = False
+    noisy: int = 0
 
 
 def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
@@ -42,14 +44,18 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     choosing |= {compared for each in hooks for compared in each.compares}
     watching = max((each.looks for each in hooks), default=0)
     predicts = any(each.plan.predict.any() for each in canvases)
+    told = any(each.noisy for each in canvases)
     w, w_read = widths, widths.item * widths.hidden
     k = np.array(w.keys_of(every))
-    together = int(((w.queries_of(every) + k) * active).sum())
+    together = int(((2 * np.array(w.queries_of(every)) + w.projected_of(every)) * active).sum())
+    fed_weights = sum(feed.read(sum(rows)) for feed, *rows in zip(w.feeds, *fed, strict=True) if any(rows))
+    # Of self-conditioning the embedding is read too, for what it expects of predicted rows.
+    head = w.vocab * (2 if w.signal else 1) + w.dense * w.hidden
     weights: dict[Operation, int] = {
-        "projections": w_read * 2 * together,
+        "projections": w_read * together,
         "attention": w.item * 2 * int((k * active).sum()) * w.sink,
-        "mlp": w_read * sum(feed.read(sum(rows)) for feed, *rows in zip(w.feeds, *fed, strict=True) if any(rows)),
-        "head": w_read * predicts * (w.vocab + w.dense * w.hidden),
+        "mlp": w_read * (fed_weights + told * 3 * w.signal),
+        "head": w_read * predicts * head,
         "selection": w_read * len(choosing) * w.keys,
         "watch": w_read * watching * w.queries,
     }
@@ -74,12 +80,13 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         compared = len(_choosing(span))
         # Where rows are chosen K or V of these is there already.
         queries, kept_keys = sum(w.queries_of(span.layers)), sum(w.keys_of(span.layers))
-        sides = kept_keys * 2 * (fixed - frozen + chosen) - compared * chosen * w.keys
+        made, there = fixed - frozen + chosen, compared * chosen * w.keys
+        sides = kept_keys * 2 * made - there
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed adds its cached outputs, and one that is leaves them.
         kept = 2 * int(span.rows.sum()) * each.outputs
         projections += OperationCost(
-            flops=2 * w.hidden * (2 * rows * queries + sides),
+            flops=2 * w.hidden * (2 * rows * queries + sum(w.projected_of(span.layers)) * made - there),
             kv_written=w.item * sides,
             states=w.item * w.hidden * (restored + layers * kept),
             activations=w.item * 2 * rows * (layers * w.hidden + queries),
@@ -107,6 +114,17 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         flops=2 * predicted * w.hidden * (w.vocab + w.dense * w.hidden),
         activations=w.item * predicted * (w.hidden + w.vocab + 2 * w.dense * w.hidden),
     )
+    if w.signal:
+        head += OperationCost(
+            flops=2 * predicted * w.hidden * w.vocab,
+            states=w.item * predicted * w.hidden,
+            activations=w.item * predicted * w.vocab,
+        )
+        mlp += OperationCost(
+            flops=2 * each.noisy * w.hidden * 3 * w.signal,
+            states=w.item * each.noisy * w.hidden,
+            activations=w.item * each.noisy * (w.hidden + 3 * w.signal),
+        )
     hook = HookCost() if plan.hook is None else plan.hook.cost(w, plan.spans)
     operations: dict[Operation, OperationCost] = {
         "projections": projections,

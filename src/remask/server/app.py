@@ -1,35 +1,92 @@
-"""The endpoints, and the FastAPI application that serves them."""
+"""The endpoints, the FastAPI application that serves them, and the OpenAPI document that tells of them."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import get_args
+from dataclasses import dataclass
+from typing import Any, get_args
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.middleware.cors import CORSMiddleware
+from pydantic import TypeAdapter
 
 from remask import __version__
 from remask.engine.async_engine import StepObserver
 from remask.llm import LLM
-from remask.server.answers.choice_types import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
+from remask.server.answers.choices import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
 from remask.server.answers.messages import MessageAnswer, MessageEvent
 from remask.server.answers.responses import ResponseAnswer, ResponseEvent
 from remask.server.bodies import BodyRoute
 from remask.server.config import ServerConfig
-from remask.server.document import READS, RUNS, DescribedApp, Endpoint
-from remask.server.errors import MessagesError, add_handlers
+from remask.server.errors import Error, MessagesError, add_handlers
 from remask.server.gate import Gate
 from remask.server.metrics import CONTENT_TYPE
 from remask.server.pages import add_pages
-from remask.server.playground.example import Example
 from remask.server.playground.sandbox import SandboxState, Sessions
 from remask.server.routes import cache, decisions, inference, info, playground
 from remask.server.routes.cache import CacheContents, Dropped
 from remask.server.routes.decisions import DecisionsAnswer, RerankAnswer, ScoreAnswer
 from remask.server.routes.inference import DetokenizedText, TokenCount, Tokens
 from remask.server.routes.info import Health, Model, ModelInfo, Models, Version
-from remask.server.routes.playground import Closed
+from remask.server.routes.playground import Closed, Example
 from remask.server.service import Service
+
+_REF = "#/components/schemas/{model}"
+_ANY_PATH = (401, 403, 408, 413, 500)  # what the gate refuses, and defects
+READS = (400, 404)  # of what reads a body
+RUNS = (400, 404, 429, 503, 504)  # of what gives work to the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One endpoint, as it is served and as the document tells of it.
+
+    Attributes:
+        methods: such as `GET`.
+        answer: the class of the answer, or the media type of one that is a text.
+        statuses: those of its errors, beside what the gate and defects answer on any path.
+        stream: the union of the events that the answer is made of where a body asks for a stream, each of which is the
+            JSON text behind `data:`.
+        error: the form of its errors.
+        others: further paths that the document does not tell of.
+    """
+
+    methods: str
+    path: str
+    call: Callable[..., Awaitable[Response]]
+    answer: Any
+    statuses: Sequence[int] = ()
+    stream: Any = None
+    error: type[Any] = Error
+    others: Sequence[str] = ()
+
+    def add(self, router: APIRouter) -> None:
+        """Serve it."""
+        how: dict[str, Any] = {"response_class": Response} if isinstance(self.answer, str) else {}
+        for method in self.methods.split():
+            router.add_api_route(self.path, self.call, methods=[method], responses=self.responses, **how)
+        for path in self.others:
+            router.add_api_route(path, self.call, methods=[self.methods], include_in_schema=False)
+
+    @property
+    def responses(self) -> dict[int | str, Any]:
+        """The answer and the errors, by status."""
+        told: dict[str, Any] = {"description": "The answer."}
+        if isinstance(self.answer, str):
+            told["content"] = {self.answer: {"schema": {"type": "string"}}}
+        else:
+            told["model"] = self.answer
+        if self.stream is not None:
+            events = {"anyOf": [{"$ref": _REF.format(model=each.__name__)} for each in get_args(self.stream)]}
+            told["description"] = (
+                "The answer; with `stream` server-sent events, the `data` of each of which is described."
+            )
+            told["content"] = {"text/event-stream": {"schema": events}}
+        failed: dict[int | str, Any] = {
+            status: {"model": self.error} for status in sorted({*_ANY_PATH, *self.statuses})
+        }
+        return {200: told, **failed}
+
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", inference.chat_completions, ChatAnswer, RUNS, stream=ChatEvent),
@@ -76,6 +133,28 @@ _PLAYGROUND = (
 )
 
 
+class DescribedApp(FastAPI):
+    """An application whose OpenAPI document tells of the events of streams too."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is not None:
+            return self.openapi_schema
+        made = super().openapi()
+        schemas = made["components"]["schemas"]
+        streamed = (event for each in ENDPOINTS for event in get_args(each.stream))
+        events: list[Any] = [(event, "serialization", TypeAdapter(event)) for event in streamed]
+        _, found = TypeAdapter.json_schemas(events, ref_template=_REF)
+        schemas |= found["$defs"]
+        # FastAPI's own answer to a body that does not fit, which is a 400 here.
+        for operations in made["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        return made
+
+
 def router() -> APIRouter:
     """The routes of all endpoints and pages."""
     made = APIRouter(route_class=BodyRoute)
@@ -111,7 +190,6 @@ def create_app(
 
     # FastAPI's interactive pages load scripts from other hosts.
     app = DescribedApp(title="remask", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.streams = [event for each in ENDPOINTS for event in get_args(each.stream)]
     app.state.service = service
     app.state.sandboxes = Sessions(clock=clock)
     add_handlers(app)

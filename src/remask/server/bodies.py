@@ -30,7 +30,7 @@ from remask.text.workers import FrameWorkers, WorkerEndedError
 SMALL = 1 << 14  # bytes of a body that is read in some milliseconds, whatever it holds
 MAX_SECONDS = 10.0  # processor time of one body; the largest by default take less than one
 MAX_BYTES = 2 << 30  # memory of the process
-_READ, _REFUSED = b"B", b"R"
+_KIND = b"B"  # of the frames that answer; what is pickled in them says whether it was read
 _PROGRAM = "from remask.server.bodies import answer_frames; answer_frames()"
 _NICE = 5  # whoever waits for a step goes before whoever sends a large body
 # Texts, brackets that open, and what stands between marks. Possessive, so that no text is read twice.
@@ -98,13 +98,13 @@ class BodyReaders:
 
     def _ask(self, model: type[BaseModel], content: bytes) -> BaseModel:
         try:
-            kind, answer = self._workers.ask(pickle.dumps((f"{model.__module__}:{model.__name__}", content)))
+            _, answer = self._workers.ask(pickle.dumps((f"{model.__module__}:{model.__name__}", content)))
         except WorkerEndedError as ended:
             why = f"reading it took more than {MAX_SECONDS:g} s" if ended.status == -signal.SIGPROF else str(ended)
             raise ApiError(413, f"the body cannot be read: {why}; send less in one request") from ended
         found = pickle.loads(answer)  # of our own process
-        if kind == _REFUSED:
-            raise ApiError(**found)
+        if isinstance(found, ApiError):
+            raise found
         assert isinstance(found, BaseModel)
         return found
 
@@ -113,7 +113,7 @@ def answer_frames() -> None:
     """Answer frames (`remask.text.workers`) until standard input ends: the process that `BodyReaders` starts.
 
     Their content is pickled: first the limits, then a model's name and a body each time. The answers are a body that
-    was read, or what the error is made of that says why it was refused.
+    was read, or the `ApiError` that says why it was refused.
     """
     source, target = sys.stdin.buffer, sys.stdout.buffer
     job = pickle.loads(source.read(HEAD.unpack(source.read(HEAD.size))[1]))
@@ -125,22 +125,17 @@ def answer_frames() -> None:
         module, _, model = name.partition(":")
         allow(job["seconds"])
         try:
-            kind, answer = _READ, pickle.dumps(read_body(getattr(import_module(module), model), content, job["most"]))
+            answer = pickle.dumps(read_body(getattr(import_module(module), model), content, job["most"]))
         except ApiError as refused:
-            kind, answer = _REFUSED, pickle.dumps(error_fields(refused))
+            answer = pickle.dumps(refused)
         except MemoryError:
             most = job["bytes"] >> 20
             large = ApiError(413, f"reading the body takes more than {most} MiB of memory; send less in one request")
-            kind, answer = _REFUSED, pickle.dumps(error_fields(large))
+            answer = pickle.dumps(large)
         allow(0)
-        target.write(HEAD.pack(kind, len(answer)))
+        target.write(HEAD.pack(_KIND, len(answer)))
         target.write(answer)
         target.flush()
-
-
-def error_fields(error: ApiError) -> dict[str, Any]:
-    """What an equal error is made of."""
-    return {"status": error.status, "message": str(error), "param": error.param, "code": error.code}
 
 
 class ReadRequest(Request):

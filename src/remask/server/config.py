@@ -110,14 +110,20 @@ class ServerConfig(ServerLimits):
             raise ConfigError(f"served_model_name must be at least one name that is not empty, got {names!r}")
         for kind in ("api_key", "priority_key"):
             keys = getattr(self, f"{kind}s")
-            if not all(isinstance(key, str) and key.isascii() and key.strip() == key != "" for key in keys):
-                raise ConfigError(f"every {kind} must be ASCII text that is not empty and has no spaces at its ends")
+            # A text would be taken for a list of its letters, each of which would let everybody in.
+            if not isinstance(keys, list | tuple) or not all(
+                isinstance(key, str) and key.isascii() and key.strip() == key != "" for key in keys
+            ):
+                raise ConfigError(
+                    f"{kind}s must be a list, and every {kind} ASCII text that is not empty and has no spaces at its "
+                    "ends"
+                )
         whole("seed", self.seed, low=0, optional=True)
         for name, limit in declared(ServerLimits).items():
             limit.check(name, getattr(self, name))
         for host in listed("allowed_hosts", self.allowed_hosts, "names"):
             if not isinstance(host, str) or not host or any(mark in host for mark in "/@ ,"):
                 raise ConfigError(f"allowed_hosts takes names such as models.example.org, or '*', got {host!r}")
-        for origin in self.allowed_origins:
+        for origin in listed("allowed_origins", self.allowed_origins, "origins"):
             if origin == "*" or not origin.startswith(("http://", "https://")):
                 raise ConfigError(f"allowed_origins takes origins such as https://example.org, got {origin!r}")

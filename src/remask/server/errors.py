@@ -105,9 +105,12 @@ class ApiError(RemaskError):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ApiError, (self.status, str(self), self.param, self.code)  # what reads bodies sends it, pickled
+
 
 class ClientGoneError(RemaskError):
-    """The client closed the connection."""
+    """The client closed the connection. Only the access log tells of it."""
 
 
 def as_api_error(error: RemaskError) -> ApiError:
@@ -151,22 +154,20 @@ def json_response(value: Mapping[str, Any], status: int = 200, headers: Mapping[
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Install handlers that answer every error in OpenAI's form."""
+    """Install a handler that answers every error in the form of its API."""
 
-    @app.exception_handler(RemaskError)
-    async def _remask(request: Request, error: Exception) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientGoneError):
+            return Response(status_code=CLOSED_BY_CLIENT)
+        if isinstance(error, RequestValidationError):
+            error = invalid_body(error.errors())
+        elif isinstance(error, HTTPException):
+            error = ApiError(error.status_code, _explained(error, request))
         assert isinstance(error, RemaskError)
         return error_response(error, request.scope)
 
-    @app.exception_handler(RequestValidationError)
-    async def _validation(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return error_response(invalid_body(error.errors()), request.scope)
-
-    @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return error_response(ApiError(error.status_code, _explained(error, request)), request.scope)
+    for kind in (RemaskError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)
 
 
 def _explained(error: HTTPException, request: Request) -> str:

@@ -54,18 +54,18 @@ class Intake:
         )
         known = filter(llm.session.has_depth_table_of, adapters)
         self._lookups = {adapter: llm.session.depth_table_of(adapter).lookup for adapter in known}
-        self._numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
+        self.numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
         self._seeds = random.Random(config.seed)
         self.max_prompt_chars = config.max_prompt_chars or CHARS_A_TOKEN * llm.engine.max_model_len
         self.max_request_chars = config.max_request_chars or 4 * self.max_prompt_chars
 
-    def check_model(self, name: str | None) -> None:
-        """Raise a 404 for a model that is not served. No name means the one that is."""
+    def check_model(self, name: str | None, field: str = "model") -> None:
+        """Raise a 404 for a model that is not served, which `field` names. No name means the one that is."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
             why = self.llm.refused_adapters.get(name)
             wrong = "does not exist" if why is None else f"is an adapter that could not be loaded: {why}"
-            raise ApiError(404, f"the model {name!r} {wrong}; served: {served}", "model", "model_not_found")
+            raise ApiError(404, f"the model {name!r} {wrong}; served: {served}", field, "model_not_found")
 
     @property
     def model_names(self) -> Sequence[str]:
@@ -80,7 +80,7 @@ class Intake:
         self.check_model(body.model)
         terms = body.terms
         if terms.adapter in self.llm.refused_adapters:
-            self.check_model(terms.adapter)
+            self.check_model(terms.adapter, "adapter")
         if body.model not in self.llm.loaded.adapters:
             return terms
         if terms.adapter not in (None, body.model):
@@ -106,9 +106,9 @@ class Intake:
         so it is done before any text is read.
         """
         if isinstance(body, CompletionBody):
-            texts, named = [text for text in prompts_of(body) if isinstance(text, str)], "prompt"
-            self._check_choices(body, len(prompts_of(body)))
-            lengths = [len(text) for text in texts]
+            prompts, named = prompts_of(body), "prompt"
+            self._check_choices(body, len(prompts))
+            lengths = [len(text) for text in prompts if isinstance(text, str)]
         else:
             messages = (body.messages if isinstance(body, ChatBody | TokenizeBody) else None) or []
             named = body.texts_name if isinstance(body, ChatBody) else "messages"
@@ -160,10 +160,6 @@ class Intake:
             )
         return total
 
-    def number(self) -> int:
-        """A number that no other request has."""
-        return next(self._numbers)
-
     def conversation(
         self,
         messages: Sequence[Message],
@@ -171,21 +167,22 @@ class Intake:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         control_tokens: bool | None = None,
+        named: str = "messages",
     ) -> list[int]:
         """Token ids of a conversation, which ends as in `Tokenizer.render_chat`; `variables` are those of its template.
 
-        Raises `ConfigError` where it holds calls of tools or their results, of which the template tells nothing.
+        `named` is the field that holds it. Raises `ConfigError` where it holds calls of tools or their results, of
+        which the template tells nothing.
         """
         calls = any(message.role == "tool" or message.tool_calls for message in messages)
         if calls and "tool" not in (self.tokenizer.chat_template or ""):
             raise ConfigError(
-                "messages: calls of tools and their results are nothing that the model's chat template tells it of; "
+                f"{named}: calls of tools and their results are nothing that the model's chat template tells it of; "
                 "say them as text in turns of the user and the assistant, or start the server with a --chat-template "
                 "that does"
             )
-        rendered = [message.rendered for message in messages]
         return self.tokenizer.apply_chat(
-            rendered,
+            [message.rendered for message in messages],
             add_generation_prompt,
             variables,
             continue_final_message=continue_final_message,
@@ -195,7 +192,8 @@ class Intake:
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         terms = self.terms(body)
-        tokens = self.conversation(body.messages, *body.ending, body.variables, terms.control_tokens)
+        control, named = terms.control_tokens, body.texts_name
+        tokens = self.conversation(body.messages, *body.ending, body.variables, control, named)
         calls, around = self.calls(body), None
         given = body.continued if terms.canvas is None else ""  # the form of a canvas is that of its hole
         if calls is not None and calls.forced is not None:
@@ -218,12 +216,11 @@ class Intake:
 
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
-        terms = self.terms(body)
-        control = terms.control_tokens
-        tokens = [
-            text_tokens(item, self.tokenizer, control) if isinstance(item, str) else item for item in prompts_of(body)
-        ]
-        return self._requests(body, terms, [(each, 0) for each in tokens], request_id)
+        terms, prompts = self.terms(body), list[tuple[list[int], int]]()
+        for item in prompts_of(body):
+            told = text_tokens(item, self.tokenizer, terms.control_tokens) if isinstance(item, str) else item
+            prompts.append((told, 0))
+        return self._requests(body, terms, prompts, request_id)
 
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
@@ -257,16 +254,15 @@ class Intake:
         own = body.sampling
         if terms.replay is not None and choices * len(prompts) > 1:
             raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
-        policy, kind, drafts = self.policy(terms), self.llm.loaded.config.kind, bool(body.stream_drafts)
+        policy, kind, usual = self.policy(terms), self.llm.loaded.config.kind, self.config.sampling
         constraint = self.llm.session.constraint(terms.structured_outputs, given)
-        more: dict[str, Any] = {"constraint": constraint, "drafts": drafts, "find_prefix": find_prefix}
-        more["continues"] = bool(body.continued)
+        more: dict[str, Any] = {"constraint": constraint, "drafts": bool(body.stream_drafts)}
+        more |= {"find_prefix": find_prefix, "continues": bool(body.continued)}
         requests: list[Request] = []
         for tokens, shared in prompts:
-            usual = self.config.sampling
             params, template = self.llm.session.response(terms, own, len(tokens), defaults=usual, around=around)
             for choice in range(choices):
-                name = f"{request_id}-{self.number()}"
+                name = f"{request_id}-{next(self.numbers)}"
                 seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
                 requests.append(
                     request_of(name, tokens, seeded, policy, terms, kind, shared=shared, template=template, **more)

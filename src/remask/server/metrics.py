@@ -33,10 +33,7 @@ VLLM: Mapping[str, str] = {
 
 _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
     "request_queue_time_seconds": ("Waiting, until the request began.", _SECONDS),
-    "time_to_first_settled_token_seconds": (
-        "From arrival to the first final token of the response.",
-        _SECONDS,
-    ),
+    "time_to_first_settled_token_seconds": ("From arrival to the first final token of the response.", _SECONDS),
     "inter_token_latency_seconds": (
         "Between two steps that settled tokens of a request, for each token of the later one.",
         _SECONDS,
@@ -51,7 +48,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
 REASONS = ("stop", "length", "cancelled", "timeout", "error")
 
 
-class Metrics:
+class Metrics(Collector):
     """The metrics of one server, in a registry of its own. The engine calls `observe` with every event.
 
     `clock` tells seconds.
@@ -76,7 +73,8 @@ class Metrics:
 
     def watch(self, engine: AsyncEngine) -> None:
         """Report the counters of `engine`. Every scrape reads them. Call it once."""
-        self.registry.register(_EngineCollector(self, engine))
+        self._engine = engine
+        self.registry.register(self)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -117,9 +115,9 @@ class Metrics:
     def _note(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
-    def families(self, engine: AsyncEngine) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
         """Read the engine's counters. A value may come from the middle of a step."""
-        inner = engine.engine
+        engine, inner = self._engine, self._engine.engine
         stats, store, pages, graphs = inner.stats, inner.store.stats, inner.allocator, inner.graphs
         gauges = {
             "num_requests_running": ("Requests that have begun.", engine.running),
@@ -164,14 +162,11 @@ class Metrics:
             "refreshes": ("Passes of requests that filled or renewed what their policies cache.", stats.refreshes),
             "prefix_refreshes": ("Passes that computed rows of a leased prefix anew.", stats.prefix_refreshes),
         }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"remask:{name}", text, labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            yield gauge
-        for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(f"remask:{name}", text, labels=["model_name"])
-            counter.add_metric([self._model], value)
-            yield counter
+        for family, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, (text, value) in values.items():
+                told = family(f"remask:{name}", text, labels=["model_name"])
+                told.add_metric([self._model], value)
+                yield told
         unread = {reason: store.unread[reason] for reason in get_args(Reason)}
         by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
             "request_success": ("Requests that ended, by reason.", "finished_reason", self._ended),
@@ -184,17 +179,6 @@ class Metrics:
             yield counter
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's counters whenever the registry is scraped."""
-
-    def __init__(self, metrics: Metrics, engine: AsyncEngine) -> None:
-        self._metrics, self._engine = metrics, engine
-
-    def collect(self) -> Iterable[Metric]:
-        """All metric families."""
-        return self._metrics.families(self._engine)
-
-
 class _Renamed(Collector):
     """What another registry holds, under vLLM's names."""
 
@@ -202,10 +186,8 @@ class _Renamed(Collector):
         self._source = source
 
     def collect(self) -> Iterable[Metric]:
-        """The families that vLLM has too."""
         for family in self._source.collect():
-            name = VLLM.get(family.name)
-            if name is not None:
+            if (name := VLLM.get(family.name)) is not None:
                 renamed = Metric(name, family.documentation, family.type)
                 renamed.samples = [
                     each._replace(name=name + each.name.removeprefix(family.name)) for each in family.samples

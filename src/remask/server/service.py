@@ -22,7 +22,7 @@ from remask.server.answers.base import Names
 from remask.server.answers.generation import Generation
 from remask.server.bodies import BodyReaders
 from remask.server.config import ServerConfig
-from remask.server.errors import CLOSED_BY_CLIENT, ClientGoneError, error_response, json_response
+from remask.server.errors import ClientGoneError, error_response, json_response
 from remask.server.intake import Intake
 from remask.server.metrics import Metrics
 from remask.server.protocol.generation import GenerationBody
@@ -129,10 +129,7 @@ class Service:
         priority: int | None = body.priority  # type: ignore[attr-defined]
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
-        try:
-            pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
-        except ClientGoneError:
-            return Response(status_code=CLOSED_BY_CLIENT)
+        pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
         fingerprint = self.llm.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
         names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)
@@ -156,8 +153,6 @@ class Service:
             return EventStream(generation.stream(), finish)
         try:
             return json_response(await run_while_connected(request.receive, generation.response()))
-        except ClientGoneError:
-            return Response(status_code=CLOSED_BY_CLIENT)
         finally:
             finish()
 

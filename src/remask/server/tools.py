@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -45,8 +45,9 @@ _SAY_PROPERTIES = frozenset(
 
 def format_of(template: str | None) -> CallFormat:
     """The format that a chat template teaches, or by default Hermes'."""
-    reads = template is not None and "tools" in template
-    return LLAMA if reads and template is not None and HERMES.begin.strip() not in template else HERMES
+    if template is None or "tools" not in template or HERMES.begin.strip() in template:
+        return HERMES
+    return LLAMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,6 @@ class ToolCalls:
             every.append({"type": "object", "properties": properties, "required": list(properties)})
         return StructuredOutputs(json={"anyOf": every})
 
-    def reader(self) -> "CallReader":
-        """A reader of one answer."""
-        return CallReader(self)
-
 
 def _guaranteed(tool: Tool) -> StructuredOutputs:
     """The form of a tool's arguments."""
@@ -164,7 +161,7 @@ class CallReader:
 
     asked: ToolCalls
     calls: int = 0
-    _held: str = field(default="")
+    _held: str = ""
     _within: bool = False  # whether the mark of a call stands before `_held`
     _behind: bool = False  # whether a call does, and nothing but line ends behind it
 

@@ -42,19 +42,20 @@ class PairCount:
     """Counts the pairs of a row and a key that an attention computes. The attention itself stays the same.
 
     Attributes:
-        pairs: pairs computed so far. Rows that see different keys may be masked together, so there can be more pairs
-            than the plans ask for.
-        rows: rows that attended, counted once a layer.
+        pairs: pairs computed so far, in all layers. Rows that see different keys may be masked together, so there can
+            be more pairs than the plans ask for.
+        flops: FLOPs of their products, each pair with the queries of its own layer.
     """
 
     def __init__(self, inner: Attention) -> None:
         self.inner = inner
-        self.pairs = self.rows = 0
+        self.pairs = self.flops = 0
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         """See `Attention`."""
         self.pairs += work.pairs
-        self.rows += len(q)
+        # A pair is two products, of query and key and of weight and value. The sink's value is added elementwise.
+        self.flops += 2 * q.shape[1] * q.shape[2] * (2 * work.pairs + len(q) * (sink is not None))
         return self.inner(q, k, v, work, sink)
 
 
@@ -76,6 +77,5 @@ class Executed:
     @property
     def flops(self) -> int:
         """FLOPs that the machine ran in all passes, padding and repeated projections included."""
-        widths, cost = self.meter.widths, self.meter.total
-        attention = 2 * widths.queries * (2 * self.pairs.pairs + self.pairs.rows * widths.sink)
-        return cost.total.flops - cost.operations["attention"].flops + attention + cost.repeated
+        cost = self.meter.total
+        return cost.total.flops - cost.operations["attention"].flops + self.pairs.flops + cost.repeated

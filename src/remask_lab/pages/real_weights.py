@@ -119,12 +119,12 @@ def read_training(folder: Path) -> list[dict[str, Any]]:
 def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -> str:
     """The page, of the parts that are there."""
     solved = [(name.removeprefix(SHOTS), each) for name, each in records.items() if name.startswith(SHOTS)]
-    reuse = [(shots, _rows(record)["reuse"]) for shots, record in solved if "reuse" in _rows(record)]
+    reuse = [(shots, rows_of(record)["reuse"]) for shots, record in solved if "reuse" in rows_of(record)]
     text = fill(
         "real-weights",
         parts=records,
         town=records.get("town"),
-        rows=_rows(records["town"]) if "town" in records else {},
+        rows=rows_of(records["town"]) if "town" in records else {},
         similarity=records.get(SIMILARITY),
         profile=records["profile"].data if "profile" in records else None,
         published=records[PUBLISHED].data if PUBLISHED in records else None,
@@ -182,7 +182,8 @@ def _held(data: Mapping[str, Any]) -> str:
     return "at most" if high <= PROMISED else "above" if low > PROMISED else "about"
 
 
-def _rows(record: Record) -> dict[str, Row]:
+def rows_of(record: Record) -> dict[str, Row]:
+    """The rows of a bench by cache."""
     return {row["cache"]: row for row in record.data["results"]}
 
 
@@ -264,7 +265,7 @@ def _similarities(data: Mapping[str, Any]) -> str:
 
 
 def _towns(record: Record) -> str:
-    kinds = list(_rows(record)["none"]["parts"])
+    kinds = list(rows_of(record)["none"]["parts"])
     titles = ["cache", "right", *kinds, "over its baseline", "tokens as there", *_cost_titles(record)]
     titles.append("K/V and states")
     rows = []

@@ -24,7 +24,7 @@ from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
 from remask_lab.gpu.results import benchmark_table, read_kept
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
-from remask_lab.pages.real_weights import FOLDER, read_all, read_training
+from remask_lab.pages.real_weights import FOLDER, read_all, read_training, rows_of
 from remask_lab.pages.real_weights_benches import DEPTHS
 from remask_lab.records.interval import Shown, judged, percent_text
 from remask_lab.records.markdown import markdown_table
@@ -108,7 +108,7 @@ def kinds(results: Path) -> list[Kind]:
     found = []
     for name in (BUNDLED, BUNDLED_TARIFF):
         record = read_record(results / f"bench.{name}.json", "bench")
-        found.append(_kind(record, record.about["settings"]["name"], _rows(record)["bicache"]["prefix_depth"]))
+        found.append(_kind(record, record.about["settings"]["name"], rows_of(record)["bicache"]["prefix_depth"]))
     rules = {(each["model"], each["task"]): min(each["rule"]) for each in _cases(real)}
     for part, shops in DEPTHS.items():
         record = real[part]
@@ -125,17 +125,13 @@ def _cases(real: Mapping[str, Record]) -> list[dict[str, Any]]:
 
 
 def _kind(record: Record, title: str, said: float) -> Kind:
-    about, rows = record.about, _rows(record)
+    about, rows = record.about, rows_of(record)
     layers = about["layers"]
     depths = {
         int(row["prefix_depth"]): row for cache, row in rows.items() if cache.startswith("bicache") and "+" not in cache
     }
     task = about["settings"]["name"]
     return Kind(about["model"], task, title, int(said), layers, rows, depths | {layers: rows["reuse"]})
-
-
-def _rows(record: Record) -> dict[str, Row]:
-    return {row["cache"]: row for row in record.data["results"]}
 
 
 def page(results: Path, found: Sequence[Kind]) -> str:
@@ -150,8 +146,8 @@ def page(results: Path, found: Sequence[Kind]) -> str:
         answers=_answers(found),
         phases=_phases(read_training(results / FOLDER.name)),
         town=next(kind for kind in found if kind.model == SMOLLM2),
-        refresh=_rows(real["town-refresh"]),
-        caches=_rows(real["town-caches"]),
+        refresh=rows_of(real["town-refresh"]),
+        caches=rows_of(real["town-caches"]),
         over=_over,
         judges=judges(_cases(real), found),
         benchmark=benchmark_table(gpu, QUESTIONS, STEPS),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from remask.cli.options import object_option
@@ -80,9 +81,9 @@ class Footprint:
     Attributes:
         kv: K and V of the requests' own canvases.
         outputs: attention and FFN outputs of the same positions.
-        states: hidden states that requests keep themselves.
+        states: hidden states that requests keep themselves, and signals of self-conditioning beside their K and V.
         store: K and V of shared prefixes, each held once.
-        boundary: hidden states of shared prefixes.
+        boundary: hidden states of shared prefixes, and signals beside their K and V.
     """
 
     kv: int = 0
@@ -151,20 +152,25 @@ def formula(config: ModelConfig, item: int, policy: CachePolicy, crowd: Crowd, p
     w, c, traits = config.widths(item), crowd, policy.traits
     pages = traits.sharing == "pages"
     depth = policy.boundary(c.prefix, c.canvas, w.layers) if c.prefix else 0
-    # Position-layers that the store holds for all, in which the requests have no slots of their own.
-    leased = c.prefix // page * page * w.layers if pages else c.prefix * policy.leased_layers(depth, w.layers)
-    stored = leased if pages else c.prefix * w.layers * (depth > 0)
-    leased *= not traits.copies
+    # Positions that the store holds for all in each layer, and those in which the requests have no slots of their own.
+    if pages:
+        stored = leased = [c.prefix // page * page] * w.layers
+    else:
+        reads = policy.leased_layers(depth, w.layers)
+        stored = [c.prefix * (depth > 0)] * w.layers
+        leased = [c.prefix * (layer < reads) for layer in range(w.layers)]
     inputs = c.requests * ("inputs" in traits.keeps and depth > 0)  # until their first pass has run
     canvases = c.requests * (2 if c.guided else 1)
-    own = canvases * c.canvas * w.layers - c.requests * leased
-    between = w.layers - 1
+    own = [canvases * c.canvas - c.requests * count * (not traits.copies) for count in leased]
+    keys, between = w.keys_of(range(w.layers)), w.layers - 1
+    signal = w.item * w.hidden * (w.signal > 0)
     return Footprint(
-        kv=w.item * 2 * w.keys * own,
-        outputs=w.item * 2 * w.hidden * (own + stored) * ("outputs" in traits.keeps),
-        states=(canvases * ("attention" in traits.keeps) + inputs) * c.canvas * between * w.item * w.hidden,
-        store=w.item * 2 * w.keys * stored,
-        boundary=w.item * w.hidden * c.prefix * between * (depth > 0),
+        kv=w.item * 2 * sum(map(mul, keys, own)),
+        outputs=w.item * 2 * w.hidden * (sum(own) + sum(stored)) * ("outputs" in traits.keeps),
+        states=(canvases * ("attention" in traits.keeps) + inputs) * c.canvas * between * w.item * w.hidden
+        + signal * own[0],
+        store=w.item * 2 * sum(map(mul, keys, stored)),
+        boundary=w.item * w.hidden * c.prefix * between * (depth > 0) + signal * stored[0],
     )
 
 
@@ -202,7 +208,7 @@ def measure_memory(llm: LLM, cache: str, work: Sequence[Request]) -> MemoryUse:
     guided = first.params.cfg_scale > 0
     crowd = Crowd(len(work), running[0].tokens // (2 if guided else 1), first.prefix_length, guided)
     expected = formula(llm.loaded.config, llm.model.dtype.itemsize, policy, crowd, engine.pool.page_size)
-    unused = peaks[-1].wasted * engine.pool.bytes_per_token
+    unused = engine.pool.bytes_of(peaks[-1].wasted)
     return MemoryUse(cache, expected, peaks[-1].bytes, unused, llm.loaded.weights.nbytes)
 
 

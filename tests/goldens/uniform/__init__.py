@@ -3,6 +3,7 @@
 Everything returned is to be treated as read-only: parsed files are cached.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ def forward(model: str) -> dict[str, Tensor]:
     return read_tensors(ROOT / "forward" / f"{model}.safetensors.gz")
 
 
-def cases(file: str) -> list[dict[str, Any]]:
-    """The parameters of every case of a sampling file: `torch_steps`, `jax_steps` or `gidd_v1`."""
-    listed: list[dict[str, Any]] = _sampling_json(file)["cases"]
-    return listed
+def cases(file: str, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Parameters and tensors of the cases of one kind in `torch_steps` or `gidd_v1`, without the case's name."""
+    recorded = sampling(file)[1]
+    for case in _sampling_json(file)["cases"]:
+        stem = f"{case['name']}."
+        if stem.startswith(f"{kind}."):
+            yield case, {key.removeprefix(stem): value for key, value in recorded.items() if key.startswith(stem)}
 
 
 def sampling(file: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from remask import SamplingParams
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.policies import CachePolicy, names_for, parse
 from remask.policies.bicache import DepthLookup
 from remask_lab.ops.flops import Executed, PairCount, counted_flops
@@ -135,6 +137,27 @@ def test_block_causal_models(model: str, name: str, settings: dict[str, Any]) ->
     cost = executed.meter.total
     assert 0 <= executed.flops - cost.total.flops < 2 * cost.operations["attention"].flops
     assert cost.repeated == 0, "the opening pass of a prompt whose pages are all stored projects no K and V there"
+
+
+@pytest.mark.parametrize("name", ["none", "exact"])
+def test_layers_of_different_shapes(name: str) -> None:
+    """DiffusionGemma: heads by layer, values that are keys, and rows that take in what was predicted of them.
+
+    The second request finds the first one's prompt stored.
+    """
+    config = small_config("diffusion-gemma")
+    assert len({(shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim) for shape in config.shapes}) == 2
+    engine = poisoned_engine(CheckedTransformer(config, lively_weights(config)), max_model_len=96)
+    prompt = kinds.tokens(random.Random(0), 21)
+    more: dict[str, Any] = {"steps_per_block": 3, "max_tokens": 13, "renoising": {"entropy_bound": 3.0}}
+    work = [
+        Work(Request(f"r{i}", prompt, SamplingParams.from_mapping(more | {"seed": i})), policy(name, {}), joins=40 * i)
+        for i in range(2)
+    ]
+    executed = measured(engine, work)
+    cost = executed.meter.total
+    assert cost.operations["attention"].flops <= executed.pairs.flops
+    assert cost.repeated == 0
 
 
 @pytest.mark.few(23)

@@ -1,5 +1,6 @@
 """Memory that is measured against the formula, for every policy on every kind of model."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ KINDS: dict[str, ModelKind] = {
     "dream-tiny": "masked",
     "gidd-tiny": "uniform",
     "sdar-tiny": "block_causal",
+    "diffusion-gemma-tiny": "block_causal",
 }
 CASES = [
     (model, cache, sampling)
@@ -61,6 +63,23 @@ def test_what_is_measured_is_the_formula_and_unused_slots(model: str, cache: str
     assert 0 < use.unused < use.measured / 3, "pages of 16 slots"
     assert use.share == use.measured / llm.loaded.weights.nbytes
     assert use.formula.total == sum(use.formula.parts.values())
+
+
+@pytest.mark.parametrize("cache", ["none", "exact"])
+def test_layers_of_different_shapes(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows over half of the layers' width, and signals beside K and V. Pages of one slot leave nothing unused."""
+    tiny = preset("diffusion-gemma-tiny")
+    assert tiny.sliding is not None
+    config = replace(tiny, sliding=replace(tiny.sliding, kv_heads=1, head_dim=24))
+    monkeypatch.setattr("remask.checkpoint.loaded.preset", lambda _: config)
+    llm = model_of("diffusion-gemma-tiny", page_size=1)
+    use = measure_memory(llm, cache, work(llm, cache))
+    per_token = 4 * (2 * sum(shape.kv_heads * shape.head_dim for shape in map(config.shape_of, range(3))) + 64)
+    assert per_token == 4 * (2 * (24 + 24 + 32) + 64)
+    canvas = PREFIX + OWN + 2 * 8  # the prompt, and whole canvases
+    tokens = 3 * canvas - (2 * PREFIX if cache == "exact" else 0)
+    assert (use.unused, use.measured) == (0, use.formula.total)
+    assert use.measured == per_token * tokens
 
 
 def test_pages_of_one_slot_leave_nothing_unused() -> None:

@@ -1,16 +1,265 @@
-"""Answers of OpenAI's chat and text completions: choices, whole or chunk by chunk."""
+"""Answers of `/v1/chat/completions` and `/v1/completions`: choices, whole or in the chunks of a stream."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 
 from remask.answers.answer import Delta, Scored, trace_of
 from remask.errors import RemaskError
 from remask.request.trace import TokenLogprob, step_map
-from remask.server.answers.base import Json, RunningUsage, Usage, running_usage, usage, work
-from remask.server.answers.choice_types import ChatLogprobs, CompletionLogprobs
+from remask.server.answers.base import (
+    Answer,
+    Json,
+    RunningUsage,
+    ScoredToken,
+    Usage,
+    Work,
+    doc,
+    running_usage,
+    usage,
+    work,
+)
 from remask.server.answers.generation import DONE, Generation, failed_stream, json_event
+from remask.server.errors import Error
 from remask.server.tools import CallPiece, whole_calls
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+
+
+class TracePart(Answer):
+    """A run of prompt tokens that could be shared."""
+
+    start: int
+    length: int
+
+
+class WrittenStep(Answer):
+    """What one step wrote. Positions count from the first one of the response; what is empty is left out."""
+
+    step: int
+    positions: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
+    logprobs: NotRequired[list[float]]
+    edits: NotRequired[list[int]]
+
+
+class RunTrace(Answer):
+    """A run, as `replay` takes it."""
+
+    model: str
+    cache: str
+    cache_config: dict[str, Any] | None
+    prompt_tokens: int
+    prefix_length: int
+    segments: list[TracePart]
+    sampling: dict[str, Any] | None
+    formed: bool
+    events: list[WrittenStep]
+
+
+class Rollout(Answer):
+    """What `return_step_maps` and `return_trace` ask for."""
+
+    step_maps: NotRequired[
+        Annotated[
+            list[int], doc("For each token, the step that first wrote it, counted from 1; 0 for what the request gave.")
+        ]
+    ]
+    trace: NotRequired[RunTrace]
+
+
+class PromptToken(Answer):
+    """A token of a prompt."""
+
+    token_id: int
+    text: str
+
+
+class DraftLayout(Answer):
+    """With `stream_drafts`: what the canvases of the choices look like."""
+
+    prompts: list[list[PromptToken]]
+    blocks: Annotated[
+        list[list[tuple[int, int]]], doc("Of each choice, its blocks as places of the response: from, and to before.")
+    ]
+
+
+class LayerRows(Answer):
+    """What a pass did in a run of layers."""
+
+    layers: tuple[int, int]
+    rows: int
+    reused: int
+    leased: int
+    restored: int
+    refreshed: int
+
+
+class CanvasPlace(Answer):
+    """A place of the response."""
+
+    token_id: int | None
+    text: str | None
+    settled: Annotated[int | None, doc("The step that wrote it; -1 of what was given, and null while it may change.")]
+
+
+class DraftStep(Answer):
+    """With `stream_drafts`: the canvas of a choice after a step."""
+
+    index: int
+    step: int
+    passes: list[list[LayerRows]]
+    canvas: list[CanvasPlace]
+
+
+class CallFunction(Answer):
+    """A function that the model calls. `arguments` are the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class FunctionCall(Answer):
+    """A call."""
+
+    id: str
+    type: Literal["function"]
+    function: CallFunction
+
+
+class CallDelta(Answer):
+    """What a step adds to the function of a call."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class FunctionCallDelta(Answer):
+    """What a step adds to a call."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CallDelta
+
+
+class ChatLogprobs(Answer):
+    """Log-probabilities of the tokens of a text."""
+
+    content: list[ScoredToken]
+    refusal: None
+
+
+class AssistantMessage(Answer):
+    """The answer's turn."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[FunctionCall]]
+
+
+class AssistantDelta(Answer):
+    """What a step adds to it."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    tool_calls: NotRequired[list[FunctionCallDelta]]
+
+
+class _Choice(Answer):
+    index: int
+    token_ids: NotRequired[Annotated[list[int], doc("With `return_token_ids`.")]]
+    holes: NotRequired[Annotated[list[str], doc("The texts of the holes of a `canvas`, once the choice has ended.")]]
+    remask: NotRequired[Rollout]
+
+
+class ChatChoice(_Choice):
+    """A choice."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatChunkChoice(_Choice):
+    """What a step adds to a choice."""
+
+    delta: AssistantDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionLogprobs(Answer):
+    """Log-probabilities of the tokens of a text, list by list."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+    steps: Annotated[list[int], doc("The steps that wrote them, counted from 0.")]
+
+
+class CompletionChoice(_Choice):
+    """A choice, or what a step adds to it."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    prompt_token_ids: NotRequired[Annotated[list[int], doc("With `return_token_ids`.")]]
+
+
+class _Told(Answer):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatAnswer(_Told):
+    """An answer."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    remask: Work
+    prompt_token_ids: NotRequired[Annotated[list[int], doc("With `return_token_ids`.")]]
+
+
+class CompletionAnswer(_Told):
+    """An answer."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+    remask: Work
+
+
+class ChatChunk(_Told):
+    """An event. With `include_usage` the last one has the usage and the work, and no choices; with
+    `continuous_usage_stats` the others have the usage so far.
+    """
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | RunningUsage | None]
+    remask: NotRequired[Work | DraftLayout | DraftStep]
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class CompletionChunk(_Told):
+    """An event. With `include_usage` the last one has the usage and the work, and no choices; with
+    `continuous_usage_stats` the others have the usage so far.
+    """
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | RunningUsage | None]
+    remask: NotRequired[Work | DraftLayout | DraftStep]
+
+
+ChatEvent: TypeAlias = ChatChunk | Error
+CompletionEvent: TypeAlias = CompletionChunk | Error
 
 
 class Choices(Generation):
@@ -24,10 +273,6 @@ class Choices(Generation):
         super().__init__(*told)
         self._told = [0] * len(self.answers)  # tokens of each choice so far
         self._repeated = self.body.continued if self.body.echo else ""
-
-    @abstractmethod
-    def _opening_choice(self, index: int) -> Json | None:
-        """The choice that a stream begins with; None if it begins with none."""
 
     @abstractmethod
     def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
@@ -68,8 +313,7 @@ class Choices(Generation):
         return {**whole, "usage": self._usage(), "remask": work(self.ordered)}
 
     def _opening(self) -> list[bytes]:
-        choices = [self._opening_choice(answer.index) for answer in self.answers]
-        chunks = [self._chunk([choice]) for choice in choices if choice is not None]
+        chunks = []
         if self.body.return_token_ids:
             empty = [self._part(Delta(answer.index), None) for answer in self.answers]
             chunks.append(self._with_prompts(self._chunk(empty)))
@@ -167,8 +411,10 @@ class ChatChoices(Choices):
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def _opening_choice(self, index: int) -> Json:
-        return self._streamed(index, {"role": "assistant", "content": self._repeated})
+    def _opening(self) -> list[bytes]:
+        said = {"role": "assistant", "content": self._repeated}
+        first = [self._encoded(self._chunk([self._streamed(answer.index, said)])) for answer in self.answers]
+        return first + super()._opening()
 
     def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
         said: Json = {"tool_calls": [call.streamed for call in delta.calls]} if delta.calls else {}
@@ -203,9 +449,6 @@ class CompletionChoices(Choices):
     """Answers of `/v1/completions`."""
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def _opening_choice(self, index: int) -> None:
-        """They begin with their text."""
 
     def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
         return self._whole(delta.index, delta.text, scored, None)

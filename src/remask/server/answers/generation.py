@@ -14,7 +14,7 @@ from remask.request.result import Event, Result
 from remask.server.answers.base import Names, ScoredToken
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol.generation import GenerationBody
-from remask.server.tools import ToolCalls
+from remask.server.tools import CallReader, ToolCalls
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Generation(ABC):
         self.results: dict[int, Result] = {}
         self.queued_s: float | None = None
         self._by_id = {answer.request.id: answer for answer in answers}
-        self._readers = [] if calls is None else [calls.reader() for _ in answers]
+        self._readers = [] if calls is None else [CallReader(calls) for _ in answers]
 
     @property
     def ordered(self) -> list[Result]:

@@ -1,1 +1,1 @@
-"""The page at `/`: its files, its example, and the page allocators that its users try out."""
+"""The page at `/`: its files, and the page allocators that its users try out."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from remask.checks.fields import Declared
 from remask.checks.values import Settings, json_object
@@ -174,6 +174,12 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    _names: tuple[str, str] = PrivateAttr(("response_format", "response_format.json_schema.schema"))
+
+    @property
+    def name(self) -> str:
+        """The field that asks for it, in the words of the body's API."""
+        return self._names[0]
 
     @property
     def form(self) -> StructuredOutputs | None:
@@ -184,7 +190,10 @@ class ResponseFormat(Body):
             return None
         if self.json_schema is None:
             return StructuredOutputs(json_object=True)
-        return StructuredOutputs(json=self.json_schema.schema_)
+        try:
+            return StructuredOutputs(json=self.json_schema.schema_)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("structured_outputs.json", self._names[1])) from error
 
 
 class TokenizeBody(Body):
@@ -244,7 +253,9 @@ def chosen(name: str) -> ChosenTool:
     return ChosenTool.model_construct(type="function", function=ChosenFunction.model_construct(name=name))
 
 
-def answer_form(kind: Any, schema: Mapping[str, Any] | None) -> ResponseFormat:
-    """The form of the answer; the kind `json_schema` goes with a `schema`."""
+def answer_form(kind: Any, schema: Mapping[str, Any] | None, name: str) -> ResponseFormat:
+    """The form of the answer, for which the field `name` asks; the kind `json_schema` goes with a `schema`."""
     named = None if schema is None else JsonSchema.model_validate({"schema": schema})
-    return ResponseFormat.model_construct(type=kind, json_schema=named)
+    made = ResponseFormat.model_construct(type=kind, json_schema=named)
+    made._names = name, f"{name}.format.schema"
+    return made

@@ -98,8 +98,9 @@ class GenerationBody(Body):
         form = None if self.response_format is None else self.response_format.form
         if form is None:
             return terms
-        if terms.structured_outputs is not None:
-            raise ConfigError("response_format and structured_outputs both say the answer's form; send one of them")
+        if terms.structured_outputs is not None and self.response_format is not None:
+            name = self.response_format.name
+            raise ConfigError(f"{name} and structured_outputs both say the answer's form; send one of them")
         return replace(terms, structured_outputs=form)
 
     @property
@@ -202,15 +203,10 @@ class ChatBody(GenerationBody):
                 "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
             )
         forced: Any = "named" if isinstance(choice, ChosenTool) else "required" if choice == "required" else None
-        if forced is not None:
-            self._check_free(self.own_terms)
-        return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template))
-
-    def _check_free(self, terms: Terms) -> None:
-        """Raise `ConfigError` where something else says what the answer is, too."""
-        for name in ("canvas", "suffix", "structured_outputs"):
-            if getattr(terms, name) is not None:
+        for name in ("canvas", "suffix", "structured_outputs") if forced is not None else ():
+            if getattr(self.own_terms, name) is not None:
                 raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
+        return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template))
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class CountTokensBody(Body):
             "tools": [offered(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()],
             "tool_choice": wanted,
             "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
-            "response_format": None if form is None else answer_form(form.type, form.schema_),
+            "response_format": None if form is None else answer_form(form.type, form.schema_, "output_config"),
             "control_tokens": self.control_tokens,
         }
 

@@ -1,6 +1,7 @@
 """Bodies of decisions, scores and rankings, which read the model's distribution and generate nothing."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -17,7 +18,10 @@ RELEVANCE = "Does the document answer the query?"
 
 
 class ReadBody(Body):
-    """What the bodies of decisions, scores and rankings have in common. They take no sampling parameters."""
+    """What the bodies of decisions, scores and rankings have in common. They take no sampling parameters.
+
+    `names` are what a body calls the fields of decisions that it is read as.
+    """
 
     model: Name | None = None
     user: Name | None = None
@@ -28,6 +32,7 @@ class ReadBody(Body):
     priority: Annotated[int | None, Checked("priority", _TERMS["priority"])] = None
     deadline_s: Annotated[float | None, Checked("deadline_s", _TERMS["deadline_s"])] = None
     foreign = FOREIGN_TO_READS
+    names: ClassVar[Mapping[str, str]] = {}
 
     @property
     def terms(self) -> Terms:
@@ -60,6 +65,7 @@ class RelevanceBody(ReadBody):
 
     instructions: LongText = RELEVANCE
     labels: Annotated[list[Name], Field(min_length=2, max_length=2)] | None = None
+    names: ClassVar[Mapping[str, str]] = {"state": "query", "questions": "documents"}
 
 
 class ScoreBody(RelevanceBody):
@@ -72,6 +78,7 @@ class ScoreBody(RelevanceBody):
     documents: LongText | Texts | None = None
     text_1: LongText | Texts | None = None
     text_2: LongText | Texts | None = None
+    names: ClassVar[Mapping[str, str]] = {"state": "queries", "questions": "documents"}
 
     @property
     def pairs(self) -> tuple[list[str], list[str]]:

@@ -219,7 +219,7 @@ class ResponsesBody(Body):
             tool_choice=chosen(choice.name) if isinstance(choice, NamedFunction) else choice,
             parallel_tool_calls=self.parallel_tool_calls,
             logprobs=LOGPROBS in (self.include or ()) or bool(terms.get("top_logprobs")),
-            response_format=None if form is None else answer_form(form.type, form.schema_),
+            response_format=None if form is None else answer_form(form.type, form.schema_, "text"),
         )
         return self
 

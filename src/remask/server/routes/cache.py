@@ -1,31 +1,36 @@
 """Lists and drops stored prefixes."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any, TypeAlias, cast
 
 from fastapi import Request, Response
-from pydantic import Field
+from pydantic import ConfigDict, Field, create_model
 
 from remask.engine.engine import Engine
+from remask.engine.report import Holder, MemoryReport
 from remask.policies.base import Reason
 from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
 from remask.server.service import service_of
+from remask.store.entries import EntryInfo
 
 # Page tables are what `remask inspect store` shows: their time grows with the number of pages.
 Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)]
 
 
-class StoredPrefix(Answer):
-    """A stored prefix."""
+def _told(name: str, text: str, cls: type[Any], **others: Any) -> Any:
+    """The form, for the OpenAPI document, of an object that has the fields of the dataclass `cls`, and `others`."""
+    keys = {each.name: each.type for each in fields(cls)} | others
+    forms: Any = {key: (kind, ...) for key, kind in keys.items()}
+    return create_model(name, __doc__=text, __config__=ConfigDict(extra="forbid"), **forms)
 
-    prefix_id: str
-    tokens: int
-    layers: int
-    bytes: int
-    hits: int
-    leases: Annotated[int, doc("Running requests that read it.")]
-    ready: bool
+
+_LEASES = Annotated[int, doc("Running requests that read it.")]
+StoredPrefix = _told("StoredPrefix", "A stored prefix.", EntryInfo, leases=_LEASES)
+_HOLDS = "A running request, or a part of the store. Pages are counted once a layer."
+_PAGES = "The engine's pages, counted once a layer, and how full they are."
+_HOLDERS: Any = list[_told("PageHolder", _HOLDS, Holder, tables=Empty)]  # type: ignore[misc]
+PageReport = _told("PageReport", _PAGES, MemoryReport, holders=_HOLDERS, stored=Empty, utilisation=float)
 
 
 class Recent(Answer):
@@ -35,39 +40,10 @@ class Recent(Answer):
     tokens: int
 
 
-class PageHolder(Answer):
-    """A running request, or a part of the store. Pages are counted once a layer."""
-
-    name: str
-    tokens: int
-    pages: int
-    shared: int
-    found: int
-    tables: Empty
-
-
-class PageReport(Answer):
-    """The engine's pages, counted once a layer, and how full they are."""
-
-    page_size: int
-    total: int
-    used: int
-    shared: int
-    references: int
-    slots: int
-    wasted: int
-    bytes: int
-    asked_tokens: int
-    hit_tokens: int
-    holders: list[PageHolder]
-    stored: Empty
-    utilisation: float
-
-
 class CacheContents(Answer):
     """Stored prefixes in the order of eviction, and pages."""
 
-    entries: list[StoredPrefix]
+    entries: list[StoredPrefix]  # type: ignore[valid-type]
     tokens: int
     budget_tokens: int
     hits: int
@@ -79,7 +55,7 @@ class CacheContents(Answer):
         doc("Requests that read no stored prefix, by reason; `prefix_note` in the answers of these says it in words."),
     ]
     recent: Recent
-    pages: PageReport
+    pages: PageReport  # type: ignore[valid-type]
 
 
 class Dropped(Answer):
@@ -103,7 +79,7 @@ async def drop(request: Request, prefix_id: str) -> Response:
     """Drop one stored prefix."""
 
     def drop_entry(engine: Engine) -> int | None:
-        keys = [entry.key for entry in engine.store.entries if _id(entry.key) == prefix_id]
+        keys = [entry.key for entry in engine.store.entries if f"{entry.key:016x}" == prefix_id]
         return engine.store.drop(keys[0]) if keys else None
 
     dropped = await service_of(request).engine.call(drop_entry)
@@ -118,7 +94,7 @@ def _contents(engine: Engine) -> CacheContents:
     store = engine.store
     memory = engine.memory_report()
     return {
-        "entries": cast("list[StoredPrefix]", [asdict(info) for info in store.describe()]),
+        "entries": [asdict(info) for info in store.describe()],
         "tokens": store.tokens,
         "budget_tokens": store.budget_tokens,
         "hits": store.stats.hits,
@@ -127,9 +103,5 @@ def _contents(engine: Engine) -> CacheContents:
         "found": store.stats.found,
         "unread": cast("dict[Reason, int]", dict(store.stats.unread)),
         "recent": {"prompts": engine.memory.recent.prompts, "tokens": engine.memory.recent.tokens},
-        "pages": cast("PageReport", asdict(memory) | {"utilisation": memory.utilisation}),
+        "pages": asdict(memory) | {"utilisation": memory.utilisation},
     }
-
-
-def _id(key: int) -> str:
-    return f"{key:016x}"

@@ -5,10 +5,11 @@ Canvases go to the engine in waves, so that one body holds few of its places at 
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired, cast
+from typing import Annotated, Literal, NotRequired, TypeAlias, cast
 
 from fastapi import Request, Response
 
@@ -21,7 +22,7 @@ from remask.request.questions import Decision, Decisions, Question
 from remask.request.result import Result
 from remask.server.answers.base import Answer, Usage, Work, doc, usage, work
 from remask.server.answers.generation import check_end
-from remask.server.errors import CLOSED_BY_CLIENT, ApiError, ClientGoneError, json_response
+from remask.server.errors import ApiError, json_response
 from remask.server.protocol.reads import DecisionsBody, ReadBody, RelevanceBody, RerankBody, ScoreBody
 from remask.server.service import Service, run_while_connected, service_of
 from remask.server.texts import ITEM
@@ -119,85 +120,54 @@ class RerankAnswer(Answer):
     results: list[Ranked]
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """Decisions by the ids of their questions, and the results of the canvases that were read."""
-
-    decisions: dict[str, Decision]
-    results: list[Result]
-
-    @property
-    def usage(self) -> Usage:
-        """OpenAI's usage; every canvas counts its prompt."""
-        return usage(self.results)
-
-    @property
-    def work(self) -> ReadWork:
-        """The work of the passes."""
-        return {**work(self.results), "reads": len(self.results)}
+Answered: TypeAlias = tuple[dict[str, Decision], list[Result]]
+"""Decisions by the ids of their questions, and the results of the canvases that were read."""
 
 
 async def decisions(request: Request, body: DecisionsBody) -> Response:
     """Answer questions over one state by the model's distribution over labels."""
-    service = service_of(request)
-    made: list[Decisions] = []
-
-    def ask() -> list[Decisions]:
-        made.append(body.asked)
-        return made
-
-    def shape(answered: list[Answered]) -> DecisionsAnswer:
-        (each,), (asked,) = answered, made
-        return {
-            "id": f"decisions-{request.state.request_id}",
-            "object": "decisions",
-            "created": int(time.time()),
-            "model": body.model or service.config.model_names[0],
-            "answers": {name: cast("Decided", decision.content) for name, decision in each.decisions.items()},
-            "together": asked.together,
-            "calibrated": asked.calibrate,
-            "usage": each.usage,
-            "remask": each.work,
-        }
-
-    return await _respond(service, request, body, ask, shape)
+    (asked,), ((found, results),) = await _answered(request, body, lambda: [body.asked])
+    told: DecisionsAnswer = {
+        "id": f"decisions-{request.state.request_id}",
+        "object": "decisions",
+        "created": int(time.time()),
+        "model": body.model or service_of(request).config.model_names[0],
+        "answers": {name: cast("Decided", decision.content) for name, decision in found.items()},
+        "together": asked.together,
+        "calibrated": asked.calibrate,
+        "usage": usage(results),
+        "remask": {**work(results), "reads": len(results)},
+    }
+    return json_response(told)
 
 
 async def score(request: Request, body: ScoreBody) -> Response:
     """Score how well texts answer others."""
-    service = service_of(request)
-
-    def shape(answered: list[Answered]) -> ScoreAnswer:
-        scores = [_relevance(each)[0] for each in answered] if len(answered) > 1 else _relevance(answered[0])
-        return {
-            "id": f"score-{request.state.request_id}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": body.model or service.config.model_names[0],
-            "data": [{"index": i, "object": "score", "score": each} for i, each in enumerate(scores)],
-            "usage": _usage(answered),
-        }
-
-    return await _respond(service, request, body, partial(_pairs, body), shape)
+    _, answered = await _answered(request, body, partial(_pairs, body))
+    scores = [each for found, _ in answered for each in _relevance(found)]
+    told: ScoreAnswer = {
+        "id": f"score-{request.state.request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": body.model or service_of(request).config.model_names[0],
+        "data": [{"index": i, "object": "score", "score": each} for i, each in enumerate(scores)],
+        "usage": _usage(answered),
+    }
+    return json_response(told)
 
 
 async def rerank(request: Request, body: RerankBody) -> Response:
     """Rank documents by how well they answer a query."""
-    service = service_of(request)
-
-    def shape(answered: list[Answered]) -> RerankAnswer:
-        scores = _relevance(answered[0])
-        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
-        return {
-            "id": f"rerank-{request.state.request_id}",
-            "model": body.model or service.config.model_names[0],
-            "usage": _usage(answered),
-            "results": [
-                {"index": i, "document": {"text": body.documents[i]}, "relevance_score": scores[i]} for i in order
-            ],
-        }
-
-    return await _respond(service, request, body, lambda: [_relevant(body, body.query, body.documents)], shape)
+    _, answered = await _answered(request, body, lambda: [_relevant(body, body.query, body.documents)])
+    scores = _relevance(answered[0][0])
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
+    told: RerankAnswer = {
+        "id": f"rerank-{request.state.request_id}",
+        "model": body.model or service_of(request).config.model_names[0],
+        "usage": _usage(answered),
+        "results": [{"index": i, "document": {"text": body.documents[i]}, "relevance_score": scores[i]} for i in order],
+    }
+    return json_response(told)
 
 
 def _pairs(body: ScoreBody) -> list[Decisions]:
@@ -217,37 +187,32 @@ def _relevant(body: RelevanceBody, query: str, documents: Sequence[str]) -> Deci
     return Decisions(f"Query: {query}", questions)
 
 
-def _relevance(answered: Answered) -> list[float]:
+def _relevance(found: Mapping[str, Decision]) -> list[float]:
     """The probability of yes for each document."""
-    return [decision.probabilities["yes"] for decision in answered.decisions.values()]
+    return [decision.probabilities["yes"] for decision in found.values()]
 
 
 def _usage(answered: Sequence[Answered]) -> ReadUsage:
-    """vLLM's usage of scores."""
-    tokens = sum(each.usage["prompt_tokens"] for each in answered)
+    """vLLM's usage of scores; every canvas counts its prompt."""
+    tokens = sum(result.usage.prompt_tokens for _, results in answered for result in results)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-async def _respond(
-    service: Service,
-    request: Request,
-    body: ReadBody,
-    ask: Callable[[], list[Decisions]],
-    shape: Callable[[list[Answered]], Mapping[str, Any]],
-) -> Response:
-    """Answer a body: `ask` makes its decisions on a text thread, and `shape` makes an answer of what came of them."""
+async def _answered(
+    request: Request, body: ReadBody, ask: Callable[[], list[Decisions]]
+) -> tuple[list[Decisions], list[Answered]]:
+    """The decisions of a body, which `ask` makes on a text thread, and what came of each of them."""
+    service = service_of(request)
     began = service.clock()
     service.note_user(request, body.user)
     service.intake.terms(body)
     service.intake.check_priority(body.priority or 0, leads=request.state.leads)
-    try:
+    with _named(body):
         asked = await service.off_loop(request, ITEM * body.questions_count, ask)
         size = service.intake.check_decisions(asked)
         plans = await service.off_loop(request, size, partial(_plans, service, asked))
-        answered = await _Waves(service, request, body, plans, began).run()
-    except ClientGoneError:
-        return Response(status_code=CLOSED_BY_CLIENT)
-    results = [result for each in answered for result in each.results]
+    answered = await _Waves(service, request, body, plans, began).run()
+    results = [result for _, own in answered for result in own]
     request.state.log_fields.update(
         {
             "prompt_tokens": sum(result.usage.prompt_tokens for result in results),
@@ -255,7 +220,19 @@ async def _respond(
             "reads": len(results),
         }
     )
-    return json_response(shape(answered))
+    return asked, answered
+
+
+@contextmanager
+def _named(body: ReadBody) -> Iterator[None]:
+    """Give the fields of decisions, with which errors begin, the names that they have in `body`."""
+    try:
+        yield
+    except ConfigError as error:
+        for name, own in body.names.items():
+            if (text := str(error)).startswith(name):
+                raise ConfigError(own + text.removeprefix(name)) from error
+        raise
 
 
 def _plans(service: Service, asked: Sequence[Decisions]) -> list[DecisionPlan]:
@@ -293,7 +270,7 @@ class _Waves:
         answered, at = [], 0
         for plan in self.plans:
             own = results[at : at + len(plan.asks)]
-            answered.append(Answered(plan.answers([result.reads[Reading.name] for result in own]), own))
+            answered.append((plan.answers([result.reads[Reading.name] for result in own]), own))
             at += len(plan.asks)
         return answered
 
@@ -305,7 +282,7 @@ class _Waves:
         given["deadline_s"] = self._left()
         made = []
         for offset, (plan, number) in enumerate(parts):
-            name = f"{self.request.state.request_id}-d{first + offset}-{self.service.intake.number()}"
+            name = f"{self.request.state.request_id}-d{first + offset}-{next(self.service.intake.numbers)}"
             asked = self.plans[plan].request(number, name, policy=policy, **given)
             made.append(self.service.llm.engine.check(replace(asked, owner=self.service.owner(self.request))))
         return made

@@ -1,18 +1,56 @@
-"""The endpoints that only the page at `/` uses."""
+"""The endpoints that only the page at `/` uses: the example that it starts with, and page pools to try out."""
 
-from collections.abc import Callable
-from typing import Annotated
+import logging
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import Query, Request, Response
 
-from remask.server.answers.base import Answer
+from remask.engine import request as engine_request
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.policies import names_for
+from remask.policies.bicache import DepthLookup
+from remask.request.sampling_params import SamplingParams
+from remask.sampling.defaults import overlaid
+from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
-from remask.server.playground.example import example
 from remask.server.playground.sandbox import Sandbox, Sessions
 from remask.server.protocol.base import Body
 from remask.server.service import service_of
+from remask.tasks.cards import Card, Question, card
+
+log = logging.getLogger(__name__)
+
+_REFRESHES = {"refresh_interval": 4}  # often enough for a response of 8 tokens to show some
+_OUTER = "bicache"
+_NOT_INNER = ("none", "reuse", "exact", _OUTER)  # cannot be the inner policy of a composition
+# Of any other model than a bundled one.
+_PLAIN = Question("Why is the sky blue?", "", "The sky is [[4]] because [[2-12]].", None)
+_ANY = Card("", "You are a helpful assistant. Answer in one or two short sentences.", lambda _: _PLAIN)
 
 Number = Annotated[int, Query(ge=0, le=999)]
+
+
+class ExampleTurn(Answer):
+    """A turn of the example."""
+
+    role: Literal["system", "user"]
+    content: str
+
+
+class Example(Answer):
+    """What the page starts with."""
+
+    messages: list[ExampleTurn]
+    answer: Annotated[str | None, doc("The right answer, where one is known.")]
+    canvas: str
+    decision: Mapping[str, Any] | None
+    sampling: dict[str, Any]
+    policies: list[str]
+    pair: Annotated[tuple[str, str], doc("Two policies to compare.")]
+    cache: str
+    cache_config: dict[str, Any] | None
 
 
 class Closed(Answer):
@@ -95,3 +133,56 @@ def _changed(request: Request, session: str, change: Callable[[Sandbox], None]) 
 
 def _state(name: str, sandbox: Sandbox) -> Response:
     return json_response(sandbox.state(name), headers={"Cache-Control": "no-store"})
+
+
+def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> Example:
+    """Return a question, the usual sampling parameters, and policies.
+
+    The question is `messages`, its `answer` (the right one, null if none is known), the answer with holes (`canvas`)
+    and as a question of `POST /v1/decisions` (`decision`, or null). With a bundled model, `number` selects it; all
+    questions are about one system prompt. `defaults` are the server's sampling parameters.
+    """
+    known, settings = card(llm.loaded.name), llm.session.cache_config or None
+    if known is not None and llm.session.cache == _OUTER:
+        settings = settings or _REFRESHES
+    asked = known or _ANY
+    question = asked.draw(number)
+    specs = _specs(llm, llm.session.params({}, defaults, prompt_tokens=1))
+    return {
+        "messages": cast("list[ExampleTurn]", asked.messages(question)),
+        "answer": question.answer or None,
+        "canvas": question.canvas,
+        "decision": question.decision,
+        "sampling": overlaid(llm.session.sampling, defaults),
+        "policies": specs,
+        "pair": _pair(llm, specs),
+        "cache": llm.session.cache_name,
+        "cache_config": settings,
+    }
+
+
+def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
+    """Return the policies that can run with this sampling, alone and inside `bicache`."""
+    names = names_for(llm.loaded.config.kind)
+    inner = [f"{_OUTER}+{name}" for name in names if name not in _NOT_INNER] if _OUTER in names else []
+    request = engine_request.Request("example", [0], sampling)
+    own = [llm.session.cache] if isinstance(llm.session.cache, str) else []  # a request can name no object
+    return [spec for spec in dict.fromkeys([*names, *inner, *own]) if _runs(llm, spec, request)]
+
+
+def _pair(llm: LLM, specs: list[str]) -> tuple[str, str]:
+    """Return two policies to compare: the simplest one, and the server's own or another that needs no profiling."""
+    others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.session.has_depth_table)]
+    preferred = [spec for spec in (llm.session.cache_name, _OUTER) if spec in others]
+    return specs[0], [*preferred, *others, specs[0]][0]
+
+
+def _runs(llm: LLM, spec: str, request: engine_request.Request) -> bool:
+    try:
+        llm.engine.check(request.with_policy(llm.session.policy(spec, None, lambda: DepthLookup({}))))
+    except ConfigError:
+        return False
+    except Exception:  # of another package's policy: the page lists the others
+        log.exception("cache policy %r cannot be checked, and the playground leaves it out", spec)
+        return False
+    return True
