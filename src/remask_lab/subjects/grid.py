@@ -57,7 +57,8 @@ def measure(args: argparse.Namespace) -> Outcome:
     x = _x(args.x, [*(point.axes for point in grid.points(llm)), *points_of(beside)])
 
     def make_workload(varying: Mapping[str, Any], prompt_tokens: int | None) -> Workload:
-        params = layered(sampling, varying)
+        unset = {name: None for name, value in sampling.items() if value is None}  # of the task's own
+        params = unset | layered(sampling, varying)
         lengths: dict[str, Any] = {} if prompt_tokens is None else {"prefix_tokens": 0, "prompt_tokens": prompt_tokens}
         return usual_workload(llm, args.requests, args.seed, params, task=task, **lengths).seeded
 
