@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -536,6 +537,12 @@ def test_what_cannot_be_written_or_read(
         patched.setattr("remask.checkpoint.quantised_files.read_numbers", fail)
         told = ask(folder, "int8", tmp_path / "new")
         assert "model.safetensors cannot be read: [Errno 5] Input/output error" in told, "it is not --output's fault"
+    with monkeypatch.context() as patched:
+        full = Mock(side_effect=SafetensorError("I/O error: No space left on device"))
+        patched.setattr("remask.checkpoint.quantised_files.save_file", full)
+        told = ask(folder, "int8", tmp_path / "full")
+        assert f"--output: '{tmp_path / 'full'}' cannot be written: " in told
+        assert "No space left on device" in told
     assert "is quantised already" in ask(done, "int8", tmp_path / "again")
     config = Path(done) / "config.json"
     config.write_text(config.read_text().replace('"remask"', '"gptq"'))

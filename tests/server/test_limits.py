@@ -183,6 +183,7 @@ def test_a_defect_is_a_500_in_the_same_shape(server: Running, monkeypatch: pytes
         ({"drain_timeout": float("nan")}, "drain_timeout"),
         ({"max_body_bytes": 0}, "max_body_bytes"),
         ({"allowed_origins": ["*"]}, "allowed_origins"),
+        ({"allowed_origins": [5]}, r"allowed_origins takes origins such as https://example\.org, got 5"),
         ({"allowed_origins": ["example.org"]}, "allowed_origins"),
         ({"seed": -1}, "seed"),
         ({"max_prompt_chars": 0}, "max_prompt_chars"),

@@ -57,7 +57,6 @@ PICTURE_MINUTES = 2.0
 CORE, LAB = "src/remask", "src/remask_lab"
 # What decides answers, whatever the policy.
 NUMBERS = tuple(f"{CORE}/sampling/{name}.py" for name in ("score", "filters", "blocks", "noise", "select"))
-DECODERS = {"masked": "masked", "uniform": "uniform", "block_causal": "block_causal"}
 POLICY_FILES = {name: each.make.__module__.rpartition(".")[2] for name, each in POLICIES.built_in.items()}
 # Beside its plans, what a policy's results rest on.
 BEHIND = {
@@ -198,7 +197,7 @@ def _of_record(record: Record) -> list[str]:
     """The paths that the numbers of a result file rest on."""
     about, held = record.about, json.dumps(record.data)
     caches = set(re.findall(r'"cache": "([^"]+)"', held)) | {str(about["settings"].get("cache", "none"))}
-    own = [*_of_policies(sorted(caches)), *NUMBERS, f"{CORE}/sampling/{DECODERS[about['kind']]}.py"]
+    own = [*_of_policies(sorted(caches)), *NUMBERS, f"{CORE}/sampling/{about['kind']}.py"]
     own.append(f"{CORE}/families/{about['family'].replace('-', '_')}.py")
     if "slowfast" in held:
         own.append(f"{CORE}/sampling/slowfast.py")
@@ -225,7 +224,7 @@ def _of_command(command: str) -> Iterator[str]:
     for model in re.findall(r"--model (\S+)", own):
         yield from (f"{CORE}/{MODELS[model]}",) if model in MODELS else ()
         uniform = "uniform" in model
-        yield f"{CORE}/sampling/{DECODERS['uniform' if uniform else 'masked']}.py"
+        yield f"{CORE}/sampling/{'uniform' if uniform else 'masked'}.py"
         yield f"{CORE}/families/{'gidd' if uniform else 'llada'}.py"
 
 

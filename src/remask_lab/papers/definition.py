@@ -66,11 +66,20 @@ class Scale:
         return self.load_format == "dummy"
 
     def overridden(self, requests: int | None, rounds: int | None, workload: str | None) -> "Scale":
-        """This scale with the command's overrides. Rounds that share fewer requests than there are rounds are fewer."""
+        """This scale with the command's overrides. Rounds that share fewer requests than there are rounds are fewer.
+
+        Raises `ConfigError` where more rounds are asked for than can share the prefixes.
+        """
         own = {"requests": requests, "name": workload}
         changed = {name: value for name, value in own.items() if value is not None}
         if rounds is None:
             rounds = min(self.rounds, requests) if self.divided and requests is not None else self.rounds
+        prefixes = min(self.workload.get("prefixes", 0), requests or self.workload["requests"])
+        if self.divided and rounds > prefixes:
+            raise ConfigError(
+                f"--rounds: {rounds} rounds cannot share {prefixes} prefixes, as each asks one at least; give at most "
+                f"{prefixes}, or more --requests"
+            )
         return replace(self, workload={**self.workload, **changed}, rounds=rounds)
 
 

@@ -119,6 +119,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
         (["dkv-1", "--json", "nowhere/x.json"], "there is no folder 'nowhere'"),
         (["dkv-1", "--out", "nowhere"], "--out: there is no folder 'nowhere'"),
         (["dkv-1", "--rounds", "0"], "--rounds must be a whole number from 1"),
+        (["dkv-1", "--requests", "4", "--rounds", "5"], "--rounds: 5 rounds cannot share 4 prefixes"),
         (["dkv-1", "--requests", "0"], "--requests must be a whole number from 1"),
         (["thesis-6-1", "--judge", "x"], "--judge scores responses to texts"),
         (["dkv-1", "--model", "bundled-uniform"], "about masked models, and 'bundled-uniform' is uniform"),
