@@ -300,9 +300,10 @@ def test_it_trains_saves_and_goes_on(base: Path, prepared: Path, monkeypatch: py
 def test_a_few_hundred_steps_learn_to_count(base: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talks = ["--conversations", str(prepared.parent / "talks.npz"), "--phases", "documents:20k", "conversations:150k"]
     told = run(base, prepared, prepared.parent / "out", monkeypatch, *talks, "--held", "16", "--rank", "16")
-    before, *_, after = [line for line in told if line["event"] == "held out"]
+    before, between, after = [line for line in told if line["event"] == "held out"]
     assert after["document"]["loss"] < before["document"]["loss"] - 0.5
-    assert after["talk"]["right"] > 0.7
+    # Losses, as the share that is right of 20 tokens turns on how a processor rounds.
+    assert after["talk"]["loss"] < between["talk"]["loss"] - 2
 
 
 def save_tokenizer(folder: Path, size: int, mask: str | None) -> None:
