@@ -21,6 +21,7 @@ TINY = SIZES["tiny"]
 DATA = Path(__file__).parents[1] / "data" / "gsm8k" / "test.jsonl"
 ABOUT: dict[str, Any] = {
     "model": "smollm2",
+    "fingerprint": "0123456789abcdef",
     "machine": {"dtype": "float32", "cpu": "a processor", "threads": 2},
     "commit": "c",
     "date": "2026-01-01",
@@ -44,7 +45,8 @@ def row(cache: str, over: float, interval: tuple[float, float], **more: Any) -> 
 
 
 def towns(*rows: dict[str, Any]) -> Record:
-    return Record("bench", {**ABOUT, "settings": ASKED}, {"results": list(rows), "left_out": []})
+    about = {**ABOUT, "fingerprint": f"{ABOUT['fingerprint']}-int8", "settings": ASKED}
+    return Record("bench", about, {"results": list(rows), "left_out": []})
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,7 @@ def test_verdicts_follow_from_the_intervals(over: float, interval: tuple[float, 
     assert "75.0 % (60.0 to 90.0) of the questions" in text
     assert "| `reuse` | " in text
     assert "90.0 % (85.0 to 100.0) | 4.00x | 2.00x | 3.0 MB |" in text
+    assert "float32, weights in int8 on a processor (2 threads)" in text
 
 
 @pytest.mark.parametrize(

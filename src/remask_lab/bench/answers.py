@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment
 
 from remask_lab.records.machine import processor_text
-from remask_lab.records.record import Record
+from remask_lab.records.record import Record, number_format
 
 TEMPLATE = Path(__file__).with_name("answers.html")
 PROMPT_CHARACTERS = 600  # of a prompt's end that the page shows before one asks for all of it
@@ -69,7 +69,7 @@ def page(record: Record) -> str:
     """The responses as HTML; all that models and users wrote is escaped."""
     about, cases = record.about, record.data["answers"]
     facts = (
-        f"{about['model']}, {about['machine']['dtype']} on {processor_text(about['machine'])}, "
+        f"{about['model']}, {number_format(about)} on {processor_text(about['machine'])}, "
         f"{about['settings']['concurrency']} at a time, commit {about['commit'] or 'unknown'}, {about['date']}."
     )
     template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))

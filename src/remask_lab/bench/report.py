@@ -11,7 +11,7 @@ from remask_lab.bench.contenders import described
 from remask_lab.records.interval import percent_text
 from remask_lab.records.machine import processor_text
 from remask_lab.records.markdown import markdown_table
-from remask_lab.records.record import Record
+from remask_lab.records.record import Record, number_format
 
 Result: TypeAlias = Mapping[str, Any]
 Column: TypeAlias = tuple[str, Callable[[Result], str]]
@@ -157,15 +157,20 @@ def _shared(work: Mapping[str, Any]) -> str:
     return f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
 
 
+def _each(work: Mapping[str, Any]) -> str:
+    """What a round asks, where rounds share the requests among them."""
+    return ", a share of the requests each" if work.get("divided") else ""
+
+
 def _notes(record: Record, detail: bool, parts: bool) -> list[str]:
     about, results = record.about, record.data["results"]
     work, machine = about["settings"], about["machine"]
     notes = [
         f"{work['requests']} requests{_shared(work)}, "
         f"{work['concurrency']} at a time, {work['max_tokens']} tokens in {work['steps']} steps, blocks of "
-        f"{work['block_length']}{_canvas(work)}, seed {about['seed']}, medians of {work['rounds']} rounds; "
-        f"{about['model']}, {machine['dtype']} on {processor_text(machine)}, "
-        f"commit {about['commit'] or 'unknown'}."
+        f"{work['block_length']}{_canvas(work)}, seed {about['seed']}, "
+        f"medians of {work['rounds']} rounds{_each(work)}; {about['model']}, {number_format(about)} on "
+        f"{processor_text(machine)}, commit {about['commit'] or 'unknown'}."
     ]
     if detail:
         notes.append(

@@ -13,9 +13,9 @@ from remask_lab.asked import check_least, open_with_requests, separated, shape_s
 from remask_lab.drawing import check_drawing
 from remask_lab.ops.operations import OperationProfile, Profile, profile_operations
 from remask_lab.ops.roofline import Peaks, measure_peaks, plot_operations, plot_roofline
-from remask_lab.records.machine import machine, processor_text
+from remask_lab.records.machine import processor_text
 from remask_lab.records.markdown import markdown_table
-from remask_lab.records.record import Record, about, read_record, write_record
+from remask_lab.records.record import Record, about, number_format, read_record, write_record
 
 SUBJECT = "profile ops"
 LINES = 12  # most lines of steps that are printed
@@ -38,14 +38,13 @@ def run(args: argparse.Namespace) -> int:
     work = [task.request.with_policy(policy) for task in workload.tasks]
     profile = profile_operations(llm, work, steps=args.steps, rounds=args.rounds, progress=llm.session.progress)
     peaks = measure_peaks(llm.model.device, llm.model.dtype)
-    facts = machine(llm)
-    where = f"{facts['dtype']} on {processor_text(facts)}"
+    chosen = shape_settings(args) | {name: getattr(args, name) for name in ("cache", "steps", "rounds")}
+    facts = about(llm, seed=args.seed, settings=chosen | {"cache_config": settings})
+    where = f"{number_format(facts)} on {processor_text(facts['machine'])}"
     print(f"{llm.loaded.name}, {args.cache}: {len(profile.steps)} steps, {args.requests} requests at a time, {where}\n")
     print(text(profile, peaks))
     if args.json is not None:
-        chosen = shape_settings(args) | {name: getattr(args, name) for name in ("cache", "steps", "rounds")}
-        chosen["cache_config"] = settings
-        write_record(args.json, Record(SUBJECT, about(llm, seed=args.seed, settings=chosen), data(profile, peaks)))
+        write_record(args.json, Record(SUBJECT, facts, data(profile, peaks)))
         print(f"\nSaved as {args.json}")
     if args.plot is not None:
         plot_roofline(profile, peaks, f"{llm.loaded.name}, {args.cache}", args.plot)

@@ -20,7 +20,7 @@ from remask_lab.bench.plot import Row
 from remask_lab.pages.page import PAGES, RESULTS, fill, made, page_parser, run_page
 from remask_lab.records.interval import MARGIN, Shown, judged, percent_text
 from remask_lab.records.markdown import markdown_table
-from remask_lab.records.record import Record, read_record, write_record
+from remask_lab.records.record import Record, number_format, read_record, write_record
 
 CLEARLY = 0.8  # one turn's speed over another's, below which it counts as slower
 FOLDER = RESULTS / "caches"
@@ -97,7 +97,7 @@ def _about(record: Record) -> str:
     over = f" over {asked['prefixes']} prefixes" if asked["prefixes"] else ""
     return (
         f"{asked['requests']} questions{over}, {asked['max_tokens']} tokens in blocks of {asked['block_length']}, "
-        f"{asked['concurrency']} at a time, seed {about['seed']}, {about['machine']['dtype']} {made(record)}"
+        f"{asked['concurrency']} at a time, seed {about['seed']}, {number_format(about)} {made(record)}"
     )
 
 

@@ -39,7 +39,7 @@ from remask_lab.pages.results import BENCH
 from remask_lab.records.interval import Shown, judged
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.markdown import markdown_table
-from remask_lab.records.record import Record, read_record, write_record
+from remask_lab.records.record import Record, number_format, read_record, write_record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -214,11 +214,10 @@ def _nats(row: Row, key: str) -> str:
 
 
 def _made(record: Record) -> str:
-    few = ", weights in int8" if record.subject == BENCH and not _on_gpu(record) else ""
     busy = record.data.get("conditions", {}).get("busy")
     if busy and not _timed(record):
         busy = f"{record.about['settings']['concurrency']} at a time, beside other benches, so times say nothing."
-    return f"{record.about['machine']['dtype']}{few} {machine_of(record)}" + (f" {busy}" if busy else "")
+    return f"{number_format(record.about)} {machine_of(record)}" + (f" {busy}" if busy else "")
 
 
 def _on_gpu(record: Record) -> bool:

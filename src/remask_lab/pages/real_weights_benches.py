@@ -27,6 +27,11 @@ SHARES: Final = (20, 50, 80, 91)
 REFRESHED, REFRESHES = (5, 15), (1, 4, None)
 """Depths of the part `town-refresh`, and steps between refreshes of the prefix; None: one at first alone."""
 
+ROUNDS, SHIPPED = 8, 5
+"""Of the part `town`: its rounds, each with a share of the pages, and the depth beside half the layers, which is the
+one that is shipped for weights in int8.
+"""
+
 Draw: TypeAlias = Callable[[LLM, Source], Workload]
 
 
@@ -39,7 +44,8 @@ def bench(part: str, size: Size, source: Source) -> Record:
     """Measure a part that compares caches."""
     sure = {"threshold": 0.9}  # as many tokens a step as are sure, so that many questions are asked in little time
     if part == "town":
-        return _compare(source, size, town(size, size.town, sure), only=("none", "reuse", "bicache"))
+        draw, rounds = town(size, size.town, sure), min(ROUNDS, size.town[1])
+        return _compare(source, size, draw, only=("none", "reuse", "bicache"), depths=(SHIPPED,), rounds=rounds)
     if part in DEPTHS:
         draw = town(size, size.town_depths, sure, DEPTHS[part] if size.shops >= 8 else size.shops)
         return _compare(source, size, draw, only=("none", "reuse"), depths=size.depths)
@@ -64,8 +70,9 @@ def _compare(
     depths: Sequence[int] = (),
     refreshes: Sequence[int | None] = (),
     by_answers: bool = True,
+    rounds: int = 1,
 ) -> Record:
-    """A bench of every cache, or of `only` these and `bicache` at `depths`, in one turn without a warm-up.
+    """A bench of every cache, or of `only` these and `bicache` at `depths`, without a warm-up; each request runs once.
 
     BiCache's depth is half the layers where none is named. With `refreshes` each depth is run at each of them. The
     record says what was left out.
@@ -85,7 +92,11 @@ def _compare(
     longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in asked)
     tokens = max(DEFAULT_STORE_TOKENS, size.at_once * longest)
     engine = EngineConfig(size.at_once, longest, store_budget_tokens=tokens)
-    record = run_bench(llm, workload, rows, 1, engine, progress=False, warm_up=0, answers=False, losses=not by_answers)
+    divided, losses = rounds > 1, not by_answers
+    record = run_bench(
+        llm, workload, rows, rounds, engine, progress=False, answers=False, losses=losses, warm_up=0, divided=divided
+    )
+    record.about["settings"]["divided"] = divided
     record.data["left_out"] = [asdict(left) for left in left_out]
     return record
 

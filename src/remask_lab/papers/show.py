@@ -10,7 +10,7 @@ from remask_lab.papers.definition import Metric, PaperRow, PaperTable, Scale, re
 from remask_lab.records.interval import Shown, judged, percent_text
 from remask_lab.records.machine import processor_text
 from remask_lab.records.markdown import narrow_tables, percent
-from remask_lab.records.record import Record, as_json
+from remask_lab.records.record import Record, as_json, number_format
 
 Result: TypeAlias = Mapping[str, Any]
 Cell: TypeAlias = Callable[[Result], str]
@@ -161,7 +161,7 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
         f"{work['requests']} requests, "
         f"{ASKED[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}, seed {about['seed']}; "
-        f"{machine['dtype']} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
+        f"{number_format(about)} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
         "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token.",
         _failures(table, results),
     ]

@@ -56,6 +56,12 @@ def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | No
     return plain
 
 
+def number_format(about: Mapping[str, Any]) -> str:
+    """The dtype of a record's model, and how its weights were quantized: "float32, weights in int8"."""
+    _, _, quantization = about["fingerprint"].partition("-")
+    return str(about["machine"]["dtype"]) + (f", weights in {quantization}" if quantization else "")
+
+
 def write_record(path: str | Path, record: Record) -> None:
     """Write `record` as JSON. An interrupted write leaves the earlier file as it was.
 
