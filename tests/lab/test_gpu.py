@@ -316,7 +316,8 @@ def test_what_is_kept_of_a_gpu_and_the_table_of_it() -> None:
     lines = speed_table([found]).splitlines()
     assert lines[0] == "| cache | X9, 1 at a time | 8 | 32 | roof, 8 |"
     assert lines[3] == "| none | 58 | - | - | - |"
-    assert lines[5:7] == ["| block-dual | - | 800 | - | 69 % |", "| bicache+block-dual | - | - | - | - |"]
+    assert lines[5:7] == ["| block-dual | - | 800* | - | 69 % |", "| bicache+block-dual | - | - | - | - |"]
     assert "NVIDIA X9 80GB, commit 01234567" in lines[-1]
+    assert lines[-1].endswith(" * Without graphs.")
     assert kept({"machine": Result("machine", about), "speed": None}) is None
     assert kept({"machine": Result("machine", {"versions": {}}), "speed": speed}) is None

@@ -93,7 +93,7 @@ def test_passes_over_the_same_canvas_and_whole_answers_stand_side_by_side() -> N
     assert "| `dkv-greedy` (beside none, random order) | - | - |" in text
     assert "- `dkv-greedy` has no loss: so short." in text
     assert "- Left out: `acache`: no parts." in text
-    assert "reuse adds: 4 shots +0.010 (-0.010 to +0.030)" in text
+    assert "reuse adds: 4 shots, 8 questions: +0.010 (-0.010 to +0.030)" in text
 
 
 def test_the_training_log_and_the_profile_are_told(tmp_path: Path) -> None:

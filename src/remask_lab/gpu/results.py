@@ -91,7 +91,7 @@ def speed_table(gpus: Sequence[Mapping[str, Any]]) -> str:
         header += [f"{name}, {first} at a time", *map(str, others), f"roof, {requests[1]}"]
         for row in rows:
             found = [_fastest(gpu["rows"], row[0], count) for count in requests]
-            row += [f"{best['tok_s']:.0f}" if best else "-" for best in found]
+            row += [f"{best['tok_s']:.0f}{_mark(best, gpu)}" if best else "-" for best in found]
             share = None if found[1] is None else found[1].get("share_of_roof")
             row.append("-" if share is None else f"{100 * share:.0f} %")
     told = "; ".join(
@@ -104,7 +104,7 @@ def speed_table(gpus: Sequence[Mapping[str, Any]]) -> str:
         f"settings: the shape of {shape['preset']} with random weights, {shape['dtype']}, canvas of {shape['canvas']}, "
         f"{shape['response']} new tokens in blocks of {shape['block']}, a shared prefix of {shape['prefix']}, depth "
         f"{shape['depth']}, a refresh every 16 steps. `roof` is the share of the speed that the card's measured peaks "
-        f"allow. The cells of `scripts/gpu OUTPUT`, on {told}."
+        f"allow. The cells of `scripts/gpu OUTPUT`, on {told}.{_told(rows)}"
     )
 
 
@@ -118,14 +118,16 @@ def benchmark_table(gpu: Mapping[str, Any], questions: int, steps: int) -> str:
             best and questions / count * steps * best["ms_per_step"] / 60_000
             for best, count in zip(found, batches, strict=True)
         ]
-        rows.append([cache, *("-" if each is None else f"{each:.0f}" for each in times)])
+        marks = [_mark(best, gpu) if best else "" for best in found]
+        cells = ("-" if each is None else f"{each:.0f}{mark}" for each, mark in zip(times, marks, strict=True))
+        rows.append([cache, *cells])
     header = ["cache", f"{batches[0]} at a time", *map(str, batches[1:])]
     prompt = shape["canvas"] - shape["response"]
     return (
         f"{markdown_table(header, rows)}\n\nMinutes, **computed** from steps that were measured with random weights: "
         f"{questions} times {steps} steps of {TOKENS} tokens; at a token a step twice as many. {shape['preset']}, "
         f"{prompt} tokens of prompt, {shape['prefix']} of them shared, {shape['response']} of answer; {gpu['gpu']}, "
-        f"commit {gpu['commit'][:8]}, {gpu['date']}."
+        f"commit {gpu['commit'][:8]}, {gpu['date']}.{_told(rows)}"
     )
 
 
@@ -135,3 +137,13 @@ def _fastest(rows: Sequence[Mapping[str, Any]], cache: str, requests: int) -> Ma
         row for row in rows if (row["cache"], row["requests"], row["tokens_per_step"]) == (cache, requests, TOKENS)
     ]
     return max(found, key=lambda row: float(row["tok_s"]), default=None)
+
+
+def _mark(best: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
+    """A star where a cache ran on `gpu` without graphs alone, and another one with them: they do not compare."""
+    bare = best["cache"] in CACHES[2:] and not best["settings"].get("graphs")
+    return "*" if bare and any(row["settings"].get("graphs") for row in gpu["rows"]) else ""
+
+
+def _told(rows: Sequence[Sequence[str]]) -> str:
+    return " * Without graphs." if any(cell.endswith("*") for row in rows for cell in row) else ""

@@ -29,7 +29,7 @@ class Claim:
     """One claim, with the paper's figures; `shows` are tests of the results of `table`: the weakest verdict counts.
 
     `because` is what else a reader must know of the verdict, or why there is no table; then `instead` is the verdict.
-    A test is the name of one of `TESTS` and names of the table's rows.
+    A test is the name of one of `TESTS`, names of the table's rows, and what else it takes.
     """
 
     paper: str
@@ -51,11 +51,11 @@ def read_claims() -> list[Claim]:
     return [Claim(**each) for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["claims"]]
 
 
-def loses(rows: Rows, name: str, than: str) -> Finding:
-    """`name` has fewer right answers than `than`; no where it loses less than `MARGIN`."""
-    row, other = rows[name], rows[than]
-    verdict = {Shown.LOST: YES, Shown.KEPT: NO, Shown.OPEN: UNSHOWN}[judged(row, other)]
-    return verdict, f"{_right(other)} to {_right(row)}: {_points(accuracy_over(row, other))}"
+def loses(rows: Rows, name: str, than: str, points: str = f"{100 * MARGIN:g}") -> Finding:
+    """`name` has fewer right answers than `than`; no where it loses less than `points`, such as the paper's loss."""
+    over = accuracy_over(rows[name], rows[than])
+    verdict = NO if over[1] > -float(points) / 100 else YES if over[2] < 0 else UNSHOWN
+    return verdict, f"{_right(rows[than])} to {_right(rows[name])}: {_points(over)}"
 
 
 def keeps(rows: Rows, name: str, than: str) -> Finding:

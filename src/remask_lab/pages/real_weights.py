@@ -119,7 +119,11 @@ def read_training(folder: Path) -> list[dict[str, Any]]:
 def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -> str:
     """The page, of the parts that are there."""
     solved = [(name.removeprefix(SHOTS), each) for name, each in records.items() if name.startswith(SHOTS)]
-    reuse = [(shots, rows_by_cache(record)["reuse"]) for shots, record in solved if "reuse" in rows_by_cache(record)]
+    reuse = [
+        (f"{shots} shots, {record.about['settings']['requests']} questions:", rows_by_cache(record)["reuse"])
+        for shots, record in solved
+        if "reuse" in rows_by_cache(record)
+    ]
     text = fill(
         "real-weights",
         parts=records,
@@ -128,7 +132,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         similarity=records.get(SIMILARITY),
         profile=records["profile"].data if "profile" in records else None,
         published=records[PUBLISHED].data if PUBLISHED in records else None,
-        added=[f"{shots} shots {_nats(row, 'loss_over_none')}" for shots, row in reuse],
+        added=[f"{asked} {_nats(row, 'loss_over_none')}" for asked, row in reuse],
         continued=_continued(records),
         held_out=[records[name] for name in (*HELD_OUT, PUBLISHED) if name in records],
         training=_training(training),

@@ -58,6 +58,7 @@ ROWS = {
     [
         ([["loses", "reuse", "none"]], YES, r"100\.0 % .* to 0\.0 % .*: -100\.0 points \(-100\.0 to -9"),
         ([["loses", "cache", "none"]], NO, r".*: \+0\.0 points \(-1\.\d to \+1\.\d\)"),
+        ([["loses", "cache", "none", "1"]], UNSHOWN, ""),
         ([["loses", "few, cached", "few"]], UNSHOWN, ""),
         ([["keeps", "cache", "none"]], YES, r".* with 1/3\.00 of the work"),
         ([["keeps", "none", "none"]], NO, ""),  # it saves nothing
