@@ -13,6 +13,8 @@ import runpy
 import sys
 from collections.abc import Mapping
 
+from remask.machine.cpu import wait_passively
+
 COMMANDS: Mapping[str, str] = {
     "speed": "remask_lab.speed",
     "papers": "remask_lab.papers",
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("command", choices=sorted(COMMANDS))
     module = COMMANDS[parser.parse_args(sys.argv[1:2]).command]
     sys.argv[:2] = [module]
+    wait_passively()  # as `remask` does; the commands import PyTorch after this
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from remask_lab.records.interval import (
     difference,
     estimate,
     judged,
+    mean_interval,
     paired,
     shown,
     wilson,
@@ -185,6 +187,15 @@ def test_rows_are_judged_by_what_they_keep_of_answers() -> None:
     assert judged(near | kept, none | {"cache": "another"}) is Shown.OPEN
     told = [{"verdicts": verdicts} for verdicts in (["0"] * 40, ["1"] * 40)]
     assert judged(near | kept | told[0], none | told[1]) is Shown.LOST
+
+
+@pytest.mark.parametrize(("clusters", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (11, 2.228), (31, 2.042)])
+def test_means_of_few_clusters_have_students_intervals(clusters: int, quantile: float) -> None:
+    values = [float(number % 2) for number in range(clusters)]
+    low, high = mean_interval(values, range(clusters))
+    margin = quantile * statistics.stdev(values) / clusters**0.5
+    assert (high - low) / 2 == pytest.approx(margin, rel=0.012)
+    assert (high + low) / 2 == pytest.approx(statistics.mean(values))
 
 
 def test_without_answers_tokens_are_judged() -> None:
