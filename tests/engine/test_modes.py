@@ -223,7 +223,7 @@ def test_how_drafts_grow(given: dict[str, Any], windows: list[int]) -> None:
     params = SamplingParams.from_mapping({"max_tokens": 200, "mode": "linear_speculation", "speculation": given})
     decoding = CausalDecoding.of([1], params, 8, 63, 0, None, None)
     canvas = decoding.canvas()
-    decoder, found = decoding.decoder(canvas, "all"), []
+    decoder, found = decoding.decoder(canvas, "all"), list[int]()
     while len(found) < len(windows):
         canvas.settle(np.arange(decoder.block.start, decoder.block.stop), decoder.step)
         decoder.advance()

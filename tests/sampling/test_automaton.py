@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,12 +88,11 @@ class Interrupted(TokenAutomaton):
 
     asked = 0
 
-    @property
-    def states(self) -> int:
-        self.asked, left = 0, self.asked
-        if left:
+    def __getattribute__(self, name: str) -> Any:
+        if name == "target" and self.asked:
+            self.asked, left = 0, self.asked
             self.alive(left)
-        return super().states
+        return super().__getattribute__(name)
 
 
 @pytest.mark.parametrize("left", range(1, 5))

@@ -232,7 +232,7 @@ def test_bad_parameters(given: dict[str, Any], message: str) -> None:
 
 
 def test_only_the_adaptive_sampler_on_masks_alone_is_held_to_the_block() -> None:
-    more = {"block_length": 4, "steps_per_block": 3}
+    more: dict[str, Any] = {"block_length": 4, "steps_per_block": 3}
     for shift in (UNIFORM, HYBRID):
         assert decoding(shift=shift, tokens_per_step=2, **more).steps == 3
     assert decoding(shift=MASKS, **more).steps == 3
@@ -258,7 +258,7 @@ def test_revisions_that_cannot_be(given: dict[str, Any], message: str) -> None:
 
 def test_revisions_keep_every_block_open_to_the_end() -> None:
     """At a border the view's block holds completed ones; nothing is final before the last step of all."""
-    more = {"block_length": 4, "steps_per_block": 2, "tokens_per_step": 2, "revision_tokens": 1}
+    more: dict[str, Any] = {"block_length": 4, "steps_per_block": 2, "tokens_per_step": 2, "revision_tokens": 1}
     walk = decoder(prompt=2, length=16, structured=False, **more)
     canvas, told = walk.canvas, []
     while not walk.finished:

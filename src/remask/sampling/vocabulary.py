@@ -102,9 +102,11 @@ class Vocabulary:
         return logits.log_softmax(dim=-1)
 
     def top_k(self, logits: Tensor, count: int | None) -> Tensor:
+        """See `filters.top_k`."""
         return filters.top_k(logits, count)
 
     def top_p(self, logits: Tensor, share: float | None) -> Tensor:
+        """See `filters.top_p`."""
         return filters.top_p(logits, share)
 
     def min_p(self, logits: Tensor, share: float) -> Tensor:
@@ -112,6 +114,7 @@ class Vocabulary:
         return logits.masked_fill(logits < self.best(logits)[0][:, None] + math.log(share), -torch.inf)
 
     def draw(self, logits: Tensor, draws: filters.Draws) -> Tensor:
+        """See `filters.draw`."""
         return filters.draw(logits, draws)
 
 
