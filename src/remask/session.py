@@ -138,10 +138,19 @@ class Session:
         not allowed.
         """
         check_sampling(own or {})
-        usual = self.sampling if defaults is None else overlaid(self.sampling, defaults)
+        usual = self.sampling if defaults is None else self.overlaid(defaults)
         shape, room = self.loaded.config, self.engine.max_model_len - prompt_tokens
-        growing, modes = shape.sampling.growing_canvas, shape.causal_prefix
-        return fit(usual, own or {}, room, template, growing=growing, modes=modes)
+        return fit(usual, own or {}, room, template, **self._blocks, modes=shape.causal_prefix)
+
+    def overlaid(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """`defaults` and, for the rest, the checkpoint's as far as they fit them. Raises `ConfigError`."""
+        return overlaid(self.sampling, defaults, **self._blocks)
+
+    @property
+    def _blocks(self) -> dict[str, bool]:
+        """How the model's responses are cut into blocks, as `fit` takes it."""
+        shape = self.loaded.config
+        return {"growing": shape.sampling.growing_canvas, "whole": shape.kind == "masked"}
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, given: str = "") -> Constraint | None:
         """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.

@@ -18,7 +18,6 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams, layered
 from remask.request.terms import check_sampling
-from remask.sampling.defaults import overlaid
 from remask_lab.bench.workload import (
     Task,
     TaskChoice,
@@ -118,7 +117,7 @@ def about_requests(args: argparse.Namespace, llm: LLM, requests: list[Request], 
         llm,
         settings={
             "requests": len(requests),
-            "sampling": overlaid(llm.session.sampling, sampling_option(args)),
+            "sampling": llm.session.overlaid(sampling_option(args)),
             **settings,
         },
     )

@@ -169,35 +169,25 @@ def test_bad_files(ascii_model: LoadedModel, bare_model: LoadedModel, tmp_path: 
         read_prompts(path, bare_model)
 
 
-def test_the_bundled_model_is_profiled_on_whole_requests() -> None:
-    model = loaded("bundled-tariff")
+@pytest.mark.parametrize(
+    ("name", "task", "sets", "rows", "asks", "tail", "opening"),
+    [
+        ("bundled-tariff", "tariff", [*tariff.KINDS, "random tokens"], 64, "who pays", 0.15, "Plan"),
+        ("bundled", "relay", ["relay", "random tokens"], relay.RelaySettings().rows, "route from", 0.2, "In"),
+    ],
+)
+def test_bundled_models_are_profiled_on_whole_requests(
+    name: str, task: str, sets: list[str], rows: int, asks: str, tail: float, opening: str
+) -> None:
+    model = loaded(name)
     prompts = default_prompts(model)
     assert isinstance(prompts, TaskPrompts)
-    assert prompts.task == "tariff"
-    assert list(task_prompts(model)) == [*tariff.KINDS, "random tokens"]
-    drawn = prompts.draw(random.Random(0), prompts.canvas)
-    conversation = text(model, drawn.tokens)
-    assert conversation.count("who pays") == 1
-    # The tail of a canvas at ratio 0.85 holds the question.
-    tail = text(model, drawn.tokens[-(round(0.15 * prompts.canvas) - prompts.response) :])
-    assert "Plan" in tail
-
-
-def test_the_graded_model_is_profiled_on_whole_requests() -> None:
-    model = loaded("bundled")
-    prompts = default_prompts(model)
-    assert isinstance(prompts, TaskPrompts)
-    assert prompts.task == "relay"
-    assert list(task_prompts(model)) == ["relay", "random tokens"]
-    drawn = prompts.draw(random.Random(0), prompts.canvas)
-    conversation = text(model, drawn.tokens)
-    assert conversation.count("route from") == 1
-    assert conversation.count(";") == relay.RelaySettings().rows - 1
-    # The tail of a canvas at ratio 0.8 holds the question.
-    assert "In" in text(model, drawn.tokens[-(round(0.2 * prompts.canvas) - prompts.response) :])
-
-
-FOLDER = goldens.model_dir("llada")
+    assert (prompts.task, list(task_prompts(model))) == (task, sets)
+    tokens = prompts.draw(random.Random(0), prompts.canvas).tokens
+    conversation = text(model, tokens)
+    assert (conversation.count(asks), conversation.count(";")) == (1, rows - 1)
+    # So much of a canvas holds the question, behind the prefix.
+    assert opening in text(model, tokens[-(round(tail * prompts.canvas) - prompts.response) :])
 
 
 def test_every_prefix_is_the_system_prompt_or_its_head() -> None:
@@ -232,13 +222,11 @@ def test_ratios_that_cannot_be_reached() -> None:
         reachable(None, 8, 5)
 
 
-def test_requests_share_it_and_differ_behind_it(tmp_path: Path) -> None:
-    model = loaded(str(with_ascii_tokenizer(FOLDER, tmp_path / "ascii")))
+def test_requests_share_it_and_differ_behind_it(ascii_model: LoadedModel, tmp_path: Path) -> None:
     (tmp_path / "system.txt").write_text("Answer with a number.\n", encoding="utf-8")
-    prompts = under_system_prompt(tmp_path / "system.txt", default_prompts(model), model)
+    prompts = under_system_prompt(tmp_path / "system.txt", default_prompts(ascii_model), ascii_model)
     assert isinstance(prompts, SystemPrompt)
-    assert model.tokenizer is not None
-    assert model.tokenizer.decode(prompts.tokens).strip().endswith("Answer with a number.")
+    assert text(ascii_model, prompts.tokens).strip().endswith("Answer with a number.")
     assert f"system.txt of {len(prompts.tokens)} tokens, then 200 questions of GSM8K" in prompts.source
     drawn = [prompts.draw(random.Random(seed), 200) for seed in range(2)]
     assert all(tuple(each.tokens[: each.system]) == prompts.tokens for each in drawn)
@@ -246,21 +234,20 @@ def test_requests_share_it_and_differ_behind_it(tmp_path: Path) -> None:
     assert (prompts.canvas, prompts.response) == (prompts.prompts.canvas, prompts.prompts.response)
 
 
-def test_a_system_prompt_that_cannot_be_read(tmp_path: Path) -> None:
-    bare, file = loaded(str(FOLDER)), tmp_path / "system.txt"
-    prompts = RandomPrompts(bare.config)
+def test_a_system_prompt_that_cannot_be_read(bare_model: LoadedModel, tmp_path: Path) -> None:
+    file, prompts = tmp_path / "system.txt", RandomPrompts(bare_model.config)
     with pytest.raises(ConfigError, match="cannot be read"):
-        under_system_prompt(file, prompts, bare)
+        under_system_prompt(file, prompts, bare_model)
     file.write_text(" \n", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds no text"):
-        under_system_prompt(file, prompts, bare)
+        under_system_prompt(file, prompts, bare_model)
     file.write_text("Be brief.", encoding="utf-8")
     with pytest.raises(ConfigError, match="needs a tokenizer"):
-        under_system_prompt(file, prompts, bare)
+        under_system_prompt(file, prompts, bare_model)
 
 
 def test_its_store_entry_is_one_at_every_ratio_above_that_of_the_longest_canvas() -> None:
-    llm = open_model(str(FOLDER))
+    llm = open_model(str(LLADA))
     prompts = SystemPrompt(RandomPrompts(llm.model.config), tuple(range(20)), "made")
     cuts = Cuts(llm.session, prompts, ProfileSettings(canvas=40, response=4, ratios=(50, 80), samples=1))
     assert {cut.prompt[: cut.prefix] for number in range(3) for cut in cuts.cut(number)} == {tuple(range(20))}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +20,7 @@ from remask.policies import Dense
 from remask.policies.exact import Exact
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
+from remask.sampling.causal import CausalDecoding
 from tests.depth.models import with_ascii_tokenizer
 from tests.engine.support import CheckedTransformer, Work, lively_adapters, lively_weights, poisoned_engine, run
 from tests.engine.support import small_config as small
@@ -123,7 +125,7 @@ def test_drafts_change_no_token(seed: int) -> None:
         usual |= {"top_k": rng.choice([None, 5]), "ignore_eos": rng.random() < 0.5}
         window = {
             "draft_window": rng.randint(1, 6),
-            "max_draft_window": rng.randint(1, 12),
+            "max_draft_window": rng.randint(6, 12),
             "lora": rng.choice([None, False]),
         }
         asked.append((prompt, usual | {"mode": "ar"}))
@@ -190,6 +192,11 @@ def test_a_form_is_kept_in_each_mode_but_with_drafts(tmp_path: Path) -> None:
             "speculation.draft_window is for mode 'linear_speculation', and this one is 'diffusion'",
         ),
         ({"mode": "linear_speculation", "speculation": {"lora": True}}, "has no adapter for drafts"),
+        (
+            {"mode": "linear_speculation", "speculation": {"draft_window": 4, "max_draft_window": 2}},
+            "speculation.draft_window=4 is above max_draft_window=2",
+        ),
+        ({"remasking": "sequential", "threshold": 0.5}, "remasking 'sequential' does not rank by"),
         ({"remasking": "joint_threshold"}, "edits tokens, and a block here is final"),
         ({"blocks": {"sub_block_length": 2}}, "blocks.sub_block_length has no meaning"),
         ({"mode": "backwards"}, "Unknown mode 'backwards'. Available: ar, diffusion"),
@@ -200,6 +207,29 @@ def test_what_a_mode_has_no_use_for_is_refused(sampling: dict[str, Any], message
     llm = LLM("nemotron-labs-diffusion-tiny", load_format="dummy")
     with pytest.raises(ConfigError, match=message):
         llm.generate([[3, 4]], sampling)
+
+
+@pytest.mark.parametrize(
+    ("given", "windows"),
+    [
+        ({}, [8, 16, 32, 32]),
+        ({"max_draft_window": 4}, [4, 4]),
+        ({"draft_window": 3, "max_draft_window": 7}, [3, 6, 7, 7]),
+        ({"draft_window": 40}, [40, 40]),
+    ],
+)
+def test_how_drafts_grow(given: dict[str, Any], windows: list[int]) -> None:
+    """Where all of each comes true, from the first on."""
+    params = SamplingParams.from_mapping({"max_tokens": 200, "mode": "linear_speculation", "speculation": given})
+    decoding = CausalDecoding.of([1], params, 8, 63, 0, None, None)
+    canvas = decoding.canvas()
+    decoder, found = decoding.decoder(canvas, "all"), list[int]()
+    while len(found) < len(windows):
+        canvas.settle(np.arange(decoder.block.start, decoder.block.stop), decoder.step)
+        decoder.advance()
+        found.append(len(decoder.block))
+        decoder.drafted()
+    assert found == windows
 
 
 # Of a model's folder or a server, a request, and what stays of the former.

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.goldens.archive import read_json
+from tests.goldens.archive import folder, read_json
 from tests.goldens.requests import exempt, expected_forwards, prompt_ids, prompts, request_line, run_id
 
 __all__ = [
@@ -44,9 +44,7 @@ MODELS = ("llada", "llada_gqa", "dream", "dream_dllm")
 
 def model_dir(name: str) -> Path:
     """The checkpoint folder of a toy model (`config.json`, `model.safetensors`, ...)."""
-    if name not in MODELS:
-        raise KeyError(f"no golden model {name!r}; there are {', '.join(MODELS)}")
-    return ROOT / name
+    return folder(ROOT, name, MODELS)
 
 
 def run_files() -> list[str]:

@@ -2,12 +2,20 @@
 
 import gzip
 import json
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load
 from torch import Tensor
+
+
+def folder(root: Path, name: str, names: Collection[str]) -> Path:
+    """The checkpoint folder of the toy model `name`, which must be one of `names`."""
+    if name not in names:
+        raise KeyError(f"no golden model {name!r}; there are {', '.join(names)}")
+    return root / name
 
 
 @cache

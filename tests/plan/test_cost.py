@@ -307,54 +307,34 @@ def view(step: int, hit: PrefixHit | None = HIT) -> View:
     return View(LAYERS, step, step, range(8, LENGTH), 8, noisy, settled, hit)
 
 
-def test_a_refresh_of_bicache() -> None:
-    policy = BiCache(depth=4, refresh_interval=3)
-    told = layer_work(policy.plan(view(3)), LEAD, HIT)
-    shallow = LayerWork(range(4), rows=7, reused=5, leased=5, restored=0, refreshed=0)
-    deep = LayerWork(range(4, 6), rows=12, reused=0, leased=0, restored=5, refreshed=5)
-    assert told == (shallow, deep)
+SHORT, ABOVE, WHOLE = PrefixHit(PREFIX, 2), PrefixHit(PREFIX, 2, 3), PrefixHit(PREFIX, LAYERS)
+SOME = Plan((Span(range(LAYERS), some(7, 8)),), some(7))
+EVERY_THIRD = BiCache(depth=4, refresh_interval=3)
+# Of each run of layers: rows, and of the prefix those that are reused, leased, restored and refreshed.
+WORK: dict[str, tuple[Plan, PrefixHit | None, tuple[tuple[range, int, int, int, int, int], ...]]] = {
+    "a refresh": (EVERY_THIRD.plan(view(3)), HIT, ((range(4), 7, 5, 5, 0, 0), (range(4, 6), 12, 0, 0, 5, 5))),
+    "between refreshes": (EVERY_THIRD.plan(view(4)), HIT, ((range(4), 7, 5, 5, 0, 0), (range(4, 6), 7, 5, 0, 0, 0))),
+    "rows that do not write leave the leased pages in use": (
+        BiCache(depth=4, boundary_state="recomputed").plan(view(0)),
+        HIT,
+        ((range(4), 12, 5, 5, 0, 0), (range(4, 6), 12, 0, 0, 0, 5)),
+    ),
+    "a plan is cut where the lease ends": (SOME, SHORT, ((range(2), 2, 5, 5, 0, 0), (range(2, 6), 2, 5, 0, 0, 0))),
+    "the layer above the boundary may be leased too": (
+        BiCache(depth=2).plan(view(0, ABOVE)),
+        ABOVE,
+        ((range(2), 7, 5, 5, 0, 0), (range(2, 3), 12, 5, 5, 5, 0), (range(3, 6), 12, 0, 0, 0, 5)),
+    ),
+    "without a lease it is the request's own": (DkvDecode().plan(view(0, None)), None, ((range(6), 12, 0, 0, 0, 5),)),
+    "and is reused": (SOME, None, ((range(6), 2, 5, 0, 0, 0),)),
+    "reuse reads the store in all layers": (Reuse().plan(view(0, WHOLE)), WHOLE, ((range(6), 7, 5, 5, 0, 0),)),
+}
 
 
-def test_between_refreshes_the_prefix_is_reused_in_all_layers() -> None:
-    policy = BiCache(depth=4, refresh_interval=3)
-    told = layer_work(policy.plan(view(4)), LEAD, HIT)
-    assert [(work.rows, work.reused, work.leased, work.restored, work.refreshed) for work in told] == [
-        (7, 5, 5, 0, 0),
-        (7, 5, 0, 0, 0),
-    ]
-
-
-def test_rows_that_do_not_write_leave_the_leased_pages_in_use() -> None:
-    policy = BiCache(depth=4, boundary_state="recomputed")
-    shallow, deep = layer_work(policy.plan(view(0)), LEAD, HIT)
-    assert (shallow.rows, shallow.reused, shallow.leased, shallow.refreshed) == (12, 5, 5, 0)
-    assert (deep.rows, deep.restored, deep.refreshed) == (12, 0, 5)
-
-
-def test_a_plan_is_cut_where_the_lease_ends() -> None:
-    hit = PrefixHit(PREFIX, 2)
-    told = layer_work(Plan((Span(range(LAYERS), some(7, 8)),), some(7)), LEAD, hit)
-    assert [(work.layers, work.leased) for work in told] == [(range(2), 5), (range(2, 6), 0)]
-
-
-def test_keys_of_the_layer_above_the_boundary_may_be_leased_too() -> None:
-    hit = PrefixHit(PREFIX, 2, 3)
-    shallow, above, deep = layer_work(BiCache(depth=2).plan(view(0, hit)), LEAD, hit)
-    assert (shallow.layers, shallow.leased, shallow.restored) == (range(2), PREFIX, 0)
-    assert above == LayerWork(range(2, 3), LENGTH, reused=PREFIX, leased=PREFIX, restored=PREFIX, refreshed=0)
-    assert (deep.layers, deep.leased, deep.restored, deep.refreshed) == (range(3, LAYERS), 0, 0, PREFIX)
-
-
-def test_without_a_lease_the_prefix_is_the_requests_own() -> None:
-    told = layer_work(DkvDecode().plan(view(0, None)), LEAD, None)
-    assert told == (LayerWork(range(LAYERS), LENGTH, 0, 0, 0, PREFIX),)
-    assert layer_work(Plan((Span(range(LAYERS), some(9)),), some(9)), LEAD, None)[0].reused == PREFIX
-
-
-def test_reuse_reads_the_store_in_all_layers() -> None:
-    hit = PrefixHit(PREFIX, LAYERS)
-    (told,) = layer_work(Reuse().plan(view(0, hit)), LEAD, hit)
-    assert (told.layers, told.rows, told.leased) == (range(LAYERS), LENGTH - PREFIX, PREFIX)
+@pytest.mark.parametrize("name", WORK)
+def test_the_work_on_a_prefix(name: str) -> None:
+    plan, hit, expected = WORK[name]
+    assert layer_work(plan, LEAD, hit) == tuple(LayerWork(*each) for each in expected)
 
 
 @pytest.mark.parametrize("prefix", [0, PREFIX])

@@ -26,6 +26,7 @@ from tests.checkpoint.checkpoints import LLADA as LLADA_CONFIG
 from tests.checkpoint.checkpoints import write
 from tests.plugins.installed import PACKAGE
 from tests.plugins.package.remask_example.policy import LateRows
+from tests.policies.views import no_table
 from tests.server.serving import serving
 
 TOKENIZER = Path(__file__).parents[2] / "src" / "remask" / "bundled_transit"
@@ -96,10 +97,6 @@ def test_no_module_is_imported_before_its_name_is_asked_for(example: Path) -> No
     assert imported() == {"remask_example", "remask_example.policy"}
     LLM("plain-llama-tiny", load_format="dummy", dtype="float32")
     assert imported() == {"remask_example", "remask_example.policy", "remask_example.family"}
-
-
-def no_table() -> Any:
-    raise AssertionError("the depth table was asked for")
 
 
 def test_python(model: Path) -> None:

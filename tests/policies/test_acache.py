@@ -11,7 +11,7 @@ from remask.plan.plan import NEVER, Plan, PrefixHit, View
 from remask.plan.spans import Span
 from remask.policies import ACache, BiCache, BlockDual, CachePolicy, Dense, DllmCache, ElasticCache, Reuse, parse
 from remask.policies.acache import Weigh
-from remask.policies.bicache import DepthLookup
+from tests.policies.views import no_table
 
 LAYERS, LENGTH = 3, 14
 HIT = PrefixHit(5, LAYERS, LAYERS, (range(2), range(4, 7)), copied=True)
@@ -29,10 +29,6 @@ def view(step: int = 0, block_step: int = 0, weights: Any = None, **more: Any) -
 
 
 WEIGHTS = [0.1, 0.7, 0, 0, 0.7, 0.2, 0.9, *[0.0] * 7]
-
-
-def no_table() -> DepthLookup:
-    return DepthLookup({})
 
 
 def rows(plan: Plan) -> list[list[int]]:
@@ -125,8 +121,6 @@ def test_without_parts_it_is_the_inner_policy() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ACache(ratio=1.5), "ratio must be a number from 0 to 1"),
-        (lambda: ACache(anchor_interval=0), "anchor_interval must be a whole number from 1"),
         (lambda: ACache(BiCache(depth=2)), "acache cannot wrap a policy that reads stored parts too"),
         (lambda: ACache(Reuse()), "acache cannot wrap a policy that reads stored parts too"),
         (lambda: ACache(DllmCache()), "acache cannot wrap a policy that keeps outputs of rows"),

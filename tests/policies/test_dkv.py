@@ -11,26 +11,11 @@ from remask.plan.plan import NEVER, StepFacts, View
 from remask.policies import BiCache
 from remask.policies.base import RequestFacts
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, Shift
-from tests.policies.views import Walk, positions, rows_of
+from tests.policies.views import Walk, positions, rows_of, walks
 
 LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
 DREAM = RequestFacts(layers=3, shift=1, ordered=False, canvas=12, response=8)
 INTERVALS = st.none() | st.integers(1, 6)
-
-
-def walks(shift: int = 0, ordered: bool = False) -> st.SearchStrategy[Walk]:
-    """Requests of any shape; one block on a model with shift, as its own sampler has it."""
-    return st.builds(
-        Walk,
-        prompt=st.integers(1, 5),
-        block_length=st.integers(1, 6),
-        blocks=st.just(1) if shift else st.integers(1, 3),
-        per_step=st.integers(1, 3),
-        shift=st.just(shift),
-        ordered=st.just(ordered),
-        seed=st.integers(0, 99),
-        idle=st.sampled_from([(), (0,), (1, 2), (2, 4)]),
-    )
 
 
 def is_refresh(step: int, interval: int | None) -> bool:

@@ -10,25 +10,10 @@ from remask.errors import ConfigError
 from remask.plan.plan import Plan, View
 from remask.policies import BiCache, ElasticCache, parse
 from remask.policies.base import RequestFacts
-from remask.policies.bicache import DepthLookup
 from remask.policies.elastic import Watch
-from tests.policies.views import Walk, positions
+from tests.policies.views import Walk, no_table, positions, walks
 
 LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
-
-
-def walks(shift: int) -> st.SearchStrategy[Walk]:
-    return st.builds(
-        Walk,
-        layers=st.integers(1, 4),
-        prompt=st.integers(1, 5),
-        block_length=st.integers(1, 6),
-        blocks=st.just(1) if shift else st.integers(1, 3),
-        per_step=st.integers(1, 3),
-        shift=st.just(shift),
-        seed=st.integers(0, 99),
-        idle=st.sampled_from([(), (0,), (1, 2), (2, 4)]),
-    )
 
 
 def rows_of(plan: Plan) -> set[int]:
@@ -46,7 +31,13 @@ def tracking(view: View, tracked: list[int]) -> View:
     return replace(view, hook_output=np.array(tracked, dtype=np.int64))
 
 
-@given(st.sampled_from([0, 1]).flatmap(walks), st.integers(1, 9), st.booleans(), st.integers(1, 3), st.data())
+@given(
+    st.sampled_from([0, 1]).flatmap(lambda shift: walks(shift, layers=st.integers(1, 4))),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 3),
+    st.data(),
+)
 def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
     walk: Walk, window: int, block_caching: bool, track_num: int, data: st.DataObject
 ) -> None:
@@ -79,7 +70,7 @@ def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
 
 
 def test_defaults_are_the_papers() -> None:
-    assert parse("elastic-cache", None, lambda: DepthLookup({})) == ElasticCache(
+    assert parse("elastic-cache", None, no_table) == ElasticCache(
         window=16, threshold=0.9, track_num=1, block_caching=True, similarity="heads", queries="window"
     )
 
@@ -106,4 +97,4 @@ def test_it_keeps_states_of_its_own_so_bicache_cannot_stand_before_it() -> None:
     with pytest.raises(ConfigError, match="bicache cannot wrap elastic-cache"):
         BiCache(inner=ElasticCache())
     with pytest.raises(ConfigError, match="bicache cannot wrap elastic-cache"):
-        parse("bicache+elastic-cache", {"depth": 1}, lambda: DepthLookup({}))
+        parse("bicache+elastic-cache", {"depth": 1}, no_table)

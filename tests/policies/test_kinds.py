@@ -9,13 +9,12 @@ import pytest
 from remask.plan.ledger import Ledger
 from remask.plan.plan import NEVER, PrefixHit, View
 from remask.policies import CachePolicy, parse, policy_names
-from remask.policies.bicache import DepthLookup
 from remask.policies.block import BlockPrefix
 from remask.policies.dense import Dense
 from remask.policies.exact import Exact
 from remask.policies.registry import names_for
 from remask.policies.uniform_cache import UniformCache
-from tests.policies.views import positions, rows_of
+from tests.policies.views import no_table, positions, rows_of
 
 LAYERS = 2
 
@@ -167,10 +166,6 @@ def test_every_uniform_plan_predicts_its_block_and_reads_what_was_written(policy
         plan = policy.plan(view)
         assert positions(plan.predict) == set(view.block)
         ledger.enter(replace(plan, sees=view.sees))
-
-
-def no_table() -> DepthLookup:
-    raise AssertionError("the depth table was asked for")
 
 
 def test_names_and_settings() -> None:

@@ -3,12 +3,14 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from remask.plan.plan import NEVER, Plan, PrefixHit, StepFacts, View
 from remask.plan.spans import Mask
+from remask.policies.bicache import DepthLookup
 
 MAX_LAYERS = 6
 
@@ -97,6 +99,26 @@ class Walk:
                 self.moved.append(now)
                 self.known.append({p for p in range(self.length) if not noisy[p]})
                 step, block_step = step + 1, block_step + 1
+
+
+def walks(shift: int = 0, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Walk]:
+    """Requests of any shape; one block on a model with shift, as its own sampler has it."""
+    return st.builds(
+        Walk,
+        prompt=st.integers(1, 5),
+        block_length=st.integers(1, 6),
+        blocks=st.just(1) if shift else st.integers(1, 3),
+        per_step=st.integers(1, 3),
+        shift=st.just(shift),
+        seed=st.integers(0, 99),
+        idle=st.sampled_from([(), (0,), (1, 2), (2, 4)]),
+        **more,
+    )
+
+
+def no_table() -> DepthLookup:
+    """The depth table of a policy that must not ask for it."""
+    raise AssertionError("the depth table was asked for")
 
 
 def rows_of(plan: Plan) -> set[int]:

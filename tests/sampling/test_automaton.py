@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,28 @@ def test_tokens_of_one_class_lead_alike(seed: int) -> None:
     words = [word for count in range(6) for word in itertools.product(range(5), repeat=count)]
     lengths = [len(word) for word in words if accepted(word, table, accepting, False)]
     assert automaton.shortest(5) == min(lengths, default=None)
+
+
+class Interrupted(TokenAutomaton):
+    """While it computes which states are alive, another thread asks for the same."""
+
+    asked = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "target" and self.asked:
+            self.asked, left = 0, self.asked
+            self.alive(left)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("left", range(1, 5))
+def test_threads_may_ask_at_a_time(left: int) -> None:
+    """A form that three tokens complete, and no other number."""
+    steps, final = np.arange(3), np.arange(4) == 3
+    automaton = Interrupted(np.ones(1, dtype=np.int64), steps, np.ones(3, dtype=np.int64), steps + 1, 0, final)
+    automaton.asked = left
+    automaton.alive(left)
+    assert [bool(automaton.alive(count)[0]) for count in range(6)] == [False, False, False, True, False, False]
 
 
 def test_what_no_answer_begins_with_is_an_error() -> None:

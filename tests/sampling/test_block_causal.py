@@ -70,6 +70,10 @@ def test_entropies_are_bounded_in_sum() -> None:
         ({"remasking": "sequential", "threshold": 0.5}, "remasking 'sequential' does not rank by"),
         ({"remasking": "entropy_bounded", "threshold": 0.5}, "remasking 'entropy_bounded' does not rank by"),
         ({"fallback": "leftmost"}, "set threshold, too"),
+        *(
+            ({"remasking": rule, "threshold": 0.5, "fallback": "leftmost"}, f"remasking '{rule}' counts by itself")
+            for rule in ("bound", "cumulative")
+        ),
         ({"eb_threshold": 0.3}, "eb_threshold is for remasking 'entropy_bounded'"),
     ],
 )

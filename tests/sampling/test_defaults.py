@@ -49,6 +49,17 @@ def test_the_last_block_of_a_growing_canvas_may_be_shorter(by_family: bool) -> N
     assert (fixed.block_length, fixed.steps) == (7, 8)
     odd = {"max_tokens": 13, "block_length": 8, "steps": 6, "blocks": {"growing_canvas": True}}
     assert fit(odd, {"max_tokens": 26}, 1000).steps == 10  # 3 of the 6 steps are those of 8 tokens
+    del odd["blocks"]
+    assert fit(odd, {"max_tokens": 26}, 1000, growing=True).steps == 10
+    assert overlaid(odd, {"max_tokens": 26}, growing=True)["steps"] == 10
+
+
+def test_a_default_block_stays_where_responses_need_not_be_whole_blocks() -> None:
+    """A block-causal model was trained with its block, and of a uniform one the last block reaches over the end."""
+    usual = {"max_tokens": 32, "block_length": 8}
+    for own in ({"max_tokens": 13}, {"max_tokens": 5}):
+        assert fit(usual, own, 1000, whole=False).block_length == 8
+        assert overlaid(usual, own, whole=False)["block_length"] == 8
 
 
 def test_a_default_growing_canvas_gives_way_to_a_template() -> None:

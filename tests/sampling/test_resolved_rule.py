@@ -98,16 +98,6 @@ def test_block_caches_change_no_other_rule(family: str, values: dict[str, Any]) 
     assert resolve(params, FAMILIES[family], blockwise=True) == resolve(params, FAMILIES[family])
 
 
-@pytest.mark.parametrize("remasking", REMASKING)
-def test_positions_are_known_beforehand_where_confidence_has_no_say(remasking: str) -> None:
-    values: dict[str, Any] = {"remasking": remasking}
-    if remasking == "order":
-        values["order"] = [[1, 2, 3, 4]]
-    if remasking == "confidence_threshold":
-        values["threshold"] = 0.5
-    assert (rule("llada", **values).remasking.order is not None) == (remasking in ("order", "random"))
-
-
 @pytest.mark.parametrize("name", [None, "threshold", "factor"])
 def test_a_familys_rule_stands_where_it_can(name: str | None) -> None:
     """A threshold keeps a default that compares probabilities, and replaces one that does not."""

@@ -21,16 +21,28 @@ UNIFORM, MASKS, HYBRID = 1000.0, -1000.0, -5.0
 
 
 def decoding(
-    prompt: int = 5, shift: float = UNIFORM, length: int = 32, seed: int = 0, **sampling: Any
+    prompt: int = 5,
+    shift: float = UNIFORM,
+    length: int = 32,
+    seed: int = 0,
+    structured: bool = True,
+    template: Template | None = None,
+    **sampling: Any,
 ) -> UniformDecoding:
     params = flat_params(**{"max_tokens": 8, **sampling})
     noise = Noise(shift, -9.0, 9.0, VOCAB, MASK)
-    return UniformDecoding.of(list(range(4, 4 + prompt)), params, noise, (EOS,), length, seed)
+    return UniformDecoding.of(list(range(4, 4 + prompt)), params, noise, (EOS,), length, seed, structured, template)
 
 
 def decoder(**given: Any) -> UniformDecoder:
     one = decoding(**given)
     return one.decoder(one.canvas(), "all")
+
+
+def noisy(walk: UniformDecoder) -> Any:
+    """How the rows of the block are weighed or drawn, a `NoisyRows`."""
+    positions = np.arange(walk.block.start, walk.block.stop)
+    return walk.group(slice(0, len(positions)), positions).noisy
 
 
 def test_recorded_schedules() -> None:
@@ -71,11 +83,9 @@ def test_recorded_adaptive_steps(name: str, strategy: str) -> None:
     for number, step, after in replay(trace, strategy, 0):
         positions = np.arange(walk.block.start, walk.block.stop)
         assert (positions[0], positions[-1] + 1) == (step.start, step.stop)
-        noisy = walk.group(slice(0, len(positions)), positions).noisy
-        assert noisy is not None
-        assert noisy.weights is not None
-        assert canvas.tokens[positions].tolist() == step.tokens.tolist() == noisy.current.tolist()
-        scores = gain(step.logits.float(), step.tokens, torch.from_numpy(noisy.weights))
+        rows = noisy(walk)
+        assert canvas.tokens[positions].tolist() == step.tokens.tolist() == rows.current.tolist()
+        scores = gain(step.logits.float(), step.tokens, torch.from_numpy(rows.weights))
         torch.testing.assert_close(scores, trace.tensors[f"{strategy}.score"][number, 0], rtol=0, atol=5e-6)
         tokens = step.logits.argmax(-1).numpy()
         written = walk.choose(positions, tokens, scores.numpy())
@@ -99,11 +109,9 @@ def test_recorded_ancestral_steps(name: str, strategy: str) -> None:
     for number, step, after in replay(trace, strategy, 0, lambda _: next(drawn)):
         positions = np.arange(walk.block.start, walk.block.stop)
         group = walk.group(slice(0, len(positions)), positions)
-        assert group.noisy is not None
-        assert group.noisy.transition is not None
         assert canvas.tokens[positions].tolist() == step.tokens.tolist()
         logits = top_p(top_k(step.logits.float() / group.temperature, group.top_k), group.top_p)
-        chances = reverse_step(logits, step.tokens, group.noisy.transition, greedy=False)
+        chances = reverse_step(logits, step.tokens, noisy(walk).transition, greedy=False)
         torch.testing.assert_close(chances, recorded[number, 0], rtol=0, atol=1e-5)
         written = walk.choose(positions, after.numpy(), np.ones(len(positions), dtype=np.float32))
         assert written.tolist() == positions[(after != step.tokens).numpy()].tolist()
@@ -152,10 +160,8 @@ def test_every_block_walks_from_full_noise_to_none() -> None:
     grid, seen = log_snrs("linear", 3, -9.0, 9.0), []
     blocks = []
     while not walk.finished:
-        group = walk.group(slice(0, 4), np.arange(walk.block.start, walk.block.stop))
-        assert group.noisy is not None
-        assert group.noisy.transition is not None
-        seen.append((group.noisy.transition.before, group.noisy.transition.after))
+        transition = noisy(walk).transition
+        seen.append((transition.before, transition.after))
         blocks.append((walk.block.start, walk.block.stop))
         last = len(walk.final(np.empty(0, dtype=np.int64)))
         assert last == (4 if walk.block_step == 2 else 0)
@@ -189,20 +195,15 @@ def test_weights_are_priors_over_the_block() -> None:
         (MASKS, [4, 4, 5, 6], [0, 0, 0, 0]),
     ):
         walk = decoder(shift=shift, max_tokens=4, initial_canvas=canvas, steps_per_block=2)
-        noisy = walk.group(slice(0, 4), np.arange(5, 9)).noisy
-        assert noisy is not None
-        assert noisy.weights is not None
-        assert noisy.weights.tolist() == pytest.approx(expected)
+        assert noisy(walk).weights.tolist() == pytest.approx(expected)
 
 
 def test_end_tokens_are_banned_before_min_tokens() -> None:
     walk = decoder(block_length=4, min_tokens=6, steps_per_block=1)
     banned = []
     while not walk.finished:
-        noisy = walk.group(slice(0, 4), np.arange(walk.block.start, walk.block.stop)).noisy
-        assert noisy is not None
-        assert noisy.banned == (EOS,)
-        banned.append(noisy.banned_rows)
+        assert noisy(walk).banned == (EOS,)
+        banned.append(noisy(walk).banned_rows)
         walk.advance()
     assert banned == [4, 2]
 
@@ -231,43 +232,35 @@ def test_bad_parameters(given: dict[str, Any], message: str) -> None:
 
 
 def test_only_the_adaptive_sampler_on_masks_alone_is_held_to_the_block() -> None:
-    more = {"block_length": 4, "steps_per_block": 3}
+    more: dict[str, Any] = {"block_length": 4, "steps_per_block": 3}
     for shift in (UNIFORM, HYBRID):
         assert decoding(shift=shift, tokens_per_step=2, **more).steps == 3
     assert decoding(shift=MASKS, **more).steps == 3
     assert decoding(shift=MASKS, sampler="ancestral", block_length=4, steps_per_block=9).steps == 9
 
 
+REVISED: dict[str, Any] = {"block_length": 4, "steps_per_block": 4, "revision_tokens": 2}
+
+
 @pytest.mark.parametrize(
-    ("given", "shift", "structured", "message"),
+    ("given", "message"),
     [
-        ({}, 1000.0, True, "trained under structured attention"),
-        ({"sampler": "ancestral"}, 1000.0, False, "is the adaptive sampler's"),
-        ({}, -1000.0, False, "masks alone"),
+        ({}, "trained under structured attention"),
+        ({"structured": False, "sampler": "ancestral"}, "is the adaptive sampler's"),
+        ({"structured": False, "shift": MASKS}, "masks alone"),
+        ({"structured": False, "template": Template.plain(8)}, "a canvas has fixed parts"),
     ],
 )
-def test_revisions_that_cannot_be(given: dict[str, Any], shift: float, structured: bool, message: str) -> None:
-    params = flat_params(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2, **given)
+def test_revisions_that_cannot_be(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"revision_tokens=2.*{message}"):
-        UniformDecoding.of([5, 6], params, Noise(shift, -9.0, 9.0, VOCAB, MASK), (EOS,), 32, 0, structured)
-
-
-def test_revisions_beside_fixed_parts() -> None:
-    params = flat_params(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2)
-    noise, template = Noise(1000.0, -9.0, 9.0, VOCAB, MASK), Template.plain(8)
-    with pytest.raises(ConfigError, match="revision_tokens=2: a canvas has fixed parts"):
-        UniformDecoding.of([5, 6], params, noise, (EOS,), 32, 0, False, template)
+        decoding(**REVISED, **given)
 
 
 def test_revisions_keep_every_block_open_to_the_end() -> None:
     """At a border the view's block holds completed ones; nothing is final before the last step of all."""
-    params = flat_params(max_tokens=8, block_length=4, steps_per_block=2, tokens_per_step=2, revision_tokens=1)
-    decoding = UniformDecoding.of(
-        [5, 6], params, Noise(1000.0, -9.0, 9.0, VOCAB, MASK), (EOS,), 16, 0, structured=False
-    )
-    canvas = decoding.canvas()
-    walk = decoding.decoder(canvas, "all")
-    told = []
+    more: dict[str, Any] = {"block_length": 4, "steps_per_block": 2, "tokens_per_step": 2, "revision_tokens": 1}
+    walk = decoder(prompt=2, length=16, structured=False, **more)
+    canvas, told = walk.canvas, []
     while not walk.finished:
         positions = np.arange(walk.block.start, walk.block.stop)
         tokens = canvas.tokens[positions] ^ 1  # every proposal is another token

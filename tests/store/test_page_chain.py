@@ -43,10 +43,6 @@ class Shelf:
         self.chain.found(found, len(keys))
         return found
 
-    def close(self, pages: Sequence[Page]) -> None:
-        for page in pages:
-            self.allocator.release(page.extent)
-
     @property
     def tokens(self) -> list[tuple[int, ...]]:
         return [page.tokens for page in self.chain.pages]

@@ -70,23 +70,6 @@ def test_the_authors_admission_log(budget: int) -> None:
     assert (store.stats.hits, store.stats.misses) == (hits, len(case["log"]) - hits)
 
 
-def test_a_lease_reads_shallow_layers_in_place() -> None:
-    store = make(20)
-    put(store, [1, 2, 3])
-    lease = hit(store, [1, 2, 3])
-    assert lease.hit
-    assert lease.extent.layers == range(BOUNDARY)
-    assert lease.extent.slots().tolist() == lease.entry.extent.slots().tolist()
-    pages = lease.entry.extent.pages
-    assert store.allocator.references[:, pages].tolist() == [[2, 2], [2, 2], [1, 1]]
-    store.release(lease)
-    assert (store.allocator.references[:, pages] == 1).all()
-
-
-def collide(tokens: Sequence[int], lengths: Sequence[int], salt: bytes) -> list[int]:
-    return [7] * len(lengths)
-
-
 def test_a_collision_may_need_more_room_than_its_own() -> None:
     keys = {(1,): 1, (2,): 9, (2, 2, 2): 2, (3,): 9, (3, 3, 3): 1}
     store = make(6, hashes=lambda tokens, lengths, _: [keys[tuple(tokens[:n])] for n in lengths])
@@ -105,12 +88,6 @@ def test_a_stored_prefix_cannot_be_reserved_again() -> None:
     put(store, [1, 2])
     with pytest.raises(IntegrityError, match="reserved again"):
         store.reserve([1, 2], BOUNDARY)
-
-
-def test_state_bytes_are_counted() -> None:
-    store = make(30)
-    put(store, [1, 2, 3])
-    assert store.state_bytes == (LAYERS - 1) * 3 * 4 * 4
 
 
 def test_pages_that_vanish_meanwhile_are_an_integrity_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +174,7 @@ def test_an_operator_sees_what_is_held() -> None:
     assert first == EntryInfo(f"{store.entries[0].key:016x}", 3, LAYERS, kv + states, hits=1, leases=1, ready=True)
     assert (second.tokens, second.hits, second.leases, second.ready) == (1, 0, 1, False)
     assert "secret" not in str(second)
+    assert store.state_bytes == states + (LAYERS - 1) * 4 * 4
     store.publish(waiting.entry)
     store.release(waiting)
     assert store.drop(int(second.prefix_id, 16)) == 1

@@ -164,6 +164,8 @@ class Store(RuleBasedStateMachine):
             if self.model.lru:
                 self.model.line.remove(kept)
                 self.model.line.append(kept)
+            assert lease is not None
+            assert lease.hit
             return self.lend(lease, kept)
         assert self.store.fits(len(key)) == self.model.admits(key)
         left = self.model.after(key, salt)
@@ -272,7 +274,7 @@ class Store(RuleBasedStateMachine):
                 assert owner.setdefault(page, number) == number
         for lease, _ in self.out:
             assert any(lease.entry is entry for entry in self.store.entries)
-            assert lease.extent.pages.tolist() == lease.entry.extent.pages.tolist()
+            assert lease.extent.slots().tolist() == lease.entry.extent.slots().tolist()
             expected[: lease.layers, lease.extent.pages] += 1
         assert np.array_equal(self.allocator.references, expected)
 

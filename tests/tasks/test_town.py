@@ -48,11 +48,6 @@ def answer(item: TownRequest) -> str:
     return f"T{named[0][1:]} {says}."
 
 
-def test_words_are_distinct() -> None:
-    assert len(set(town.SHOPS)) == len(town.SHOPS)
-    assert len(set(town.STREETS)) == len(town.STREETS)
-
-
 @pytest.mark.parametrize("count", [4, 16, 40])
 def test_answers_follow_from_the_page(count: int) -> None:
     for item in town.make_workload(120, 10, count, TownSettings(shops=count)):

@@ -18,12 +18,6 @@ def walk(table_text: str, start: str, hops: int) -> str:
     return start
 
 
-def test_stop_names_are_distinct_single_words() -> None:
-    assert len(set(transit.STOPS)) == len(transit.STOPS)
-    assert all(name.isalpha() and name.islower() for name in transit.STOPS)
-    assert not set(transit.STOPS) & set(transit.RULES.split())
-
-
 @pytest.mark.parametrize("rows", [transit.MAX_HOPS + 1, 40, transit.DEFAULT_ROWS, len(transit.STOPS)])
 def test_prompt_is_one_loop(rows: int) -> None:
     prompt = transit.draw_prompt(random.Random(3), rows)

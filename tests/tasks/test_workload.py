@@ -29,6 +29,20 @@ def number(request: Any) -> int:
     return int(request.page if isinstance(request, town.TownRequest) else request.prompt_index)
 
 
+WORDS = (
+    (*relay.SEASONS, *relay.TOWNS, *relay.GOODS),
+    (*tariff.PLANS, *tariff.TITLES, *tariff.NAMES),
+    transit.STOPS,
+)
+
+
+def test_names_are_distinct_and_most_are_single_words() -> None:
+    for words in (*WORDS, town.SHOPS, town.STREETS):
+        assert len(set(words)) == len(words)
+    assert all(word.isalpha() and word.isascii() for words in WORDS for word in words)
+    assert not set(transit.STOPS) & set(transit.RULES.split())
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_a_seed_fixes_a_workload_in_shuffled_order(name: str) -> None:
     first = MAKE[name](60, 3, 1)

@@ -26,7 +26,6 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.log_format import FIELDS
 from remask.policies.registry import file_and_class
-from remask.sampling.defaults import overlaid
 from remask.server.config import ServerLimits
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any) -> None
         "threads": torch.get_num_threads(),
         "cache": llm.session.cache_name,
         "cache_config": llm.session.cache_config,
-        "sampling": overlaid(llm.session.sampling, config.sampling),
+        "sampling": llm.session.overlaid(config.sampling),
         "max_model_len": llm.engine.max_model_len,
         "engine": asdict(llm.session.engine_config),
         "seed": config.seed,

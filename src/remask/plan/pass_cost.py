@@ -73,14 +73,11 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
     repeated = 0
     live: Mask = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
     for span in plan.spans:
-        fixed = int(span.computed.sum())
         looked, chosen = (0, 0) if span.pick is None else (int(span.pick.among.sum()), span.pick.count)
-        frozen = 0 if span.frozen is None else int((span.frozen & span.computed).sum())
-        rows, layers = fixed + chosen, len(span.layers)
-        compared = len(_choosing(span))
+        rows, layers, compared = span.count, len(span.layers), len(_choosing(span))
         # Where rows are chosen K or V of these is there already.
         queries, kept_keys = sum(w.queries_of(span.layers)), sum(w.keys_of(span.layers))
-        made, there = fixed - frozen + chosen, compared * chosen * w.keys
+        made, there = int(span.written.sum()) + chosen, compared * chosen * w.keys
         sides = kept_keys * 2 * made - there
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed adds its cached outputs, and one that is leaves them.
@@ -150,12 +147,11 @@ def _pairs(w: Widths, plan: Plan, span: Span) -> int:
     """
     positions, chosen = np.flatnonzero(span.computed), 0 if span.pick is None else span.pick.count
     sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
-    total = 0
+    total, most = 0, plan.reach(span)
     starts = starts_of(positions, plan.sees) if w.behind else None
     for (window, queries), layers in Counter(
         zip(w.windows_of(span.layers), w.queries_of(span.layers), strict=True)
     ).items():
-        most = plan.reach(span)
         if window is None:
             total += layers * queries * (int(sees.sum()) + chosen * most)
         else:
@@ -166,8 +162,7 @@ def _pairs(w: Widths, plan: Plan, span: Span) -> int:
 
 def _fed(plan: Plan) -> list[int]:
     """Rows that are computed in each layer."""
-    rows = [int(span.computed.sum()) + (0 if span.pick is None else span.pick.count) for span in plan.spans]
-    return [count for count, span in zip(rows, plan.spans, strict=True) for _ in span.layers]
+    return [span.count for span in plan.spans for _ in span.layers]
 
 
 def _keys(w: Widths, plan: Plan) -> NDArray[np.int64]:
@@ -243,13 +238,12 @@ def layer_work(plan: Plan, prefix: Mask, hit: PrefixHit | None) -> tuple[LayerWo
     work = []
     live: Mask = np.ones_like(plan.predict)  # before layer 0 every row can be embedded
     for span in plan.spans:
-        written = span.computed if span.frozen is None else span.computed & ~span.frozen
-        refreshed = int((written & prefix).sum())
+        refreshed = int((span.written & prefix).sum())
         reused = int(prefix.sum()) - refreshed
         work.append(
             LayerWork(
                 layers=span.layers,
-                rows=span.cost // len(span.layers),
+                rows=span.count,
                 reused=reused,
                 leased=min(reused, leased.length) if leased is not None and span.layers.start < leased.layers else 0,
                 restored=int((span.rows & ~live & prefix).sum()),

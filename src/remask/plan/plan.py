@@ -287,9 +287,7 @@ class View:
 
     def rows(self, start: int, stop: int) -> Mask:
         """A fresh mask of the positions from `start` up to `stop`."""
-        mask = np.zeros(len(self.noisy), dtype=np.bool_)
-        mask[start:stop] = True
-        return mask
+        return rows_of([range(start, stop)], self.length)
 
     @property
     def length(self) -> int:
@@ -312,9 +310,7 @@ class View:
     @property
     def first(self) -> Mask:
         """A fresh mask of the current block's first position."""
-        mask = np.zeros(self.length, dtype=np.bool_)
-        mask[self.block.start] = True
-        return mask
+        return self.rows(self.block.start, self.block.start + 1)
 
     @property
     def led(self) -> bool:

@@ -81,12 +81,10 @@ class Redraws(Reader):
     foreseeable = False
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:
-        """See `Reader`."""
         self._decoder, temperature = step.decoder, step.decoder.redraws
         return None if temperature is None else Drawn(temperature)
 
     def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
-        """See `Reader`."""
         self._decoder.redrawn(numbers[0].astype(np.int64), numbers[1])
 
 
@@ -98,11 +96,9 @@ class Drawn(DeviceRead):
 
     @property
     def width(self) -> int:
-        """See `DeviceRead`."""
         return 2
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
-        """See `DeviceRead`."""
         _, _, choice = distributions(logits, replace(rows, temperature=self.temperature), mask_id, vocabulary)
         drawn, entropies = vocabulary.draw(choice, rows.draws), entropy(logits / self.temperature, vocabulary)
         found = torch.stack((drawn.float(), entropies))

@@ -75,12 +75,13 @@ class TokenAutomaton:
     def alive(self, left: int) -> States:
         """The states from which exactly `left` further tokens can end in an accepting one, bool [S]."""
         known = self._alive
-        while len(known) <= left:
-            if len(known) > 1 and np.array_equal(known[-1], known[-2]):
-                return known[-1]  # and so for every larger number
+        while (count := len(known)) <= left:
+            if count > 1 and np.array_equal(known[count - 1], known[count - 2]):
+                return known[count - 1]  # and so for every larger number
             before = np.zeros(self.states, dtype=np.bool_)
-            before[self.source[known[-1][self.target]]] = True
-            known.append(before)
+            before[self.source[known[count - 1][self.target]]] = True
+            # At its own place, not at the end: another thread may have put an equal one there by now.
+            known[count : count + 1] = [before]
         return known[left]
 
     def shortest(self, most: int) -> int | None:

@@ -14,7 +14,15 @@ from remask.sampling import select
 from remask.sampling.blocks import LinearSchedule, even_count
 from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, Transfers, blocks_of
 from remask.sampling.rows import Penalty, RowGroup
-from remask.sampling.rules import EDIT_THRESHOLD, MAX_POST_STEPS, RULES, BlockStart, Remasking, scheduled
+from remask.sampling.rules import (
+    EDIT_THRESHOLD,
+    MAX_POST_STEPS,
+    RULES,
+    BlockStart,
+    Remasking,
+    check_threshold,
+    scheduled,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +61,14 @@ class BlockCausalDecoding(Decoding):
         if length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         rule = RULES.get(params.remasking.rule or defaults.remasking)
-        if params.threshold is not None and not rule.thresholds:
-            raise ConfigError(
-                f"threshold compares confidences, which remasking {rule.name!r} does not rank by; leave one of them out"
-            )
+        check_threshold(rule, params.threshold)
         if params.remasking.fallback is not None and params.threshold is None:
             raise ConfigError("fallback says what is taken where too few pass the threshold; set threshold, too")
+        if params.remasking.fallback is not None and rule.counts != "schedule":
+            raise ConfigError(
+                f"fallback is for rules that follow the schedule, and remasking {rule.name!r} counts by itself; leave "
+                "one of them out"
+            )
         if params.blocks.sub_block_length is not None and length % params.blocks.sub_block_length:
             raise ConfigError(
                 f"sub_block_length={params.blocks.sub_block_length} is no divisor of the block of {length}; use one "
@@ -86,7 +96,6 @@ class BlockCausalDecoding(Decoding):
 
     @property
     def from_prompt(self) -> bool:
-        """See `Decoding`."""
         return self.defaults.blocks_from_prompt
 
     @property
@@ -171,7 +180,6 @@ class BlockCausalDecoder(RuleDecoder):
 
     @property
     def opens(self) -> bool:
-        """See `Decoder`."""
         return self._defaults.opens_blocks and bool(self.canvas.noisy[self.block.start])
 
     @property
@@ -279,7 +287,6 @@ class EditingDecoder(BlockCausalDecoder):
         return np.union1d(filled, positions[edits])
 
     def edited(self, written: Positions) -> Positions:
-        """See `Decoder`."""
         return written[~self._masked[written]]
 
     def final(self, written: Positions) -> Positions:

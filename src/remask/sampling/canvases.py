@@ -15,14 +15,13 @@ from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
-from remask.request.sampling_groups import BlockParams, RemaskingParams, SpeculationParams
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Confidence, Decoder, Decoding, Positions, Tokens, blocks_of
 from remask.sampling.rows import RowGroup, Signal
 
 # The defaults of transformers' implementation.
 STEPS, BUDGET, FIRST, LAST, STILL, SURE = 48, 0.1, 0.8, 0.4, 1, 0.005
-_NO_MASKS = {"remasking": RemaskingParams(), "blocks": BlockParams(), "speculation": SpeculationParams()}
+_USUAL = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +61,8 @@ class CanvasDecoding(Decoding):
                 "canvas: a canvas of this model is denoised as a whole, every token of it; leave fixed parts of the "
                 "response out, or use a masked model"
             )
-        given = {name: getattr(params, name) for name in ("mode", "threshold")}
-        given |= {name: value for name in _NO_MASKS if (value := getattr(params, name)) != _NO_MASKS[name]}
-        for name, value in given.items():
-            if value is not None:
+        for name in ("mode", "threshold", "remasking", "blocks", "speculation"):
+            if getattr(params, name) != getattr(_USUAL, name):
                 raise ConfigError(f"{name} is for models that fill masks, and this one has none; leave it out")
         if params.block_length not in (None, canvas_length):
             raise ConfigError(
@@ -161,7 +158,6 @@ class CanvasDecoder(Decoder):
         return self._sees
 
     def redrawn(self, drawn: Tokens, entropies: Confidence) -> None:
-        """See `Decoder`."""
         self._drawn, self._entropies = drawn, entropies
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -193,7 +189,6 @@ class CanvasDecoder(Decoder):
         return changed
 
     def tokens_at(self, written: Positions) -> Tokens:
-        """See `Decoder`."""
         found: Tokens = self._next[written - self.block.start]
         return found
 

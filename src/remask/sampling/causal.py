@@ -19,7 +19,7 @@ from remask.request.sampling_params import DIFFUSION, MODES, SPECULATION, Sampli
 from remask.sampling import select
 from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, blocks_of
 from remask.sampling.rows import RowGroup
-from remask.sampling.rules import RULES, THRESHOLD, BlockStart, Remasking
+from remask.sampling.rules import RULES, THRESHOLD, BlockStart, Remasking, check_threshold
 
 WINDOW, MAX_WINDOW = 8, 32  # of the authors' linear self-speculation
 
@@ -74,6 +74,10 @@ class CausalDecoding(Decoding):
         for path in ("remasking.fallback", "remasking.eb_threshold", "blocks.sub_block_length"):
             if attrgetter(path)(params) is not None:
                 raise ConfigError(f"{path} has no meaning on models that a mode is chosen for; leave it out")
+        check_threshold(rule, params.threshold)
+        least, most = params.speculation.draft_window, params.speculation.max_draft_window
+        if least is not None and most is not None and least > most:
+            raise ConfigError(f"speculation.draft_window={least} is above max_draft_window={most}; lower it")
         if params.speculation.lora and drafter is None:
             raise ConfigError("speculation.lora: the model's folder has no adapter for drafts; leave lora out")
         length = params.block_length or block
@@ -138,7 +142,9 @@ class CausalDecoder(RuleDecoder):
         self._mode, self._length, self._drafter = decoding.mode, decoding.length_of_blocks, decoding.drafter
         self.mask_id = decoding.mask_id
         self._causal: Reach = np.arange(1, len(canvas) + 1)
-        self._least = self._window = decoding.params.speculation.draft_window or WINDOW
+        given = decoding.params.speculation
+        self._most = given.max_draft_window or max(MAX_WINDOW, given.draft_window or 0)
+        self._least = self._window = given.draft_window or min(WINDOW, self._most)
         self.committed = 0  # before the first pass the policy knows what is shared
         self._follow(canvas.prompt, 1)
 
@@ -206,9 +212,7 @@ class CausalDecoder(RuleDecoder):
     def _fit_window(self, taken: int) -> None:
         """Draft more where all was `taken` of the last draft, and less where at most half was."""
         if len(self.block) > 1 and taken == len(self.block):
-            self._window = min(
-                2 * self._window, max(self.params.speculation.max_draft_window or MAX_WINDOW, self._least)
-            )
+            self._window = min(2 * self._window, self._most)
         elif 2 * taken <= len(self.block):
             self._window = max(self._window // 2, self._least)
 

@@ -11,7 +11,7 @@ from remask.errors import ConfigError
 from remask.plan.canvas import Template
 from remask.request.sampling_groups import PRESET_FIELDS
 from remask.request.sampling_params import DIFFUSION, SamplingParams, fits_mode
-from remask.sampling.blocks import blocks_for, even_blocks, hole_blocks
+from remask.sampling.blocks import Blocks, blocks_for, hole_blocks
 from remask.sampling.rules import RULES, names_on
 
 
@@ -22,6 +22,7 @@ def fit(
     template: Template | None = None,
     *,
     growing: bool = False,
+    whole: bool = True,
     modes: bool = False,
 ) -> SamplingParams:
     """Return a request's `own` parameters, with `defaults` for the rest, which are made to fit them.
@@ -30,7 +31,8 @@ def fit(
     `max_tokens` to `min_tokens` and to the `room` beside the prompt, a default `min_tokens` to `max_tokens`, a default
     `block_length` to the longest one below it that `max_tokens` is a multiple of, and default `steps` keep their number
     per token. Defaults of one choice are dropped where the request sets another field of it, and so are those of other
-    modes than its own, of a model that has `modes`.
+    modes than its own, of a model that has `modes`. A default `block_length` stays where the model's responses need not
+    be `whole` blocks.
     None leaves a field out. The response of a `template`, of `max_tokens` places, need not be a multiple of its block,
     and its steps follow the places that are filled. The same goes for a canvas that grows, as it does where nobody sets
     `growing_canvas` and the model's family is `growing`; a default `growing_canvas` gives way to a `template`. Raises
@@ -50,19 +52,21 @@ def fit(
     if length >= 1:  # else nothing fits it, and its error is the one to report
         if template is None and merged.get("blocks.growing_canvas", growing):
             template = Template.plain(length)
-        if "block_length" in kept and "block_length" not in own:
+        if whole and "block_length" in kept and "block_length" not in own:
             most = kept["block_length"]
             merged["block_length"] = _divisor(length, most) if template is None else min(length, most)
         if "steps" in kept:
             block = merged.get("block_length", length)
-            usual = _made(defaults)
+            usual = blocks_for(_made(defaults), None, growing=defaults.get("blocks.growing_canvas", growing))
             merged["steps"] = _steps(usual, length, block) if template is None else _shared(usual, template, block)
     return _made(merged)
 
 
-def overlaid(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults that are `own` and, for the rest, `defaults` as far as they fit them. Raises `ConfigError`."""
-    params = fit(defaults, own, POSITIONS)
+def overlaid(
+    defaults: Mapping[str, Any], own: Mapping[str, Any], *, growing: bool = False, whole: bool = True
+) -> dict[str, Any]:
+    """Return defaults that are `own` and, for the rest, `defaults` as far as they fit them; see `fit`."""
+    params = fit(defaults, own, POSITIONS, growing=growing, whole=whole)
     return by_group(
         SamplingParams, {path: attrgetter(path)(params) for path in _layered(_given(defaults), _given(own))}
     )
@@ -126,21 +130,19 @@ def _divisor(length: int, most: int) -> int:
     return next(block for block in range(min(length, most), 0, -1) if length % block == 0)
 
 
-def _steps(usual: SamplingParams, length: int, block: int) -> int:
+def _steps(usual: Blocks, length: int, block: int) -> int:
     """Return the steps for `length` tokens in blocks of `block`, at the usual number per token."""
     if not 1 <= block <= length:
         return 1
-    blocks = even_blocks(usual)
-    return max(1, round(block * blocks.steps[0] / blocks.length)) * (length // block)
+    return max(1, round(block * usual.steps[0] / usual.length)) * (length // block)
 
 
-def _shared(usual: SamplingParams, template: Template, block: int) -> int:
+def _shared(usual: Blocks, template: Template, block: int) -> int:
     """Return the steps for the places of a template that are filled, at the usual number per token."""
     if block < 1:
         return 1
     blocks = hole_blocks(SamplingParams(block_length=block), template)
-    usual_blocks = blocks_for(usual, None, growing=bool(usual.blocks.growing_canvas))
-    return max(blocks.count, round(template.open_places * usual_blocks.steps[0] / usual_blocks.length))
+    return max(blocks.count, round(template.open_places * usual.steps[0] / usual.length))
 
 
 _WHY = dict.fromkeys(

@@ -44,11 +44,9 @@ class GrowingDecoding(MaskedDecoding):
 
     @property
     def grows(self) -> bool:
-        """See `Decoding`."""
         return self.number + 1 < self.blocks.count
 
     def grown(self, canvases: Sequence[Canvas], step: int) -> "GrowingDecoding":
-        """See `Decoding`."""
         after = replace(self, number=self.number + 1, first_step=step)
         for canvas in canvases:
             canvas.grow(after.length - len(canvas), self.mask_id)

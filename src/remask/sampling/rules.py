@@ -351,6 +351,14 @@ def names_on(kind: ModelKind) -> tuple[str, ...]:
     return tuple(name for name, rule in RULES.usable().items() if kind in rule.kinds)
 
 
+def check_threshold(rule: Remasking, threshold: float | None) -> None:
+    """Raise `ConfigError` on a threshold that `rule` would not look at."""
+    if threshold is not None and not rule.thresholds:
+        raise ConfigError(
+            f"threshold compares confidences, which remasking {rule.name!r} does not rank by; leave one of them out"
+        )
+
+
 def check_progress(rule: Remasking, chosen: select.Chosen, step: Step, scheduled: int) -> select.Chosen:
     """`chosen`. Raises `PluginError` where a block would never be complete, as `rule` may belong to another package.
 

@@ -129,29 +129,23 @@ class SplitVocabulary(Vocabulary):
         self.held, self.total, self.gather = held, total, gather
 
     def size(self, logits: Tensor) -> int:  # noqa: ARG002
-        """See `Vocabulary`."""
         return self.total
 
     def bar(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """See `Vocabulary`."""
         super().bar(logits, [token - self.held.start for token in tokens if token in self.held])
 
     def lower(self, logits: Tensor, tokens: Tensor, losses: Tensor) -> None:
-        """See `Vocabulary`."""
         places, here = self._places(tokens)
         super().lower(logits, places, torch.where(here, losses, 0.0))
 
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """See `Vocabulary`."""
         here = (tokens >= self.held.start) & (tokens < self.held.stop)
         return here, tokens[here] - self.held.start
 
     def columns(self, values: Tensor) -> Tensor:
-        """See `Vocabulary`."""
         return values[..., self.held.start : self.held.stop]
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Vocabulary`."""
         values, tokens = super().best(logits)
         # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
         found, named = self.gather(torch.stack((values, (tokens + self.held.start).float()))).unbind(dim=1)
@@ -159,7 +153,6 @@ class SplitVocabulary(Vocabulary):
         return best, named.gather(0, rank[None])[0].long()
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `Vocabulary`."""
         values, tokens = super().top(logits, min(count, len(self.held)))
         own = torch.stack((values, (tokens + self.held.start).float()))
         if own.shape[2] < count:  # every rank sends as many numbers
@@ -169,19 +162,16 @@ class SplitVocabulary(Vocabulary):
         return best, named.gather(1, places).long()
 
     def each(self, values: Tensor, tokens: Tensor) -> Tensor:
-        """See `Vocabulary`."""
         places, here = self._places(tokens)
         # Not a sum of zeros and one value: that value may be infinite.
         found = torch.where(here, super().each(values, places), -torch.inf)
         return self.gather(found).amax(dim=0)
 
     def only(self, tokens: Tensor, like: Tensor) -> Tensor:
-        """See `Vocabulary`."""
         places, here = self._places(tokens)
         return super().only(places, like) * here[:, None]
 
     def sum(self, values: Tensor) -> Tensor:
-        """See `Vocabulary`."""
         return self.gather(super().sum(values)).sum(dim=0)
 
     def scale(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,19 +180,15 @@ class SplitVocabulary(Vocabulary):
         return total, torch.ones_like(total)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
-        """See `Vocabulary`."""
         return self.gather(super().logsumexp(logits)).logsumexp(dim=0)
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """See `Vocabulary`."""
         return self.log_softmax(logits).exp()
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """See `Vocabulary`."""
         return logits - self.logsumexp(logits)[:, None]
 
     def top_k(self, logits: Tensor, count: int | None) -> Tensor:
-        """See `Vocabulary`."""
         if count is None or count >= self.total:
             return logits
         return logits.masked_fill(logits < self.top(logits, count)[0][:, -1:], -torch.inf)

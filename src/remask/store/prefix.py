@@ -227,7 +227,10 @@ class PrefixStore:
         claimed: Sequence[PageRange] = (),
         kept: Sequence[PrefixEntry] = (),
     ) -> list[PrefixEntry] | None:
-        """The entries to evict for new ones. Raises `IntegrityError` for a prefix that is stored already."""
+        """The fewest entries, in eviction order, whose eviction makes room for new ones; None where leases prevent it.
+
+        Raises `IntegrityError` for a prefix that is stored already.
+        """
         colliding = []
         for tokens in wanted:
             entry = self._index.entries.get(self._index.key(tokens, cache_salt))
@@ -235,35 +238,25 @@ class PrefixStore:
                 raise IntegrityError("a stored prefix was reserved again")
             if entry is not None:
                 colliding.append(entry)
-        return self._victims([len(tokens) for tokens in wanted], colliding, claimed, kept)
-
-    def _victims(
-        self,
-        lengths: Sequence[int],
-        colliding: Sequence[PrefixEntry],
-        claimed: Sequence[PageRange],
-        kept: Sequence[PrefixEntry],
-    ) -> list[PrefixEntry] | None:
-        """The fewest entries, in eviction order, whose eviction makes room; None where leases prevent it."""
         victims: list[PrefixEntry] = []
-        tokens, held = sum(lengths), self.tokens
+        left = self.budget_tokens - self.tokens - sum(map(len, wanted))
         free = (self.allocator.references == 0).all(axis=0)
         for extent in claimed:
             free[extent.pages] = False
-        need = sum(map(self.allocator.pages_for, lengths))
+        need = sum(self.allocator.pages_for(len(tokens)) for tokens in wanted)
         # Only one of two prefixes with equal hashes can be found, so the older one goes first.
         line = [*colliding, *(entry for entry in self.entries if not _among(entry, colliding))]
         for entry in line:
-            if tokens < self.budget_tokens - held and free.sum() >= need and len(victims) >= len(colliding):
+            if left > 0 and free.sum() >= need and len(victims) >= len(colliding):
                 return victims
             if not entry.idle or _among(entry, kept):
                 if _among(entry, colliding):
                     return None
                 continue
             victims.append(entry)
-            held -= len(entry)
+            left += len(entry)
             free[entry.extent.pages] = True
-        return victims if tokens < self.budget_tokens - held and free.sum() >= need else None
+        return victims if left > 0 and free.sum() >= need else None
 
     def _evict(self, entry: PrefixEntry) -> None:
         log.debug("evicting a prefix of %d tokens", len(entry))

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.goldens.archive import read_json, read_tensors
+from tests.goldens.archive import folder, read_json, read_tensors
 from tests.goldens.block_causal.requests import Family, Run, Visit
 
 __all__ = ["Family", "Run", "Visit"]
@@ -23,9 +23,7 @@ RUN_LOGITS = {"sdar_b4": "sdar_b4.r001"}
 
 def model_dir(name: str) -> Path:
     """The checkpoint folder of a toy model."""
-    if name not in MODELS:
-        raise KeyError(f"no golden model {name!r}; there are {', '.join(MODELS)}")
-    return ROOT / name
+    return folder(ROOT, name, MODELS)
 
 
 def logits(model: str) -> dict[str, Tensor]:

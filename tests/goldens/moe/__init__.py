@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.goldens.archive import read_json, read_tensors
+from tests.goldens.archive import folder, read_json, read_tensors
 from tests.goldens.block_causal.requests import Run
 
 __all__ = ["Run"]
@@ -24,9 +24,7 @@ _PROMPTS = {"llada_moe_dense": "llada_moe", "llada2_flash": "llada2", "sdar_moe_
 
 def model_dir(name: str) -> Path:
     """The checkpoint folder of a toy model."""
-    if name not in MODELS:
-        raise KeyError(f"no golden model {name!r}; there are {', '.join(MODELS)}")
-    return ROOT / name
+    return folder(ROOT, name, MODELS)
 
 
 def logits(model: str) -> dict[str, Tensor]:

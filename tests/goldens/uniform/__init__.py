@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.goldens.archive import read_json, read_tensors
+from tests.goldens.archive import folder, read_json, read_tensors
 from tests.goldens.uniform.requests import Run, Trace
 
 __all__ = ["Run", "Trace"]
@@ -21,9 +21,7 @@ STRATEGIES = ("baseline", "prefix", "uniform_r0", "uniform_r1", "uniform_r4")
 
 def model_dir(name: str) -> Path:
     """The checkpoint folder of a toy model."""
-    if name not in MODELS:
-        raise KeyError(f"no golden model {name!r}; there are {', '.join(MODELS)}")
-    return ROOT / name
+    return folder(ROOT, name, MODELS)
 
 
 def forward(model: str) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal, NotRequired, cast
 from fastapi import Request, Response
 
 from remask import __version__
-from remask.sampling.defaults import overlaid
 from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
 from remask.server.metrics import CONTENT_TYPE
@@ -171,7 +170,7 @@ async def get_model_info(request: Request) -> Response:
         "cache_config": llm.session.cache_config,
         "store_budget_tokens": llm.engine.memory.store_budget,
         "has_chat_template": service.intake.tokenizer.has_chat_template,
-        "sampling": overlaid(llm.session.sampling, service.config.sampling),
+        "sampling": llm.session.overlaid(service.config.sampling),
     }
     return json_response(info)
 

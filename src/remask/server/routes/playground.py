@@ -12,7 +12,6 @@ from remask.llm import LLM
 from remask.policies import names_for
 from remask.policies.bicache import DepthLookup
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.defaults import overlaid
 from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
 from remask.server.playground.sandbox import Sandbox, Sessions
@@ -153,7 +152,7 @@ def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> Example:
         "answer": question.answer or None,
         "canvas": question.canvas,
         "decision": question.decision,
-        "sampling": overlaid(llm.session.sampling, defaults),
+        "sampling": llm.session.overlaid(defaults),
         "policies": specs,
         "pair": _pair(llm, specs),
         "cache": llm.session.cache_name,
