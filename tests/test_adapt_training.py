@@ -249,20 +249,8 @@ def test_a_prefix_of_a_causal_model_looks_at_nothing_behind_it(base: Path, corpu
 
 
 def run(base: Path, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[dict[str, Any]]:
-    words = [
-        str(out),
-        "--corpus",
-        str(corpus),
-        "--base",
-        str(base),
-        "--device",
-        "cpu",
-        "--workers",
-        "0",
-        "--write",
-        "0",
-    ]
-    words += ["--tokens", "512", "--held", "2", "--rank", "4", "--rate", "0.01", *more]
+    words = [str(out), "--corpus", str(corpus), "--base", str(base), "--device", "cpu", "--workers", "0"]
+    words += ["--write", "0", "--tokens", "512", "--held", "2", "--rank", "4", "--rate", "0.01", *more]
     monkeypatch.setattr(sys, "argv", ["train", *words])
     train.main()
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]

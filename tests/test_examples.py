@@ -68,23 +68,8 @@ def test_an_own_policy_is_compared_with_none(capsys: pytest.CaptureFixture[str])
 
 def test_the_request_file_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(ROOT / "examples" / "tariff.jsonl")
-    assert (
-        main(
-            [
-                "--quiet",
-                "generate",
-                "--model",
-                "bundled-tariff",
-                "--dtype",
-                "float32",
-                "--cache",
-                "bicache",
-                "--input",
-                file,
-            ]
-        )
-        == 0
-    )
+    options = ["--model", "bundled-tariff", "--dtype", "float32", "--cache", "bicache"]
+    assert main(["--quiet", "generate", *options, "--input", file]) == 0
     answers = {answer["id"]: answer["text"] for answer in map(json.loads, capsys.readouterr().out.splitlines())}
     assert answers == {
         "q0": "guitar Eric kite Sara clock Mia shelf Anna",

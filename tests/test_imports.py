@@ -42,7 +42,6 @@ ORDER = (
     "remask.outputs",
     "remask.session",
     "remask.loading",
-    "remask.session",
     "remask.llm",
     "remask.async_llm",
     "remask",  # the package itself: the public names
@@ -109,25 +108,8 @@ ENGINE_DOORS = {
 }
 UNDESCRIBED = ("remask_lab.papers", "remask_lab.pages", "remask_lab.speed")
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
-PURE = {
-    "functools",
-    "hashlib",
-    "itertools",
-    "inspect",
-    "re",
-    "__future__",
-    "json",
-    "dataclasses",
-    "typing",
-    "collections",
-    "math",
-    "types",
-    "abc",
-    "enum",
-    "operator",
-    "numpy",
-    "difflib",
-}
+PURE = {"__future__", "abc", "collections", "dataclasses", "difflib", "enum", "functools", "hashlib", "inspect"}
+PURE |= {"itertools", "json", "math", "numpy", "operator", "re", "types", "typing"}
 
 
 @cache

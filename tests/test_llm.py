@@ -123,16 +123,8 @@ def test_one_line_at_start_up_names_every_resolved_choice(caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO, logger="remask.llm"):
         LLM("llada-tiny", cache="none", load_format="dummy", engine=EngineConfig(max_num_seqs=3))
     (record,) = [record for record in caplog.records if record.name == "remask.llm"]
-    for part in (
-        "model=llada-tiny",
-        "family=llada",
-        "dtype=",
-        "auto: ",
-        "device=",
-        "attention=torch (auto: device cpu)",
-        "max_num_seqs=3",
-        "max_model_len=",
-    ):
+    parts = ["model=llada-tiny", "family=llada", "dtype=", "device=", "max_num_seqs=3", "max_model_len="]
+    for part in (*parts, "auto: ", "attention=torch (auto: device cpu)"):
         assert part in record.getMessage()
 
 

@@ -157,17 +157,8 @@ def test_every_front_takes_the_models_defaults(
 def test_what_is_asked_for_comes_on_top(spy: Spy, tmp_path: Path) -> None:
     """The rest of the defaults gives way: blocks and steps follow the length."""
     expected = SamplingParams(max_tokens=6, steps=3, block_length=2)
-    options = [
-        "--quiet",
-        "generate",
-        "--model",
-        "bundled-transit",
-        "--prompt",
-        "where ?",
-        "--sampling",
-        '{"max_tokens": 6}',
-    ]
-    assert main(options) == 2
+    options = ["--model", "bundled-transit", "--prompt", "where ?", "--sampling", '{"max_tokens": 6}']
+    assert main(["--quiet", "generate", *options]) == 2
     assert spy.last() == expected
     llm = LLM("bundled-transit")
     for given, params in (({"max_tokens": 6}, expected), (SamplingParams(max_tokens=6), SamplingParams(max_tokens=6))):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remask.checkpoint.settings import Reads
 from remask.checks.values import whole
-from remask.cli.lines import Defaults, Lines, as_request, load_lines, read_lines, read_requests
+from remask.cli.lines import Lines, as_request, load_lines, read_lines
 from remask.cli.options import check_folder, object_option, open_llm, sampling_option
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
@@ -102,13 +102,13 @@ def open_requests(args: argparse.Namespace) -> tuple[LLM, list[Request]]:
 
     Raises `ConfigError` on what cannot be used.
     """
-    defaults = Defaults(sampling_option(args), "none", {})
+    sampling = sampling_option(args)
     limits = EngineConfig(max_num_seqs=1, max_model_len=args.max_model_len)
     lines = None if args.input is None else load_lines(args.input)
     llm = open_llm(args, engine=limits, reads="tokens" if args.prompt is None else "text")
     if lines is None:
-        return llm, [as_request(llm, {"prompt": args.prompt}, "0", defaults)]
-    return llm, read_requests(llm, lines, defaults)
+        return llm, [as_request(llm, {"prompt": args.prompt}, "0", sampling)]
+    return llm, [request for request, _ in read_lines(llm, lines, sampling)]
 
 
 def about_requests(args: argparse.Namespace, llm: LLM, requests: list[Request], **settings: Any) -> dict[str, Any]:
@@ -235,11 +235,11 @@ def own_workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Wor
 
     Raises `ConfigError` on what cannot be used.
     """
-    defaults = Defaults(asked_sampling(args), "none", {})
+    sampling = asked_sampling(args)
     if lines is None:
-        tasks = [Task(as_request(llm, {"prompt": args.prompt}, "0", defaults))]
+        tasks = [Task(as_request(llm, {"prompt": args.prompt}, "0", sampling))]
     else:
-        found = read_lines(llm, lines, defaults, ("answer",))[: args.requests]
+        found = read_lines(llm, lines, sampling, ("answer",))[: args.requests]
         tasks = [Task(request, _right(request.id, line.get("answer")), check=says) for request, line in found]
     shared = {tuple(each.request.prompt_token_ids[: each.request.prefix_length]) for each in tasks} - {()}
     return Workload("own prompts", args.seed, tuple(tasks), len(shared)).seeded

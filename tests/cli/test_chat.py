@@ -6,12 +6,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
 from remask.checkpoint.source import resolve
 from remask.cli import main
 from remask.cli.chat import ChatClient
+from remask.engine.runner import Runner
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.tasks.cards import card
@@ -55,6 +57,23 @@ def test_in_process_and_with_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
         _, nothing, error = chat(monkeypatch, capsys, [USER], *base, "--sampling", '{"max_tokens": 0}')
         assert nothing == []
         assert "max_tokens must be" in error
+
+
+def test_an_answer_survives_a_step_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine begins again, as it does under every other front."""
+    run, failures = Runner.run, iter([MemoryError("no more")])
+
+    def failing(*given: Any) -> Any:
+        for error in failures:
+            raise error
+        return run(*given)
+
+    monkeypatch.setattr(Runner, "run", failing)
+    status, said, _ = chat(monkeypatch, capsys, [USER], "bundled-transit", "--dtype", "float32")
+    assert (status, len(said)) == (0, 1)
+    assert QUESTIONS[0].answer in said[0]
 
 
 def test_a_model_alone_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -232,6 +232,9 @@ def test_a_file_gives_flags_by_name_or_by_section(flag: str, tmp_path: Path) -> 
     file.write_text("concurrency: 3\nmodel: {model: x, dtype: float32}\nfurther options: {seed: 5}\n", encoding="utf-8")
     args = parse(["bench", flag, str(file), "--dtype", "bfloat16"])
     assert (args.model, args.dtype, args.concurrency, args.seed) == ("x", "bfloat16", 3, 5)
+    file.write_text("engine: {overlap: false, graphs: true}\nmodel: x\ntask: --odd\ndetail: true\n", encoding="utf-8")
+    args = parse(["bench", flag, str(file)])
+    assert (args.overlap, args.graphs, args.task, args.detail) == (False, True, "--odd", True)
     for content, message in (
         ("engine: {dtyp: x}", "Unknown flag"),
         ("model: {seed: 5}", "section model"),

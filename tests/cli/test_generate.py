@@ -9,6 +9,7 @@ import pytest
 
 from remask import LLM
 from remask.cli import main
+from remask.policies import Dense
 from remask.tasks import relay
 from tests.goldens import model_dir
 
@@ -43,19 +44,8 @@ def test_an_answer_has_all_documented_keys(tmp_path: Path) -> None:
     assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"] <= 8
     assert answer["text"] is None, "the golden folders have no tokenizer"
     assert answer["finish_reason"] in ("length", "stop")
-    expected = {
-        "prompt_tokens",
-        "completion_tokens",
-        "cached_tokens",
-        "steps",
-        "forwards",
-        "row_layers",
-        "prefix_row_layers",
-        "prefix_depth",
-        "prefix_tokens",
-        "approximation",
-    }
-    assert set(answer["usage"]) == expected
+    expected = "prompt_tokens completion_tokens cached_tokens steps forwards row_layers prefix_row_layers prefix_depth"
+    assert set(answer["usage"]) == {*expected.split(), "prefix_tokens", "approximation"}
     assert answer["usage"]["row_layers"] == answer["usage"]["forwards"] * 9 * 6
     assert set(answer["trace"][0]) == {"step", "positions", "token_ids"}
     assert all(3 <= position < 11 for event in answer["trace"] for position in event["positions"])
@@ -230,6 +220,19 @@ def test_a_prompt_on_the_command_line_goes_through_the_chat_template(capsys: pyt
     options = ["--model", "bundled-transit", "--dtype", "float32", "--sampling", sampling]
     assert main(["--quiet", "generate", *options, "--prompt", "from abbey go 1 , where am i ?"]) == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_a_prompt_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a broken policy")
+
+    monkeypatch.setattr(Dense, "plan", broken)
+    words = ["--quiet", "generate", "--model", "bundled-transit", "--dtype", "float32", "--cache", "none"]
+    assert main([*words, "--prompt", "from abbey"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "remask generate: error: " in told.err
+    assert "a broken policy" in told.err
 
 
 def test_standard_input_and_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,12 +42,7 @@ def test_a_shared_prompt_is_held_once(tmp_path: Path, capsys: pytest.CaptureFixt
     # What the requests generated completes a page each, which stays for a next turn.
     assert end["used"] == end["references"] == layers * (5 + 3)
     assert (end["hit_tokens"], end["asked_tokens"]) == (80, 120)
-
-
-def test_who_shares_which_pages_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert inspect(tmp_path, lines(3), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    full, end = told["fullest"], told["end"]
+    # Who shares which pages.
     chain = [part for part in full["stored"] if part["readers"] == ["1", "2", "3"]]
     assert [part["tokens"] for part in chain] == [8, 16, 24, 32, 40]
     assert [part["parent"] for part in chain] == [None, *(part["id"] for part in chain[:-1])]
@@ -75,6 +70,8 @@ def test_requests_are_named_by_their_ids(tmp_path: Path, capsys: pytest.CaptureF
     told = capsys.readouterr().out
     assert "  a long name of a request        48" in told
     assert ": a long name of a request, 7, 3" in told
+    assert "When the memory was fullest" in told
+    assert "80 of 120 tokens asked for were found" in told
     assert inspect(tmp_path, asked) == 2
     assert "line 4: id '7' is used by line 2 too; ids must differ" in capsys.readouterr().err
 
@@ -105,13 +102,6 @@ def test_unused_slots_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert inspect(tmp_path, [short], "--json") == 0
     full = json.loads(capsys.readouterr().out)["fullest"]
     assert (full["slots"], full["wasted"], full["utilisation"]) == (16, 8, 0.5)
-
-
-def test_people_get_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert inspect(tmp_path, lines(2)) == 0
-    text = capsys.readouterr().out
-    assert "When the memory was fullest" in text
-    assert "40 of 80 tokens asked for were found" in text
 
 
 def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

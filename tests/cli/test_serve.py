@@ -295,6 +295,7 @@ def test_a_folder_without_a_tokenizer_is_not_served(tmp_path: Path, capsys: pyte
         ("seed: 2001-99-99", "cannot read"),
         ("config: other.yaml", "names another file"),
         ("seed: null", "switched off by leaving it out"),
+        ("force: false", "switched off by leaving it out"),
         ("prot: 8000", "Did you mean 'port'"),
         ("help: true", "Unknown flag in"),
         ("3: 4", "Unknown flag in"),

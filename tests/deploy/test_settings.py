@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from remask.cli import main
+from remask.cli.main import parse
 from remask.deploy.settings import FleetSettings
 from remask.errors import ConfigError
 
@@ -15,6 +16,7 @@ def test_what_replicas_are_made_of() -> None:
     )
     assert told.spill.slots == 4
     assert list(told.server_config.model_names) == ["bundled"]
+    assert told.cache == parse(["deploy"]).cache, "Serve's own tools and the command begin alike"
     assert told.scaling == {
         "autoscaling_config": {
             "min_replicas": 1,

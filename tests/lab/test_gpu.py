@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from remask.errors import RecordError
 from remask.families import preset
 from remask_lab.gpu import __main__ as entry
 from remask_lab.gpu import parts
@@ -249,6 +250,13 @@ def test_tests_that_ended_count_though_their_session_did_not(
     result = Result.read(tmp_path, "tests")
     assert result is not None
     assert (result.found, result.done) == (found, error is None)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"made": 1}', "\udcff"])
+def test_a_file_that_is_no_result_is_to_be_removed(content: str, tmp_path: Path) -> None:
+    (tmp_path / "speed.json").write_text(content, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(RecordError, match=r"speed\.json is no result of this command .*; remove it"):
+        Result.read(tmp_path, "speed")
 
 
 def test_a_part_whose_packages_or_time_are_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ def test_every_measurement_is_a_function_of_its_module() -> None:
         ("quantised", "--rows 1 0", "--rows"),
         ("large", "--block 3", "--block must be at least 4, got 3"),
         ("speculation", "--roofline tpu", "Unknown GPU 'tpu'"),
+        ("speculation", "--models bundled-tariff --sampling {", "--sampling is not JSON"),
         ("routing", "--fronts nginx", "nginx.*client, ray, vllm-router|nginx.*client, vllm-router, ray"),
         ("host", "--policies no-such --no-lists", "no-such"),
     ],
@@ -179,6 +180,12 @@ def test_serving(tmp_path: Path) -> None:
     assert report["accuracy"] == {"cache": 1, "none": 1}
     assert report["first_settled_block_miss_ms"] > 0
     assert report["first_settled_block_hit_ms"] > 0
+
+
+def test_what_a_request_takes_is_a_median_over_turns() -> None:
+    turns = [serving.Clocks(wall=wall, steps=8, in_steps=0, engine=0, server=0, client=0) for wall in (3, 1)]
+    told = serving.per_request(turns, 2)
+    assert (told["wall_ms"], told["steps"]) == (1000, 4)
 
 
 @pytest.mark.thorough

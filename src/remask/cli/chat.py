@@ -142,17 +142,15 @@ def _local(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
 
 def _settled(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settled text of the answer, computed by the engine of `llm`."""
-    from remask.answers.answer import Answer
+    from remask.session import events_of
 
-    assert llm.tokenizer is not None
     (request,) = llm.session.requests([turns], sampling, **ending(turns))
-    answer = Answer(0, request, llm.tokenizer, llm.loaded.config.stop_ids)
-    llm.engine.add(request)
-    while llm.engine.busy:
-        delta = answer.take(llm.engine.step())
-        if delta.result is not None and delta.result.error is not None:
-            raise RemaskError(delta.result.error)
-        yield delta.text
+    answer = llm.session.answer(llm.engine.check(request))
+    for events in events_of([request], llm.engine):
+        for piece in llm.session.pieces(answer, events):
+            if piece.output is not None and piece.output.error is not None:
+                raise RemaskError(piece.output.error)
+            yield piece.delta
 
 
 def _remote(args: argparse.Namespace) -> tuple[Answerer, Card | None]:

@@ -15,9 +15,9 @@ from typing import Any
 from remask.answers.answer import trace_of
 from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
-from remask.cli.lines import Defaults, as_request, defaults_of, open_text, standard_input, terms_of
+from remask.cli.lines import as_request, open_text, standard_input, terms_of
 from remask.cli.logs import tell
-from remask.cli.options import check_folder, engine_config, object_option, open_llm
+from remask.cli.options import check_folder, engine_config, object_option, open_llm, sampling_option
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 def run(args: argparse.Namespace) -> int:
     """Answer all requests. Returns 0 if all were answered, 1 if some failed."""
-    defaults = defaults_of(args)
+    sampling, settings = sampling_option(args), object_option("--cache-config", args.cache_config)
     for name, own in (("system", "messages"), ("canvas", "canvas"), ("suffix", "suffix")):
         if getattr(args, name) is not None and args.prompt is None:
             raise ConfigError(f"--{name} goes with --prompt; the lines of --input have {own} of their own")
@@ -39,15 +39,14 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as files:
         # A file is read before the weights are, which may take minutes.
         source = _lines(args.input) if args.input not in (None, "-") else standard_input()
-        cache, limits = (defaults.cache, dict(defaults.cache_config)), engine_config(args)
         reads: Reads = "tokens" if args.prompt is None else "text"  # lines may hold token ids
-        llm = files.enter_context(open_llm(args, *cache, limits, reads))
+        llm = files.enter_context(open_llm(args, args.cache, settings, engine_config(args), reads))
         if args.prompt is not None:
             canvas = None if args.canvas is None else json_list("--canvas", args.canvas)
             line = _prompt(llm, args) | {"canvas": canvas, "suffix": args.suffix}
-            return _answer_one(llm, as_request(llm, line, "0", defaults), args)
+            return _answer_one(llm, as_request(llm, line, "0", sampling), args)
         target = None if args.output is None else files.enter_context(LineFile(args.output))
-        return _answer_lines(llm, source, target, defaults, args.trace)
+        return _answer_lines(llm, source, target, sampling, args.trace)
 
 
 def _lines(path: str) -> list[str]:
@@ -80,17 +79,22 @@ def _prompt(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
-    output = next(iter(llm.session.run([request], trace=args.trace)))
+    (output,) = llm.session.run([request], trace=args.trace)
+    if output.error is not None:
+        tell(f"remask generate: error: {output.error}")
+        return 1
     if args.output is None and not args.trace:
         print(output.text if output.text is not None else " ".join(map(str, output.token_ids)))
     else:
         with ExitStack() as files:
             target = None if args.output is None else files.enter_context(LineFile(args.output))
             _write(target, _answer(output, output.id) | _steps(args.trace, output))
-    return 1 if output.error else 0
+    return 0
 
 
-def _answer_lines(llm: LLM, source: Iterable[str], target: LineFile | None, defaults: Defaults, trace: bool) -> int:
+def _answer_lines(
+    llm: LLM, source: Iterable[str], target: LineFile | None, sampling: Mapping[str, Any], trace: bool
+) -> int:
     requests: list[Request] = []
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be text
     lines: dict[str, int] = {}  # the line of each own id, as JSON
@@ -117,7 +121,7 @@ def _answer_lines(llm: LLM, source: Iterable[str], target: LineFile | None, defa
                 first = lines.setdefault(json.dumps(name, sort_keys=True), number)
                 if first != number:
                     raise ConfigError(f"id {shown(name)} is used by line {first} too; ids must differ, or be left out")
-            request = as_request(llm, line, request_id, defaults)
+            request = as_request(llm, line, request_id, sampling)
             llm.engine.check(request)
         # Also what no check foresaw: one line must not lose the answers of the others.
         except Exception as error:
@@ -196,7 +200,7 @@ def decide(args: argparse.Namespace) -> int:
             text = source.read()
     asked = Decisions.from_mapping(json_object(f"--input {args.input}", text))
     settings = object_option("--cache-config", args.cache_config)
-    with open_llm(args, args.cache, dict(settings), engine_config(args), "text") as llm:
+    with open_llm(args, args.cache, settings, engine_config(args), "text") as llm:
         if llm.tokenizer is not None and not llm.tokenizer.has_chat_template:
             log.warning(
                 "the model %r has no chat template, so the state and each question are paragraphs of one text; "

@@ -19,8 +19,8 @@ from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.source import find_source
 from remask.checks import CPU_QUANTIZATIONS, ModelKind, Quantization, in_words
 from remask.checks.values import real, whole
-from remask.cli.lines import defaults_of, load_lines, read_requests
-from remask.cli.options import engine_config, open_llm
+from remask.cli.lines import load_lines, read_lines
+from remask.cli.options import engine_config, object_option, open_llm, sampling_option
 from remask.engine.capacity import token_bytes, weight_bytes, workspace_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
 from remask.engine.engine import MAX_DEFAULT_LENGTH, Engine
@@ -53,9 +53,9 @@ def _run_model(args: argparse.Namespace) -> int:
 
 def _run_store(args: argparse.Namespace) -> int:
     """Answer the requests, and print the memory when it was fullest and at the end."""
-    defaults, lines = defaults_of(args), load_lines(args.input)
-    llm = open_llm(args, defaults.cache, dict(defaults.cache_config), engine_config(args))
-    fullest, end = watch(llm.engine, read_requests(llm, lines, defaults))
+    sampling, lines = sampling_option(args), load_lines(args.input)
+    llm = open_llm(args, args.cache, object_option("--cache-config", args.cache_config), engine_config(args))
+    fullest, end = watch(llm.engine, [request for request, _ in read_lines(llm, lines, sampling)])
     if args.json:
         print(json.dumps({"fullest": _plain(fullest), "end": _plain(end)}))
     else:

@@ -1,6 +1,5 @@
 """Request lines: JSON objects, one a line, from which commands read requests."""
 
-import argparse
 import io
 import json
 import sys
@@ -11,12 +10,11 @@ from typing import Any, TextIO
 
 from remask.checks.fields import declared, unknown_name
 from remask.checks.values import json_object, shown
-from remask.cli.options import object_option, sampling_option
 from remask.engine.request import Request, request_of
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask.policies.registry import check_setting, from_file
+from remask.policies.registry import check_setting
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import SAMPLING, Terms, flat
 from remask.text.prompts import encode
@@ -26,23 +24,8 @@ BESIDE = ("id", *PROMPTS, *declared(Terms))
 KEYS = (*BESIDE, SAMPLING, *declared(SamplingParams))
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """Values for what a line leaves out: its sampling parameters, and the cache of the `LLM` that reads it."""
-
-    sampling: Mapping[str, Any]
-    cache: str | CachePolicy
-    cache_config: Mapping[str, Any]
-
-
-def defaults_of(args: argparse.Namespace) -> Defaults:
-    """Return the values of these options. Raises `ConfigError` where one cannot be used."""
-    cache = from_file(args.cache, object_option("--cache-config", args.cache_config), "--cache")
-    return Defaults(sampling_option(args), *cache)
-
-
-def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Request:
-    """Build the request of a line. Raises `ConfigError` where the line is invalid."""
+def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: Mapping[str, Any]) -> Request:
+    """Build the request of a line, which the command's `sampling` completes. Raises `ConfigError` if it is invalid."""
     line = flat(line, BESIDE)
     for key in line:
         if key not in KEYS:
@@ -54,7 +37,7 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Def
     terms = terms_of(line)
     tokens, shared = _tokens(llm, given[0], line[given[0]], terms.control_tokens)
     own = {name: line[name] for name in declared(SamplingParams) if line.get(name) is not None}
-    params, template = llm.session.response(terms, own, len(tokens), command=defaults.sampling)
+    params, template = llm.session.response(terms, own, len(tokens), command=sampling)
     policy = _policy(llm, terms)
     kind, constraint = llm.loaded.config.kind, llm.session.constraint(terms.structured_outputs)
     more: dict[str, Any] = {"constraint": constraint, "template": template}
@@ -122,13 +105,8 @@ def load_lines(path: str, without: Collection[str] = ()) -> Lines:
     return Lines(path, tuple(found))
 
 
-def read_requests(llm: LLM, lines: Lines, defaults: Defaults) -> list[Request]:
-    """Read the requests of a file, as `read_lines` does."""
-    return [request for request, _ in read_lines(llm, lines, defaults)]
-
-
 def read_lines(
-    llm: LLM, lines: Lines, defaults: Defaults, beside: Collection[str] = ()
+    llm: LLM, lines: Lines, sampling: Mapping[str, Any], beside: Collection[str] = ()
 ) -> list[tuple[Request, dict[str, Any]]]:
     """The requests of a file, each with those keys `beside` it that its line has.
 
@@ -138,7 +116,7 @@ def read_lines(
     for number, name, line in lines.each:
         own = {key: value for key, value in line.items() if key not in beside}
         try:
-            request = as_request(llm, own, name, defaults)
+            request = as_request(llm, own, name, sampling)
             llm.engine.check(request)
         except ConfigError as error:
             raise ConfigError(f"{lines.path}, line {number}: {error}") from error

@@ -193,12 +193,17 @@ def _flags(
             raise ConfigError(f"{CONFIG}: {path!r} names another file of flags; only one is allowed")
         if name not in known:
             raise UnknownNameError(f"flag in {path!r}", str(key), (flag.removeprefix("--") for flag in known))
-        if value is None or value is False:
+        off = f"--no-{name.removeprefix('--')}"
+        if value is None or (value is False and off not in known):
             raise ConfigError(f"{CONFIG}: {key!r} is {value!r} in {path!r}; a flag is switched off by leaving it out")
-        yield name
         if isinstance(value, list):
-            yield from (json.dumps(each) if isinstance(each, dict) else str(each) for each in value)
-        elif isinstance(value, dict):
-            yield json.dumps(value)
-        elif value is not True:
-            yield str(value)
+            yield name
+            yield from map(_word, value)
+        elif isinstance(value, bool):
+            yield name if value else off
+        else:
+            yield f"{name}={_word(value)}"  # one word, as a value may begin as a flag does
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -10,7 +10,7 @@ from remask.checks import BUNDLED
 from remask.checks.fields import declare, declared
 from remask.checks.values import Choice, Real, Whole, whole
 from remask.deploy.routing import Spill
-from remask.engine.config import EngineConfig
+from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask.server.config import IntakeLimits, ServerConfig, ServerLimits
 
@@ -68,7 +68,7 @@ class FleetSettings(Scaling):
     """
 
     model: str = BUNDLED
-    cache: str = "bicache"
+    cache: str = AUTO
     llm: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict, repr=False)  # holds the API keys

@@ -98,6 +98,8 @@ def _check_options(args: argparse.Namespace) -> None:
     object_option("--cache-config", args.cache_config)
     if args.variants is not None:
         check_unset(args, "--variants names all rows", "caches", "cache_config", "depths", "without_prefix")
+    if args.prompt is not None:
+        check_unset(args, "--prompt is one request", "requests")
     if args.prompt is not None or args.input is not None:
         check_unset(args, OWN, *DRAWN, "without_prefix")
     elif args.requests is None:

@@ -47,7 +47,7 @@ class Result:
             return None
         try:
             return cls(**json_object(str(file), file.read_text(encoding="utf-8")))
-        except (TypeError, OSError) as error:
+        except (TypeError, ValueError, OSError) as error:
             raise RecordError(f"{file} is no result of this command ({error}); remove it") from error
 
 

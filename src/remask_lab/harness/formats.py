@@ -78,7 +78,7 @@ def _arc(line: Line) -> Doc:
         raise line.error(f"field 'choices' must be an object of as many text as label, got {choices!r}")
     key = line.text("answerKey")
     if key not in labels:
-        raise line.error(f"field 'answerKey' is {key!r}, which is none of the labels {', '.join(labels)}")
+        raise line.error(f"field 'answerKey' is {key!r}, which is none of the labels {', '.join(map(str, labels))}")
     # A few questions number their choices, but the format rules ask for letters.
     return _choice(line.text("question"), texts, labels.index(key))
 

@@ -158,7 +158,7 @@ def read_texts(path: str | Path) -> Iterator[str]:
         content = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompts {str(path)!r} cannot be read: {error}") from error
-    yield from (line for line in content.splitlines() if line.strip())
+    yield from (line for line in content.split("\n") if line.strip())
 
 
 def cut_prompts(llm: LLM, texts: Iterator[str], tokens: int, count: int) -> list[list[int]]:

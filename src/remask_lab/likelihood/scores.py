@@ -1,15 +1,14 @@
 """Scores of responses by likelihood, by the estimator of the model's kind, and multiple choice as in lm-eval."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from remask.checks import ModelKind
-from remask.checks.values import is_whole
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.likelihood import MAX_ROWS
-from remask_lab.likelihood.draws import Likelihood, LikelihoodEstimator
+from remask_lab.likelihood.draws import LikelihoodEstimator
 from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
 from remask_lab.likelihood.noised import NoiseDraws, NoiseLikelihoods
 from remask_lab.likelihood.passes import Pair
@@ -45,9 +44,9 @@ class Response:
 def read_items(lines: Sequence[Line], encode: Encode) -> list[Question] | list[Response]:
     """Read the lines of a file: questions where the first line has `choices`, else prompts with a `response`.
 
-    `choices` is a list of texts, or an object of `text` and `label` as in ARC. `answer` is the index of a choice from 0
-    (MMLU), its label or letter, or its text. Raises `ConfigError`, which names the line and the field, on an invalid
-    line, on a mix of both kinds, and where `encode` raises it.
+    `choices` is a list of texts, or an object of `text` and `label` as in ARC. `answer` is the label or letter of a
+    choice, its index from 0 (MMLU), or its text. Raises `ConfigError`, which names the line and the field, on an
+    invalid line, on a mix of both kinds, and where `encode` raises it.
     """
     several = lines[0].has("choices")
     for line in lines:
@@ -71,10 +70,8 @@ def _question(line: Line, encode: Encode) -> Question:
         )
     pairs = [_pair(line, choice, encode) for choice in choices]
     answer = line.get("answer")
-    if is_whole(answer, 0, len(choices) - 1):
-        return Question(line.text("prompt"), choices, answer, pairs)
-    for named in (labels[: len(choices)], choices):
-        if answer in named:
+    for named in (labels[: len(choices)], range(len(choices)), choices):
+        if not isinstance(answer, bool) and answer in named:
             return Question(line.text("prompt"), choices, named.index(answer), pairs)
     raise line.error(
         f"field 'answer' is {answer!r}, which is neither a number from 0 to {len(choices) - 1}, nor one of the labels "
@@ -98,7 +95,7 @@ def score_responses(
     tokens = sum(each.tokens for each in found)
     error = sum(each.standard_error**2 for each in found) ** 0.5
     return {
-        "responses": [_row(item.text, each) for item, each in zip(items, found, strict=True)],
+        "responses": [{"text": item.text, **asdict(each)} for item, each in zip(items, found, strict=True)],
         "tokens": tokens,
         "log_likelihood_per_token": sum(each.log_likelihood for each in found) / tokens,
         "standard_error": error / tokens,
@@ -127,7 +124,7 @@ def score_questions(
                 "answer": item.answer,
                 "chosen": sums.index(max(sums)),
                 "chosen_norm": by_character.index(max(by_character)),
-                "choices": [_row(choice, each) for choice, each in zip(item.choices, own, strict=True)],
+                "choices": [{"text": text, **asdict(each)} for text, each in zip(item.choices, own, strict=True)],
             }
         )
     result: dict[str, Any] = {"questions": questions}
@@ -136,16 +133,6 @@ def score_questions(
         result[name] = right / len(questions)
         result[f"{name}_interval"] = list(wilson(right, len(questions)))
     return result
-
-
-def _row(text: str, found: Likelihood) -> dict[str, Any]:
-    return {
-        "text": text,
-        "log_likelihood": found.log_likelihood,
-        "standard_error": found.standard_error,
-        "tokens": found.tokens,
-        "draws": found.draws,
-    }
 
 
 def check_kind(name: str, kind: ModelKind) -> None:

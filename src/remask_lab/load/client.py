@@ -98,7 +98,7 @@ async def _read(response: httpx.Response, outcome: RequestOutcome, start: float)
         if "error" in chunk:
             outcome.error, outcome.message = STREAM, json.dumps(chunk["error"])[:500]
             return
-        text = "".join(_text(choice) for choice in chunk.get("choices", ()))
+        text = "".join(map(_text, chunk.get("choices") or ()))
         if text:
             now = time.perf_counter()
             if outcome.ttft_s is None:
@@ -114,8 +114,7 @@ async def _read(response: httpx.Response, outcome: RequestOutcome, start: float)
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
-    return text or ""
+    return (choice.get("delta") or {}).get("content") or choice.get("text") or ""
 
 
 def _count(chunk: Mapping[str, Any], outcome: RequestOutcome) -> None:

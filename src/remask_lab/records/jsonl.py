@@ -1,6 +1,8 @@
 """JSONL files of local data. Each line is checked field by field."""
 
 import gzip
+import io
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,11 +80,12 @@ def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: 
     try:
         data = Path(path).read_bytes()
         content = (gzip.decompress(data) if Path(path).suffix == ".gz" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise ConfigError(f"the data {str(path)!r} cannot be read: {reason or error}") from error
     count = 0
-    for number, text in enumerate(content.splitlines(), start=1):
+    # As in files: texts within JSON may hold the further characters at which `splitlines` splits.
+    for number, text in enumerate(io.StringIO(content, newline=None), start=1):
         if not text.strip():
             continue
         if limit is not None and count == limit:

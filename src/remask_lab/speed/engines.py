@@ -14,6 +14,7 @@ import torch
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.checks import BUNDLED_TARIFF
+from remask.checks.values import json_object
 from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
 from remask.errors import IntegrityError, UnknownNameError
@@ -146,7 +147,7 @@ def speculation(args: argparse.Namespace) -> None:
 
 def _speculated(llm: LLM, args: argparse.Namespace, batch: int, states: Sequence[States]) -> list[dict[str, Any]]:
     """A line for each number of states, beside the run without drafts."""
-    tasks = usual_workload(llm, max(args.requests, batch), 1, json.loads(args.sampling)).tasks
+    tasks = usual_workload(llm, max(args.requests, batch), 1, json_object("--sampling", args.sampling)).tasks
     asked = [task.request.with_policy(llm.session.policy(args.cache)) for task in tasks]
     seconds: dict[States, list[float]] = {each: [] for each in (None, *states)}
     results: dict[States, dict[str, Result]] = {}

@@ -91,18 +91,8 @@ def test_the_delay_of_dkv_decode(tmp_path: Path) -> None:
     output, plots = tmp_path / "grid.json", tmp_path / "plots"
     sampling = json.dumps({"max_tokens": 16, "steps": 16, "block_length": 16})
     options = ["--cache", "dkv-decode", "--without-delay", "--grid", '{"refresh_interval": [1, 16]}', "--seed", "5"]
-    shape = [
-        "--model",
-        "bundled-transit",
-        "--sampling",
-        sampling,
-        *SMALL,
-        "--output",
-        str(output),
-        "--plots",
-        str(plots),
-    ]
-    assert grid(*options, *shape, "--x", "cache_ratio") == 0
+    shape = ["--model", "bundled-transit", "--sampling", sampling, *SMALL]
+    assert grid(*options, *shape, "--x", "cache_ratio", "--output", str(output), "--plots", str(plots)) == 0
     every, delayed, same, undelayed = (row["result"]["policy"] for row in rows(output))
     assert every["agreement_with_none"] == same["agreement_with_none"] == 1
     assert every["row_layers"] == same["row_layers"]

@@ -8,15 +8,9 @@ import pytest
 from remask.cli import main
 from remask_lab.records.record import read_record
 
+SAMPLING = ["--sampling", '{"max_tokens": 8, "steps": 8, "block_length": 8}']
 MODELS = {
-    "bundled-transit": [
-        "--sampling",
-        '{"max_tokens": 8, "steps": 8, "block_length": 8}',
-        "--model",
-        "bundled-transit",
-        "--prompt",
-        "from abbey go 2",
-    ],
+    "bundled-transit": [*SAMPLING, "--model", "bundled-transit", "--prompt", "from abbey go 2"],
     "bundled-uniform": ["--model", "bundled-uniform", "--prompt", "board"],
     "sdar-tiny": ["--model", "sdar-tiny", "--load-format", "dummy", "--input"],
 }
@@ -51,13 +45,6 @@ def test_numbers_pictures_and_a_reading(
 
 @pytest.mark.parametrize("subject", ["decoding", "features"])
 def test_one_pass_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], subject: str) -> None:
-    options = [
-        "--model",
-        "bundled-transit",
-        "--prompt",
-        "from a",
-        "--sampling",
-        '{"max_tokens": 4, "steps": 1, "block_length": 4}',
-    ]
-    assert analyze(subject, *options, "--plots", str(tmp_path / "plots")) == 0
+    options = ["--model", "bundled-transit", "--prompt", "from a", "--plots", str(tmp_path / "plots")]
+    assert analyze(subject, *options, "--sampling", '{"max_tokens": 4, "steps": 1, "block_length": 4}') == 0
     assert "Picture" not in capsys.readouterr().out

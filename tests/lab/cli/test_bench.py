@@ -26,17 +26,8 @@ from remask_lab.records.record import read_record
 from tests.depth.models import with_ascii_tokenizer
 from tests.goldens import model_dir
 
-KEYS = {
-    "cache",
-    "throughput_tok_s",
-    "ratio_to_none",
-    "accuracy",
-    "agreement_with_none",
-    "forwards",
-    "row_layers",
-    "prefix_hits",
-    "peak_memory_bytes",
-}
+KEYS = {"cache", "throughput_tok_s", "ratio_to_none", "accuracy", "agreement_with_none"}
+KEYS |= {"forwards", "row_layers", "prefix_hits", "peak_memory_bytes"}
 SMALL = ["--requests", "6", "--prefixes", "2", "--concurrency", "3", "--rounds", "2", "--dtype", "float32"]
 
 
@@ -99,19 +90,8 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
-    options = [
-        "--prefix-match",
-        "longest",
-        "--caches",
-        "none,reuse",
-        "--baseline-steps",
-        "off",
-        "--json",
-        str(target),
-        "--requests",
-        "9",
-    ]
-    assert bench("--model", "bundled-transit", *SMALL, *options) == 0
+    options = ["--prefix-match", "longest", "--caches", "none,reuse", "--baseline-steps", "off", "--requests", "9"]
+    assert bench("--model", "bundled-transit", *SMALL, *options, "--json", str(target)) == 0
     report = read_record(target, "bench")
     assert report.about["settings"]["name"] == "transit, conversations"
     none, exact, longest = report.data["results"]
@@ -188,19 +168,9 @@ def test_agreement_loss_work_and_time_are_measured_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, sheet = tmp_path / "bench.json", tmp_path / "bench.csv"
-    options = [
-        "--metric",
-        "agreement",
-        "--caches",
-        "reuse,bicache",
-        "--cache-config",
-        '{"bicache": {"depth": 0}}',
-        "--json",
-        str(target),
-        "--csv",
-        str(sheet),
-    ]
-    assert bench("--model", BUNDLED, *SMALL, "--sampling", '{"steps": 2}', *options) == 0
+    options = ["--metric", "agreement", "--json", str(target), "--csv", str(sheet), "--sampling", '{"steps": 2}']
+    caches = ["--caches", "reuse,bicache", "--cache-config", '{"bicache": {"depth": 0}}']
+    assert bench("--model", BUNDLED, *SMALL, *options, *caches) == 0
     told = capsys.readouterr().out
     assert "| loss (nats a token) | agreement | tok/s |" in told
     assert "accuracy" not in told
@@ -230,13 +200,6 @@ def count_answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Session, "run", counted)
     return answered
-
-
-def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench("--model", "bundled-transit", "--prefix-tokens", "5") == 2
-    assert "this model has a task" in capsys.readouterr().err
-    assert bench("--model", "bundled-transit", "--prefix-match", "longest", "--without-prefix") == 2
-    assert "leave one of them out" in capsys.readouterr().err
 
 
 def offered(model: str) -> list[str]:
@@ -319,13 +282,8 @@ def test_the_uniform_demo_shows_a_route_and_a_table(capsys: pytest.CaptureFixtur
 def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--requests", "6", "--concurrency", "3", "--rounds", "1", "--dtype", "float32", "--json", str(target)]
-    options += [
-        "--sampling",
-        '{"block_length": 3, "steps_per_block": 3}',
-        "--cache-config",
-        '{"uniform-cache": {"refresh_next": 2}}',
-    ]
-    assert bench("--model", "bundled-uniform", *options) == 0
+    options += ["--sampling", '{"block_length": 3, "steps_per_block": 3}', "--model", "bundled-uniform"]
+    assert bench(*options, "--cache-config", '{"uniform-cache": {"refresh_next": 2}}') == 0
     report = read_record(target, "bench")
     none, prefix, cache, one, half = report.data["results"]
     assert [row["cache"] for row in report.data["results"]] == [
@@ -356,16 +314,6 @@ def test_the_default_policies_suit_the_kind(tmp_path: Path, model: str, caches: 
     shape = ["--prefix-tokens", "8", "--prompt-tokens", "4", "--max-tokens", "8", "--json", str(target)]
     assert bench("--model", model, "--load-format", "dummy", *SMALL, *shape) == 0
     assert {row["cache"] for row in read_record(target, "bench").data["results"]} == caches
-
-
-def test_unknown_commands_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith("remask ")
-    with pytest.raises(SystemExit) as stop:
-        main(["generte"])
-    assert stop.value.code == 2
 
 
 def test_a_model_that_chats_is_asked_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,18 +20,8 @@ def test_reuse_loses_the_questions_that_need_a_plan_and_no_others(
 ) -> None:
     output = tmp_path / "questions.json"
     options = ["--task", "tariff", "--task-settings", '{"kinds": ["plan", "lookup"], "orders": 20}', "--requests", "12"]
-    options += [
-        "--caches",
-        "none,reuse,bicache",
-        "--cache-config",
-        '{"bicache": {"depth": 2}}',
-        "--baseline-steps",
-        "off",
-        "--answers",
-        "--json",
-        str(output),
-    ]
-    assert bench(*options) == 0
+    options += ["--caches", "none,reuse,bicache", "--cache-config", '{"bicache": {"depth": 2}}']
+    assert bench(*options, "--baseline-steps", "off", "--answers", "--json", str(output)) == 0
     told = capsys.readouterr().out
     record = json.loads(output.read_text())
     assert record["about"]["settings"]["name"] == "tariff (orders=20, kinds=plan+lookup)"

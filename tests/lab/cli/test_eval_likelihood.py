@@ -54,6 +54,7 @@ def test_labels_letters_and_texts_name_the_answer(tmp_path: Path) -> None:
         {**question, "answer": "B"},
         {**question, "answer": texts[1]},
         {**question, "choices": {"text": texts, "label": ["1", "2", "3"]}, "answer": "2"},
+        {**question, "choices": {"text": texts, "label": [1, 2, 3]}, "answer": 2},
         {**question, "choices": {"text": texts}, "answer": 1},
     ]
     renamed = [{"question": form["prompt"], "options": form["choices"], "key": form["answer"]} for form in forms]
@@ -115,9 +116,10 @@ def test_what_cannot_be_scored(
 def test_files_and_models_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert likelihood(tmp_path / "none.jsonl") == 2
     assert "--prompts: there is no file" in capsys.readouterr().err
-    (tmp_path / "bad.jsonl.gz").write_bytes(b"not gzip")
-    assert likelihood(tmp_path / "bad.jsonl.gz") == 2
-    assert "cannot be read" in capsys.readouterr().err
+    for content in (b"not gzip", b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 9):  # another file, and a broken one
+        (tmp_path / "bad.jsonl.gz").write_bytes(content)
+        assert likelihood(tmp_path / "bad.jsonl.gz") == 2
+        assert "cannot be read" in capsys.readouterr().err
     path = write_lines(tmp_path / "x.jsonl", [{"prompt": "a", "response": "b"}])
     assert likelihood(path, model=str(kinds.checkpoint("sdar").folder)) == 2
     assert "bounds of masked and uniform models" in capsys.readouterr().err

@@ -25,22 +25,9 @@ def replaces(*names, **options):
 os.replace = replaces
 sys.exit(main())
 """
-WORDS = [
-    "--quiet",
-    "analyze",
-    "grid",
-    "--model",
-    "bundled-transit",
-    "--dtype",
-    "float32",
-    "--device",
-    "cpu",
-    "--rounds",
-    "1",
-    "--cache",
-    "bicache",
-]
-WORDS += ["--requests", "2", "--concurrency", "2", "--grid", '{"refresh_interval": [2, 4, 8]}']
+WORDS = ["--quiet", "analyze", "grid", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu"]
+WORDS += ["--rounds", "1", "--cache", "bicache", "--requests", "2", "--concurrency", "2"]
+WORDS += ["--grid", '{"refresh_interval": [2, 4, 8]}']
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -67,6 +67,7 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["--variants", '["uniform-cache"]'], "uniform-cache: this cache policy is not defined"),
         (["--variants", '["none"]', "--caches", "none"], "leave --caches out"),
         (["--caches", "none", "--task", "transit"], "leave --task out"),
+        (["--caches", "none", "--requests", "3"], "leave --requests out"),
         (["--caches", "none", "--without-prefix"], "leave --without-prefix out"),
         (["--caches", "none", "--page", "no/where/p.html"], "--page: there is no folder"),
         (["--caches", "none", "--page", "."], "--page: '.' cannot be written"),

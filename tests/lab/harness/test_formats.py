@@ -55,6 +55,7 @@ def test_each_field_is_needed_and_may_be_called_otherwise(name: str) -> None:
         ("gsm8k", {"answer": "18"}, "no '####'"),
         ("arc_challenge", {"answerKey": "D"}, "none of the labels 1, 2, 3"),
         ("arc_challenge", {"choices": {"text": ["a"], "label": []}}, "as many text as label"),
+        ("arc_challenge", {"choices": {"text": ["a", "b"], "label": [1, 2]}}, "'2', which is none of the labels 1, 2"),
         ("mmlu", {"answer": 4}, "from 0 to 3, got 4"),
         ("mmlu", {"answer": True}, "got True"),
         ("mmlu_pro", {"answer": "K"}, "one of the letters ABCDEFGHIJ, got 'K'"),

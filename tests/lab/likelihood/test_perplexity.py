@@ -133,10 +133,10 @@ def test_the_interval_is_that_of_resampled_responses() -> None:
 
 def test_texts_of_files(tmp_path: Path) -> None:
     lines, plain = tmp_path / "a.jsonl", tmp_path / "a.txt"
-    lines.write_text('{"text": "one", "title": "x"}\n\n{"prompt": "two"}\n')
-    plain.write_text(" = Heading = \n\none\n")
-    assert list(read_texts(lines)) == ["one", "two"]
-    assert list(read_texts(plain)) == [" = Heading = ", "one"]
+    lines.write_text('{"text": "one\u2028line", "title": "x"}\r\n\n{"prompt": "two"}\n')
+    plain.write_text(" = Heading = \r\n\none\u2028line\n")
+    assert list(read_texts(lines)) == ["one\u2028line", "two"]
+    assert list(read_texts(plain)) == [" = Heading = ", "one\u2028line"]
     with pytest.raises(ConfigError, match="cannot be read"):
         list(read_texts(tmp_path / "none"))
 

@@ -138,7 +138,8 @@ def test_what_can_go_wrong_with_a_request() -> None:
     broken = answered(gives(CHUNK + 'data: {"error": {"code": "draining"}}\n\ndata: [DONE]\n\n'))
     assert broken.error == "stream"
     assert "draining" in (broken.message or "")
-    fine = answered(gives(CHUNK + LAST + "data: [DONE]\n\n"))
+    empty = 'data: {"choices": null}\n\ndata: {"choices": [{"delta": null}]}\n\n'
+    fine = answered(gives(empty + CHUNK + LAST + "data: [DONE]\n\n"))
     assert (fine.error, fine.text, fine.correct) == (None, "## oak", True)
     assert (fine.input_tokens, fine.output_tokens, fine.cached_tokens, fine.forwards) == (7, 4, 0, None)
 

@@ -37,7 +37,7 @@ def test_what_the_system_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) 
 def test_the_processor_has_a_name(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC\n")
     assert machine.cpu_name(tmp_path / "cpuinfo") == "AMD EPYC"
-    assert machine.cpu_name(tmp_path / "absent") == platform.processor() or platform.machine()
+    assert machine.cpu_name(tmp_path / "absent") == (platform.processor() or platform.machine())
 
 
 def test_a_commit_is_unclean_where_the_code_differs_and_not_where_results_do(

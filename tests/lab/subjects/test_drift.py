@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from remask.cli.lines import Defaults, as_request
+from remask.cli.lines import as_request
 from remask.errors import ConfigError, RemaskError
 from remask_lab.instruments.attention import REGIONS, regions
 from remask_lab.subjects.drift import DriftTracer, summarise
@@ -30,7 +30,7 @@ def close(actual: list[np.ndarray[Any, Any]], expected: torch.Tensor, atol: floa
 def test_the_recorded_diagnostics(row: int, limits: dict[str, int]) -> None:
     llm, recorded = open_model(goldens.model_dir("unif"), **limits), goldens.diagnostics()
     run = goldens.Run(goldens.trace("T1_unif_b8"), "baseline", row)
-    trace = trace_drift(llm, as_request(llm, run.request_line(), "0", Defaults({}, "none", {})))
+    trace = trace_drift(llm, as_request(llm, run.request_line(), "0", {}))
     close(trace.k_drift, recorded["k_drift"][:, row], 1e-5)
     close(trace.v_drift, recorded["v_drift"][:, row], 1e-5)
     close(trace.attention, recorded["attn_mass"][:, row], 1e-5)
@@ -157,7 +157,7 @@ def test_a_cache_that_is_exact_drifts_as_none_does_and_what_is_kept_stands_still
     """`block-prefix` computes what `none` does on a uniform model; `uniform-cache` leaves other rows as they are."""
     llm = open_model(goldens.model_dir("unif"))
     run = goldens.Run(goldens.trace("T1_unif_b8"), "baseline", 0)
-    item = as_request(llm, run.request_line(), "0", Defaults({}, "none", {}))
+    item = as_request(llm, run.request_line(), "0", {})
     none, exact, cached = (
         trace_drift(llm, item, policy=llm.session.policy(name, settings))
         for name, settings in (("none", {}), ("block-prefix", {}), ("uniform-cache", {"refresh_next": 0}))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.cli.lines import Defaults, as_request
+from remask.cli.lines import as_request
 from remask_lab.subjects.features import (
     FEATURES,
     FeatureTrace,
@@ -46,7 +46,7 @@ class Recording(DenseModel):
 def test_similarities_equal_the_recorded_ones(row: int) -> None:
     llm, recorded = open_model(goldens.model_dir("unif")), goldens.diagnostics()
     run = goldens.Run(goldens.trace("T1_unif_b8"), "baseline", row)
-    report = measure_features(llm, [as_request(llm, run.request_line(), "0", Defaults({}, "none", {}))])
+    report = measure_features(llm, [as_request(llm, run.request_line(), "0", {})])
     for name in ("k", "v"):
         expected = 1 - recorded[f"{name}_drift"][:, row].numpy()
         np.testing.assert_allclose(np.array(report.maps[name]), expected, rtol=0, atol=1e-5)

@@ -14,6 +14,7 @@ from remask_lab.subjects.prefix_similarity import measure_prefix, reading, summa
 from tests import goldens
 from tests.depth.models import open_model
 from tests.goldens import uniform
+from tests.lab.subjects.support import canvases
 from tests.oracles import similarity
 from tests.oracles.dense import DenseModel, load
 
@@ -25,19 +26,6 @@ def requests(llm: LLM, count: int = 2) -> list[Request]:
     limit = llm.model.config.vocab
     prompts = [[token % limit for token in goldens.prompts()[name]] for name in ("s0a", "s0b")[:count]]
     return [Request(str(i), prompt, params, PREFIX) for i, prompt in enumerate(prompts)]
-
-
-def canvases(llm: LLM, request: Request) -> list[torch.Tensor]:
-    """The request's tokens before each step under `none`."""
-    tokens = [*request.prompt_token_ids, *[llm.model.config.mask_id] * request.params.max_tokens]
-    (output,) = llm.generate(list(request.prompt_token_ids), request.params, cache="none", trace=True)
-    found = []
-    assert output.trace is not None
-    for transfer in output.trace:
-        found.append(torch.tensor(tokens))
-        for position, token in zip(transfer.positions, transfer.token_ids, strict=True):
-            tokens[position] = token
-    return found
 
 
 def dense_similarity(model: DenseModel, canvas: torch.Tensor, measure: Measure) -> NDArray[np.float64]:
@@ -53,14 +41,10 @@ def dense_similarity(model: DenseModel, canvas: torch.Tensor, measure: Measure) 
 def test_every_step_is_like_a_dense_pass(name: str, measure: Measure) -> None:
     folder = goldens.model_dir(name)
     llm = open_model(str(folder))
-    work = requests(llm)
+    work, model = requests(llm), load(folder)
     report = measure_prefix(llm, work, 0.9, measure)
-    expected = np.stack(
-        [
-            np.stack([dense_similarity(load(folder), canvas, measure) for canvas in canvases(llm, request)], axis=-1)
-            for request in work
-        ]
-    )
+    passes = [canvases(llm, request, cache="none") for request in work]
+    expected = np.stack([np.stack([dense_similarity(model, each, measure) for each in own], axis=-1) for own in passes])
     np.testing.assert_allclose(report.k, expected[:, 0].mean(axis=0), atol=1e-5)
     np.testing.assert_allclose(report.v, expected[:, 1].mean(axis=0), atol=1e-5)
     both = expected.mean(axis=1)

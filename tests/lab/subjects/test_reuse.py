@@ -27,6 +27,7 @@ from remask_lab.subjects.reuse import (
 )
 from tests import goldens
 from tests.depth.models import open_model
+from tests.lab.subjects.support import canvases
 from tests.oracles.bicache import lease, refresh_pass, refreshes
 from tests.oracles.canvas import Canvas
 from tests.oracles.dense import KV, DenseModel, load
@@ -43,22 +44,6 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 def request() -> Request:
     params = SamplingParams(max_tokens=8, steps=4, ignore_eos=True)
     return Request("0", goldens.prompts()["s0a"], params, PREFIX)
-
-
-def canvases(llm: LLM, name: str) -> list[torch.Tensor]:
-    cache, config = POLICIES[name]
-    asked = request()
-    tokens = [*asked.prompt_token_ids, *[llm.model.config.mask_id] * 8]
-    (output,) = llm.generate(
-        list(asked.prompt_token_ids), asked.params, prefix_length=PREFIX, cache=cache, cache_config=config, trace=True
-    )
-    assert output.trace is not None
-    found = []
-    for transfer in output.trace:
-        found.append(torch.tensor(tokens))
-        for position, token in zip(transfer.positions, transfer.token_ids, strict=True):
-            tokens[position] = token
-    return found
 
 
 def similarity(read: KV, fresh: KV, layer: int) -> float:
@@ -93,8 +78,9 @@ def test_settings_are_like_a_dense_bicache(model: str) -> None:
     llm = open_model(str(folder))
     report = measure_reuse(llm, [request()], DEPTH, INTERVAL)
     assert (report.steps, report.depth) == (4, (DEPTH,))
-    for name in POLICIES:
-        dense = np.array(expected(load(folder), name, canvases(llm, name)))
+    for name, (cache, config) in POLICIES.items():
+        passes = canvases(llm, request(), prefix_length=PREFIX, cache=cache, cache_config=config)
+        dense = np.array(expected(load(folder), name, passes))
         np.testing.assert_allclose(np.array(report.similarity[name]).T, dense, atol=1e-5)
         np.testing.assert_allclose(report.deep[name], dense[:, DEPTH:].mean(axis=1), atol=1e-5)
         assert report.deep_mean[name] == pytest.approx(dense[:, DEPTH:].mean(), abs=1e-5)
