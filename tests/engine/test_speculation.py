@@ -6,6 +6,7 @@ compared with the same requests without.
 """
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine.drafting import ROWS, Pace, PassSeconds, pass_seconds
 from remask.engine.engine import Engine
 from remask.engine.request import Request
@@ -29,6 +31,7 @@ from remask.request.parts import Segment
 from remask.request.result import Result
 from tests.engine import test_against_oracles as static
 from tests.engine.support import (
+    CPU,
     FAMILIES,
     VOCAB,
     Work,
@@ -44,6 +47,7 @@ from tests.goldens import moe
 from tests.oracles import speculate as oracle
 from tests.oracles.decode import load
 from tests.oracles.dense import DenseModel
+from tests.parallel.threads import ThreadRanks, together
 from tests.sampling_fields import flat_params
 
 Line = dict[str, Any]
@@ -505,6 +509,28 @@ def test_passes_that_compute_are_not_run_longer(monkeypatch: pytest.MonkeyPatch)
     assert found.rows.tolist() == [20, 20, 32, 64.5, 129, 258, 516, 1032]
     assert found.canvas == 0.5
     assert sorted(set(ran)) == [8, 16, 32, 64], "two passes of which the longer one takes twice as long are enough"
+
+
+def test_ranks_time_the_same_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However their clocks go: a rank that ran more passes than another one would wait for it for ever."""
+    config = small_config("llada")
+
+    class Reads(threading.local):
+        rank = count = 0
+
+    def clock() -> float:
+        reads.count += 1
+        return float(reads.count if reads.rank else 2**reads.count)  # to the first rank longer passes take far longer
+
+    def measured(ranks: ThreadRanks) -> list[float]:
+        reads.rank = ranks.shard.rank
+        model = Transformer(config, dummy_weights(config, torch.float32, CPU, 0, ranks.shard), ranks=ranks)
+        return pass_seconds(model).rows.tolist()
+
+    reads = Reads()
+    monkeypatch.setattr("remask.engine.drafting.time.perf_counter", clock)
+    one, other = together(2, measured)
+    assert one == other
 
 
 def test_readers_of_steps_are_refused() -> None:
