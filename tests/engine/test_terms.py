@@ -26,6 +26,7 @@ from tests.engine.support import (
     poisoned_engine,
     request,
     run,
+    small_config,
 )
 from tests.sampling_fields import flat_params
 
@@ -193,15 +194,20 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "most"),
+    ("family", "sampling", "most"),
     [
-        ({"max_tokens": 2 * MAX_EVENTS}, 2 * MAX_EVENTS),
-        ({"max_tokens": 8, "steps": MAX_EVENTS + 8}, MAX_EVENTS + 8),
-        ({"max_tokens": 8, "block_length": 4, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),
+        ("llada", {"max_tokens": 2 * MAX_EVENTS}, 2 * MAX_EVENTS),
+        ("llada", {"max_tokens": 8, "steps": MAX_EVENTS + 8}, MAX_EVENTS + 8),
+        ("llada", {"max_tokens": 8, "block_length": 4, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),
+        ("diffusion-gemma", {"max_tokens": 9, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),  # in canvases of 8
+        ("llada2", {"max_tokens": MAX_EVENTS - 8, "remasking": "joint_threshold"}, MAX_EVENTS - 8 + MAX_EVENTS // 8 * 16),
+        ("llada2", {"max_tokens": 8, "remasking": "joint_threshold", "max_post_steps": MAX_EVENTS}, 8 + 2 * MAX_EVENTS),
     ],
 )
-def test_a_trace_that_could_not_be_replayed_is_refused_before_the_run(sampling: dict[str, Any], most: int) -> None:
-    params, terms = flat_params(**sampling), Terms(return_trace=True)
+def test_a_trace_that_could_not_be_replayed_is_refused_before_the_run(
+    family: str, sampling: dict[str, Any], most: int
+) -> None:
+    params, terms, shape = flat_params(**sampling), Terms(return_trace=True), small_config(family)
     with pytest.raises(ConfigError, match=rf"return_trace: a trace holds at most {MAX_EVENTS} steps.* may take {most}"):
-        request_of("r", [1], params, Dense(), terms, "masked", shared=0)
-    request_of("r", [1], params, Dense(), Terms(), "masked", shared=0)
+        request_of("r", [1], params, Dense(), terms, shape, shared=0)
+    request_of("r", [1], params, Dense(), Terms(), shape, shared=0)
