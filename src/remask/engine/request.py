@@ -140,7 +140,7 @@ class PendingRequest:
         request: the request as it was given.
         decoding: how it is denoised.
         stops: what ends its response.
-        row_layers: an upper bound of its work, see `RequestWork`.
+        row_layers: an upper bound of its work: all rows in all layers of each pass. A cache policy computes fewer.
         page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
         arrived: when it was submitted, by `clock`.
         clock: the engine's, in seconds.
