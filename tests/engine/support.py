@@ -19,13 +19,14 @@ from remask.model.pool import Pool
 from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.model.weights import LowRank, Weights
-from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.policies import BiCache, CachePolicy, Dense, Reuse, parse
+from remask.policies.bicache import DepthLookup
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import SELECTS, DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.entropy import EntropyCache
-from remask.request.result import Result, Usage
+from remask.request.result import Event, Result, Usage
 from remask.store.pages import PageRange
 from tests.device import graphs, overlap
 from tests.sampling_fields import flat_params
@@ -188,6 +189,11 @@ class Work:
         return self.request.with_policy(self.policy)
 
 
+def policy_of(name: str, **settings: Any) -> CachePolicy:
+    """The policy of this name, beside an empty depth table."""
+    return parse(name, settings, lambda: DepthLookup({}))
+
+
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     """Random token ids; the mask token may be among them, as users may type it."""
     return [random.Random(f"{length} {seed} {i}").randrange(VOCAB) for i in range(length)]
@@ -228,6 +234,21 @@ def run(
     return results
 
 
+def served(engine: Engine, *work: Work) -> list[Result]:
+    """Results of requests that come one after the other."""
+    return [run(engine, [item])[item.request.id] for item in work]
+
+
+def events_of(engine: Engine, *asked: Request) -> list[Event]:
+    """All events of these requests, and of those that run already."""
+    for each in asked:
+        engine.add(each)
+    events: list[Event] = []
+    while engine.busy:
+        events += engine.step()
+    return events
+
+
 def first_clear(draw: Callable[[], T], decode: Callable[[T], D | None]) -> tuple[T, D]:
     """What is drawn, and what an oracle decodes it to, which is None where that turns on a rounding."""
     for _ in range(60):
@@ -241,6 +262,11 @@ def first_clear(draw: Callable[[], T], decode: Callable[[T], D | None]) -> tuple
 def alone(item: Work, family: str = "llada", **limits: Any) -> Result:
     """The same request in an engine of its own."""
     return run(make_engine(family, **limits), [replace(item, joins=0)])[item.request.id]
+
+
+def written(result: Result) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """What each step wrote that wrote something."""
+    return [(each.step, each.positions, each.token_ids) for each in result.trace]
 
 
 def work_of(usage: Usage) -> dict[str, Any]:

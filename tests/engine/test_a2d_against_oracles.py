@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from remask.engine.request import Request
-from remask.policies import parse
-from remask.policies.bicache import DepthLookup
 from remask.request.result import Result
 from tests.engine import kinds
-from tests.engine.support import Work, poisoned_engine, run
+from tests.engine.support import Work, poisoned_engine, policy_of, run
 from tests.oracles import a2d
 from tests.oracles.a2d import Decoded
 from tests.sampling_fields import flat_params
@@ -59,7 +57,7 @@ def work_of(rng: random.Random, name: str, run: dict[str, Any], *, blocks: bool)
     sampling |= {"cfg_scale": run.get("cfg_scale", 0.0)}
     sampling |= {"steps_per_block": -(-run["steps"] // -(-length // block))} if blocks else {"steps": run["steps"]}
     cache, config = rng.choice([("none", {}), ("exact", {}), ("exact", {"prefill_chunk": rng.choice([1, 5, 8])})])
-    policy = parse(cache if blocks else "none", config if blocks else {}, lambda: DepthLookup({}))
+    policy = policy_of(cache, **config) if blocks else policy_of("none")
     return Work(Request(name, run["prompt"], flat_params(sampling)), policy, rng.randrange(12))
 
 

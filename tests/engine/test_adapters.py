@@ -34,7 +34,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.store.pages import PageRange
 from tests.checkpoint import checkpoints
 from tests.checkpoint.adapters import adapted
-from tests.engine.support import CPU, CheckedTransformer, poisoned_engine
+from tests.engine.support import CPU, CheckedTransformer, Work, poisoned_engine, run, served
 from tests.leftovers import lasting_folder
 from tests.oracles import dense, gidd, sdar
 
@@ -184,11 +184,7 @@ def request(
 
 def answers(model: CheckedTransformer, requests: Sequence[Request], **limits: Any) -> dict[str, Result]:
     engine = poisoned_engine(model, **{"max_model_len": 32, "store_budget_tokens": 64, **limits})
-    for each in requests:
-        engine.add(each)
-    found: dict[str, Result] = {}
-    while engine.busy:
-        found |= {event.id: event.result for event in engine.step() if event.result is not None}
+    found = run(engine, [Work(each, each.policy) for each in requests])
     assert all(result.error is None for result in found.values())
     return found
 
@@ -231,16 +227,13 @@ def test_no_stored_state_crosses(name: str, policy: str, segments: bool) -> None
     """One after the other on one engine, with one prompt: a request finds what its own adapter has stored alone."""
     engine = poisoned_engine(family(name).model, max_model_len=32, store_budget_tokens=64, page_size=4)
     shared: dict[str, Any] = {"segments": (Segment(0, 4), Segment(5, 3))} if segments else {}
-    cached: dict[str, int] = {}
-    for number, adapter in enumerate([None, "one", "two", "one", None, "two"]):
-        asked = request(f"{number} {adapter}", adapter, policy, prefix=0 if segments else 8, **shared)
-        engine.add(asked)
-        while engine.busy:
-            for event in engine.step():
-                if event.result is not None:
-                    assert event.result.error is None
-                    cached[event.id] = event.result.usage.cached_tokens
-    assert [count > 0 for count in cached.values()] == [False] * 3 + [True] * 3
+    asked = [
+        request(f"{number} {adapter}", adapter, policy, prefix=0 if segments else 8, **shared)
+        for number, adapter in enumerate([None, "one", "two", "one", None, "two"])
+    ]
+    results = served(engine, *(Work(each, each.policy) for each in asked))
+    assert [result.error for result in results] == [None] * 6
+    assert [result.usage.cached_tokens > 0 for result in results] == [False] * 3 + [True] * 3
 
 
 def test_no_tenant_can_spell_an_adapter() -> None:
@@ -256,13 +249,12 @@ def test_recent_prompts_are_found_within_an_adapter() -> None:
     engine = poisoned_engine(
         family("llada").model, max_model_len=32, store_budget_tokens=64, prefix_sharing="auto", prefix_min=4
     )
-    found: dict[str, Result] = {}
-    for number, adapter in enumerate([None, "one", None, "one", "two"]):
-        asked = replace(request(str(number), adapter, "reuse", prefix=0), find_prefix=True)
-        engine.add(asked)
-        while engine.busy:
-            found |= {event.id: event.result for event in engine.step() if event.result is not None}
-    assert [found[str(number)].usage.prefix_tokens > 0 for number in range(5)] == [False, False, True, True, False]
+    asked = [
+        replace(request(str(number), adapter, "reuse", prefix=0), find_prefix=True)
+        for number, adapter in enumerate([None, "one", None, "one", "two"])
+    ]
+    results = served(engine, *(Work(each, each.policy) for each in asked))
+    assert [result.usage.prefix_tokens > 0 for result in results] == [False, False, True, True, False]
 
 
 def test_an_unknown_adapter_is_refused() -> None:

@@ -19,22 +19,22 @@ from torch import Tensor
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.engine.request import Request
-from remask.policies import parse
-from remask.policies.bicache import DepthLookup
 from remask.request.parts import Segment
 from remask.request.result import Result
 from tests import goldens
 from tests.checkpoint import checkpoints
-from tests.engine.support import CPU, CheckedTransformer, Work, first_clear, poisoned_engine, run
+from tests.engine.support import CPU, CheckedTransformer, Work, first_clear, poisoned_engine, policy_of, run
 from tests.goldens import moe
 from tests.leftovers import lasting_folder
 from tests.oracles import decode as oracles
 from tests.oracles.canvas import Canvas, Decode
 from tests.oracles.decode import decode, load, parts_of
+from tests.oracles.dense import DenseModel
 from tests.sampling_fields import flat_params
 
 Line: TypeAlias = dict[str, Any]
-Kind: TypeAlias = tuple[Callable[[random.Random], Line], Callable[[random.Random, int], Line]]  # sampling, settings
+Settings: TypeAlias = Callable[[random.Random, int], Line]  # of a policy, on a model of so many layers
+Kind: TypeAlias = tuple[Callable[[random.Random], Line], Settings]  # the former are sampling parameters
 
 VOCAB, MASK_ID = 256, 255
 WRITTEN = {
@@ -65,6 +65,13 @@ def model_of(name: str) -> CheckedTransformer:
     # Policies are compared here, under the schedule that the oracles of most of them have.
     sampling = replace(loaded.config.sampling, schedule="even")
     return CheckedTransformer(replace(loaded.config, sampling=sampling), loaded.weights)
+
+
+def dense(name: str, dtype: torch.dtype = torch.float64) -> DenseModel:
+    """The oracle's model of a folder."""
+    loaded = load(folder_of(name), dtype)
+    assert isinstance(loaded, DenseModel)
+    return loaded
 
 
 def blocks(rng: random.Random, least: int = 1) -> Line:
@@ -150,33 +157,11 @@ def seeded(sampling: Callable[[random.Random], Line]) -> Callable[[random.Random
     return lambda rng: sampling(rng) | {"seed": rng.randrange(1000)}
 
 
-def no_config(rng: random.Random, layers: int) -> Line:
-    return {}
-
-
-def dkv_config(rng: random.Random, layers: int) -> Line:
-    return {"refresh_interval": rng.choice([1, 2, 3, 4, 7])}
-
-
-def dkv_dream_config(rng: random.Random, layers: int) -> Line:
-    return dkv_config(rng, layers) | {"shift": rng.choice(["un", "un_right"])}
-
-
-def dkv_right_config(rng: random.Random, layers: int) -> Line:
-    return dkv_config(rng, layers) | {"shift": "right"}
-
-
-def greedy_config(rng: random.Random, layers: int) -> Line:
-    return dkv_config(rng, layers) | {"window": rng.choice([0, 1, 2, 4])}
-
-
-def greedy_previous_config(rng: random.Random, layers: int) -> Line:
-    return dkv_config(rng, layers) | {"window": rng.choice([1, 2, 4]), "centre": "previous"}
-
-
-def greedy_interval_config(rng: random.Random, layers: int) -> Line:
-    windows, centre = {"window": rng.choice([0, 1, 2, 3, 5])}, rng.choice(["current", "previous"])
-    return dkv_config(rng, layers) | windows | {"centre": centre, "extent": "interval"}
+def any_of(**settings: Any) -> Settings:
+    """Any of the values that are listed for a setting."""
+    return lambda rng, _: {
+        name: rng.choice(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
 
 
 def bicache_config(rng: random.Random, layers: int) -> Line:
@@ -188,42 +173,6 @@ def bicache_config(rng: random.Random, layers: int) -> Line:
 
 def bicache_dual_config(rng: random.Random, layers: int) -> Line:
     return bicache_config(rng, layers) | {"fill_pass": rng.choice(["separate", "separate", "transfer"])}
-
-
-def acache_config(rng: random.Random, layers: int) -> Line:
-    return {"ratio": rng.choice([0.0, 0.1, 0.2, 0.5, 1.0]), "anchor_interval": rng.choice([None, None, 1, 2, 3])}
-
-
-def dllm_config(rng: random.Random, layers: int) -> Line:
-    return {
-        "prompt_interval": rng.choice([1, 2, 4, 100]),
-        "response_interval": rng.choice([1, 2, 3, 5]),
-        "ratio": rng.choice([0.0, 0.25, 0.5, 1.0]),
-        "select_layers": rng.choice([1, 1, 2, 3, 100]),
-    }
-
-
-def dllm_down_config(rng: random.Random, layers: int) -> Line:
-    """Intervals at which counting down is something else than counting up."""
-    return dllm_config(rng, layers) | {"response_interval": rng.choice([2, 3, 5]), "phase": "down"}
-
-
-def dllm_key_config(rng: random.Random, layers: int) -> Line:
-    """More intervals than one, so that there is something to select."""
-    return dllm_config(rng, layers) | {"response_interval": rng.choice([2, 3, 5]), "select": "key"}
-
-
-def dllm_random_config(rng: random.Random, layers: int) -> Line:
-    return dllm_key_config(rng, layers) | {"select": "random"}
-
-
-def dllm_guided_config(rng: random.Random, layers: int) -> Line:
-    return dllm_config(rng, layers) | {"cfg_interval": rng.choice([1, 2, 3])}
-
-
-def elastic_config(rng: random.Random, layers: int) -> Line:
-    """Thresholds with which these models refresh never, now and then, and nearly always."""
-    return {"window": rng.choice([1, 2, 3, 5, 100]), "threshold": rng.choice([0.0, 0.7, 0.9, 0.97, 0.99])}
 
 
 def elastic_option_config(rng: random.Random, layers: int) -> Line:
@@ -238,13 +187,32 @@ def elastic_option_config(rng: random.Random, layers: int) -> Line:
     return elastic_config(rng, layers) | rng.choice(options)
 
 
-def entropy_config(rng: random.Random, layers: int) -> Line:
-    """Thresholds with which these models refresh always, now and then, and never."""
-    return {
-        "threshold": rng.choice([0.0, 2.0, 3.5, 4.5, 10.0]),
-        "recent": rng.choice([0, 1, 3, 64]),
-        "masks": rng.choice(["response", "block"]),
-    }
+no_config = any_of()
+INTERVALS = [1, 2, 3, 4, 7]
+dkv_config = any_of(refresh_interval=INTERVALS)
+dkv_dream_config = any_of(refresh_interval=INTERVALS, shift=["un", "un_right"])
+dkv_right_config = any_of(refresh_interval=INTERVALS, shift="right")
+greedy_config = any_of(refresh_interval=INTERVALS, window=[0, 1, 2, 4])
+greedy_previous_config = any_of(refresh_interval=INTERVALS, window=[1, 2, 4], centre="previous")
+greedy_interval_config = any_of(
+    window=[0, 1, 2, 3, 5], centre=["current", "previous"], refresh_interval=INTERVALS, extent="interval"
+)
+acache_config = any_of(ratio=[0.0, 0.1, 0.2, 0.5, 1.0], anchor_interval=[None, None, 1, 2, 3])
+DLLM: Line = {
+    "prompt_interval": [1, 2, 4, 100],
+    "response_interval": [1, 2, 3, 5],
+    "ratio": [0.0, 0.25, 0.5, 1.0],
+    "select_layers": [1, 1, 2, 3, 100],
+}
+SEVERAL: Line = {**DLLM, "response_interval": [2, 3, 5]}  # so that there is something to select, or to count down
+dllm_config = any_of(**DLLM)
+dllm_down_config = any_of(**SEVERAL, phase="down")
+dllm_key_config = any_of(**SEVERAL, select="key")
+dllm_random_config = any_of(**SEVERAL, select="random")
+dllm_guided_config = any_of(**DLLM, cfg_interval=[1, 2, 3])
+# Thresholds with which these models refresh never, now and then, and nearly always; or the other way round.
+elastic_config = any_of(window=[1, 2, 3, 5, 100], threshold=[0.0, 0.7, 0.9, 0.97, 0.99])
+entropy_config = any_of(threshold=[0.0, 2.0, 3.5, 4.5, 10.0], recent=[0, 1, 3, 64], masks=["response", "block"])
 
 
 # What stands after a comma tells requests of one policy apart.
@@ -394,7 +362,7 @@ def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, 
 
 def work_of(line: Line, name: str, joins: int) -> Work:
     sampling = flat_params({"temperature": 0.0, "ignore_eos": True, "growing_canvas": False, **line["sampling"]})
-    policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
+    policy = policy_of(line["cache"], **line["cache_config"])
     segments = [Segment(**each) for each in line.get("segments", ())]
     prompt, prefix = line["prompt_token_ids"], line.get("prefix_length", 0)
     return Work(Request(name, prompt, sampling, prefix, segments=segments), policy, joins)
@@ -442,6 +410,15 @@ def compare(line: Line, expected: Decode, result: Result, shift: int) -> None:
         assert [transfer.step for transfer in result.trace] == [number for number, _, _ in expected.transfers]
 
 
+def limits(rng: random.Random) -> dict[str, Any]:
+    return {
+        "max_num_seqs": rng.choice([2, 5, 20]),
+        "max_row_layers": rng.choice([None, 200, 1000]),
+        "page_size": rng.choice([1, 3, 4, 16]),
+        "store_budget_tokens": rng.choice([16, 25, 64]),  # three documents, or the parts that a request names, fit in
+    }
+
+
 def check(model: str, seed: int, kinds: dict[str, Kind]) -> None:
     """One request of each kind in one batch, joining at different steps."""
     rng = random.Random(f"{model} {seed}")
@@ -449,13 +426,7 @@ def check(model: str, seed: int, kinds: dict[str, Kind]) -> None:
     order = list(lines)
     rng.shuffle(order)
     work = [work_of(lines[name][0], name, rng.randrange(10)) for name in order]
-    limits: dict[str, Any] = {
-        "max_num_seqs": rng.choice([2, 5, 20]),
-        "max_row_layers": rng.choice([None, 200, 1000]),
-        "page_size": rng.choice([1, 3, 4, 16]),
-        "store_budget_tokens": rng.choice([16, 25, 64]),  # three documents fit in
-    }
-    results = run(poisoned_engine(model_of(model), **limits), work)
+    results = run(poisoned_engine(model_of(model), **limits(rng)), work)
     for name, (line, expected) in lines.items():
         compare(line, expected, results[name], model_of(model).config.shift)
 

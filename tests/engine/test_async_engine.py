@@ -323,6 +323,35 @@ def test_a_call_that_waits_hears_of_a_dead_loop_too() -> None:
     drive(act, engine)
 
 
+def test_a_call_beside_the_end_of_the_thread_is_answered() -> None:
+    closing, end = threading.Event(), threading.Event()
+
+    class Lingering(Paced):
+        def close(self) -> None:
+            closing.set()
+            assert end.wait(LONGEST_S)
+
+    async def act(engine: AsyncEngine) -> None:
+        stopping = asyncio.create_task(engine.stop())
+        assert await asyncio.to_thread(closing.wait, LONGEST_S)
+        late = asyncio.create_task(engine.call(lambda e: e.busy))
+        await asyncio.sleep(0)  # it is posted, and nobody will look again
+        end.set()
+        with pytest.raises(EngineDeadError, match="the engine has stopped"):
+            await late
+        await stopping
+
+    drive(act, observer=Lingering())
+
+
+def test_who_uses_the_engine_without_a_ticket_takes_nothing_from_those_with_one() -> None:
+    async def act(engine: AsyncEngine) -> dict[str, Result]:
+        await engine.call(lambda e: e.add(long("theirs")))
+        return await ends(engine.submit(checked(engine, request("ours"))))
+
+    assert drive(act)["ours"].finish_reason == "length"
+
+
 def test_calls_run_between_steps_and_raise_where_they_were_made() -> None:
     def name(_engine: Engine) -> str:
         return threading.current_thread().name

@@ -22,12 +22,10 @@ from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows
 from tests.engine import kinds
 from tests.engine.support import Work, make_engine, poisoned_engine, request, run, small_config
-from tests.engine.test_against_oracles import folder_of, model_of
+from tests.engine.test_against_oracles import dense, model_of
 from tests.engine.test_block_causal_against_oracles import answers, compare, draw_line, limits, oracle, work_of
 from tests.oracles.biases import changed, filtered
 from tests.oracles.canvas import Canvas as Tokens
-from tests.oracles.decode import load
-from tests.oracles.dense import DenseModel
 from tests.sampling_fields import flat_params
 
 VOCAB, MASK, ROWS = 24, 23, 5
@@ -100,8 +98,7 @@ def test_rows_are_read_as_the_oracle_does(basis: Any, temperature: float) -> Non
 @pytest.mark.parametrize("own", [{"repetition_penalty": 1.7}, {"frequency_penalty": 1.5, "presence_penalty": -0.5}])
 def test_masked_answers_are_those_of_a_plain_loop(own: dict[str, Any]) -> None:
     """Tokens behind a position count as those before it; two blocks, one position a pass."""
-    oracle = load(folder_of("llada"))
-    assert isinstance(oracle, DenseModel)
+    oracle = dense("llada")
     prompt, length = [3, 9, 9, 4, 12], 16
     canvas = Tokens(prompt, length, oracle.mask_id)
     noisy = [True] * length

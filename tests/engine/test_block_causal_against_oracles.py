@@ -16,8 +16,6 @@ from torch import Tensor
 from remask import LLM, EngineConfig, SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.policies import parse
-from remask.policies.bicache import DepthLookup
 from remask.request.result import Result
 from tests.checkpoint import checkpoints
 from tests.engine import kinds
@@ -27,6 +25,7 @@ from tests.engine.support import (
     first_clear,
     lively_weights,
     poisoned_engine,
+    policy_of,
     request,
     run,
     small_config,
@@ -131,7 +130,7 @@ def drawn(rng: random.Random, model: str) -> tuple[Line, BlockDecode]:
 
 def work_of(line: Line, name: str, joins: int = 0) -> Work:
     sampling = flat_params({"ignore_eos": True, **line["sampling"]})
-    policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
+    policy = policy_of(line["cache"], **line["cache_config"])
     return Work(Request(name, line["prompt_token_ids"], sampling), policy, joins)
 
 

@@ -3,6 +3,7 @@
 import gc
 import re
 import weakref
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -79,34 +80,37 @@ def test_memory_of_weights_is_that_of_the_weights(name: str) -> None:
     workspace=st.integers(0, 10**9),
     canvases=st.integers(1, 64),
     longest=st.integers(1, 10_000),
+    page=st.integers(0, 64),
 )
 def test_what_is_promised_fits_and_no_token_more_would(
-    total: int, taken: float, share: float, kv: int, state: int, workspace: int, canvases: int, longest: int
+    total: int, taken: float, share: float, kv: int, state: int, workspace: int, canvases: int, longest: int, page: int
 ) -> None:
     memory, token = DeviceMemory(total, int(total * (1 - taken)), share), TokenBytes(kv, state)
-    needed = canvases * longest * kv + workspace
+    needed = canvases * (longest + page) * kv + workspace
     if needed > memory.room:
-        with pytest.raises(ConfigError, match="K/V do not fit"):
-            store_tokens(memory, token, workspace, canvases, longest)
+        with pytest.raises(ConfigError, match="K/V do not fit") as refused:
+            store_tokens(memory, token, workspace, canvases, longest, page)
+        for fitting in map(int, re.findall(r"--max-num-seqs (\d+)", str(refused.value))):
+            assert store_tokens(memory, token, workspace, fitting, longest, page) >= 0
+        for fitting in map(int, re.findall(r"--max-model-len (\d+)", str(refused.value))):
+            assert store_tokens(memory, token, workspace, canvases, fitting, page) >= 0
         return
-    stored = store_tokens(memory, token, workspace, canvases, longest)
+    stored = store_tokens(memory, token, workspace, canvases, longest, page)
     assert needed + stored * (kv + state) <= memory.room < needed + (stored + 1) * (kv + state)
 
 
 def test_canvases_without_room_are_refused_with_what_would_fit() -> None:
     memory, token = DeviceMemory(24 * GB, 8 * GB, 0.9), token_bytes(LLADA, 2)  # 5.6 GB beside the weights
     with pytest.raises(ConfigError) as refused:
-        store_tokens(memory, token, GB, canvases=8, longest=4096)
+        store_tokens(memory, token, GB, canvases=8, longest=4096, page=0)
     said = str(refused.value)
     assert "8 canvases of 4096 tokens need 17.18 GB" in said
     assert "beside the weights and 1.00 GB for a pass there are 4.60 GB" in said
     assert "21.60 GB of 24.00 GB (5.60 GB left)" in said
     fitting = int(4.6 * GB) // token.kv
     assert f"Use --max-num-seqs 2 or --max-model-len {fitting // 8} or --tensor-parallel with more devices" in said
-    store_tokens(memory, token, GB, 2, 4096)
-    store_tokens(memory, token, GB, 8, fitting // 8)
     with pytest.raises(ConfigError, match="Use --tensor-parallel with more"):
-        store_tokens(DeviceMemory(24 * GB, 0, 0.9), token, GB, 8, 4096)
+        store_tokens(DeviceMemory(24 * GB, 0, 0.9), token, GB, 8, 4096, 0)
 
 
 def test_weights_without_room_are_refused_with_what_would_fit() -> None:
@@ -328,6 +332,22 @@ def test_a_cuda_device_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPa
         on_cuda(monkeypatch, 10**6, 10**9, gpu_memory_utilization=1.0)
     with pytest.raises(ConfigError, match=r"store_budget_tokens=99999999 needs .* there is room for [0-9]+ tokens"):
         on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens=99999999)
+
+
+def test_the_length_that_is_advised_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what has no room are the pages that end beyond their canvas."""
+    share, advised = {"gpu_memory_utilization": 1.0, "store_budget_tokens": 0}, list[int]()
+    for free in range(8 * 10**6, 20 * 10**6, 10**5):
+        with suppress(ConfigError):
+            on_cuda(monkeypatch, free, 10**9, **share)
+            break
+        with pytest.raises(ConfigError, match="canvases of 256 tokens need") as refused:
+            on_cuda(monkeypatch, free, 10**9, **share)
+        for fitting in map(int, re.findall(r"--max-model-len (\d+)", str(refused.value))):
+            on_cuda(monkeypatch, free, 10**9, **share, max_model_len=fitting)
+            advised.append(fitting)
+    assert advised
+    assert 240 < advised[-1] < 256
 
 
 def test_the_share_of_a_gpu_is_refused_on_a_cpu() -> None:

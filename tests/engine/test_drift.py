@@ -19,12 +19,11 @@ from remask.model.stage import Pick, Stage
 from remask.model.transformer import Transformer
 from remask.plan.plan import Plan, View
 from remask.plan.spans import Span, SpanMemo
-from remask.policies import CachePolicy, parse
+from remask.policies import CachePolicy
 from remask.policies.base import Kept, Traits
-from remask.policies.bicache import DepthLookup
 from remask.policies.uniform_cache import Drift, UniformCache
 from tests.engine import kinds
-from tests.engine.support import MODELS, Work, outcome, poisoned_engine, request, run
+from tests.engine.support import MODELS, Work, outcome, poisoned_engine, policy_of, request, run
 
 PROMPT, BLOCK, CANVAS = 6, 4, 24
 MODEL = "gidd, hybrid"  # of three layers
@@ -149,12 +148,8 @@ def test_what_stands_still_is_held_by_its_own_threshold() -> None:
     assert short.hook.among.tolist() == [True, True, True, False]
 
 
-def policy(name: str, **settings: Any) -> Any:
-    return parse(name, settings, lambda: DepthLookup({}))
-
-
-def dllm(layers: int, name: str = "dllm-cache", **settings: Any) -> Any:
-    return policy(name, response_interval=5, ratio=0.4, select_layers=layers, **settings)
+def dllm(layers: int) -> CachePolicy:
+    return policy_of("dllm-cache", response_interval=5, ratio=0.4, select_layers=layers)
 
 
 @pytest.mark.parametrize(("layers", "choosing"), [(1, [1, 2, 3]), (2, [1, 3]), (3, [1])])

@@ -32,6 +32,7 @@ from tests.engine.support import (
     VOCAB,
     Work,
     alone,
+    events_of,
     inner_policies,
     lively_weights,
     make_engine,
@@ -484,11 +485,7 @@ def test_without_a_seed_requests_differ() -> None:
 
 
 def test_times_and_traces_are_told() -> None:
-    engine = make_engine()
-    engine.add(request("r"))
-    events = []
-    while engine.busy:
-        events += engine.step()
+    events = events_of(make_engine(), request("r"))
     result = events[-1].result
     assert result is not None
     assert [event.transfer for event in events if event.transfer is not None] == list(result.trace)

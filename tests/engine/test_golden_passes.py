@@ -1,6 +1,6 @@
 """The one transformer on the recorded passes of GIDD, SDAR and mixtures: logits, hidden states, K, V and routing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -77,6 +77,21 @@ class Passes:
         """[layers, T, heads, Dh] each."""
         k, v = (torch.stack([layer[self.slots] for layer in part]) for part in (self.pool.k, self.pool.v))
         return k, v
+
+
+def in_blocks(length: int, block: int) -> Reach:
+    return np.minimum((np.arange(length) // block + 1) * block, length)
+
+
+def check_states(passes: Passes, out: Tensor, recorded: Mapping[str, Tensor], case: str) -> None:
+    """Hidden states, K and V, where they were recorded."""
+    if f"{case}.hidden_states" in recorded:
+        assert passes.branch.states is not None
+        close(passes.branch.states, recorded[f"{case}.hidden_states"][1:-1])
+        close(out, recorded[f"{case}.hidden_states"][-1])
+    if f"{case}.k_cache" in recorded:
+        for actual, part in zip(passes.kv(), "kv", strict=True):
+            close(actual, recorded[f"{case}.{part}_cache"].transpose(1, 2))
 
 
 def clean_then_noise(clean: int, length: int) -> Reach:
@@ -166,16 +181,10 @@ def test_sdar(name: str, case: str, how: Callable[[Passes, Reach, int], Tensor],
     tokens, block = recorded[f"{case}.input_ids"], model.config.block_length
     assert block is not None
     passes = Passes(model, tokens)
-    sees = np.minimum((np.arange(len(tokens)) // block + 1) * block, len(tokens))
+    sees = in_blocks(len(tokens), block)
     out = how(passes, sees, block)
     close(model.head(out), recorded[f"{case}.logits"])
-    if f"{case}.hidden_states" in recorded:
-        assert passes.branch.states is not None
-        close(passes.branch.states, recorded[f"{case}.hidden_states"][1:-1])
-        close(out, recorded[f"{case}.hidden_states"][-1])
-    if f"{case}.k_cache" in recorded:
-        for actual, part in zip(passes.kv(), "kv", strict=True):
-            close(actual, recorded[f"{case}.{part}_cache"].transpose(1, 2))
+    check_states(passes, out, recorded, case)
 
 
 @pytest.mark.parametrize("make", EXECUTORS)
@@ -183,11 +192,9 @@ def test_every_executor_on_blocks_of_scattered_pages(make: Make) -> None:
     name, case = SDAR[0]
     plain, recorded = model_of(block_causal.model_dir(name), torch.float32), block_causal.logits(name)
     model, tokens = plain.with_attention(make(plain.config.score_cap)), recorded[f"{case}.input_ids"]
-    assert model.config.block_length is not None
-    sees = np.minimum(
-        (np.arange(len(tokens)) // model.config.block_length + 1) * model.config.block_length, len(tokens)
-    )
-    out = by_blocks(Passes(model, tokens), sees, model.config.block_length)
+    block = model.config.block_length
+    assert block is not None
+    out = by_blocks(Passes(model, tokens), in_blocks(len(tokens), block), block)
     close(model.head(out), recorded[f"{case}.logits"])
 
 
@@ -219,7 +226,7 @@ def test_mixtures_of_experts(name: str, case: str, tiled: bool, dtype: torch.dty
     plain, recorded = model_of(moe.model_dir(name), dtype), moe.logits(name)
     model = Routing(batch_invariant(plain) if tiled else plain)
     tokens = recorded[f"{case}.input_ids"].flatten()
-    causal = np.minimum((np.arange(len(tokens)) // 8 + 1) * 8, len(tokens))  # recorded in blocks of 8
+    causal = in_blocks(len(tokens), 8)  # as recorded
     passes = Passes(model, tokens)
     out = passes.run(0, len(tokens), None if name == moe.MASKED else causal)
     close(model.head(out), recorded[f"{case}.logits"].view(len(tokens), -1))
@@ -229,13 +236,7 @@ def test_mixtures_of_experts(name: str, case: str, tiled: bool, dtype: torch.dty
         order = routes.experts.argsort(dim=-1)
         assert torch.equal(routes.experts.gather(1, order), chosen)
         close(routes.weights.gather(1, order), expected)
-    if f"{case}.hidden_states" in recorded:
-        assert passes.branch.states is not None
-        close(passes.branch.states, recorded[f"{case}.hidden_states"][1:-1])
-        close(out, recorded[f"{case}.hidden_states"][-1])
-    if f"{case}.k_cache" in recorded:
-        for actual, part in zip(passes.kv(), "kv", strict=True):
-            close(actual, recorded[f"{case}.{part}_cache"].transpose(1, 2))
+    check_states(passes, out, recorded, case)
 
 
 @pytest.mark.parametrize("name", [name for name in a2d.MODELS if name != "modernbert"])
@@ -243,6 +244,6 @@ def test_logits_of_a2d_and_stable_diffcoder(name: str) -> None:
     recorded, model = a2d.logits(name), model_of(a2d.model_dir(name), torch.float32)
     length, block = len(recorded["input_ids"]), recorded.get("block_size")
     assert (model.config.kind, model.config.block_length) == ("block_causal" if block else "masked", block)
-    sees = None if block is None else np.minimum((np.arange(length) // block + 1) * block, length)
+    sees = None if block is None else in_blocks(length, block)
     states = Passes(model, torch.tensor(recorded["input_ids"])).run(0, length, sees)
     close(model.head(states)[recorded["rows"]], torch.tensor(recorded["logits"]))

@@ -163,10 +163,7 @@ def test_attention_is_in_the_graph_where_it_launches_the_same(policy: CachePolic
         params: dict[str, Any] = {"max_tokens": 2, "steps": 2, "block_length": 2, "ignore_eos": True}
         for number in range(2):
             engine.add(Request(f"r{number}", [7] * 4 + [9 + number], flat_params(**params), 4, policy))
-        tokens_of = dict[str, Any]()
-        while engine.busy:
-            tokens_of |= {event.id: event.result.token_ids for event in engine.step() if event.result is not None}
-        found.append(tokens_of)
+        found.append({name: result.token_ids for name, result in run(engine, []).items()})
     assert engine.graphs is not None
     assert engine.graphs.stages >= passes
     if policy == Dense():

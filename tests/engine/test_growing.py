@@ -50,15 +50,6 @@ def take_all_but(engine: Engine, pages: int) -> tuple[PageRange, ...]:
     return found
 
 
-def finish(engine: Engine) -> dict[str, Result]:
-    found: dict[str, Result] = {}
-    for _ in range(500):
-        if not engine.busy:
-            return found
-        found |= results(engine.step())
-    raise AssertionError("stuck")
-
-
 def test_pages_are_claimed_block_by_block_and_a_short_answer_never_pays_for_its_limit() -> None:
     engine = make_engine()  # pages of four
     engine.add(growing("r", tokens=48))
@@ -103,7 +94,7 @@ def test_without_pages_a_request_waits_with_its_tokens_and_goes_on_before_anythi
     assert {event.id for event in told} == {"first"}
     for extent in taken:
         engine.allocator.release(extent)
-    found = finish(engine)
+    found = run(engine, [])
     for name, expected in (("first", alone_first), ("second", alone_second)):
         assert (found[name].token_ids, found[name].trace) == (expected.token_ids, expected.trace)
     assert found["new"].finish_reason == "length"
@@ -123,7 +114,7 @@ def test_those_that_wait_go_on_in_the_order_in_which_they_came_to_wait() -> None
     assert [pending.request.id for pending in engine._lifecycle.outgrown] == ["small", "large"]
     for extent in taken:
         engine.allocator.release(extent)
-    assert {result.finish_reason for result in finish(engine).values()} == {"length"}
+    assert {result.finish_reason for result in run(engine, []).values()} == {"length"}
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout", "error"])
@@ -164,7 +155,7 @@ def test_what_waits_outlives_a_failure_of_the_engine() -> None:
     steps(engine, 1)
     assert len(engine._lifecycle.outgrown) == 1
     engine.recover(MemoryError("of the device"))
-    found = finish(engine)
+    found = run(engine, [])
     assert (found["r"].token_ids, found["r"].trace, found["r"].error) == (expected.token_ids, expected.trace, None)
     assert found["other"].finish_reason == "error"  # it ran, and had told of tokens
 

@@ -1,7 +1,6 @@
 """Random requests on growing canvases under every policy, beside ordinary ones, against the dense decoders."""
 
 import random
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from tests.engine.test_against_oracles import (
     draw_line,
     drawn,
     left_out,
+    limits,
     model_of,
     oracle,
     work_of,
@@ -81,13 +81,7 @@ def test_mixed_batches(model: str, seed: int) -> None:
     fixed = {f"fixed {name}": drawn(rng, model, name, kinds[name]) for name in rng.sample(list(kinds), 4)}
     work = [work_of(line, name, rng.randrange(10)) for name, (line, _) in {**growing, **fixed}.items()]
     rng.shuffle(work)
-    limits: dict[str, Any] = {
-        "max_num_seqs": rng.choice([2, 5, 20]),
-        "max_row_layers": rng.choice([None, 200, 1000]),
-        "page_size": rng.choice([1, 3, 4, 16]),
-        "store_budget_tokens": rng.choice([16, 25, 64]),
-    }
-    results = run(poisoned_engine(model_of(model), **limits), work)
+    results = run(poisoned_engine(model_of(model), **limits(rng)), work)
     shift = model_of(model).config.shift
     for name, (line, found) in growing.items():
         check(line, found, results[name], shift)

@@ -11,8 +11,7 @@ import pytest
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.policies import CachePolicy, Dense, parse
-from remask.policies.bicache import DepthLookup
+from remask.policies import Dense
 from remask.readers.replay import Replay
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
@@ -23,13 +22,10 @@ from tests.engine.support import (
     Work,
     make_engine,
     poisoned_engine,
+    policy_of,
     request,
     run,
 )
-
-
-def policy_of(name: str, **settings: Any) -> CachePolicy:
-    return parse(name, settings, lambda: DepthLookup({}))
 
 
 def hole_then(fixed: int, length: int = 6) -> Template:

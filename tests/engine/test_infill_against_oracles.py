@@ -25,6 +25,7 @@ from tests.engine.test_against_oracles import (
     Line,
     compare,
     draw_line,
+    limits,
     model_of,
     oracle,
     work_of,
@@ -109,13 +110,7 @@ def test_masked(model: str, seed: int) -> None:
         line = lines[name][0]
         item = work_of(line, name, rng.randrange(10))
         work.append(replace(item, request=replace(item.request, template=template_of(line["template"]))))
-    limits: dict[str, Any] = {
-        "max_num_seqs": rng.choice([2, 5, 20]),
-        "max_row_layers": rng.choice([None, 200, 1000]),
-        "page_size": rng.choice([1, 3, 4, 16]),
-        "store_budget_tokens": rng.choice([16, 25, 64]),  # the parts that a request names fit in
-    }
-    results = run(poisoned_engine(model_of(model), **limits), work)
+    results = run(poisoned_engine(model_of(model), **limits(rng)), work)
     for name, (line, expected) in lines.items():
         compare(line, expected, results[name], model_of(model).config.shift)
         found = line["template"].count(None)
@@ -173,8 +168,8 @@ def test_block_causal(model: str) -> None:
         asked = replace(item.request, prompt_token_ids=prompt, params=params, template=template)
         filled.append(replace(item, request=asked))
         given[str(number)] = tuple(fixed)
-    limits: dict[str, Any] = {"page_size": 12, "max_num_seqs": rng.choice([2, 8])}
-    expected, results = (run(poisoned_engine(checkpoint.model, **limits), work) for work in (plain, filled))
+    cut: dict[str, Any] = {"page_size": 12, "max_num_seqs": rng.choice([2, 8])}
+    expected, results = (run(poisoned_engine(checkpoint.model, **cut), work) for work in (plain, filled))
     for name, lead in given.items():
         assert results[name].error is None
         assert results[name].token_ids == lead + expected[name].token_ids

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState
 from remask.engine.engine import Engine
-from remask.engine.member import CanvasPlans, Tally, Turn
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest
@@ -25,6 +25,9 @@ from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, requ
 
 BAD = 33  # the first prompt token of the request that is to blame
 SEED = 77
+
+
+Breaks: TypeAlias = Callable[[Engine, pytest.MonkeyPatch], None]
 
 
 def bad_request(**fields: Any) -> Request:
@@ -66,32 +69,23 @@ def defect(*_: Any, **__: Any) -> Any:
     raise RuntimeError("a defect that nobody foresaw")
 
 
-def breaks_start(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    whole = MaskedDecoding.canvas
+def breaking(name: str, owner: Callable[[Engine], Any], when: Callable[..., bool]) -> Breaks:
+    """What breaks the method `name` of the owner where `when`, which gets the arguments, says so."""
 
-    def canvas(self: MaskedDecoding) -> Canvas:
-        return defect() if self.seed == SEED and engine.at_work else whole(self)
+    def breaks(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+        whole = getattr(owner(engine), name)
 
-    patch.setattr(MaskedDecoding, "canvas", canvas)
+        def broken(*args: Any, **more: Any) -> Any:
+            return defect() if when(*args) else whole(*args, **more)
 
+        patch.setattr(owner(engine), name, broken)
 
-def breaks_decoder(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    whole = MaskedDecoding.decoder
-
-    def decoder(self: MaskedDecoding, canvas: Canvas, idle: Any) -> MaskedDecoder:
-        return defect() if self.seed == SEED and engine.at_work else whole(self, canvas, idle)
-
-    patch.setattr(MaskedDecoding, "decoder", decoder)
+    return breaks
 
 
-def breaks_pack(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    pack = engine.runner.pack
-
-    def packed(items: Items, first: int = 0) -> Any:
-        late = any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
-        return defect() if late else pack(items, first)
-
-    patch.setattr(engine.runner, "pack", packed)
+def breaks_begin(engine: Engine, patch: pytest.MonkeyPatch, name: str) -> None:
+    """Not while the request is checked, where canvases and decoders are made too."""
+    breaking(name, lambda _: MaskedDecoding, lambda own, *_: own.seed == SEED and bool(engine.at_work))(engine, patch)
 
 
 def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "leave", layer: int = 0) -> None:
@@ -103,7 +97,7 @@ def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "
 
     def ran(items: Items) -> tuple[Tensor, Items]:
         nonlocal among
-        among = any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
+        among = late(items)
         return run_pass(items)
 
     def acted(*inputs: Any) -> Tensor:
@@ -114,78 +108,41 @@ def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "
     patch.setitem(vars(model), operation, acted)
 
 
-def breaks_read(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    read = engine.runner.launch_scores
-
-    def scores(hidden: Tensor, turns: Sequence[Turn]) -> Any:
-        return defect() if any(turn.member.id == "bad" for turn in turns) else read(hidden, turns)
-
-    patch.setattr(engine.runner, "launch_scores", scores)
-
-
-def breaks_group(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    group = MaskedDecoder.group
-
-    def grouped(self: MaskedDecoder, rows: slice, positions: Any) -> Any:
-        return defect() if self.seed == SEED and self.step == 3 else group(self, rows, positions)
-
-    patch.setattr(MaskedDecoder, "group", grouped)
-
-
 def breaks_choice(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    choose = MaskedDecoder.choose
-
-    def chosen(self: MaskedDecoder, *args: Any) -> Any:
-        return defect() if self.seed == SEED and self.step == 3 else choose(self, *args)
-
+    breaking("choose", lambda _: MaskedDecoder, third_step)(engine, patch)
     known = vars(MaskedDecoder)["transfers"].fget
-    patch.setattr(MaskedDecoder, "choose", chosen)
-    transfers = property(lambda self: defect() if self.seed == SEED and self.step == 3 else known(self))
-    patch.setattr(MaskedDecoder, "transfers", transfers)
+    patch.setattr(MaskedDecoder, "transfers", property(lambda own: defect() if third_step(own) else known(own)))
 
 
-def breaks_advance(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    advance = MaskedDecoder.advance
-
-    def advanced(self: MaskedDecoder) -> None:
-        if self.seed == SEED and self.step == 3:
-            defect()
-        advance(self)
-
-    patch.setattr(MaskedDecoder, "advance", advanced)
+def third_step(decoder: MaskedDecoder, *_: Any) -> bool:
+    return decoder.seed == SEED and decoder.step == 3
 
 
-def breaks_cost(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    whole = RunningRequest.tally
-
-    def tally(running: RunningRequest, items: CanvasPlans) -> Tally:
-        return defect() if blamed(items[0][0]) else whole(running, items)
-
-    patch.setattr(RunningRequest, "tally", tally)
+def late(items: Items, *_: Any) -> bool:
+    return any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
 
 
-BREAKS = [
-    breaks_start,
-    breaks_decoder,
-    breaks_pack,
-    breaks_forward,
-    breaks_read,
-    breaks_group,
-    breaks_choice,
-    breaks_advance,
-    breaks_cost,
-]
+BREAKS: dict[str, Breaks] = {
+    "start": partial(breaks_begin, name="canvas"),
+    "decoder": partial(breaks_begin, name="decoder"),
+    "pack": breaking("pack", lambda engine: engine.runner, late),
+    "forward": breaks_forward,
+    "read": breaking(
+        "launch_scores", lambda engine: engine.runner, lambda _, turns: any(turn.member.id == "bad" for turn in turns)
+    ),
+    "group": breaking("group", lambda _: MaskedDecoder, third_step),
+    "choice": breaks_choice,
+    "advance": breaking("advance", lambda _: MaskedDecoder, third_step),
+    "cost": breaking("tally", lambda _: RunningRequest, lambda _, items: blamed(items[0][0])),
+}
 
 
 @pytest.mark.few(23)
-@pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: str(breaks.__name__))
+@pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
 @pytest.mark.parametrize("limits", [{}, {"max_row_layers": 90}], ids=["whole", "budget"])
 @pytest.mark.parametrize("prefix", [0, 6])
 def test_a_failure_ends_its_own_request(
-    breaks: Callable[[Engine, pytest.MonkeyPatch], None],
-    limits: dict[str, Any],
-    prefix: int,
-    monkeypatch: pytest.MonkeyPatch,
+    breaks: Breaks, limits: dict[str, Any], prefix: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = neighbours() + comparing()
     expected = {item.request.id: outcome(alone(item)) for item in good}

@@ -26,7 +26,7 @@ from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
 from tests.engine import kinds, support
 from tests.engine.support import Work, make_engine, poisoned_engine, request, run
-from tests.engine.test_against_oracles import folder_of, model_of
+from tests.engine.test_against_oracles import dense, model_of
 from tests.engine.test_block_causal_against_oracles import draw_line, work_of
 from tests.oracles.decode import load
 from tests.oracles.dense import DenseModel
@@ -79,8 +79,7 @@ def check(trace: Sequence[Transfer], expected: list[Tensor], mask_id: int, top: 
 @pytest.mark.parametrize("rule", RULES)
 def test_masked_models_in_a_mixed_batch(name: str, rule: dict[str, Any]) -> None:
     """Requests that ask for 0, 3 or 20 tokens, or for nothing, in one batch."""
-    oracle, model = load(folder_of(name)), model_of(name)
-    assert isinstance(oracle, DenseModel)
+    oracle, model = dense(name), model_of(name)
     rng = random.Random(f"{name} {rule}")
     tops = (0, 3, 20, None)
     work = []
@@ -181,8 +180,7 @@ def test_replays_on_other_kinds_of_models(name: str) -> None:
 
 def test_a_replay_forces_tokens_that_the_model_would_not_take() -> None:
     """What is written is the trace's, and its log-probability is this model's for that token: the oracle's."""
-    oracle = load(folder_of("llada"))
-    assert isinstance(oracle, DenseModel)
+    oracle = dense("llada")
     prompt, params = [4, 8, 15, 16], SamplingParams(max_tokens=4, ignore_eos=True)
     forced = (Transfer(0, (6,), (23,)), Transfer(1, (4,), (42,)), Transfer(2, (5,), (1,)), Transfer(3, (7,), (0,)))
     asked = Request("r", prompt, params, readers=(Logprobs(1), Replay(forced)))

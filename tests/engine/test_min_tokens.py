@@ -22,9 +22,10 @@ from tests.engine.support import (
     Work,
     make_engine,
     poisoned_engine,
+    policy_of,
     run,
 )
-from tests.engine.test_infill import asked_with, policy_of, run_one
+from tests.engine.test_infill import asked_with, run_one
 from tests.sampling_fields import flat_params
 
 WANTED = 100.0

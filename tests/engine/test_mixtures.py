@@ -17,15 +17,11 @@ from remask.readers.replay import Replay
 from remask.request.result import Result
 from remask.sampling.rules import names_on
 from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of, random_policy
-from tests.engine.support import DEADLINE, let_pass, work_of
+from tests.engine.support import DEADLINE, Work, let_pass, run, work_of, written
 
 COUNT = 25
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 26))]
 ENDED = ("stop", "length")
-
-
-def written(result: Result) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    return [(each.step, each.positions, each.token_ids) for each in result.trace]
 
 
 def numbers(result: Result) -> list[float]:
@@ -130,13 +126,7 @@ class Mixture:
         if read and not asked.segments and asked.policy.traits.sharing == "prefix":
             # What was read depends on who came before; how it was read does not.
             asked = replace(asked, prefix_length=read, find_prefix=False)
-        engine = engine_for(self.family, **limits)
-        engine.add(replace(asked, deadline_s=None))
-        while engine.busy:
-            for event in engine.step():
-                if event.result is not None:
-                    found = event.result
-        return found
+        return run(engine_for(self.family, **limits), [Work(replace(asked, deadline_s=None), asked.policy)])[asked.id]
 
 
 def check_kept(asked: Request, template: Template, result: Result) -> None:

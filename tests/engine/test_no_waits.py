@@ -143,8 +143,8 @@ def fake_engine(config: ModelConfig, **limits: Any) -> Engine:
     return Engine(model, EngineConfig(**{**usual, **limits}), "fake")
 
 
-def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -> tuple[Reads, int]:
-    """Run to the end. Returns what was read, and the number of passes."""
+def reads_of(engine: Engine, patch: pytest.MonkeyPatch) -> Reads:
+    """What is read of the passes of an engine from now on."""
     reads, launch = Reads(engine.model.config.vocab), engine.runner.launch_scores
     patch.setattr(runner, "Arrival", reads)
 
@@ -153,6 +153,12 @@ def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -
         return launch(hidden, turns)
 
     patch.setattr(engine.runner, "launch_scores", launched)
+    return reads
+
+
+def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -> tuple[Reads, int]:
+    """Run to the end. Returns what was read, and the number of passes."""
+    reads = reads_of(engine, patch)
     for request in requests:
         engine.add(request)
     results = {event.id: event.result for _ in range(200) for event in engine.step() if event.result is not None}

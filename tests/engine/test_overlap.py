@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.engine.support import (
     Work,
     alone,
     as_if_asked_for,
+    events_of,
     let_pass,
     make_engine,
     nested_work,
@@ -43,7 +44,7 @@ from tests.engine.support import (
     request,
     run,
 )
-from tests.engine.test_isolation import BREAKS, bad_request, comparing, neighbours
+from tests.engine.test_isolation import BREAKS, Breaks, bad_request, comparing, neighbours
 from tests.sampling_fields import flat_params
 
 SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 40))]
@@ -109,14 +110,6 @@ def test_requests_of_all_kinds_get_the_same_answers(family: str, seed: int) -> N
         if result.finish_reason in ("stop", "length"):
             same = as_if_asked_for(work[name], result)
             assert outcome(result) == outcome(alone(same, family, overlap=False, **store)), same
-
-
-def events_of(engine: Engine, asked: Request) -> list[Event]:
-    engine.add(asked)
-    found: list[Event] = []
-    while engine.busy:
-        found += engine.step()
-    return found
 
 
 @pytest.mark.parametrize("sampling", [{"block_length": 4}, {"threshold": 0.3, "block_length": 4}, {"cfg_scale": 1.0}])
@@ -230,10 +223,8 @@ REPEATING = [
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: str(breaks.__name__))
-def test_a_failure_in_what_is_queued_ends_its_own_request(
-    breaks: Callable[[Engine, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
+def test_a_failure_in_what_is_queued_ends_its_own_request(breaks: Breaks, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {item.request.id: outcome(alone(item, overlap=False)) for item in REPEATING}
     engine = queueing(max_num_seqs=16)
     bad = Work(bad_request(prefix=6), BiCache(depth=2))
@@ -430,9 +421,7 @@ def test_no_event_comes_after_a_result() -> None:
         engine.step()
     assert engine._queued is not None
     assert engine.cancel("first")
-    events = list[Event]()
-    while engine.busy:
-        events += engine.step()
+    events = events_of(engine)
     assert [event.result and event.result.finish_reason for event in events if event.id == "first"] == ["cancelled"]
 
 

@@ -319,13 +319,13 @@ def test_a_replay_reads_the_same_parts(cache: str, depth: int) -> None:
     prompt = [*prompt_of(2), *FIRST, *prompt_of(3, 4)]
     terms = Terms(segments=[{"start": 2, "length": 7}], return_trace=True)  # type: ignore[list-item]
     params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=1.0)
-    asked = request_of("r", prompt, params, policy, terms, "masked", shared=5)
+    asked = request_of("r", prompt, params, policy, terms, small_config("llada"), shared=5)
     assert (asked.prefix_length, asked.find_prefix) == (0, False)
     first = run(engine, [Work(asked, policy)])["r"]
     trace = Trace.from_mapping(trace_of(asked, first.trace, first.usage, "model").content)
     assert trace.segments == (Segment(2, 7),)
     again = Terms(replay=trace, top_logprobs=0)
-    replayed = request_of("s", prompt, asked.params, policy, again, "masked", shared=5)
+    replayed = request_of("s", prompt, asked.params, policy, again, small_config("llada"), shared=5)
     assert replayed.segments == (Segment(2, 7),)
     second = run(make_engine("llada"), [Work(replayed, policy)])["s"]
     assert outcome(second) == outcome(first)

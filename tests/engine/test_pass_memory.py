@@ -23,11 +23,9 @@ from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from remask.model.work_list import WorkListBuilder
-from remask.policies import parse
-from remask.policies.bicache import DepthLookup
 from remask.readers.logprobs import Logprobs
 from tests.engine.executors import NEEDS_TRITON
-from tests.engine.support import CPU, small_config
+from tests.engine.support import CPU, policy_of, run, small_config
 from tests.live_bytes import LiveBytes
 from tests.sampling_fields import flat_params
 
@@ -125,11 +123,11 @@ def test_the_estimate_holds_the_passes_of_every_policy(
     config = preset("gidd-tiny") if family == "gidd" else small_config(family)
     config = replace(config, hidden=128, head_dim=32, intermediate=256)
     most: list[int] = []
-    run = Runner.run
+    whole = Runner.run
 
     def measured(self: Runner, items: Any) -> Any:
         with LiveBytes() as live:
-            result = run(self, items)
+            result = whole(self, items)
         most.append(live.peak)
         return result
 
@@ -141,9 +139,8 @@ def test_the_estimate_holds_the_passes_of_every_policy(
     for number in range(3):
         prompt = [*range(8, 56), *(50 - number for _ in range(24))]
         prefix = 48 if cache.startswith(("bicache", "reuse")) else 0
-        engine.add(Request(str(number), prompt, params, prefix, parse(cache, {}, lambda: DepthLookup({}))))
-    while engine.busy:
-        assert not [event.result.error for event in engine.step() if event.result and event.result.error]
+        engine.add(Request(str(number), prompt, params, prefix, policy_of(cache)))
+    assert all(result.error is None for result in run(engine, []).values())
     rows = 4 * longest
     assert max(most) <= layer_bytes(config, rows, longest, dtype.itemsize)
 
@@ -181,8 +178,7 @@ def test_the_estimate_holds_the_reading_of_logits(kind: str, most: int, monkeypa
     for number in range(3):
         top = 5 if kind == "log-probabilities" else None
         engine.add(Request(str(number), [*range(8, 40)], params, readers=() if top is None else (Logprobs(top),)))
-    while engine.busy:
-        assert not [event.result.error for event in engine.step() if event.result and event.result.error]
+    assert all(result.error is None for result in run(engine, []).values())
     few = 3 * 32 * 4 * 64  # what is read of the rows, and hidden states of some
     assert all(peak <= logit_bytes(config, rows) + few for peak, rows in found), found
     assert max(peak for peak, _ in found) > logit_bytes(config, 96) / 6
@@ -193,13 +189,13 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
     """Answers do not depend on it. Among the requests is a guided one, which runs alone."""
     config = small_config("llada")
     answers = []
-    run = Runner.run
+    whole = Runner.run
     for most in (None, 70):
         widths: list[tuple[int, int]] = []
 
         def counted(self: Runner, items: Any, widths: list[tuple[int, int]] = widths) -> Any:
             widths.append((max(map(len, stages_of(self, items))), len(items)))
-            return run(self, items)
+            return whole(self, items)
 
         monkeypatch.setattr(Runner, "run", counted)
         weights = dummy_weights(config, torch.float64, CPU)
@@ -210,12 +206,9 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
             guided = {"cfg_scale": 1.0} if number == 2 and cache != "elastic-cache" else {}
             params = flat_params({"max_tokens": 16, "ignore_eos": True, **guided})
             prefix = 16 if cache.startswith("bicache") else 0
-            policy = parse(cache, {"depth": 2} if prefix else {}, lambda: DepthLookup({}))
+            policy = policy_of(cache, **({"depth": 2} if prefix else {}))
             engine.add(Request(str(number), [*range(8, 24), 30 + number], params, prefix, policy))
-        found: dict[str, Any] = {}
-        while engine.busy:
-            found |= {event.id: event.result for event in engine.step() if event.result is not None}
-        answers.append({name: (result.token_ids, result.error) for name, result in found.items()})
+        answers.append({name: (result.token_ids, result.error) for name, result in run(engine, []).items()})
         if most is not None:
             assert all(rows <= most or count <= 2 for rows, count in widths)
         else:

@@ -15,10 +15,19 @@ from remask.plan.plan import Plan, PrefixHit, View
 from remask.policies import BiCache, CachePolicy, Dense, Exact, Reuse
 from remask.policies.base import Unread
 from remask.readers.drafts import Drafts
-from remask.request.result import Draft
 from remask.store.pages import PageAllocator
 from tests.engine.kinds import checkpoint
-from tests.engine.support import LAYERS, alone, as_if_asked_for, make_engine, poisoned_engine, prompt_of, request, run
+from tests.engine.support import (
+    LAYERS,
+    alone,
+    as_if_asked_for,
+    events_of,
+    make_engine,
+    poisoned_engine,
+    prompt_of,
+    request,
+    run,
+)
 from tests.engine.support import Work as Asked
 
 
@@ -209,11 +218,8 @@ def test_a_view_shows_what_the_last_pass_predicted() -> None:
             seen.append(view)
             return Dense().plan(view)
 
-    engine = make_engine()
-    engine.add(replace(request("r", prompt_of(6), block_length=4), readers=(Drafts(),), policy=Watching()))
-    drafts: list[Draft] = []
-    while engine.busy:
-        drafts += [event.draft for event in engine.step() if event.draft is not None]
+    asked = replace(request("r", prompt_of(6), block_length=4), readers=(Drafts(),), policy=Watching())
+    drafts = [event.draft for event in events_of(make_engine(), asked) if event.draft is not None]
     assert len(drafts) == len(seen) > 2
     assert not len(seen[0].last_pass.positions)
     for view, draft in zip(seen[1:], drafts, strict=False):

@@ -6,14 +6,23 @@ from typing import Any
 
 import pytest
 
-from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import UnknownNameError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.bicache import DepthLookup
 from remask.policies.block import BlockDual
-from remask.request.result import Result
-from tests.engine.support import LAYERS, Work, alone, as_if_asked_for, make_engine, outcome, prompt_of, request, run
+from tests.engine.support import (
+    LAYERS,
+    Work,
+    alone,
+    as_if_asked_for,
+    make_engine,
+    outcome,
+    prompt_of,
+    request,
+    run,
+    served,
+)
 
 FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
 TALK = prompt_of(30)
@@ -23,11 +32,6 @@ def turn(name: str, prefix: int, more: int = 3, policy: CachePolicy | None = Non
     """A request whose shared prefix is the first `prefix` tokens of one conversation."""
     asked = [*TALK[:prefix], *prompt_of(more, seed=prefix)]
     return Work(request(name, asked, prefix, **sampling), policy or Reuse())
-
-
-def served(engine: Engine, *turns: Work) -> list[Result]:
-    """Results of requests that come one after the other."""
-    return [run(engine, [item])[item.request.id] for item in turns]
 
 
 @pytest.mark.few(3)

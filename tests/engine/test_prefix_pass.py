@@ -9,8 +9,7 @@ import torch
 
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.policies import BiCache, BlockDual, Reuse, parse
-from remask.policies.bicache import DepthLookup
+from remask.policies import BiCache, BlockDual, Reuse
 from remask.policies.registry import policy_names
 from tests.engine.kinds import checkpoint
 from tests.engine.support import (
@@ -22,6 +21,7 @@ from tests.engine.support import (
     make_engine,
     outcome,
     poisoned_engine,
+    policy_of,
     prompt_of,
     request,
     run,
@@ -220,7 +220,7 @@ UNIFORM: list[tuple[str, dict[str, Any], int]] = [
 def served(engine: Engine, cache: str, settings: dict[str, Any], prompt: list[int], prefix: int, **how: Any) -> None:
     """Run one request, and hold its row-layers against the engine's counters."""
     params = flat_params(**{"max_tokens": RESPONSE, "ignore_eos": True, "seed": 0, **how})
-    engine.add(Request("r", prompt, params, prefix, policy=parse(cache, settings, lambda: DepthLookup({}))))
+    engine.add(Request("r", prompt, params, prefix, policy=policy_of(cache, **settings)))
     engine.step()
     (running,) = engine._lifecycle.unfinished()
     usage, length, canvases = running.record.usage, running.pending.decoding.length, running.pending.canvases

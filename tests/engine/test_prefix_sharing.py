@@ -10,7 +10,7 @@ from remask.engine.engine import Engine
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
 from remask.request.result import Result
-from tests.engine.support import Work, alone, make_engine, outcome, prompt_of, request, run
+from tests.engine.support import Work, alone, make_engine, outcome, prompt_of, request, run, served
 
 SYSTEM = prompt_of(20)
 FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -27,10 +27,6 @@ def asks(
 
 def auto(family: str = "llada", **limits: Any) -> Engine:
     return make_engine(family, **{"prefix_sharing": "auto", "prefix_min": 6, **limits})
-
-
-def served(engine: Engine, *items: Work) -> list[Result]:
-    return [run(engine, [item])[item.request.id] for item in items]
 
 
 def read(results: list[Result]) -> list[tuple[int, int]]:

@@ -20,10 +20,8 @@ from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import DeviceRead
 from tests.engine.support import Work, make_engine, poisoned_engine, random_work, run
-from tests.engine.test_against_oracles import folder_of, model_of
+from tests.engine.test_against_oracles import dense, model_of
 from tests.oracles import reading as oracle
-from tests.oracles.decode import load
-from tests.oracles.dense import DenseModel
 from tests.sampling_fields import flat_params
 
 PAGE = Path(__file__).parents[2] / "docs" / "lab" / "hooks-and-readers.md"
@@ -45,8 +43,7 @@ def asked(name: str, prompt: list[int], reader: Reader, **sampling: Any) -> Requ
 
 
 def test_a_foreign_reader_gets_the_models_own_probabilities() -> None:
-    model, rng, mass = load(folder_of("llada")), random.Random(0), example()(TOKEN)
-    assert isinstance(model, DenseModel)
+    model, rng, mass = dense("llada"), random.Random(0), example()(TOKEN)
     prompts = [[rng.randrange(200) for _ in range(rng.randint(3, 9))] for _ in range(4)]
     work = [Work(asked(str(n), prompt, mass), Dense(), joins=n) for n, prompt in enumerate(prompts)]
     results = run(poisoned_engine(model_of("llada")), work)

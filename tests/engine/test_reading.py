@@ -22,9 +22,8 @@ from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
 from tests.engine.support import Work, poisoned_engine, run
 from tests.engine.support import request as generating
-from tests.engine.test_against_oracles import folder_of, model_of
+from tests.engine.test_against_oracles import dense, model_of
 from tests.oracles import reading as oracle
-from tests.oracles.decode import load
 from tests.oracles.dense import DenseModel
 
 MODELS = ("llada", "llada_gqa", "dream")
@@ -57,8 +56,7 @@ def check(request: Request, result: Result, model: DenseModel, depth: int | None
 
 @pytest.mark.parametrize("name", MODELS)
 def test_many_readings_in_a_batch_with_answers_that_are_written(name: str) -> None:
-    model, rng = load(folder_of(name)), random.Random(name)
-    assert isinstance(model, DenseModel)
+    model, rng = dense(name), random.Random(name)
     policies: list[CachePolicy] = [Dense(), DkvDecode(), DkvPd(), DllmCache()]
     # The first passes of these predict less, where they write.
     policies += [ElasticCache(window=1), BlockPrefix(), BlockDual(), *([] if model.dream else [BlockDual("separate")])]
@@ -75,8 +73,7 @@ def test_many_readings_in_a_batch_with_answers_that_are_written(name: str) -> No
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("depth", [0, 2, 4])
 def test_readings_over_one_shared_prefix(name: str, depth: int) -> None:
-    model, rng = load(folder_of(name)), random.Random(f"{name} {depth}")
-    assert isinstance(model, DenseModel)
+    model, rng = dense(name), random.Random(f"{name} {depth}")
     shared = [rng.randrange(200) for _ in range(11)]
     asked = [
         draw(rng, str(n), [*shared, *(rng.randrange(200) for _ in range(rng.randint(1, 4)))], prefix_length=11)

@@ -6,6 +6,7 @@ compared with the same requests without.
 """
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine.drafting import ROWS, Pace, PassSeconds, pass_seconds
 from remask.engine.engine import Engine
 from remask.engine.request import Request
@@ -21,29 +24,30 @@ from remask.errors import ConfigError
 from remask.families import preset
 from remask.model.stage import StepBatch
 from remask.model.transformer import Transformer
-from remask.policies import parse
-from remask.policies.bicache import DepthLookup
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.request.parts import Segment
 from remask.request.result import Result
 from tests.engine import test_against_oracles as static
 from tests.engine.support import (
+    CPU,
     FAMILIES,
     VOCAB,
     Work,
+    alone,
     lively_weights,
     make_engine,
     poisoned_engine,
+    policy_of,
     prompt_of,
     request,
     run,
     small_config,
+    written,
 )
 from tests.goldens import moe
 from tests.oracles import speculate as oracle
-from tests.oracles.decode import load
-from tests.oracles.dense import DenseModel
+from tests.parallel.threads import ThreadRanks, together
 from tests.sampling_fields import flat_params
 
 Line = dict[str, Any]
@@ -78,10 +82,8 @@ def decoded(model: str, line: Line, rule: Callable[[int], oracle.Take]) -> oracl
     sampling = line["sampling"]
     found = []
     for dtype in (torch.float64, torch.float32):
-        dense = load(static.folder_of(model), dtype)
-        assert isinstance(dense, DenseModel)
         shape = sampling["max_tokens"], sampling["block_length"], rule, line["cache"], sampling["speculate"]
-        found.append(oracle.speculate(dense, line["prompt_token_ids"], *shape))
+        found.append(oracle.speculate(static.dense(model, dtype), line["prompt_token_ids"], *shape))
     exact, rough = found
     same = (exact.transfers, exact.drafts, exact.accepted) == (rough.transfers, rough.drafts, rough.accepted)
     return exact if same and exact.narrowest > 1e-5 else None
@@ -159,16 +161,12 @@ def asked(rng: random.Random, family: str, name: str, number: int) -> Work:
         asked = replace(asked, prefix_length=0, segments=[Segment(1, 4)])
     if rng.random() < 0.3:
         asked = asked.with_readers(Logprobs(2))
-    return Work(asked, parse(cache, config, lambda: DepthLookup({})), rng.randrange(10))
+    return Work(asked, policy_of(cache, **config), rng.randrange(10))
 
 
 def without(item: Work) -> Work:
     params = replace(item.request.params, speculate=None)
     return replace(item, request=replace(item.request, params=params))
-
-
-def written(result: Result) -> list[tuple[Any, ...]]:
-    return [(each.step, each.positions, each.token_ids) for each in result.trace]
 
 
 def same(drafted: Result, plain: Result) -> None:
@@ -240,7 +238,7 @@ def test_overlap_and_graphs_read_first() -> None:
     rng = random.Random("overlap")
     work = [asked(rng, "llada", str(number), number) for number in range(len(CACHES))]
     blocks = [request(f"blocks {n}", n + 5, max_tokens=12, block_length=4, speculate=4) for n in range(6)]
-    work += [Work(each, parse("none", {}, lambda: DepthLookup({}))) for each in blocks]
+    work += [Work(each, policy_of("none")) for each in blocks]
     plain = run(make_engine(), [without(item) for item in work])
     results = run(make_engine(overlap=True, graphs=True, max_num_seqs=8), work)
     for name, result in results.items():
@@ -295,24 +293,18 @@ def test_cancels_leave_nothing(seed: int) -> None:
 
 def test_a_stop_within_a_pass_ends_the_response_there() -> None:
     """What drafts hold beyond a stop is neither written nor told."""
-    plain = run(
-        make_engine(),
-        [Work(request("r", max_tokens=12, block_length=12), parse("block-dual", {}, lambda: DepthLookup({})))],
-    )["r"]
-    stop = plain.trace[6].token_ids[0]
-    one = request("r", max_tokens=12, block_length=12, stop_token_ids=[stop])
-    policy = parse("block-dual", {}, lambda: DepthLookup({}))
-    plain = run(make_engine(), [Work(one, policy)])["r"]
-    drafted = replace(one, params=replace(one.params, speculate=8))
-    same(run(make_engine(), [Work(drafted, policy)])["r"], plain)
+    policy = policy_of("block-dual")
+    sampling: Line = {"max_tokens": 12, "block_length": 12}
+    stop = alone(Work(request(**sampling), policy)).trace[6].token_ids[0]
+    drafted = Work(request(**sampling, stop_token_ids=[stop], speculate=8), policy)
+    same(alone(drafted), alone(without(drafted)))
 
 
 def test_drafts_read_the_context_in_place() -> None:
     """A pass with three drafts has rows and K/V slots of the block four times, and everything else once."""
     engine = make_engine(max_num_seqs=4)
-    policy = parse("bicache+block-dual", {"depth": 2, "refresh_interval": None}, lambda: DepthLookup({}))
-    asked = request("r", prompt=16, prefix=8, max_tokens=8, speculate=4)
-    engine.add(asked.with_policy(policy))
+    policy = policy_of("bicache+block-dual", depth=2, refresh_interval=None)
+    engine.add(request("r", prompt=16, prefix=8, max_tokens=8, speculate=4).with_policy(policy))
     wide = 0
     while engine.busy:
         engine.step()
@@ -332,42 +324,31 @@ def test_drafts_read_the_context_in_place() -> None:
 def test_few_pages_mean_fewer_drafts() -> None:
     """A request never waits for the pages of its drafts."""
     engine = make_engine(max_num_seqs=2, max_model_len=32, store_budget_tokens=0, page_size=4)
-    work = [
-        Work(request(str(n), prompt=20, max_tokens=12, speculate=6), parse("none", {}, lambda: DepthLookup({})))
-        for n in range(2)
-    ]
+    work = [Work(request(str(n), prompt=20, max_tokens=12, speculate=6), policy_of("none")) for n in range(2)]
     for item in work:
         engine.add(item.asked)
     engine.step()
     assert engine.running_canvases == 2
     assert None in [running.claim.drafting for running in engine._lifecycle.requests()]
-    results: dict[str, Result] = {}
-    while engine.busy:
-        results |= {event.id: event.result for event in engine.step() if event.result is not None}
-    engine.check_integrity()
-    alone = run(make_engine(), [without(work[0])])["0"]
-    assert written(results["0"]) == written(alone)
+    assert written(run(engine, [])["0"]) == written(alone(without(work[0])))
 
 
 def test_what_takes_pages_later_takes_those_of_drafts() -> None:
     """Also of a request whose next pass is planned with drafts; it goes on without them."""
     engine = make_engine(max_num_seqs=2, max_model_len=32, store_budget_tokens=0, page_size=4)
-    policy = parse("none", {}, lambda: DepthLookup({}))
-    first, late = (request(str(n), prompt=20, max_tokens=12, speculate=6).with_policy(policy) for n in range(2))
-    engine.add(first)
+    first, late = (Work(request(str(n), 20, max_tokens=12, speculate=6), policy_of("none")) for n in range(2))
+    engine.add(first.asked)
     for _ in range(3):
         engine.step()
     (running,) = engine._lifecycle.requests()
     assert running.claim.drafting is not None
     assert running.plan().drafts
-    engine.add(late)
-    results: dict[str, Result] = {}
-    while engine.busy:
-        results |= {event.id: event.result for event in engine.step() if event.result is not None}
-        if len(engine._lifecycle.requests()) == 2:
-            assert running.claim.drafting is None
-    alone = run(make_engine(), [Work(replace(first, params=replace(first.params, speculate=None)), policy)])["0"]
-    assert written(results["0"]) == written(alone) == written(results["1"])
+
+    def taken(_: int) -> None:
+        assert len(engine._lifecycle.requests()) < 2 or running.claim.drafting is None
+
+    results = run(engine, [late], each_step=taken)
+    assert written(results["0"]) == written(alone(without(first))) == written(results["1"])
 
 
 def test_passes_count_after_drafts_were_taken_from_a_step_that_one_of_them_had_run() -> None:
@@ -403,9 +384,9 @@ def test_passes_count_after_drafts_were_taken_from_a_step_that_one_of_them_had_r
     ],
 )
 def test_what_cannot_be_exact_is_refused(cache: str, sampling: Line, reason: str) -> None:
-    policy = parse(cache, {}, lambda: DepthLookup({}))
+    asked = request(speculate=4, **sampling).with_policy(policy_of(cache))
     with pytest.raises(ConfigError, match=f"^speculate=4 cannot be exact here: .*{reason}.*leave speculate out"):
-        make_engine().check(request("r", speculate=4, **sampling).with_policy(policy))
+        make_engine().check(asked)
 
 
 @pytest.mark.parametrize("cache", ["none", "block-prefix", "block-dual", "bicache+block-dual"])
@@ -413,7 +394,7 @@ def test_drafts_on_a_canvas_that_grows(cache: str) -> None:
     """It gets room for drafts anew with each block, as the defaults of some families grow."""
     config = replace(small_config("llada"), family="illada", sampling=preset("illada-tiny").sampling)
     model = Transformer(config, lively_weights(config))
-    policy = parse(cache, {"depth": 2} if "bicache" in cache else {}, lambda: DepthLookup({}))
+    policy = policy_of(cache, **({"depth": 2} if "bicache" in cache else {}))
     work = [
         Work(request(str(n), prefix=2, max_tokens=24, block_length=6, speculate=4, seed=n), policy, n) for n in range(6)
     ]
@@ -427,21 +408,20 @@ def test_drafts_on_a_canvas_that_grows(cache: str) -> None:
 
 def test_growing_canvases_beside_drafts() -> None:
     """A canvas that grows takes the pages of drafts where no others are left."""
-    policy = parse("none", {}, lambda: DepthLookup({}))
+    policy = policy_of("none")
     drafting = Work(request("drafts", prompt=20, max_tokens=12, speculate=6), policy)
     growing = Work(request("grows", prompt=4, max_tokens=24, growing_canvas=True, block_length=4), policy)
     engine = make_engine(max_num_seqs=2, max_model_len=32, store_budget_tokens=0, page_size=4)
     results = run(engine, [drafting, growing])
-    same(results["drafts"], run(make_engine(), [without(drafting)])["drafts"])
-    assert written(results["grows"]) == written(run(make_engine(), [growing])["grows"])
+    same(results["drafts"], alone(without(drafting)))
+    assert written(results["grows"]) == written(alone(growing))
 
 
 @pytest.mark.parametrize("bias", [{"logit_bias": {3: 4.0, 7: -9.0, 11: 2.0}}, {"min_p": 0.3}])
 def test_biases_act_on_drafts_too(bias: Line) -> None:
     work = [
-        Work(request(f"{cache} {n}", n, max_tokens=12, speculate=4, **bias).with_readers(Logprobs(2)), policy)
+        Work(request(f"{cache} {n}", n, max_tokens=12, speculate=4, **bias).with_readers(Logprobs(2)), policy_of(cache))
         for cache in ("none", "block-dual")
-        for policy in [parse(cache, {}, lambda: DepthLookup({}))]
         for n in range(5, 9)
     ]
     results = run(make_engine(max_num_seqs=8), work)
@@ -470,8 +450,7 @@ def test_auto_weighs_steps_against_what_passes_take() -> None:
 
 
 def test_auto_measures_once_and_changes_no_token() -> None:
-    policy = parse("block-dual", {}, lambda: DepthLookup({}))
-    work = Work(request("r", max_tokens=12, block_length=12, speculate="auto"), policy)
+    work = Work(request("r", max_tokens=12, block_length=12, speculate="auto"), policy_of("block-dual"))
     engine, calls = make_engine(), []
 
     def measured() -> Any:
@@ -479,7 +458,7 @@ def test_auto_measures_once_and_changes_no_token() -> None:
         return PassSeconds(np.ones(len(ROWS)))
 
     vars(engine.memory)["pace"] = Pace(measured)
-    same(run(engine, [work])["r"], run(make_engine(), [without(work)])["r"])
+    same(run(engine, [work])["r"], alone(without(work)))
     assert len(calls) == 1
     (found,) = calls
     assert found.rows.shape == (len(ROWS),)
@@ -505,6 +484,28 @@ def test_passes_that_compute_are_not_run_longer(monkeypatch: pytest.MonkeyPatch)
     assert found.rows.tolist() == [20, 20, 32, 64.5, 129, 258, 516, 1032]
     assert found.canvas == 0.5
     assert sorted(set(ran)) == [8, 16, 32, 64], "two passes of which the longer one takes twice as long are enough"
+
+
+def test_ranks_time_the_same_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However their clocks go: a rank that ran more passes than another one would wait for it for ever."""
+    config = small_config("llada")
+
+    class Reads(threading.local):
+        rank = count = 0
+
+    def clock() -> float:
+        reads.count += 1
+        return float(reads.count if reads.rank else 2**reads.count)  # to the first rank longer passes take far longer
+
+    def measured(ranks: ThreadRanks) -> NDArray[np.float64]:
+        reads.rank = ranks.shard.rank
+        model = Transformer(config, dummy_weights(config, torch.float32, CPU, 0, ranks.shard), ranks=ranks)
+        return pass_seconds(model).rows
+
+    reads = Reads()
+    monkeypatch.setattr("remask.engine.drafting.time.perf_counter", clock)
+    one, other = together(2, measured)
+    assert one.tolist() == other.tolist()
 
 
 def test_readers_of_steps_are_refused() -> None:

@@ -1,6 +1,5 @@
 """Rows that see a part of their canvas: work lists, and attention over them, against a softmax over explicit keys."""
 
-import math
 import random
 from dataclasses import dataclass
 
@@ -11,12 +10,13 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.engine.stage_work import NEAR_TILE, TILE, StageRows, make_near, make_work, neighbour_places
-from remask.model.attention import Sink, attend_near
+from remask.model.attention import attend_near
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
 from remask.model.stage import Index, runs
 from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
 from remask.plan.spans import Span
+from tests.engine.test_attention import naive
 
 DIM = 4
 HEADS = pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])
@@ -53,24 +53,6 @@ class Layout:
         span = Span(range(1), np.ones(length, dtype=np.bool_))
         limits = None if sees is None else np.array(sees)
         self.parts.append(StageRows(state, span, table, np.array(positions), slice(at, at + len(positions)), limits))
-
-
-def naive(q: Tensor, k: Tensor, v: Tensor, keys: list[list[int]], cap: float | None, sink: Sink | None) -> Tensor:
-    """Row by row, head by head."""
-    out, share = torch.zeros_like(q), q.shape[1] // k.shape[1]
-    for row, slots in enumerate(keys):
-        for head in range(q.shape[1]):
-            group = head // share
-            held_k, held_v = k[slots, group], v[slots, group]
-            if sink is not None:
-                held_k, held_v = (
-                    torch.cat([kv, one[group][None]]) for kv, one in zip((held_k, held_v), sink, strict=True)
-                )
-            scores = held_k @ q[row, head] / math.sqrt(q.shape[2])
-            if cap is not None:
-                scores = cap * (scores / cap).tanh()
-            out[row, head] = scores.softmax(0) @ held_v
-    return out.flatten(1)
 
 
 def check(layout: Layout, heads: int, kv_heads: int, cap: float | None = None, sink: bool = False) -> None:

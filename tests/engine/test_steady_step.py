@@ -4,7 +4,7 @@ Neither launches nor copies nor waits may grow with the number of requests, and 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from remask.engine import pack, runner
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.member import Turn
 from remask.engine.request import Request
 from remask.machine.transfers import send
 from remask.model import attention_triton, executors, graphs, layer_triton, stage
@@ -32,7 +31,7 @@ from remask_lab.speed import host_decode
 from tests.engine.entered import entered
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
-from tests.engine.test_no_waits import Reads
+from tests.engine.test_no_waits import reads_of
 from tests.model.test_launches import Count
 
 LAYERS, BLOCK, LENGTH = 4, 16, 64
@@ -116,14 +115,7 @@ def steady(policy: CachePolicy, requests: int, patch: pytest.MonkeyPatch, **limi
             ),
             "counted",
         )
-        reads, launch = Reads(config.vocab), engine.runner.launch_scores
-
-        def launched(hidden: Tensor, turns: Sequence[Turn]) -> Any:
-            reads.turns = turns if engine.config.overlap else ()
-            return launch(hidden, turns)
-
-        patch.setattr(runner, "Arrival", reads)
-        patch.setattr(engine.runner, "launch_scores", launched)
+        reads = reads_of(engine, patch)
         params = SamplingParams(max_tokens=32, block_length=BLOCK, steps=32, ignore_eos=True)
         for number in range(requests):
             engine.add(Request(str(number), [7] * 16 + [8, 9], params, 16, policy))

@@ -10,10 +10,8 @@ from remask.engine.running import RunningRequest
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.plan.plan import Plan
 from remask.plan.spans import Mask, Span, SpanMemo, Spans, TopRho
-from remask.policies import parse
-from remask.policies.bicache import DepthLookup
 from remask.policies.elastic import Watch
-from tests.engine.support import Work, alone, make_engine, outcome, request, run
+from tests.engine.support import Work, alone, make_engine, outcome, policy_of, request, run
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -33,10 +31,7 @@ def works(min_confidence: float) -> list[Work]:
     """One request under each policy; its spans are filled one position a step."""
     knobs = {"min_confidence": min_confidence, "window": 1, "threshold": 1.0, "cut_tail": True}
     sampling: dict[str, Any] = {"max_tokens": 16, "remasking": "slowfast", "slowfast": knobs}
-    return [
-        Work(request(name, 13, 6, **sampling), parse(name, settings, lambda: DepthLookup({})))
-        for name, settings in SETTINGS.items()
-    ]
+    return [Work(request(name, 13, 6, **sampling), policy_of(name, **settings)) for name, settings in SETTINGS.items()]
 
 
 @pytest.mark.few(2)

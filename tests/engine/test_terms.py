@@ -19,6 +19,7 @@ from tests.engine.support import (
     CheckedTransformer,
     Work,
     alone,
+    events_of,
     let_pass,
     lively_weights,
     make_engine,
@@ -26,6 +27,7 @@ from tests.engine.support import (
     poisoned_engine,
     request,
     run,
+    small_config,
 )
 from tests.sampling_fields import flat_params
 
@@ -35,13 +37,12 @@ def started(engine: Engine) -> list[str]:
 
 
 def test_lower_priorities_begin_first_and_equal_ones_as_they_came() -> None:
-    engine = make_engine(max_num_seqs=1)
-    for name, priority in (("a", 1), ("b", 0), ("c", -5), ("d", 0), ("e", 1)):
-        engine.add(replace(request(name, max_tokens=1), priority=priority))
-    order = []
-    while engine.busy:
-        order += [event.id for event in engine.step() if event.result is not None]
-    assert order == ["c", "b", "d", "a", "e"]
+    asked = (
+        replace(request(name, max_tokens=1), priority=priority)
+        for name, priority in (("a", 1), ("b", 0), ("c", -5), ("d", 0), ("e", 1))
+    )
+    events = events_of(make_engine(max_num_seqs=1), *asked)
+    assert [event.id for event in events if event.result is not None] == ["c", "b", "d", "a", "e"]
 
 
 def test_what_runs_is_not_touched_by_a_higher_priority() -> None:
@@ -193,15 +194,20 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "most"),
+    ("family", "sampling", "most"),
     [
-        ({"max_tokens": 2 * MAX_EVENTS}, 2 * MAX_EVENTS),
-        ({"max_tokens": 8, "steps": MAX_EVENTS + 8}, MAX_EVENTS + 8),
-        ({"max_tokens": 8, "block_length": 4, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),
+        ("llada", {"max_tokens": 2 * MAX_EVENTS}, 2 * MAX_EVENTS),
+        ("llada", {"max_tokens": 8, "steps": MAX_EVENTS + 8}, MAX_EVENTS + 8),
+        ("llada", {"max_tokens": 8, "block_length": 4, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),
+        ("diffusion-gemma", {"max_tokens": 9, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),  # in canvases of 8
+        ("llada2", {"max_tokens": MAX_EVENTS, "remasking": "joint_threshold"}, MAX_EVENTS + (MAX_EVENTS // 8 + 1) * 16),
+        ("llada2", {"max_tokens": 8, "remasking": "joint_threshold", "max_post_steps": MAX_EVENTS}, 8 + 2 * MAX_EVENTS),
     ],
 )
-def test_a_trace_that_could_not_be_replayed_is_refused_before_the_run(sampling: dict[str, Any], most: int) -> None:
-    params, terms = flat_params(**sampling), Terms(return_trace=True)
+def test_a_trace_that_could_not_be_replayed_is_refused_before_the_run(
+    family: str, sampling: dict[str, Any], most: int
+) -> None:
+    params, terms, shape = flat_params(**sampling), Terms(return_trace=True), small_config(family)
     with pytest.raises(ConfigError, match=rf"return_trace: a trace holds at most {MAX_EVENTS} steps.* may take {most}"):
-        request_of("r", [1], params, Dense(), terms, "masked", shared=0)
-    request_of("r", [1], params, Dense(), Terms(), "masked", shared=0)
+        request_of("r", [1], params, Dense(), terms, shape, shared=0)
+    request_of("r", [1], params, Dense(), Terms(), shape, shared=0)

@@ -13,8 +13,9 @@ from remask.engine.request import Owner, PendingRequest, Request
 from remask.engine.scheduler import StepLimits
 from remask.engine.waiting import WaitingQueue
 from remask.errors import QueueFullError
+from remask.request.result import Result
 from remask.request.terms import PRIORITY_STEP_S
-from tests.engine.support import Work, alone, make_engine, outcome, request
+from tests.engine.support import Work, alone, make_engine, outcome, request, run
 from tests.engine.test_async_engine import checked, drive, ends
 from tests.engine.test_scheduler import Stub, line, taken
 
@@ -39,12 +40,8 @@ def steps_until(engine: Engine, name: str) -> int:
     raise AssertionError("it never ended")
 
 
-def finish(engine: Engine) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    while engine.busy:
-        results |= {event.id: event.result for event in engine.step() if event.result is not None}
-        engine.check_integrity()
-    return results
+def finish(engine: Engine) -> dict[str, Result]:
+    return run(engine, [], each_step=lambda _: engine.check_integrity())
 
 
 @pytest.mark.parametrize("budget", [None, 150])
@@ -79,25 +76,21 @@ def test_bodies_of_one_client_take_turns_too() -> None:
 def test_a_step_has_no_more_canvases_than_may_run_and_nobody_starves(seed: int) -> None:
     rng = random.Random(seed)
     engine = make_engine(max_num_seqs=3, max_row_layers=rng.choice([None, 120]))
-    whole, sizes, seen = engine.runner.run, list[int](), Counter[str]()
+    whole, sizes = engine.runner.run, list[int]()
 
-    def run(items: Any) -> Any:
+    def counted(items: Any) -> Any:
         sizes.append(len(items))
         return whole(items)
 
-    engine.runner.run = run  # type: ignore[method-assign]
+    engine.runner.run = counted  # type: ignore[method-assign]
     for client in range(6):
         for body in range(2):
             for each in flood(3, Owner(f"c{client}", f"c{client}b{body}"), tokens=4):
                 engine.add(replace(each, params=replace(each.params, cfg_scale=rng.choice([0.0, 0.0, 1.0]))))
-    while engine.busy:
-        for event in engine.step():
-            if event.result is not None:
-                assert event.result.error is None
-                seen[event.id[:2]] += 1
-        engine.check_integrity()
+    results = finish(engine)
+    assert {result.error for result in results.values()} == {None}
     assert max(sizes) <= 3
-    assert seen == {f"c{client}": 6 for client in range(6)}
+    assert Counter(name[:2] for name in results) == {f"c{client}": 6 for client in range(6)}
 
 
 def test_a_client_has_its_share_of_row_layers_where_others_compute() -> None:

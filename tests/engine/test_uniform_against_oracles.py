@@ -93,6 +93,10 @@ def draw_line(rng: random.Random, model: str) -> Line:
     return {"cache": cache, "cache_config": config, "prompt_token_ids": prompt, "sampling": sampling}
 
 
+def plain(prompt: list[int], cache: str = "none", **sampling: Any) -> Line:
+    return {"cache": cache, "cache_config": {}, "prompt_token_ids": prompt, "sampling": sampling}
+
+
 def drawn(rng: random.Random, model: str) -> tuple[Line, Decode]:
     return first_clear(lambda: draw_line(rng, model), lambda line: oracle(model, line))
 
@@ -162,10 +166,7 @@ def test_a_mask_under_uniform_noise_stays_under_the_adaptive_sampler_and_goes_un
         "ancestral": {"sampler": "ancestral", "temperature": 1.0, "seed": 1},
         "greedy": {"sampler": "ancestral"},
     }
-    work = [
-        work_of({"cache": "none", "cache_config": {}, "prompt_token_ids": prompt, "sampling": sampling | more}, name)
-        for name, more in lines.items()
-    ]
+    work = [work_of(plain(prompt, **sampling, **more), name) for name, more in lines.items()]
     results = run(poisoned_engine(kinds.checkpoint("gidd").model), work)
     assert results["adaptive"].token_ids == (kinds.MASK,) * 4
     assert kinds.MASK not in results["ancestral"].token_ids + results["greedy"].token_ids
@@ -175,8 +176,7 @@ def test_a_settled_token_of_mask_noise_stays_where_the_prediction_rules_it_out()
     """x_hat(z) is 0 and noise never gave z: the posterior is 0 / 0, and the token stays."""
     torch.manual_seed(0)
     canvas = [7, 8, kinds.MASK, 9, *[kinds.MASK] * 4]
-    sampling = {"max_tokens": 4, "block_length": 4, "initial_canvas": canvas, "sampler": "ancestral"}
-    line = {"cache": "none", "cache_config": {}, "prompt_token_ids": [1, 2], "sampling": sampling}
+    line = plain([1, 2], max_tokens=4, block_length=4, initial_canvas=canvas, sampler="ancestral")
     result = run(poisoned_engine(kinds.checkpoint("gidd, masks").model), [work_of(line, "x")])["x"]
     assert [result.token_ids[index] for index in (0, 1, 3)] == [7, 8, 9]
     assert result.token_ids[2] != kinds.MASK
@@ -187,8 +187,7 @@ EOS = 38
 
 def ends(prompt: list[int], canvas: list[int], tokens: int, **sampling: Any) -> Result:
     """A request that honours its end tokens."""
-    given: Line = {"max_tokens": tokens, "block_length": 4, "initial_canvas": canvas, "ignore_eos": False, **sampling}
-    line = {"cache": "none", "cache_config": {}, "prompt_token_ids": prompt, "sampling": given}
+    line = plain(prompt, max_tokens=tokens, block_length=4, initial_canvas=canvas, ignore_eos=False, **sampling)
     return run(poisoned_engine(kinds.checkpoint("gidd").model), [work_of(line, "x")])["x"]
 
 

@@ -12,9 +12,9 @@ import pytest
 from remask.request.result import Event, Result
 from remask.request.sampling_groups import ANCESTRAL
 from tests.engine import kinds
-from tests.engine.support import first_clear, poisoned_engine, run
+from tests.engine.support import events_of, first_clear, poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import trace, work_of
-from tests.engine.test_uniform_against_oracles import NARROW, Line, draw_line, limits
+from tests.engine.test_uniform_against_oracles import NARROW, Line, draw_line, limits, plain
 from tests.oracles import gidd, uniform_drawn
 from tests.oracles.canvas import Decode
 
@@ -100,14 +100,9 @@ CORRECTED: dict[str, Any] = {"correction_steps": 6, "correction_temperature": 1.
 
 def answer(cache: str = "none", **sampling: Any) -> tuple[list[Event], Result]:
     """All events of one request, and its result."""
-    given = {"max_tokens": 10, "block_length": 4, "canvas_length": 20, "seed": 1, **sampling}
-    line = {"cache": cache, "cache_config": {}, "prompt_token_ids": [1, 2, 3], "sampling": given}
+    line = plain([1, 2, 3], cache, **{"max_tokens": 10, "block_length": 4, "canvas_length": 20, "seed": 1, **sampling})
     engine = poisoned_engine(kinds.checkpoint("gidd").model, decode=lambda ids: "".join(f"<{token}>" for token in ids))
-    item = work_of(line, "x")
-    engine.add(item.asked)
-    events = []
-    while engine.busy:
-        events += engine.step()
+    events = events_of(engine, work_of(line, "x").asked)
     result = events[-1].result
     assert result is not None
     return events, result

@@ -39,9 +39,8 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: Map
     own = {name: line[name] for name in declared(SamplingParams) if line.get(name) is not None}
     params, template = llm.session.response(terms, own, len(tokens), command=sampling)
     policy = _policy(llm, terms)
-    kind, constraint = llm.loaded.config.kind, llm.session.constraint(terms.structured_outputs)
-    more: dict[str, Any] = {"constraint": constraint, "template": template}
-    return request_of(request_id, tokens, params, policy, terms, kind, shared=shared, **more)
+    more: dict[str, Any] = {"constraint": llm.session.constraint(terms.structured_outputs), "template": template}
+    return request_of(request_id, tokens, params, policy, terms, llm.loaded.config, shared=shared, **more)
 
 
 def terms_of(line: Mapping[str, Any]) -> Terms:

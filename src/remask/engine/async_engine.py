@@ -255,6 +255,8 @@ class AsyncEngine:
                 self._stopped = True
                 self._wake.notify()
             await asyncio.to_thread(self._thread.join)
+            for future in tuple(self._calls):  # posted after the thread had looked for the last time
+                _fail(future, EngineDeadError("the engine has stopped"))
         if self._watch is not None:
             self._watch.cancel()
 
@@ -361,7 +363,9 @@ class AsyncEngine:
     def _deliver(self, events: list[Event]) -> None:
         by_ticket: dict[Ticket, list[Event]] = {}
         for event in events:
-            ticket = self._tickets[event.id]
+            ticket = self._tickets.get(event.id)
+            if ticket is None:  # another user of the engine asked for it
+                continue
             by_ticket.setdefault(ticket, []).append(event)
             if self._listener is not None:
                 self._listener(event)

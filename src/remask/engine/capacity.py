@@ -213,17 +213,21 @@ def pass_rows(
     return rows
 
 
-def store_tokens(memory: DeviceMemory, token: TokenBytes, workspace: int, canvases: int, longest: int) -> int:
+def store_tokens(
+    memory: DeviceMemory, token: TokenBytes, workspace: int, canvases: int, longest: int, page: int
+) -> int:
     """Tokens that the prefix store may hold where `canvases` canvases of `longest` tokens have their K/V.
 
-    Raises `ConfigError`, with the numbers and what to change, where these have no room.
+    A canvas may take a `page` more than its length says. Raises `ConfigError`, with the numbers and what to change,
+    where these have no room.
     """
-    needed, room = canvases * longest * token.kv, memory.room - workspace
+    each = longest + page
+    needed, room = canvases * each * token.kv, memory.room - workspace
     if needed > room:
         fitting = max(0, room) // token.kv
-        ways = [f"--max-num-seqs {fitting // longest}"] if fitting >= 2 * longest else []
-        if fitting >= 2 * canvases:
-            ways.append(f"--max-model-len {fitting // canvases}")
+        ways = [f"--max-num-seqs {fitting // each}"] if fitting >= 2 * each else []
+        if (shorter := fitting // canvases - page) > 1:
+            ways.append(f"--max-model-len {shorter}")
         raise ConfigError(
             f"K/V do not fit: {canvases} canvases of {longest} tokens need {gigabytes(needed)}, and beside the weights "
             f"and {gigabytes(workspace)} for a pass there are {gigabytes(max(0, room))}; everything may take {memory}. "

@@ -37,20 +37,6 @@ STEPS_PER_POSITION = 4  # of the default limit of steps
 
 
 @dataclass(frozen=True, slots=True)
-class RequestWork:
-    """The work that a request asks for, known before it runs.
-
-    Attributes:
-        steps: denoising steps that its parameters name, those of a correction included.
-        row_layers: an upper bound: row-layers of the passes of these steps, if each computed all rows in all
-            layers. A cache policy computes fewer.
-    """
-
-    steps: int
-    row_layers: int
-
-
-@dataclass(frozen=True, slots=True)
 class RequestLimits:
     """Limits of one request. Each error names the field, the value, the limit and the way out."""
 
@@ -71,15 +57,15 @@ class RequestLimits:
             if value is not None and value > self.steps:
                 raise ConfigError(f"{name}={value} is more than the {self.steps} steps {_WAY_OUT}")
 
-    def check_work(self, work: RequestWork, params: SamplingParams) -> None:
+    def check_work(self, steps: int, row_layers: int, params: SamplingParams) -> None:
         """Raise `ConfigError` on more work than a request may ask for."""
-        if work.steps > self.steps:
+        if steps > self.steps:
             names = [name for name in _STEP_FIELDS if attrgetter(name)(params)] or ["max_tokens"]
             named = ", ".join(f"{name}={attrgetter(name)(params)}" for name in names)
-            raise ConfigError(f"{named} make {work.steps} steps, more than the {self.steps} {_WAY_OUT}")
-        if self.row_layers is not None and work.row_layers > self.row_layers:
+            raise ConfigError(f"{named} make {steps} steps, more than the {self.steps} {_WAY_OUT}")
+        if self.row_layers is not None and row_layers > self.row_layers:
             raise ConfigError(
-                f"max_tokens={params.max_tokens} and {work.steps} steps may take {work.row_layers} row-layers, and a "
+                f"max_tokens={params.max_tokens} and {steps} steps may take {row_layers} row-layers, and a "
                 f"request may take {self.row_layers}; send a shorter prompt, a shorter response or fewer steps, or "
                 "raise max_request_row_layers"
             )
@@ -87,12 +73,6 @@ class RequestLimits:
 
 _STEP_FIELDS = ("steps_per_block", "steps", "remasking.max_post_steps", "uniform.correction_steps", "block_length")
 _WAY_OUT = "that a request may take; lower it, or raise max_steps"
-
-
-def work_of(decoding: Decoding, canvases: int, layers: int, drafts: DraftRoom, *, skips: bool) -> RequestWork:
-    """The work of a request on `canvases` canvases. `skips`: no pass is run for a step that transfers nothing."""
-    rows = (decoding.longest * canvases + drafts.drafts * drafts.rows) * layers
-    return RequestWork(decoding.total_steps, decoding.passes(skips=skips) * rows)
 
 
 def check_request(
@@ -151,12 +131,11 @@ def check_request(
         raise ConfigError(
             f"mode {SPECULATION!r}: what {undrafted.name!r} reads or writes depends on the steps before; use mode 'ar'"
         )
-    skips = schedule.idle_passes == "skipped"
     if params.speculate is not None:
         pending.draft_room = _draft_room(asked, decoding, policy, max_model_len)
-    work = work_of(decoding, pending.canvases, shape.layers, pending.draft_room, skips=skips)
-    limits.check_work(work, params)
-    pending.row_layers = work.row_layers
+    rows = decoding.longest * pending.canvases + pending.draft_room.drafts * pending.draft_room.rows
+    pending.row_layers = decoding.passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
+    limits.check_work(decoding.total_steps, pending.row_layers, params)
     pending.page_keys = page_keys(request, decoding)
     return pending
 

@@ -110,7 +110,8 @@ def pass_seconds(model: Transformer) -> PassSeconds:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             turns.append(time.perf_counter() - start)
-        return min(turns)
+        # Which passes are run follows from their seconds, so all ranks go by those of the slowest.
+        return float(model.ranks.gather(torch.tensor([min(turns)], dtype=torch.float64, device=device)).max())
 
     found: list[float] = []
     for before, rows in zip((0, *ROWS), ROWS, strict=False):

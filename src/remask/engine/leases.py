@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from remask.engine.config import EngineConfig
-from remask.engine.placement import Decision, LeasePlan, NoRoom, PartPlan, Placement, Shared, reserved
+from remask.engine.placement import Decision, LeasePlan, NoRoom, PartPlan, Placement, Shared
 from remask.engine.request import PendingRequest, Request
+from remask.errors import IntegrityError
 from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
 from remask.plan.plan import PrefixHit
@@ -109,9 +110,12 @@ class Leases(ABC):
         tokens = request.prompt_token_ids[plan.asked.start : plan.asked.stop]
         if entry is None:
             entry = self.store.whole(tokens, request.salt)  # of an equal part before it
-        if entry is None:
-            return reserved(self.store, tokens, layers, request.salt)
-        return self.store.lend(entry, layers, tokens)
+        if entry is not None:
+            return self.store.lend(entry, layers, tokens)
+        lease = self.store.reserve(tokens, layers, request.salt)
+        if lease is None:
+            raise IntegrityError("the room that was planned for a new entry is gone")
+        return lease
 
     def _unlease(self, lease: Lease) -> None:
         """Release a new lease, and remove the entry that was made for it."""

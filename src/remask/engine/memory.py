@@ -122,10 +122,7 @@ class Memory:
         return pages + self.store.state_bytes + self.extra_bytes
 
     def page_keys(self, request: Request, decoding: Decoding) -> tuple[int, ...]:
-        """Identities of the exact pages that a prompt fills, in the blocks of `decoding`. Any thread may ask for them.
-
-        Empty where the policy shares no pages, or where a page holds no whole number of blocks.
-        """
+        """See `Pages.keys`."""
         return self._exact.keys(request, decoding)
 
     def remember(self, pending: PendingRequest) -> None:

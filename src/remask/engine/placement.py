@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from remask.engine.canvas_state import Move, SlotTable, leased_tables, plain_table, shared_table
 from remask.engine.drafting import Drafting
 from remask.engine.request import PendingRequest
-from remask.errors import IntegrityError
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan, PrefixHit
 from remask.policies.base import CachePolicy, Unread
 from remask.store.chain import Page, PageChain
 from remask.store.entries import PrefixEntry
 from remask.store.pages import PageRange
-from remask.store.prefix import Lease, PrefixStore
+from remask.store.prefix import Lease
 
 
 @dataclass(slots=True)
@@ -262,11 +261,3 @@ class Sharing(Protocol):
     def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> Shared:
         """Claim what `plan` decided, which must be recent. `undo` gets a call that frees each thing claimed."""
         ...
-
-
-def reserved(store: PrefixStore, tokens: Sequence[int], layers: int, cache_salt: str) -> Lease:
-    """The lease of a new entry. Raises `IntegrityError` where the store has changed since it was planned."""
-    lease = store.reserve(tokens, layers, cache_salt)
-    if lease is None:
-        raise IntegrityError("the room that was planned for a new entry is gone")
-    return lease

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
-from remask.checks import ModelKind
 from remask.errors import ConfigError
+from remask.model.config import ModelConfig
 from remask.plan.canvas import Template
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
@@ -22,6 +22,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.request.terms import PRIORITY_STEP_S, Terms
 from remask.request.trace import MAX_EVENTS
 from remask.sampling.decoder import Decoding
+from remask.sampling.rules import MAX_POST_STEPS
 from remask.text.incremental import MAX_CHAR_TOKENS, StopRule
 
 R = TypeVar("R", bound=Reader)
@@ -139,7 +140,7 @@ class PendingRequest:
         request: the request as it was given.
         decoding: how it is denoised.
         stops: what ends its response.
-        row_layers: an upper bound of its work, see `RequestWork`.
+        row_layers: an upper bound of its work: all rows in all layers of each pass. A cache policy computes fewer.
         page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
         arrived: when it was submitted, by `clock`.
         clock: the engine's, in seconds.
@@ -198,7 +199,7 @@ def request_of(
     params: SamplingParams,
     policy: CachePolicy,
     terms: Terms,
-    kind: ModelKind,
+    shape: ModelConfig,
     *,
     shared: int,
     find_prefix: bool = True,
@@ -207,7 +208,7 @@ def request_of(
     continues: bool = False,
     drafts: bool = False,
 ) -> Request:
-    """The request of these terms on a model of this `kind`; `shared` is its default `prefix_length`.
+    """The request of these terms on a model of this `shape`; `shared` is its default `prefix_length`.
 
     Without `find_prefix` the client named that default, by other means than a term. `constraint` is the compiled
     `structured_outputs` of the terms; `template` is made of its canvas or suffix. `continues` is that of `Request`.
@@ -215,20 +216,21 @@ def request_of(
     If the trace is to be returned, the seed is drawn here, so that the run can be repeated. Raises
     `ConfigError` on terms that the kind of model, or a replay of another prompt, cannot meet.
     """
-    if terms.return_step_maps and kind == "uniform":
+    if terms.return_step_maps and shape.kind == "uniform":
         raise ConfigError(
             "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
             "step that wrote one says nothing of the last; send return_trace, which tells all of them"
         )
-    if terms.return_trace and _most_steps(params) > MAX_EVENTS:
+    most = _most_steps(params, shape)
+    if terms.return_trace and most > MAX_EVENTS:
         raise ConfigError(
             f"return_trace: a trace holds at most {MAX_EVENTS} steps, and max_tokens={params.max_tokens} with these "
-            f"steps may take {_most_steps(params)}; ask for fewer, or leave return_trace out"
+            f"steps may take {most}; ask for fewer, or leave return_trace out"
         )
     if terms.return_trace and params.seed is None:
         params = replace(params, seed=secrets.randbits(62))
     # The trace of a uniform model holds no log-probabilities: `check_request` says why.
-    traced = 0 if terms.return_trace and kind != "uniform" else None
+    traced = 0 if terms.return_trace and shape.kind != "uniform" else None
     top = traced if terms.top_logprobs is None else terms.top_logprobs
     return Request(
         id=name,
@@ -262,8 +264,16 @@ def _readers(
         yield Drafts()
 
 
-def _most_steps(params: SamplingParams) -> int:
-    """An upper bound of the steps that write something: one for each token, or the steps that were asked for."""
-    blocks = -(-params.max_tokens // (params.block_length or params.max_tokens))
+def _most_steps(params: SamplingParams, shape: ModelConfig) -> int:
+    """An upper bound of the steps that write something: one for each token, or the steps that were asked for.
+
+    Steps that correct, or that edit a block without masks, come on top.
+    """
+    blocks = -(-params.max_tokens // (params.block_length or shape.block_length or params.max_tokens))
     asked = max(params.steps or 0, (params.steps_per_block or 0) * blocks)
-    return max(params.max_tokens, asked) + (params.uniform.correction_steps or 0)
+    if shape.kind == "block_causal" and not shape.self_conditioning:  # each step fills a mask
+        asked = 0
+    more, edits = params.uniform.correction_steps or 0, params.remasking.max_post_steps
+    if params.remasking.rule == "joint_threshold":
+        more += (MAX_POST_STEPS if edits is None else edits) * (blocks + 1)  # the first block may begin in the prompt
+    return max(params.max_tokens, asked) + more

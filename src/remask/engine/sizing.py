@@ -80,7 +80,7 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
         most = min(most, config.max_row_layers)
     rows = pass_rows(shape, most, longest, item, left, ranks, model.attention)
     workspace = extra + workspace_bytes(shape, rows, longest, item, ranks, model.attention)
-    room = store_tokens(memory, token, workspace, canvases, longest)
+    room = store_tokens(memory, token, workspace, canvases, named, page)
     if stored > room:
         raise ConfigError(
             f"store_budget_tokens={asked} needs {gigabytes(stored * (token.kv + token.state))} beside running "

@@ -254,7 +254,7 @@ class Intake:
         own = body.sampling
         if terms.replay is not None and choices * len(prompts) > 1:
             raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
-        policy, kind, usual = self.policy(terms), self.llm.loaded.config.kind, self.config.sampling
+        policy, shape, usual = self.policy(terms), self.llm.loaded.config, self.config.sampling
         constraint = self.llm.session.constraint(terms.structured_outputs, given)
         more: dict[str, Any] = {"constraint": constraint, "drafts": bool(body.stream_drafts)}
         more |= {"find_prefix": find_prefix, "continues": bool(body.continued)}
@@ -265,7 +265,7 @@ class Intake:
                 name = f"{request_id}-{next(self.numbers)}"
                 seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
                 requests.append(
-                    request_of(name, tokens, seeded, policy, terms, kind, shared=shared, template=template, **more)
+                    request_of(name, tokens, seeded, policy, terms, shape, shared=shared, template=template, **more)
                 )
         return requests
 
