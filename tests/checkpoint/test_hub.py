@@ -241,7 +241,12 @@ def test_an_adapter_and_a_file_come_whole(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("hub")
 def test_the_bar_of_a_file_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden: list[bool] = []
-    monkeypatch.setattr(hub_module, "hf_hub_download", lambda *_: hidden.append(are_progress_bars_disabled()) or "x")
+
+    def download(*_: str) -> str:
+        hidden.append(are_progress_bars_disabled())
+        return "x"
+
+    monkeypatch.setattr(hub_module, "hf_hub_download", download)
     for progress in (False, True):
         resolve("org/name:x.gguf", progress=progress)
     assert hidden == [True, False]
