@@ -77,7 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json({"id": repo, "sha": SHA, "siblings": [{"rfilename": each.name} for each in _in(folder)]})
         if found["what"] == "tree":
             return self._json([_entry(each) for each in _in(folder)])
-        return self._file(folder / str(found["file"]))
+        path = folder / str(found["file"])
+        return self._file(path) if path.is_file() else self._fail(404, "EntryNotFound")
 
     def _fail(self, status: int, code: str) -> None:
         self.send_response(status)

@@ -8,7 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from remask.checkpoint.load import load_weights, read_config
 from remask.families import family_of
+from remask.model.quantised import QuantisedMatrix
+from remask.model.weights import Weights
 
 LAYERS, HIDDEN, HEADS, KV, INNER, VOCAB = 2, 16, 4, 2, 24, 40
 
@@ -288,3 +291,17 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], *, s
         placed |= dict.fromkeys(held, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
     return folder
+
+
+def weights_of(checkpoint: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Weights:
+    """The weights of a folder or a GGUF file, on the CPU."""
+    family, config = read_config(checkpoint)
+    return load_weights(checkpoint, family, config, dtype, torch.device("cpu"), progress=False, **more)
+
+
+def same(ours: Weights, theirs: Weights) -> None:
+    """Fails where a tensor differs in a bit, or is kept in other codes."""
+    for (field, layer, own), (name, number, other) in zip(ours.named(), theirs.named(), strict=True):
+        assert (field, layer, type(own)) == (name, number, type(other))
+        each = [matrix.parts() if isinstance(matrix, QuantisedMatrix) else {"": matrix} for matrix in (own, other)]
+        assert all(torch.equal(part, each[1][kind]) for kind, part in each[0].items()), (field, layer)

@@ -245,6 +245,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "'layers_pattern' is .*a regular expression",
     ),
     "layers": (lambda at: _edit(at, layers_to_transform="1"), "'layers_to_transform' is"),
+    "a layer beside an expression": (
+        lambda at: _edit(at, layers_to_transform=0, target_modules=".*q_proj"),
+        "'layers_to_transform' is 0; supported: null beside",
+    ),
     "no such layer": (lambda at: _edit(at, layers_to_transform=[7]), "fits no matrix"),
     "fewer layers": (lambda at: _edit(at, layers_to_transform=[0]), "has factors for .*leave out"),
     "more targets": (lambda at: _edit(at, target_modules=["q_proj", "k_proj"]), "lacks factors for .*k_proj"),

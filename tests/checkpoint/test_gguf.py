@@ -25,34 +25,24 @@ from remask.checkpoint import gguf_tensors as tensors
 from remask.checkpoint.fingerprint import fingerprint
 from remask.checkpoint.gguf_header import read_header
 from remask.checkpoint.gguf_tensors import OpenGGUF, locate
-from remask.checkpoint.load import check_tensors, load_weights, read_config
+from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.tokenizer import load_tokenizer
-from remask.checks import Quantization
 from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
 from remask.families import family_of
 from remask.model.arithmetic import frequencies
 from remask.model.config import RopeScaling
 from remask.model.quantised import QuantisedMatrix
-from remask.model.weights import Weights
 from tests import goldens
 from tests.checkpoint import checkpoints
+from tests.checkpoint.checkpoints import same, weights_of
 from tests.live_bytes import LiveBytes
 
 FILES = goldens.ROOT / "gguf"
 CPU = torch.device("cpu")
-
-
-def loaded(path: Path, quantization: Quantization | None = None) -> Weights:
-    family, config = read_config(path)
-    return load_weights(path, family, config, torch.float32, CPU, progress=False, quantization=quantization)
-
-
-def named(weights: Weights) -> dict[tuple[str, int | None], Tensor]:
-    return {(name, layer): tensor for name, layer, tensor in weights.named()}
 
 
 @pytest.mark.parametrize(
@@ -66,11 +56,10 @@ def named(weights: Weights) -> dict[tuple[str, int | None], Tensor]:
 def test_a_file_is_the_model_that_it_was_made_of(file: str, model: str, rounded: torch.dtype) -> None:
     path, folder = FILES / f"{file}.gguf", goldens.model_dir(model)
     assert read_config(path)[1] == read_config(folder)[1]
-    ours, theirs = named(loaded(path)), named(loaded(folder))
-    assert ours.keys() == theirs.keys()
-    for key, tensor in theirs.items():
+    for (*key, own), (*its, tensor) in zip(weights_of(path).named(), weights_of(folder).named(), strict=True):
         vector = tensor.dim() == 1  # these stay float32 in such files
-        assert torch.equal(ours[key], tensor if vector else tensor.to(rounded).float()), key
+        assert key == its
+        assert torch.equal(own, tensor if vector else tensor.to(rounded).float()), key
 
 
 def test_a_file_decodes_as_recorded() -> None:
@@ -98,6 +87,17 @@ def test_a_rounded_file_decodes_as_a_folder_of_its_numbers(tmp_path: Path, file:
     assert answers[0] == answers[1]
 
 
+def add_keys(writer: gguf.GGUFWriter, keys: dict[str, Any], ahead: str = "") -> None:
+    adders: dict[type, Any] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    for key, value in keys.items():
+        adders[type(value)](f"{ahead}{key}", value)
+
+
 def written(writer: gguf.GGUFWriter, target: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -116,14 +116,7 @@ def rewritten(target: Path, kind: Type, like: str = "llada-f32", **changed: Any)
         value = changed.pop(key, field.contents())
         if value is not None:
             writer.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
-    for key, value in changed.items():
-        adders: dict[type, Any] = {
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            str: writer.add_string,
-        }
-        adders[type(value)](key, value)
+    add_keys(writer, changed)
     for each in reader.tensors:
         matrix = each.data.ndim == 2
         data = gguf.quantize(np.array(each.data), kind) if matrix else np.array(each.data)
@@ -144,7 +137,7 @@ def test_int4_keeps_the_codes_of_blocks_of_four_bits(tmp_path: Path, kind: Type)
     steps, zeros = (each.repeat_interleave(32, dim=1) for each in (codes.scales, codes.zeros))
     again = (codes.values.float() - 8) * steps + zeros
     assert float((again - numbers).abs().max()) <= float(numbers.abs().max()) * 2**-7  # scales have eight bits
-    matrix = loaded(path, "int4").layers[0].down
+    matrix = weights_of(path, quantization="int4").layers[0].down
     assert isinstance(matrix, QuantisedMatrix)
     x = torch.eye(160)
     assert torch.allclose(matrix.product(x).T, again, atol=float(numbers.abs().max()) * 2**-7)
@@ -152,10 +145,10 @@ def test_int4_keeps_the_codes_of_blocks_of_four_bits(tmp_path: Path, kind: Type)
 
 @pytest.mark.parametrize("kind", [Type.BF16, Type.Q4_0, Type.Q5_0, Type.Q5_1, Type.Q8_0])
 def test_other_types_are_unpacked(tmp_path: Path, kind: Type) -> None:
-    given = loaded(FILES / "llada-f32.gguf")
-    for tensor, other in zip(loaded(rewritten(tmp_path / "x.gguf", kind)).tensors(), given.tensors(), strict=True):
+    given = weights_of(FILES / "llada-f32.gguf")
+    for tensor, other in zip(weights_of(rewritten(tmp_path / "x.gguf", kind)).tensors(), given.tensors(), strict=True):
         assert float((tensor - other).abs().max()) <= float(other.abs().max()) / 7
-    assert 160 * 64 < loaded(tmp_path / "x.gguf", "int8").layers[0].down.nbytes <= (160 + 12) * 64
+    assert 160 * 64 < weights_of(tmp_path / "x.gguf", quantization="int8").layers[0].down.nbytes <= (160 + 12) * 64
 
 
 DOWN = "blk.0.ffn_down.weight"
@@ -171,15 +164,12 @@ def with_one(target: Path, kind: Type, raw: np.ndarray[Any, Any], name: str = DO
 def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, Any]], **rope: float) -> Path:
     """A Dream model of one layer, 256 wide; `raw` has the bytes or the numbers of each matrix."""
     writer = gguf.GGUFWriter(target, "dream")
-    for key, value in {
+    add_keys(writer, {
         "block_count": 1, "embedding_length": 256, "feed_forward_length": 512, "context_length": 64, "vocab_size": 64,
-        "attention.head_count": 4, "attention.head_count_kv": 2,
-    }.items():  # fmt: skip
-        writer.add_uint32(f"dream.{key}", value)
-    for key, number in {"freq_base": 1e6, **rope}.items():
-        writer.add_float32(f"dream.rope.{key}", number)
-    writer.add_float32("dream.attention.layer_norm_rms_epsilon", 1e-6)
-    writer.add_uint32("tokenizer.ggml.mask_token_id", 63)
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 1e6, **{f"rope.{key}": number for key, number in rope.items()},
+    }, "dream.")  # fmt: skip
+    add_keys(writer, {"tokenizer.ggml.mask_token_id": 63})
     for name, content in raw.items():
         writer.add_tensor(f"{name}.weight", content, raw_dtype=kinds.get(name))
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
@@ -223,9 +213,8 @@ def test_a_model_of_mixed_k_quants_is_the_one_of_its_numbers(tmp_path: Path) -> 
         raw[name] = blocks.reshape(rows, -1)
     numbers = {name: gguf.dequantize(each, kinds[name]) for name, each in raw.items()}
     given, plain = mixed(tmp_path / "k.gguf", kinds, raw), mixed(tmp_path / "f32.gguf", {}, numbers)
-    ours, theirs = named(loaded(given)), named(loaded(plain))
-    assert all(torch.equal(ours[key], tensor) for key, tensor in theirs.items())
-    matrix = loaded(given, "int4").layers[0].gate_up
+    same(weights_of(given), weights_of(plain))
+    matrix = weights_of(given, quantization="int4").layers[0].gate_up
     assert isinstance(matrix, QuantisedMatrix)
     expected = torch.from_numpy(np.concatenate((numbers["blk.0.ffn_gate"], numbers["blk.0.ffn_up"])))
     error = (matrix.product(torch.eye(256)).T - expected).abs().max()
@@ -266,9 +255,7 @@ def of_a_causal_model(target: Path, raw: dict[str, Any], held: dict[str, Tensor]
     writer.add_rope_freq_base(raw["rope_theta"])
     writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
     writer.add_eos_token_id(raw["eos_token_id"])
-    for key, value in rope.items():
-        adders: dict[type, Any] = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
-        adders[type(value)](f"{kind}.rope.{key}", value)
+    add_keys(writer, rope, f"{kind}.rope.")
     if kind == "qwen3":
         writer.add_key_length(raw["head_dim"])
         writer.add_value_length(raw["head_dim"])
@@ -297,9 +284,7 @@ def test_a_file_of_qwens_is_an_a2d_by_the_keys_laid_over_it(tmp_path: Path, kind
     ours = find_model(ModelSettings(str(file), hf_overrides=overrides(raw)))
     theirs = find_model(ModelSettings(str(folder)))
     assert ours.config == theirs.config
-    here, there = (named(each.load(torch.float32, CPU).weights) for each in (ours, theirs))
-    assert here.keys() == there.keys()
-    assert all(torch.equal(here[key], tensor) for key, tensor in there.items())
+    same(*(each.load(torch.float32, CPU).weights for each in (ours, theirs)))
 
 
 YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32}
@@ -445,15 +430,12 @@ def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
     drawn = torch.Generator().manual_seed(0)
     layers, wide, inner, experts = 2, 32, 32, 4
     writer = gguf.GGUFWriter(tmp_path / "moe.gguf", "llada-moe")
-    for key, value in {
+    add_keys(writer, {
         "block_count": layers, "embedding_length": wide, "context_length": 64, "vocab_size": 40,
         "expert_count": experts, "expert_used_count": 2, "expert_feed_forward_length": inner, "attention.head_count": 4,
-        "attention.head_count_kv": 4,
-    }.items():  # fmt: skip
-        writer.add_uint32(f"llada-moe.{key}", value)
-    writer.add_float32("llada-moe.rope.freq_base", 5e4)
-    writer.add_float32("llada-moe.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_uint32("tokenizer.ggml.mask_token_id", 39)
+        "attention.head_count_kv": 4, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 5e4,
+    }, "llada-moe.")  # fmt: skip
+    add_keys(writer, {"tokenizer.ggml.mask_token_id": 39})
     stacked: dict[str, tuple[int, ...]] = {
         "ffn_gate_exps": (experts, inner, wide),
         "ffn_up_exps": (experts, inner, wide),
@@ -468,7 +450,7 @@ def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
     for name, tensor in held.items():
         writer.add_tensor(f"{name}.weight", tensor.numpy())
     written(writer, tmp_path / "moe.gguf")
-    weights = loaded(tmp_path / "moe.gguf")
+    weights = weights_of(tmp_path / "moe.gguf")
     assert read_config(tmp_path / "moe.gguf")[1].tied
     for layer, own in enumerate(weights.layers):
         assert own.mixture is not None
@@ -527,9 +509,9 @@ def test_commands_take_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_one_tensor_is_in_memory_at_a_time() -> None:
     path = FILES / "llada-q8_0.gguf"
-    loaded(path, "int8")  # the first of a process tries kernels, which takes memory
+    weights_of(path, quantization="int8")  # the first of a process tries kernels, which takes memory
     with LiveBytes() as live:
-        weights = loaded(path, "int8")
+        weights = weights_of(path, quantization="int8")
     largest = 256 * 64 * 4
     assert live.peak <= weights.nbytes + 4 * largest
 
@@ -552,7 +534,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     content[at : at + 4] = struct.pack("<f", float("nan"))
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"'blk\.0\.attn_q\.weight'.*1 values of 4096 that are NaN"):
-        loaded(path)
+        weights_of(path)
 
 
 def test_a_quantised_copy_is_not_written_of_a_file(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import close_session
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
 from remask import LLM
 from remask.checkpoint import hub as hub_module
@@ -26,8 +27,17 @@ from remask.checkpoint.shelf import SHELF
 from remask.checkpoint.source import resolve, resolve_adapter
 from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
-from remask.model.quantised import QuantisedMatrix
-from tests.checkpoint.checkpoints import A2D, DIFFUSION_GEMMA, FAST_DLLM_V2, GIDD, LLADA, SDAR, random_tensors, write
+from tests.checkpoint.checkpoints import (
+    A2D,
+    DIFFUSION_GEMMA,
+    FAST_DLLM_V2,
+    GIDD,
+    LLADA,
+    SDAR,
+    random_tensors,
+    same,
+    write,
+)
 from tests.disks import small_disk
 from tests.hub import SHA, Hub, running_hub
 from tests.waiting import LONGEST_S
@@ -132,14 +142,7 @@ def test_what_the_shelf_says_is_carried_into_a_quantised_folder(
     assert (kept.config, kept.sampling, kept.usual) == (named.config, named.sampling, named.usual)
     assert dict(named.sampling).keys() >= row.sampling.keys()
     assert named.usual["cache"] == more.get("remask.json", {}).get("cache", row.cache)
-    made = named.load(torch.float32, torch.device("cpu"), quantization="int8")
-    read = kept.load(torch.float32, torch.device("cpu"))
-    for (field, _, a), (_, _, b) in zip(made.weights.named(), read.weights.named(), strict=True):
-        if not isinstance(a, QuantisedMatrix):
-            assert torch.equal(a, b), field
-            continue
-        assert isinstance(b, QuantisedMatrix)
-        assert all(torch.equal(part, b.parts()[each]) for each, part in a.parts().items()), field
+    same(*(each.load(torch.float32, torch.device("cpu"), quantization="int8").weights for each in (named, kept)))
 
 
 def test_another_name_is_quantised_with_its_own_files_alone(hub: Hub, tmp_path: Path) -> None:
@@ -222,10 +225,31 @@ def test_an_adapter_and_a_file_come_whole(hub: Hub, tmp_path: Path) -> None:
     hub.repos["org/name"] = tmp_path / "adapter"
     folder = resolve_adapter("org/name")
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    assert resolve("org/name:x.gguf").read_bytes() == b"{}"
+    file = resolve("org/name:x.gguf")
+    assert file.read_bytes() == b"{}"
+    asked = len(hub.asked)
+    assert (resolve("org/name:x.gguf"), len(hub.asked)) == (file, asked)
+    with pytest.raises(
+        CheckpointError, match=r"does not have the file of the model 'org/name:y\.gguf': check its name"
+    ):
+        resolve("org/name:y.gguf")
     for name in ("org/name:../x.gguf", "org/name:x.bin", "org/name:/x.gguf", "name:x.gguf"):
         with pytest.raises(CheckpointError, match="There is no model"):
             resolve(name)
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_bar_of_a_file_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: list[bool] = []
+
+    def download(*_: str) -> str:
+        hidden.append(are_progress_bars_disabled())
+        return "x"
+
+    monkeypatch.setattr(hub_module, "hf_hub_download", download)
+    for progress in (False, True):
+        resolve("org/name:x.gguf", progress=progress)
+    assert hidden == [True, False]
 
 
 def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

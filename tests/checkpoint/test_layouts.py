@@ -12,30 +12,19 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from remask import LLM
-from remask.checkpoint.load import load_weights, read_config
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.cli import main
 from remask.cli.inspect import inspect_model
 from remask.errors import CheckpointError
 from remask.model.ranks import Shard
-from remask.model.weights import WHOLE, Weights
 from tests.checkpoint import adapters, checkpoints
+from tests.checkpoint.checkpoints import same, weights_of
 
 CPU = torch.device("cpu")
 NEMOTRON, LLADA, SDAR_MOE = checkpoints.NEMOTRON, checkpoints.LLADA, checkpoints.SDAR_MOE
 Q = "encoder.layers.0.self_attn.q_proj.weight"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def loaded(folder: Path, dtype: torch.dtype = torch.float32, shard: Shard = WHOLE) -> Weights:
-    family, config = read_config(folder)
-    return load_weights(folder, family, config, dtype, CPU, progress=False, shard=shard)
-
-
-def same(ours: Weights, theirs: Weights) -> None:
-    for (field, layer, own), (_, _, other) in zip(ours.named(), theirs.named(), strict=True):
-        assert torch.equal(own, other), (field, layer)
 
 
 def placed(folder: Path, raw: dict[str, Any], tensors: dict[str, Tensor], files: dict[str, str]) -> Path:
@@ -78,8 +67,8 @@ def test_every_layout_is_the_same_model(
         folder = checkpoints.write(tmp_path / "other", raw, tensors)
     else:
         folder = placed(tmp_path / "other", raw, tensors, {name: name_of(at) for at, name in enumerate(tensors)})
-    weights = loaded(folder)
-    same(weights, loaded(plain))
+    weights = weights_of(folder)
+    same(weights, weights_of(plain))
     assert (weights.head is weights.embed) == tied
     assert not caplog.records
 
@@ -89,7 +78,7 @@ def test_a_single_file_beside_an_index_says_which_is_read(tmp_path: Path, caplog
     folder = checkpoints.write(tmp_path, LLADA, {name: each + 1 for name, each in tensors.items()}, shards=2)
     save_file(tensors, folder / SINGLE)
     with caplog.at_level(logging.WARNING):
-        weights = loaded(folder)
+        weights = weights_of(folder)
     assert torch.equal(weights.embed, tensors["model.transformer.wte.weight"])
     [record] = caplog.records
     assert f"in {SINGLE}, which is read, and {INDEX} of other files, which is not" in record.getMessage()
@@ -130,7 +119,7 @@ def test_an_index_that_contradicts_its_shards_is_named(tmp_path: Path, damage: A
     damage(index["weight_map"], folder)
     (folder / INDEX).write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=said) as caught:
-        loaded(folder)
+        weights_of(folder)
     assert str(folder / INDEX) in str(caught.value)
 
 
@@ -141,7 +130,7 @@ def test_many_contradictions_are_counted(tmp_path: Path) -> None:
     index["weight_map"] = {name: {FIRST: SECOND, SECOND: FIRST}[file] for name, file in index["weight_map"].items()}
     (folder / INDEX).write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=rf"; and {len(index['weight_map']) - 20} more\. They are of different"):
-        loaded(folder)
+        weights_of(folder)
 
 
 Block = tuple[int | None, int | None]
@@ -218,21 +207,21 @@ def test_fp8_becomes_the_numbers_that_it_stands_for(
     tmp_path: Path, raw: dict[str, Any], shards: int, layout: str
 ) -> None:
     folder, plain = fp8_folder(tmp_path, raw, layout, shards)
-    same(loaded(folder), loaded(plain))
-    same(loaded(folder, torch.bfloat16), loaded(plain, torch.bfloat16))
+    same(weights_of(folder), weights_of(plain))
+    same(weights_of(folder, torch.bfloat16), weights_of(plain, torch.bfloat16))
 
 
 @EACH
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_read_their_parts_of_fp8(tmp_path: Path, rank: int, layout: str) -> None:
     folder, plain = fp8_folder(tmp_path, NEMOTRON, layout)
-    same(loaded(folder, shard=Shard(rank, 2)), loaded(plain, shard=Shard(rank, 2)))
+    same(weights_of(folder, shard=Shard(rank, 2)), weights_of(plain, shard=Shard(rank, 2)))
 
 
 def test_blocks_are_multiplied_as_by_transformers(tmp_path: Path) -> None:
     held = coded(checkpoints.random_tensors(NEMOTRON), (8, 8), "_scale_inv")
     raw = NEMOTRON | {"quantization_config": FP8["DeepSeek"][0]}
-    weights = loaded(checkpoints.write(tmp_path, raw, held))
+    weights = weights_of(checkpoints.write(tmp_path, raw, held))
     oracle: Any = Fp8Dequantize(None).convert  # type: ignore[no-untyped-call]
     for number, layer in enumerate(weights.layers):
         stem = f"encoder.layers.{number}.self_attn.o_proj.weight"
@@ -245,15 +234,15 @@ def test_scales_of_powers_of_two_are_read(tmp_path: Path) -> None:
     held = {name: each.to(torch.float8_e8m0fnu) if name.endswith("_inv") else each for name, each in held.items()}
     raw = NEMOTRON | {"quantization_config": FP8["DeepSeek"][0] | {"scale_fmt": "ue8m0"}}
     plain = numbers({name: each.float() for name, each in held.items()}, (8, 8), "_scale_inv")
-    ours = loaded(checkpoints.write(tmp_path / "fp8", raw, held))
-    same(ours, loaded(checkpoints.write(tmp_path / "plain", NEMOTRON, plain)))
+    ours = weights_of(checkpoints.write(tmp_path / "fp8", raw, held))
+    same(ours, weights_of(checkpoints.write(tmp_path / "plain", NEMOTRON, plain)))
 
 
 def test_fp8_is_told_adapted_quantised_and_answers(tmp_path: Path) -> None:
     folder, plain = fp8_folder(tmp_path, NEMOTRON, "DeepSeek", shards=2)
     assert inspect_model(str(folder)).stored["F8_E4M3"] == sum(
         layer.qkv.numel() + layer.out.numel() + layer.gate_up.numel() + layer.down.numel()
-        for layer in loaded(plain).layers
+        for layer in weights_of(plain).layers
     )
     _, adapter, _ = adapters.base_and_adapted(tmp_path / "adapted", NEMOTRON, target_modules=["q_proj", "down_proj"])
     made = [find_model(ModelSettings(str(each), adapter=str(adapter))) for each in (folder, plain)]
@@ -301,7 +290,7 @@ def test_scales_that_are_not_as_said_are_refused_by_name(tmp_path: Path, change:
     raw = NEMOTRON | {"quantization_config": FP8["DeepSeek"][0]}
     folder = checkpoints.write(tmp_path, raw, {name: each for name, each in held.items() if each is not None})
     with pytest.raises(CheckpointError, match=said):
-        loaded(folder)
+        weights_of(folder)
 
 
 def test_two_scales_of_one_tensor_and_fp8_that_no_config_names_are_refused(tmp_path: Path) -> None:
@@ -309,9 +298,9 @@ def test_two_scales_of_one_tensor_and_fp8_that_no_config_names_are_refused(tmp_p
     raw = NEMOTRON | {"quantization_config": FP8["vLLM"][0]}
     folder = checkpoints.write(tmp_path / "two", raw, held | {SCALE: torch.ones(())})
     with pytest.raises(CheckpointError, match=rf"{Q} \[32, 16\] has 2 scales; supported: one, {SCALE} or {Q}_scale"):
-        loaded(folder)
+        weights_of(folder)
     with pytest.raises(CheckpointError, match="of a type other than F64, F32, F16, BF16"):
-        loaded(checkpoints.write(tmp_path / "none", NEMOTRON, held))
+        weights_of(checkpoints.write(tmp_path / "none", NEMOTRON, held))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +340,7 @@ def test_what_other_programs_quantised_is_refused_by_name(tmp_path: Path, asked:
     with pytest.raises(CheckpointError, match=said):
         find_model(ModelSettings(str(folder)))
     with pytest.raises(CheckpointError, match=said):
-        loaded(folder)
+        weights_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -361,11 +350,11 @@ def test_what_other_programs_quantised_is_refused_by_name(tmp_path: Path, asked:
 def test_files_of_other_programs_are_known_by_their_tensors(tmp_path: Path, name: str, program: str) -> None:
     held = checkpoints.random_tensors(NEMOTRON) | {f"encoder.layers.0.self_attn.{name}": torch.zeros(4)}
     with pytest.raises(CheckpointError, match=rf"is quantised by {program} \(\"encoder.*\.{name.split('.')[-1]}\"\)"):
-        loaded(checkpoints.write(tmp_path, NEMOTRON, held))
+        weights_of(checkpoints.write(tmp_path, NEMOTRON, held))
 
 
 def test_scales_of_what_is_no_matrix_are_refused(tmp_path: Path) -> None:
     raw = NEMOTRON | {"quantization_config": {"quant_method": "remask", "kind": "int8"}}
     held = checkpoints.random_tensors(NEMOTRON) | {"x": torch.zeros(()), "x_scale": torch.zeros(())}
     with pytest.raises(CheckpointError, match=r"The int8 model in .* lacks x as a matrix"):
-        loaded(checkpoints.write(tmp_path, raw, held))
+        weights_of(checkpoints.write(tmp_path, raw, held))

@@ -13,15 +13,9 @@ from torch import Tensor
 from remask.checkpoint import load
 from remask.checkpoint.load import load_weights, read_config
 from remask.errors import CheckpointError
-from remask.model.weights import Weights
-from tests.checkpoint.checkpoints import DREAM, GIDD, LLADA, SDAR, random_tensors, write
+from tests.checkpoint.checkpoints import DREAM, GIDD, LLADA, SDAR, random_tensors, weights_of, write
 
 CPU = torch.device("cpu")
-
-
-def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> Weights:
-    family, config = read_config(folder)
-    return load_weights(folder, family, config, dtype, CPU, progress=False)
 
 
 _LLAMA = {
@@ -63,7 +57,7 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, str, str], str, dict[str, lis
 def test_tensors_arrive_in_their_places(tmp_path: Path, name: str, shards: int) -> None:
     raw, (embed, norm, head), stem, places = PLACES[name]
     held = random_tensors(raw)
-    weights = loaded(write(tmp_path, raw, held, shards=shards))
+    weights = weights_of(write(tmp_path, raw, held, shards=shards))
     assert torch.equal(weights.embed, held[f"{embed}.weight"])
     assert torch.equal(weights.norm, held[f"{norm}.weight"])
     assert torch.equal(weights.head, held[f"{head}.weight"])
@@ -80,19 +74,19 @@ def test_tensors_arrive_in_their_places(tmp_path: Path, name: str, shards: int) 
 )
 def test_types_are_converted_on_the_way(tmp_path: Path, stored: torch.dtype, asked: torch.dtype) -> None:
     held = {name: tensor.to(stored) for name, tensor in random_tensors(LLADA).items()}
-    weights = loaded(write(tmp_path, LLADA, held), asked)
+    weights = weights_of(write(tmp_path, LLADA, held), asked)
     assert {tensor.dtype for tensor in weights.tensors()} == {asked}
     assert torch.equal(weights.embed, held["model.transformer.wte.weight"].to(asked))
 
 
 def test_a_tied_head_is_not_in_the_file_or_is_ignored(tmp_path: Path) -> None:
     tied = LLADA | {"weight_tying": True}
-    without = loaded(write(tmp_path / "without", tied, random_tensors(LLADA | {"weight_tying": True})))
-    copied = loaded(write(tmp_path / "copied", tied, random_tensors(LLADA)))
+    without = weights_of(write(tmp_path / "without", tied, random_tensors(LLADA | {"weight_tying": True})))
+    copied = weights_of(write(tmp_path / "copied", tied, random_tensors(LLADA)))
     assert without.head is without.embed
     assert copied.head is copied.embed
     with pytest.raises(CheckpointError, match=r"1 missing: model\.transformer\.ff_out\.weight \[40, 16\]"):
-        loaded(write(tmp_path / "untied", LLADA, random_tensors(LLADA | {"weight_tying": True})))
+        weights_of(write(tmp_path / "untied", LLADA, random_tensors(LLADA | {"weight_tying": True})))
 
 
 def test_all_that_does_not_fit_is_listed_before_any_weight_is_read(
@@ -107,7 +101,7 @@ def test_all_that_does_not_fit_is_listed_before_any_weight_is_read(
     folder = write(tmp_path, LLADA, held, shards=2)
     monkeypatch.setattr(load, "empty_weights", lambda *_: pytest.fail("memory was taken before the check"))
     with pytest.raises(CheckpointError) as caught:
-        loaded(folder)
+        weights_of(folder)
     for line in (
         "2 missing: model.transformer.ln_f.weight [16]; model.transformer.blocks.1.q_proj.weight [16, 16]\n",
         "1 unexpected: model.transformer.blocks.2.q_proj.weight [3]\n",
@@ -120,7 +114,7 @@ def test_all_that_does_not_fit_is_listed_before_any_weight_is_read(
 def test_long_lists_are_cut_with_a_count(tmp_path: Path) -> None:
     held = random_tensors(LLADA) | {f"extra.{number}": torch.zeros(1) for number in range(50)}
     with pytest.raises(CheckpointError, match=r"50 unexpected: extra.*; and 30 more"):
-        loaded(write(tmp_path, LLADA, held))
+        weights_of(write(tmp_path, LLADA, held))
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -7])
@@ -129,14 +123,14 @@ def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
     shard = folder / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors cannot be read.*truncated"):
-        loaded(folder)
+        weights_of(folder)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path, LLADA, random_tensors(LLADA), shards=3)
     (folder / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"names 1 of 3 shards.*model-00002-of-00003\.safetensors"):
-        loaded(folder)
+        weights_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +147,7 @@ def test_a_malformed_index_is_named(tmp_path: Path, index: str, message: str) ->
     folder = write(tmp_path, LLADA, random_tensors(LLADA), shards=2)
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json") as caught:
-        loaded(folder)
+        weights_of(folder)
     assert message in str(caught.value)
 
 
@@ -161,7 +155,7 @@ def test_a_folder_without_safetensors_says_what_is_there(tmp_path: Path) -> None
     folder = write(tmp_path, LLADA, random_tensors(LLADA))
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"weight files there: pytorch_model\.bin.*safe_serialization"):
-        loaded(folder)
+        weights_of(folder)
 
 
 class _Watch:
@@ -196,7 +190,7 @@ def test_one_tensor_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     watch = _Watch()
     monkeypatch.setattr("remask.checkpoint.load.opened", watch)
     held = random_tensors(LLADA)
-    weights = loaded(write(tmp_path, LLADA, held, shards=2))
+    weights = weights_of(write(tmp_path, LLADA, held, shards=2))
     assert torch.equal(weights.embed, held["model.transformer.wte.weight"])
     assert (watch.reads, watch.most, watch.alive) == (len(held), 1, 0)
 
@@ -265,7 +259,7 @@ def test_the_bar_goes_to_stderr_when_asked(
 def test_gidds_constant_factors_are_taken_into_the_weights(tmp_path: Path, tied: bool, scaling: str | float) -> None:
     raw = GIDD | {"weight_scaling": scaling, "tie_word_embeddings": tied, "resid_scale": 3.0, "intermediate_size": 24}
     held = random_tensors(raw)
-    weights = loaded(write(tmp_path, raw, held))
+    weights = weights_of(write(tmp_path, raw, held))
 
     def linear(name: str) -> Tensor:
         tensor = held[f"{name}.weight"]
@@ -310,7 +304,7 @@ def test_one_value_that_is_not_finite_names_its_tensor(
     with pytest.raises(
         CheckpointError, match=rf"The tensor '{name}' in .*safetensors holds 1 values of 384 that are NaN"
     ):
-        loaded(write(tmp_path, LLADA, held), asked)
+        weights_of(write(tmp_path, LLADA, held), asked)
 
 
 def test_the_check_can_be_left_out(tmp_path: Path) -> None:
@@ -318,7 +312,7 @@ def test_the_check_can_be_left_out(tmp_path: Path) -> None:
     held["model.transformer.ln_f.weight"][3] = math.nan
     folder = write(tmp_path, LLADA, held)
     with pytest.raises(CheckpointError, match=r"'model\.transformer\.ln_f\.weight'.*--skip-weight-check"):
-        loaded(folder)
+        weights_of(folder)
     family, config = read_config(folder)
     weights = load_weights(folder, family, config, torch.float32, CPU, progress=False, check=False)
     assert weights.norm.isnan().tolist() == [place == 3 for place in range(16)]
@@ -328,23 +322,23 @@ def test_finite_values_that_the_asked_type_cannot_hold_are_refused(tmp_path: Pat
     held = random_tensors(LLADA)
     held["model.transformer.wte.weight"][5, 7] = -1e6
     folder = write(tmp_path, LLADA, held)
-    assert loaded(folder, torch.bfloat16).embed[5, 7] == torch.tensor(-1e6).bfloat16()
+    assert weights_of(folder, torch.bfloat16).embed[5, 7] == torch.tensor(-1e6).bfloat16()
     with pytest.raises(
         CheckpointError, match=r"wte.*become infinite as float16; the largest is 1e\+06.*--dtype bfloat16"
     ):
-        loaded(folder, torch.float16)
+        weights_of(folder, torch.float16)
 
 
 def test_the_largest_finite_values_load(tmp_path: Path) -> None:
     held = random_tensors(LLADA)
     most = torch.finfo(torch.float32).max
     held["model.transformer.wte.weight"][0, :2] = torch.tensor([most, -most])
-    assert loaded(write(tmp_path, LLADA, held)).embed[0, :2].tolist() == [most, -most]
+    assert weights_of(write(tmp_path, LLADA, held)).embed[0, :2].tolist() == [most, -most]
 
 
 def test_the_check_takes_no_memory_of_the_size_of_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "isfinite", _small(torch.isfinite))
-    loaded(write(tmp_path, LLADA, random_tensors(LLADA)))
+    weights_of(write(tmp_path, LLADA, random_tensors(LLADA)))
 
 
 def _small(function: Any) -> Any:
@@ -374,4 +368,4 @@ def test_more_layers_than_tensors_are_refused_without_listing_them(
 def test_the_memory_that_is_asked_for_stands_beside_the_list(tmp_path: Path) -> None:
     folder = write(tmp_path, LLADA | {"mlp_hidden_size": 2**20}, random_tensors(LLADA))
     with pytest.raises(CheckpointError, match=r"misshapen.*\nIts weights need 402\.7 MB as float32; .* need 20\.8 kB"):
-        loaded(folder)
+        weights_of(folder)

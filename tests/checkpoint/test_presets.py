@@ -69,10 +69,3 @@ def test_dummy_weights_follow_the_seed() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.tensors(), same.tensors(), strict=True))
     assert not torch.equal(one.embed, other.embed)
     assert one.embed.dtype == torch.bfloat16
-
-
-def test_a_tied_head_is_the_embedding() -> None:
-    tied = preset("llada-100m")
-    assert tied.tied
-    weights = empty_weights(tied, torch.float32, torch.device("meta"))
-    assert weights.head is weights.embed

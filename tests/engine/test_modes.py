@@ -288,6 +288,8 @@ def test_tensors_that_nobody_reads_and_a_damaged_adapter(tmp_path: Path) -> None
     llm, sampling = LLM(str(tmp_path), dtype="float32"), {"mode": "ar", "max_tokens": 8}
     expected = nemotron.decode(nemotron.load(tmp_path), [5, 6, 7], sampling).tokens
     assert list(llm.generate([[5, 6, 7]], sampling)[0].token_ids) == expected
-    (tmp_path / "linear_spec_lora").mkdir()
+    (tmp_path / DRAFTER).mkdir()
+    with pytest.raises(ConfigError, match=rf"adapters: '{DRAFTER}' is the name of the adapter that the folder of"):
+        LLM(str(tmp_path), adapters={DRAFTER: str(tmp_path)})
     with pytest.raises(CheckpointError, match="linear_spec_lora' cannot be used"):
         LLM(str(tmp_path))

@@ -50,6 +50,17 @@ RAW = {
     "diffusion-gemma": DIFFUSION_GEMMA,
 }
 
+SIZES = (
+    *("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "intermediate_size"),
+    *("vocab_size", "max_position_embeddings", "mask_token_id", "eos_token_id"),
+)
+
+
+def published(raw: dict[str, Any], *sizes: int | None, **more: Any) -> dict[str, Any]:
+    """`raw` with the values of `SIZES` in their order; None: the file has no such key."""
+    return raw | dict(zip(SIZES, sizes, strict=True)) | more
+
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llada-8b": LLADA
     | {
@@ -64,150 +75,58 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "mask_token_id": 126336,
         "eos_token_id": 126081,
     },
-    "dream-7b": DREAM
-    | {
-        "hidden_size": 3584,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 28,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-        "max_position_embeddings": 131072,
-        "sliding_window": 131072,
-        "mask_token_id": 151666,
-        "eos_token_id": 151643,
-    },
-    "gidd-unif-3b": GIDD
-    | {
-        "hidden_size": 3072,
-        "num_attention_heads": 24,
-        "head_dim": 128,
-        "num_hidden_layers": 19,
-        "intermediate_size": 12288,
-        "vocab_size": 131072,
-        "max_position_embeddings": 2048,
-    },
-    "sdar-4b": SDAR
-    | {
-        "hidden_size": 2560,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "num_hidden_layers": 36,
-        "intermediate_size": 9728,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-        "mask_token_id": 151669,
-        "eos_token_id": 151643,
-    },
-    "illada-8b": ILLADA
-    | {
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 32,
-        "intermediate_size": 14336,
-        "vocab_size": 155136,
-        "max_position_embeddings": 8192,
-    },
-    "stable-diffcoder-8b-instruct": STABLE_DIFFCODER
-    | {
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 32,
-        "intermediate_size": 14336,
-        "vocab_size": 155136,
-        "max_position_embeddings": 8192,
-    },
-    "llada-moe-7b-a1b": LLADA_MOE
-    | {
-        "hidden_size": 2048,
-        "num_attention_heads": 16,
-        "num_key_value_heads": None,
-        "num_hidden_layers": 16,
-        "dense_intermediate_size": None,
-        "expert_intermediate_size": 1024,
-        "shared_expert_intermediate_size": None,
-        "moe_layer_freq": [1] * 16,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "partial_rotary_factor": 1,
-        "vocab_size": 157184,
-        "max_position_embeddings": 8192,
-        "mask_token_id": None,
-        "eos_token_id": 156892,
-    },
-    "llada2-mini": LLADA2
-    | {
-        "hidden_size": 2048,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_hidden_layers": 20,
-        "intermediate_size": 5120,
-        "moe_intermediate_size": 512,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "num_shared_experts": 1,
-        "n_group": 8,
-        "topk_group": 4,
-        "vocab_size": 157184,
-        "max_position_embeddings": 16384,
-        "mask_token_id": None,
-        "pad_token_id": 156892,
-    },
-    "sdar-30b-a3b": SDAR_MOE
-    | {
-        "hidden_size": 2048,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_hidden_layers": 48,
-        "moe_intermediate_size": 768,
-        "mlp_only_layers": [],
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-        "mask_token_id": 151669,
-        "eos_token_id": 151643,
-    },
+    "dream-7b": published(DREAM, 3584, 28, 4, 28, 18944, 152064, 131072, 151666, 151643, sliding_window=131072),
+    "gidd-unif-3b": published(GIDD, 3072, 24, None, 19, 12288, 131072, 2048, None, 1, head_dim=128),
+    "sdar-4b": published(SDAR, 2560, 32, 8, 36, 9728, 151936, 32768, 151669, 151643, head_dim=128),
+    "illada-8b": published(ILLADA, 4096, 32, 8, 32, 14336, 155136, 8192, None, 2),
+    "stable-diffcoder-8b-instruct": published(STABLE_DIFFCODER, 4096, 32, 8, 32, 14336, 155136, 8192, None, 2),
+    "llada-moe-7b-a1b": published(
+        *(LLADA_MOE, 2048, 16, None, 16, None, 157184, 8192, None, 156892),
+        dense_intermediate_size=None,
+        expert_intermediate_size=1024,
+        shared_expert_intermediate_size=None,
+        moe_layer_freq=[1] * 16,
+        num_experts=64,
+        num_experts_per_tok=8,
+        partial_rotary_factor=1,
+    ),
+    "llada2-mini": published(
+        *(LLADA2, 2048, 16, 4, 20, 5120, 157184, 16384, None, None),
+        head_dim=128,
+        moe_intermediate_size=512,
+        num_experts=256,
+        num_experts_per_tok=8,
+        num_shared_experts=1,
+        n_group=8,
+        topk_group=4,
+        pad_token_id=156892,
+    ),
+    "sdar-30b-a3b": published(
+        *(SDAR_MOE, 2048, 32, 4, 48, None, 151936, 32768, 151669, 151643),
+        head_dim=128,
+        moe_intermediate_size=768,
+        mlp_only_layers=[],
+        num_experts=128,
+        num_experts_per_tok=8,
+    ),
     "diffusiongemma-26b-a4b": DIFFUSION_GEMMA
     | {
         "canvas_length": None,
-        "text_config": DIFFUSION_GEMMA["text_config"]
-        | {
-            "hidden_size": 2816,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "num_global_key_value_heads": 2,
-            "head_dim": None,
-            "global_head_dim": None,
-            "num_hidden_layers": 30,
-            "layer_types": None,
-            "sliding_window": 1024,
-            "intermediate_size": 2112,
-            "num_experts": 128,
-            "top_k_experts": 8,
-            "moe_intermediate_size": 704,
-            "vocab_size": 262144,
-            "max_position_embeddings": 262144,
-            "eos_token_id": 1,
-        },
+        "text_config": published(
+            *(DIFFUSION_GEMMA["text_config"], 2816, 16, 8, 30, 2112, 262144, 262144, None, 1),
+            num_global_key_value_heads=2,
+            head_dim=None,
+            global_head_dim=None,
+            layer_types=None,
+            sliding_window=1024,
+            num_experts=128,
+            top_k_experts=8,
+            moe_intermediate_size=704,
+        ),
     },
-    "modernbert-large-chat": MODERNBERT
-    | {
-        "hidden_size": 1024,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 28,
-        "intermediate_size": 2624,
-        "vocab_size": 50368,
-        "max_position_embeddings": 8192,
-        "local_attention": 128,
-        "mask_token_id": None,
-        "eos_token_id": 50282,
-    },
+    "modernbert-large-chat": published(
+        MODERNBERT, 1024, 16, None, 28, 2624, 50368, 8192, None, 50282, local_attention=128
+    ),
 }
 """What published configurations say, by the preset that they map to."""
 

@@ -163,6 +163,17 @@ MEMORY: dict[str, tuple[dict[str, str], tuple[int, int]]] = {
         ),
         (4_000_000_000, 3_000_000_000),
     ),
+    "version 2, and files are held": (
+        groups(
+            "0::/",
+            {
+                "memory.max": "4000000000",
+                "memory.current": "3900000000",
+                "memory.stat": "anon 5\ninactive_file 3000000000\ntotal_inactive_file 7",
+            },
+        ),
+        (4_000_000_000, 3_100_000_000),
+    ),
     "more than there is": (
         groups("0::/", {"memory.max": "90000000000", "memory.current": "1"}),
         (16_384_000_000, 9_216_000_000),
@@ -173,6 +184,17 @@ MEMORY: dict[str, tuple[dict[str, str], tuple[int, int]]] = {
             {"memory/memory.limit_in_bytes": "12000000000", "memory/memory.usage_in_bytes": "12500000000"},
         ),
         (12_000_000_000, 0),
+    ),
+    "version 1, and files are held": (
+        groups(
+            "4:memory:/x",
+            {
+                "memory/memory.limit_in_bytes": "4000000000",
+                "memory/memory.usage_in_bytes": "3900000000",
+                "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 3000000000",
+            },
+        ),
+        (4_000_000_000, 3_100_000_000),
     ),
 }
 

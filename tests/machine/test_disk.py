@@ -32,6 +32,11 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_whole("the result", str(path), "new")
     assert path.read_text() == "new"
     assert os.listdir(tmp_path) == ["x.json"]
+    (link := tmp_path / "folder" / "link").parent.mkdir()
+    link.symlink_to(path)
+    write_whole("the result", link, "by its link")
+    assert link.is_symlink()
+    assert path.read_text() == "by its link"
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:

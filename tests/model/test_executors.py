@@ -17,8 +17,10 @@ from remask.model import cpu_kernels, executors
 from remask.model.attention import NumpyAttention
 from remask.model.attention_torch import TorchAttention
 from remask.model.cpu_kernels import ROWS, SIDE, Kernel, average, dtype_speeds, speeds
-from remask.model.executors import resolve_executor
+from remask.model.executors import check_graphs, resolve_executor
 from remask.model.invariant import ApartAttention
+from remask.model.transformer import Transformer
+from remask.model.weights import empty_weights
 from tests.engine.support import MODELS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -72,6 +74,15 @@ def test_what_is_asked_for_by_name() -> None:
         resolve_executor("triton", CONFIG, CPU)
     with pytest.raises(ConfigError, match="cannot run: batch_invariant=True, and it is not shown"):
         resolve_executor("triton", CONFIG, CUDA, batch_invariant=True)
+
+
+@pytest.mark.parametrize("changes", [{"sliding": None}, {"self_conditioning": False}], ids=str)
+def test_rows_or_layers_that_differ_are_not_repeated(changes: dict[str, Any]) -> None:
+    config = replace(preset("diffusion-gemma-tiny"), mixture=None, **changes)
+    model = Transformer(config, empty_weights(config, torch.float32, torch.device("meta")))
+    said = check_graphs(model)
+    assert said is not None
+    assert "computed alike" in said
 
 
 def test_an_engine_computes_by_what_was_chosen() -> None:

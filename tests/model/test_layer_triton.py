@@ -13,6 +13,8 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.families import preset
 from remask.model.config import ModelConfig
+from remask.model.executors import Executor
+from remask.model.stage import NO_ADAPTERS
 from remask.model.transformer import Transformer
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.vocabulary import WHOLE
@@ -88,6 +90,19 @@ def test_gate(dtype: torch.dtype) -> None:
     gate, up = x.chunk(2, dim=-1)
     close(kernels(small_config("llada")).gate(x), F.silu(gate) * up)
     assert torch.equal(x, given)
+
+
+def test_what_the_kernels_do_not_compute_is_computed_without_them() -> None:
+    """A gate of GELU by its approximation; values that are keys."""
+    config = replace(small_config("llada"), mlp="geglu_tanh")
+    model = Transformer(config, lively_weights(config, torch.float32, device=torch.device(device())))
+    x, w = torch.randn(3, config.hidden), model.weights.layers[0]
+    plain = model._mlp(x, w, NO_ADAPTERS)
+    model.kernels = Executor("triton", "").kernels(model)
+    assert model.kernels is not None
+    close(model._mlp(x, w, NO_ADAPTERS), plain)
+    model.config = replace(config, tied_values=True)
+    assert Executor("triton", "").kernels(model) is None
 
 
 @DTYPES

@@ -9,7 +9,9 @@ from multiprocessing.connection import Connection, Pipe
 import pytest
 
 from remask.model.ranks import Shard
+from remask.model.transformer import Transformer
 from remask.parallel import lead, worker
+from remask.parallel.group import GroupRanks
 
 MODELS = 64  # that one process can serve
 
@@ -70,6 +72,29 @@ def lent(patch: pytest.MonkeyPatch, lenders: list[Lender]) -> Iterator[None]:
     with patch.context() as context:
         context.setattr(lead.Worker, "__init__", borrow)
         yield
+
+
+# What ranks are called with. They look for it here, where little is imported, as rank 0 waits for them.
+
+
+def raises(model: Transformer, rank: int | None) -> None:
+    """On one rank, or on all."""
+    if rank in (None, model.ranks.shard.rank):
+        raise ValueError("on purpose")
+
+
+def interrupted(model: Transformer) -> None:
+    """On rank 0."""
+    if model.ranks.shard.rank == 0:
+        raise KeyboardInterrupt
+
+
+def begins_and_raises(model: Transformer) -> None:
+    """Another rank has begun an operation more, as where a device does not wait for it."""
+    ranks = model.ranks
+    assert isinstance(ranks, GroupRanks)
+    ranks.operations += ranks.shard.rank
+    raise ValueError("on purpose")
 
 
 if __name__ == "__main__":

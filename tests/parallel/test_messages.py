@@ -1,9 +1,11 @@
 """What is sent of a call, and what stands on every rank already."""
 
 import gc
+import pickle
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -122,6 +124,8 @@ def test_what_rank_0_drops_every_rank_drops() -> None:
     del pool, ours
     SEEN.clear()
     gc.collect()
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        line.everywhere(lambda: None)  # what cannot be sent tells nobody
     line.everywhere(note)
     assert line.named == 1
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,15 +24,14 @@ from remask.engine.config import EngineConfig
 from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
 from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLostError
-from remask.model.transformer import Transformer
 from remask.parallel import lead
-from remask.parallel.group import GroupRanks, open_store
+from remask.parallel.group import open_store
 from remask_lab.observe import observe_passes, replace_attention, run_in_sections
 from tests import goldens
 from tests.checkpoint import checkpoints
 from tests.checkpoint.adapters import adapted
 from tests.goldens import uniform
-from tests.parallel.ranks import Lender, lent
+from tests.parallel.ranks import Lender, begins_and_raises, interrupted, lent, raises
 from tests.waiting import LONGEST_S, ended, eventually
 
 GOLDEN = str(goldens.model_dir("llada"))
@@ -51,11 +51,6 @@ def lead_of(llm: LLM) -> lead.LeadRanks:
     ranks = llm.model.ranks
     assert isinstance(ranks, lead.LeadRanks)
     return ranks
-
-
-def raises(model: Transformer, rank: int | None) -> None:
-    if rank in (None, model.ranks.shard.rank):
-        raise ValueError("on purpose")
 
 
 @pytest.mark.parametrize("cache", ["none", "block-dual", "bicache+block-dual"])
@@ -195,11 +190,6 @@ def test_after_close_nothing_is_computed(two: LLM) -> None:
         two.generate([[1, 2, 3]], SAMPLING)
 
 
-def interrupted(model: Transformer) -> None:
-    if model.ranks.shard.rank == 0:
-        raise KeyboardInterrupt
-
-
 def test_an_interrupted_pass_ends_the_model(two: LLM) -> None:
     with pytest.raises(KeyboardInterrupt):
         lead_of(two).everywhere(interrupted, two.model)
@@ -262,14 +252,6 @@ def test_a_rank_that_fails_alone_ends_the_model(monkeypatch: pytest.MonkeyPatch)
                 llm.generate([[1, 2, 3]], SAMPLING)
     finally:
         lender.end()
-
-
-def begins_and_raises(model: Transformer) -> None:
-    """Another rank has begun an operation more, as where a device does not wait for it."""
-    ranks = model.ranks
-    assert isinstance(ranks, GroupRanks)
-    ranks.operations += ranks.shard.rank
-    raise ValueError("on purpose")
 
 
 @pytest.mark.thorough
@@ -348,7 +330,7 @@ def test_ranks_end_with_rank_0(how: str) -> None:
 
 
 def test_ranks_meet_where_nobody_else_reads(monkeypatch: pytest.MonkeyPatch, lenders: list[Lender]) -> None:
-    """In a folder of this user alone, which is gone with the model; no port is open."""
+    """In a folder of this user alone, which is gone with the model, or where it cannot start; no port is open."""
     seen: list[Path] = []
 
     def opened() -> str:
@@ -356,6 +338,11 @@ def test_ranks_meet_where_nobody_else_reads(monkeypatch: pytest.MonkeyPatch, len
         return str(seen[-1])
 
     monkeypatch.setattr("remask.parallel.lead.open_store", opened)
+    with monkeypatch.context() as patched:
+        patched.setattr(lead.Worker, "__init__", Mock(side_effect=OSError("no more processes")))
+        with pytest.raises(OSError, match="no more processes"):
+            LLM(GOLDEN, tensor_parallel=2, **COMMON)
+    assert not seen.pop().parent.exists()
     with lent(monkeypatch, lenders):
         model = LLM(GOLDEN, tensor_parallel=2, **COMMON)
     (store,) = seen

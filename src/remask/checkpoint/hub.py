@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import constants, hf_hub_download, snapshot_download
+from huggingface_hub import constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
+    EntryNotFoundError,
     GatedRepoError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
@@ -49,9 +50,12 @@ def fetch(
     return Path(folder)
 
 
-def fetch_file(repo: str, file: str) -> Path:
-    """One file of `repo`. Raises `CheckpointError` as `fetch`."""
-    with _told(f"{repo}:{file}", None, "model"):
+def fetch_file(repo: str, file: str, *, progress: bool = False) -> Path:
+    """One file of `repo`, which is asked for where the cache lacks it. Raises `CheckpointError` as `fetch`."""
+    held = try_to_load_from_cache(repo, file)
+    if isinstance(held, str):
+        return Path(held)
+    with _bars(progress), _told(f"{repo}:{file}", None, "model"):
         return Path(hf_hub_download(repo, file))
 
 
@@ -108,4 +112,6 @@ def _why(error: Exception, it: str, revision: str | None) -> str:
             f"Not all files of {it} are on this disk, and the hub cannot be reached ({reason}): check the name and the "
             "network, or download it elsewhere and give its folder."
         )
+    if isinstance(error, EntryNotFoundError):
+        return f"The hub does not have the file of {it}: check its name on the page of the repository."
     return f"The download of {it} stopped ({reason}): whole files are kept, and the same command goes on."

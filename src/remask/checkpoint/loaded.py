@@ -151,10 +151,13 @@ class FoundModel:
             changes += ["hf_overrides", json.dumps(self.overrides, sort_keys=True)] if self.overrides else []
             # Files that are quantised have a hash of their own.
             identity = fingerprint(self.config, self.folder, None if self.quantization else quantization, changes)
+        beside, drafter = dict(self.adapters), self._drafts_with
+        if drafter is not None:
+            beside[drafter.name] = read_adapter(str(drafter), self.config, apart=True)
         return LoadedModel(
             name=self.settings.model,
             config=self.config,
-            weights=with_adapters(weights, {**self.adapters, **self._drafter()}, self.config, factors, shard),
+            weights=with_adapters(weights, beside, self.config, factors, shard),
             tokenizer=self.tokenizer,
             fingerprint=identity,
             sampling=self.sampling,
@@ -162,12 +165,11 @@ class FoundModel:
             adapters=self.adapters,
         )
 
-    def _drafter(self) -> dict[str, Adapter]:
-        """The adapter of the checkpoint's folder that drafts are computed with, by its name; empty without one."""
+    @property
+    def _drafts_with(self) -> Path | None:
+        """The adapter in the checkpoint's folder that drafts are computed with; None: there is none."""
         name = self.config.drafter
-        if name is None or self.folder is None or not (self.folder / name).is_dir():
-            return {}
-        return {name: read_adapter(str(self.folder / name), self.config, apart=True)}
+        return None if name is None or self.folder is None or not (self.folder / name).is_dir() else self.folder / name
 
 
 def find_model(settings: ModelSettings) -> FoundModel:
@@ -219,6 +221,11 @@ def find_model(settings: ModelSettings) -> FoundModel:
             f"quantised as {found.quantization!r}: load the model that it was made of with "
             f"quantization={found.quantization!r}, or serve the adapter by name beside it (adapters=..., "
             "--lora-modules)"
+        )
+    if found._drafts_with is not None and found._drafts_with.name in (settings.adapters or {}):
+        raise ConfigError(
+            f"adapters: {found._drafts_with.name!r} is the name of the adapter that the folder of {settings.model!r} "
+            "has for drafts; give yours another name (adapters=..., --lora-modules)"
         )
     merged = None if adapter is None else read_adapter(adapter, found.config)
     apart, refused = dict[str, Adapter](), dict[str, str]()

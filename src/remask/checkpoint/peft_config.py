@@ -60,7 +60,7 @@ class PeftConfig:
         targets = _words(fields, "target_modules")
         if not targets:
             raise fields.unfit("target_modules", 'a list of names, a regular expression or "all-linear"')
-        if layers and isinstance(targets, str):
+        if layers not in (None, []) and isinstance(targets, str):
             raise fields.unfit("layers_to_transform", "null beside a 'target_modules' that is one text")
         layers = [] if layers is None else layers if isinstance(layers, list) else [layers]
         if not all(is_whole(layer, 0) for layer in layers):

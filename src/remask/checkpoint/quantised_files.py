@@ -341,6 +341,8 @@ def save_quantised(
     for file in folder.iterdir():
         if file.is_file() and file.name not in rewritten and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, target / file.name)
+    if config.drafter is not None and (folder / config.drafter).is_dir():
+        shutil.copytree(folder / config.drafter, target / config.drafter)
     if own is not None:
         (target / OWN).write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
     return size

@@ -58,7 +58,7 @@ def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path
         )
     file = _HUB_FILE.fullmatch(model)
     if file is not None:
-        return hub.fetch_file(file[1], file[2])
+        return hub.fetch_file(file[1], file[2], progress=progress)
     row = shelved(model)
     if row is not None:
         return hub.on_disk(row.hub, row.revision) or hub.fetch(

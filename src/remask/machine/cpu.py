@@ -71,8 +71,14 @@ def memory(root: Path = ROOT) -> tuple[int, int] | None:
         limit, used = (_read(group / name) or "max" for name in names)
         if limit != "max" and used != "max" and int(limit) < total:
             total = int(limit)
-            free = min(free, max(0, total - int(used)))
+            free = min(free, max(0, total - int(used) + _dropped(group, version)))
     return total, free
+
+
+def _dropped(group: Path, version: int) -> int:
+    """Bytes of files that count as used by a group, and that the kernel drops where memory is short."""
+    counts = dict(line.split() for line in (_read(group / "memory.stat") or "").splitlines())
+    return int(counts.get("inactive_file" if version == 2 else "total_inactive_file", 0))
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:

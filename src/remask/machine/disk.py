@@ -13,14 +13,16 @@ from remask.errors import ConfigError, OutputError, RemaskError
 def whole_file(what: str, path: str | Path, error: type[RemaskError] = OutputError) -> Iterator[Path]:
     """Give a draft to write to, which takes the place of the file `path` at the end.
 
-    An interrupted or failed write leaves the earlier file as it was. What is no regular file, such as a device or a
-    pipe, is written directly. `what` names the file in errors, as "the result".
+    An interrupted or failed write leaves the earlier file as it was. A link stays one: the file that it names is
+    replaced. What is no regular file, such as a device or a pipe, is written directly. `what` names the file in errors,
+    as "the result".
 
     Raises:
         RemaskError: of the class `error`, where the file cannot be written.
     """
     target = Path(path)
     direct = target.exists() and not target.is_file()
+    target = target if direct else Path(os.path.realpath(target))
     # The end of the name stays: libraries that draw choose the format by it.
     draft = target if direct else target.with_name(f".{os.getpid()}.{target.name}")
     try:

@@ -41,8 +41,8 @@ class Executor:
         # A norm of all ranks' heads together is a sum over ranks.
         if self.name != "triton" or (model.config.qk_norm == "whole" and model.ranks.several):
             return None
-        if model.config.value_norm or len({(each.kv_heads, each.head_dim) for each in model.parts}) > 1:
-            return None  # the kernel of heads norms no values, and has one shape for all layers
+        if model.config.value_norm or model.config.tied_values or not _alike(model):
+            return None  # the kernel of heads reads values of their own, norms none, and has one shape for all layers
         from remask.model.layer_triton import TritonLayer
 
         return TritonLayer(model.part)
@@ -51,6 +51,11 @@ class Executor:
 def attend(model: Transformer, executor: Executor) -> None:
     """Let `model` compute by `executor`, in place."""
     model.attention, model.kernels = executor.attention(model.config), executor.kernels(model)
+
+
+def _alike(model: Transformer) -> bool:
+    """Whether the heads of all layers are."""
+    return len({(each.kv_heads, each.head_dim) for each in model.parts}) == 1
 
 
 def check_graphs(model: Transformer) -> str | None:
@@ -65,6 +70,8 @@ def check_graphs(model: Transformer) -> str | None:
             "graphs=True needs a dense model: how many rows each expert computes is known on the device alone; leave "
             "graphs out"
         )
+    if model.config.self_conditioning or not _alike(model):
+        return "graphs=True needs rows and layers that are all computed alike; leave graphs out"
     return None
 
 

@@ -333,21 +333,31 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
         return
     if kind not in QUANTIZATIONS:
         raise UnknownNameError("quantization", kind, QUANTIZATIONS)
-    if kind == "fp8":
-        _check_fp8(config, device)
-        return
-    if device.type != "cpu":
+    if kind != "fp8":
+        if device.type != "cpu":
+            raise ConfigError(
+                f"quantization={kind!r} is for CPUs, and the model is on {device}: use 'fp8', or leave it out"
+            )
+    elif device.type != "cuda":
+        raise ConfigError(f"quantization='fp8' needs a CUDA device, and the model is on {device}: use 'int8' or 'int4'")
+    elif (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
         raise ConfigError(
-            f"quantization={kind!r} is for CPUs, and the model is on {device}: use 'fp8', or leave it out"
+            f"quantization='fp8' needs a device of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} (Ada, "
+            f"Hopper), and {device} has {capability[0]}.{capability[1]}: leave it out"
         )
     check_sizes(kind, config)
 
 
 def check_sizes(kind: Quantization, config: ModelConfig) -> None:
-    """Raise `ConfigError` where a matrix of `config` has a size that the kernel for `kind` does not take.
+    """Raise `ConfigError` where `kind` is not for such models, or a matrix has a size that its kernel does not take.
 
     Every layer is looked at. A size that some layers have is named with the first of these, counted from 0.
     """
+    if kind == "fp8" and config.mixture is not None:
+        raise ConfigError(
+            "quantization='fp8' is for dense models: PyTorch has no grouped product of fp8 with a scale a row on all "
+            "devices. Leave it out, or spread the model with tensor_parallel"
+        )
     columns = {"int8": 1, "int4": GROUP, "fp8": FP8_MULTIPLE}[kind]
     rows = FP8_MULTIPLE if kind == "fp8" else 1
     faults = dict[tuple[str, int], list[int]]()  # what is no multiple of what, by layer
@@ -363,7 +373,8 @@ def check_sizes(kind: Quantization, config: ModelConfig) -> None:
             faults.setdefault(fault, []).append(layer)
     if faults:
         each = [f"{name}{_among(layers, config)} is no multiple of {by}" for (name, by), layers in faults.items()]
-        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(each)}. Use 'int8'")
+        way = "Use 'int8'" if kind == "int4" else "Use the model without quantization"  # int8 is for CPUs
+        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(each)}. {way}")
 
 
 def _among(layers: Sequence[int], config: ModelConfig) -> str:
@@ -371,23 +382,6 @@ def _among(layers: Sequence[int], config: ModelConfig) -> str:
     if len(layers) == config.layers:
         return ""
     return f" in layer {layers[0]}" + (f" and {len(layers) - 1} more" if len(layers) > 1 else "")
-
-
-def _check_fp8(config: ModelConfig, device: torch.device) -> None:
-    if device.type != "cuda":
-        raise ConfigError(f"quantization='fp8' needs a CUDA device, and the model is on {device}: use 'int8' or 'int4'")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < FP8_CAPABILITY:
-        raise ConfigError(
-            f"quantization='fp8' needs a device of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} (Ada, "
-            f"Hopper), and {device} has {capability[0]}.{capability[1]}: leave it out"
-        )
-    if config.mixture is not None:
-        raise ConfigError(
-            "quantization='fp8' is for dense models: PyTorch has no grouped product of fp8 with a scale a row on all "
-            "devices. Leave it out, or spread the model with tensor_parallel"
-        )
-    check_sizes("fp8", config)
 
 
 def empty_matrix(

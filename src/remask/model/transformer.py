@@ -439,7 +439,7 @@ class Transformer:
         inner = self._linear(x, w, "gate_up", adapters, bias=w.up_bias)
         if self.config.mlp == "relu2":
             inner = inner.relu_().square_()
-        elif self.kernels is not None:
+        elif self.kernels is not None and self.activation != "gelu_tanh":
             inner = self.kernels.gate(inner, gelu=self.activation == "gelu")
         else:
             gate, up = inner.chunk(2, dim=-1)

@@ -73,18 +73,13 @@ def remove_store(path: str) -> None:
     shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
-def join_store(path: str, size: int) -> FileStore:
-    """The store at the path of `open_store`."""
-    store = FileStore(path, size)
-    store.set_timeout(WAIT)
-    return store
-
-
-def join_group(store: FileStore, shard: Shard, device: torch.device) -> GroupRanks:
-    """Meet the other ranks, and wait until all have come: NCCL between CUDA devices, gloo between CPUs.
+def join_group(path: str, shard: Shard, device: torch.device) -> GroupRanks:
+    """Meet the other ranks at the store `path`, and wait until all have come: NCCL on CUDA devices, gloo on CPUs.
 
     No group of the process as a whole is touched (`torch.distributed.init_process_group`), which may be its user's.
     """
+    store = FileStore(path, shard.size)
+    store.set_timeout(WAIT)
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL
 

@@ -18,7 +18,7 @@ from remask.checks import Quantization
 from remask.errors import CheckpointError, ConfigError, RankLostError
 from remask.machine.log_format import logs_json
 from remask.model.ranks import Shard
-from remask.parallel.group import GroupRanks, join_group, join_store, open_store, remove_store
+from remask.parallel.group import GroupRanks, join_group, open_store, remove_store
 from remask.parallel.message import Names
 from remask.parallel.worker import PATIENCE_S, WHERE, Job, State
 
@@ -175,17 +175,17 @@ def start(
     size, theirs = found.settings.tensor_parallel, replace(found.settings, reads=None, progress=False)
     Shard(0, size).check(found.config)
     devices = rank_devices(device, size)
-    store = open_store()
-    workers = [Worker(Shard(rank, size)) for rank in range(1, size)]
+    store, workers = open_store(), list[Worker]()
     try:
-        for worker, place in zip(workers, devices[1:], strict=True):
-            job = Job(theirs, dtype, str(place), worker.shard, threads, store, quantization)
-            worker.connection.send(job)
+        for rank, place in enumerate(devices[1:], start=1):
+            workers.append(Worker(Shard(rank, size)))
+            job = Job(theirs, dtype, str(place), Shard(rank, size), threads, store, quantization)
+            workers[-1].connection.send(job)
         loaded = found.load(dtype, devices[0], Shard(0, size), quantization)
         _await(workers, "loaded")
         for worker in workers:
             worker.connection.send(None)
-        joined = join_group(join_store(store, size), Shard(0, size), devices[0])
+        joined = join_group(store, Shard(0, size), devices[0])
         _await(workers, "met")
     except BaseException:
         end(workers, threading.Event(), store)

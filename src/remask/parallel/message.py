@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from remask.model.pool import Pool
 from remask.model.ranks import RankLocal
 from remask.model.transformer import Transformer
 
+Size: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 ALIGNMENT = 16  # bytes; each tensor of a buffer begins at a multiple of it
 
 
@@ -37,7 +38,11 @@ class Call:
 
     def buffer(self, device: torch.device) -> Tensor:
         """The contents of `sent`, uint8."""
-        return _joined(self.sent, device)
+        sizes = [_size(tensor) for tensor in self.sent]
+        buffer = torch.empty(sum(map(_room, sizes)), dtype=torch.uint8, device=device)
+        for place, tensor in zip(_split(buffer, sizes), self.sent, strict=True):
+            place.copy_(tensor, non_blocking=True)
+        return buffer
 
 
 class Names:
@@ -48,18 +53,23 @@ class Names:
         self._storages: dict[int, int] = {}  # names of tensors by the address of their memory
         self._objects: dict[int, int] = {}  # names of other objects by their identity
         self._free: deque[int] = deque()  # any thread may drop an object
+        self._told = 0  # how many of these the last call tells
 
     def call(self, act: Callable[..., object], args: Sequence[object]) -> tuple[Call, int]:
         """The call of `act` with `args`, and the name of its result."""
         number, target = next(self._numbers), io.BytesIO()
         pickler = _Pickler(target, self)
-        free = [self._free.popleft() for _ in range(len(self._free))]
+        free = list(self._free)  # until the call is sent, which may fail before
+        self._told = len(free)
         pickler.dump((act, args, number, free))
-        sizes = [(tensor.dtype, tuple(tensor.shape)) for tensor in pickler.sent]
+        sizes = [_size(tensor) for tensor in pickler.sent]
         return Call(pickle.dumps((sizes, target.getvalue())), pickler.sent), number
 
     def give(self, value: object, number: int) -> None:
-        """`value`, which a call returned on every rank, is called `number` from now on."""
+        """`value`, which the last call returned on every rank, is called `number` from now on."""
+        for _ in range(self._told):
+            self._free.popleft()
+        self._told = 0
         if isinstance(value, Tensor) and value.numel() and value.is_contiguous():
             address = value.untyped_storage().data_ptr()
             self._storages[address] = number
@@ -157,21 +167,17 @@ class _Unpickler(pickle.Unpickler):
         return self.things.view(*rest) if kind == "view" else self.things.object(*rest)
 
 
-def _room(size: tuple[torch.dtype, tuple[int, ...]]) -> int:
+def _size(tensor: Tensor) -> Size:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def _room(size: Size) -> int:
     """Bytes of a tensor in a buffer."""
     dtype, shape = size
     return -(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
-def _joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    sizes = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
-    buffer = torch.empty(sum(map(_room, sizes)), dtype=torch.uint8, device=device)
-    for place, tensor in zip(_split(buffer, sizes), tensors, strict=True):
-        place.copy_(tensor, non_blocking=True)
-    return buffer
-
-
-def _split(buffer: Tensor, sizes: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
+def _split(buffer: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
     tensors, at = [], 0
     for dtype, shape in sizes:
         end = at + torch.Size(shape).numel() * dtype.itemsize

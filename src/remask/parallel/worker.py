@@ -13,7 +13,7 @@ from remask.checkpoint.settings import ModelSettings
 from remask.checks import Quantization
 from remask.model.ranks import Shard
 from remask.model.transformer import Transformer
-from remask.parallel.group import join_group, join_store, remove_store
+from remask.parallel.group import join_group, remove_store
 from remask.parallel.message import Things
 
 PATIENCE_S = 10.0
@@ -85,7 +85,7 @@ def serve(job: Job, rank0: Connection) -> None:
         return
     rank0.send(State("loaded"))
     rank0.recv()  # every rank has loaded its part, so all will come
-    ranks = join_group(join_store(job.store, job.shard.size), job.shard, device)
+    ranks = join_group(job.store, job.shard, device)
     rank0.send(State("met"))  # before that it needs the store
     things = Things(Transformer(loaded.config, loaded.weights, ranks=ranks))
     while True:
