@@ -56,7 +56,7 @@ def _of_form(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     return ids
 
 
-def _are_ids(value: object) -> bool:
+def _are_ids(value: Any) -> bool:
     listed = isinstance(value, Sequence) and not isinstance(value, str)
     return listed and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
 
