@@ -1,6 +1,7 @@
 """What is said of questions before any is asked, and what follows from what was read."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -38,6 +39,8 @@ def test_prompts_show_what_labels_do_not_say() -> None:
     assert question(show_options=False).prompt(("A", "B")) == "which ?"
     numbers = question(type="number", criteria=None, min=1, max=3)
     assert numbers.prompt(("1", "2", "3")) == "which ?\nAnswer with a number from 1 to 3."
+    letters = question(type="number", criteria=None, min=1, max=2, labels="letters")
+    assert letters.prompt(("A", "B")) == "which ?\nA: 1\nB: 2\nAnswer with one of A, B."
 
 
 def test_what_follows_from_log_probabilities() -> None:
@@ -59,6 +62,10 @@ def test_what_follows_from_log_probabilities() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"instructions": " "}, "instructions is empty"),
+    ({"template": "none"}, "must hold {answer} once"),
+    ({"template": "{answer} {answer}"}, "must hold {answer} once"),
+    ({"criteria": ["a"]}, "two alternatives at least"),
+    ({"criteria": ["a", "a"]}, "names must differ"),
     ({"labels": "digits"}, 'labels must be "auto"'),
     ({"labels": ["x", "x"]}, "labels holds a text twice"),
     ({"labels": "letters", "criteria": [str(n) for n in range(27)]}, "for 26 alternatives at most"),
@@ -69,13 +76,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"type": "number", "criteria": None, "min": 0, "max": 1000}, "make 1001 numbers"),
     ({"type": "score", "criteria": None}, "two alternatives at least for a score"),
     ({"type": "noul", "criteria": {"perhaps": "x"}}, "those of yes and no"),
+    ({"type": "yes_no"}, "an object of those of yes and no"),
+    ({"type": "yes_no", "criteria": {"yes": "x", "true": "y"}}, "those of yes and no"),
     ({"type": "maybe"}, "Unknown type 'maybe'"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD)
 def test_bad_questions_are_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=r"^questions\.q: .*" + message):
+    with pytest.raises(ConfigError, match=r"^questions\.q: .*" + re.escape(message)):
         question(**fields)
 
 

@@ -44,6 +44,15 @@ def test_empty_ranges() -> None:
     assert numbers(3, 3, False, False) is not None
 
 
+def as_python(pattern: str) -> str:
+    """Its expression. Python has no intersections of classes, so the one that is used is spelled out here."""
+    plain = r"[^\"\\\x00-\x1F\x7F-\x9F]"
+    found = re.sub(
+        rf"\[(\[[^\]]*\])&&{re.escape(plain)}\]", lambda m: f"(?:(?={plain}){m[1]})", string_pattern(pattern)
+    )
+    return re.sub(r"\\x\{([0-9A-F]+)\}", lambda m: f"\\u{m[1]:0>4}", found)
+
+
 @pytest.mark.parametrize(
     ("pattern", "good", "bad"),
     [
@@ -62,16 +71,22 @@ def test_empty_ranges() -> None:
     ],
 )
 def test_patterns_over_json(pattern: str, good: list[str], bad: list[str]) -> None:
-    """Python has no intersections of classes, so the one that is used is spelled out here."""
-    plain = r"[^\"\\\x00-\x1F\x7F-\x9F]"
-    found = string_pattern(pattern)
-    found = re.sub(rf"\[(\[[^\]]*\])&&{re.escape(plain)}\]", lambda m: f"(?:(?={plain}){m[1]})", found)
-    found = re.sub(r"\\x\{([0-9A-F]+)\}", lambda m: f"\\u{m[1]:0>4}", found)
+    found = as_python(pattern)
     for text in good:
         assert re.search(pattern, text)
         assert re.fullmatch(found, json.dumps(text, ensure_ascii=False)[1:-1]), (found, text)
     for text in bad:
         assert not re.fullmatch(found, json.dumps(text, ensure_ascii=False)[1:-1]), (found, text)
+
+
+@pytest.mark.parametrize(
+    ("held", "good", "bad"),
+    [(r"\w-z", "a-z", "`"), (r"!-\w", "!-a", "#"), ("^--/", "a+", "-./"), ("a-c-e", "abc-e", "d"), ("+--", "+,-", ".")],
+)
+def test_dashes_of_sets_are_those_of_ecma(held: str, good: str, bad: str) -> None:
+    """Beside a class a dash is one, and a dash may begin or end a range; Python takes some of these for mistakes."""
+    found = as_python(f"^[{held}]$")
+    assert [bool(re.fullmatch(found, char)) for char in good + bad] == [True] * len(good) + [False] * len(bad)
 
 
 def test_formats_are_lists_of_what_is_said() -> None:

@@ -1,6 +1,5 @@
 """The page at `/` in a browser: Debian's `chromium`, driven by Playwright, against a real server."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +37,17 @@ class Tab:
     def idle(self) -> None:
         """Wait until the chat takes another message: its button stops the answer until then."""
         self.shown("#send:not(.stops)")
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What the page sends to be answered, from here on."""
+        found: list[dict[str, Any]] = []
+
+        def note(request: Any) -> None:
+            if "completions" in request.url:
+                found.append(request.post_data_json)
+
+        self.page.on("request", note)
+        return found
 
     def fits(self) -> bool:
         """Whether nothing of the page is scrolled sideways to."""
@@ -137,24 +147,6 @@ def opened(browser: Any, base: str, ready: str = "#tabs:not([hidden])", **settin
         assert all(url.startswith(f"{base}/") for url in tab.asked), "a request left the server"
     finally:
         context.close()
-
-
-@contextmanager
-def standing(server: Running) -> Iterator[None]:
-    """Within the block the engine makes no step, so that no run ends."""
-    engine = server.service.llm.engine
-    go, inner = threading.Event(), engine.step
-
-    def step() -> Any:
-        assert go.wait(120)
-        return inner()
-
-    vars(engine)["step"] = step
-    try:
-        yield
-    finally:
-        go.set()
-        del vars(engine)["step"]
 
 
 def api_text(server: Running, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -25,7 +25,10 @@ PET = {
 """As pydantic writes a discriminated union."""
 ASKED = {"system": "Orders: rope Anna; soap Ben.", "user": "Who ordered rope?"}
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs other projects' clients: scripts/clients")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs other projects' clients: scripts/clients"),
+]
 
 
 def told(running: Running, name: str, *more: str) -> dict[str, Any]:
@@ -52,7 +55,6 @@ def turns_of() -> list[dict[str, Any]]:
     return [{"role": role, "content": text} for role, text in ASKED.items()]
 
 
-@pytest.mark.thorough
 def test_langchain(tariff: Running) -> None:
     found, own = told(tariff, "langchain", json.dumps(ROBOT)), answer(tariff)
     assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
@@ -61,7 +63,6 @@ def test_langchain(tariff: Running) -> None:
     matches({"json": ROBOT}, json.dumps(found["parsed"]))
 
 
-@pytest.mark.thorough
 def test_tools_of_langchain() -> None:
     """A forced call, whole and streamed; a free one that is not made is text."""
     llm = LLM("bundled-tariff", dtype="float32", device="cpu")
@@ -77,7 +78,6 @@ def test_tools_of_langchain() -> None:
     assert isinstance(found["free"], str)
 
 
-@pytest.mark.thorough
 def test_litellm(tariff: Running) -> None:
     found, own = told(tariff, "litellm", json.dumps(ROBOT), json.dumps(PET)), answer(tariff)
     assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
@@ -93,7 +93,6 @@ def test_litellm(tariff: Running) -> None:
     assert found["ranked"] == [[each["index"], pytest.approx(each["relevance_score"], abs=1e-4)] for each in results]
 
 
-@pytest.mark.thorough
 def test_instructor(tariff: Running) -> None:
     found = told(tariff, "instructor")
     robot = found["json_schema_mode"]

@@ -165,6 +165,23 @@ def test_a_connection_that_was_used_is_closed_when_it_idles(hasty: Running, fill
             everything(connection)
 
 
+def test_a_late_end_of_a_refused_body_leaves_no_connection_open(
+    hasty: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remask.server.connection.LINGER_S", 10 * (KEEP_ALIVE + HEADER_TIMEOUT))
+    body = b"x" * 5_000_000
+    with connect(hasty) as connection:
+        connection.sendall(head(body) + body[:1000])
+        connection.recv(1, socket.MSG_PEEK)
+        end = other_end(hasty, connection)
+        assert end is not None
+        for rest in (body[1000:2000], body[2000:]):
+            connection.sendall(rest)
+            eventually(partial(lambda end, left: end._discarded >= left, end, len(rest)))
+            leap(hasty, 1.1 * (KEEP_ALIVE + HEADER_TIMEOUT))
+        assert [status for status, _ in answers(everything(connection))] == [413]
+
+
 @pytest.mark.parametrize("url", [COMPLETIONS, URL, "/tokenize", f"{SESSION}/x/caching"])
 def test_slow_bodies_are_a_408(hasty: Running, url: str) -> None:
     with connect(hasty) as slow:

@@ -33,8 +33,8 @@ EVERYDAY: list[dict[str, Any]] = [
     {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
     {"top_k": -1},
     {"top_k": 0},
-    {"min_p": 0},
-    {"min_p": 0.0, "length_penalty": 1.0, "use_beam_search": False, "repetition_penalty": 1.0, "min_tokens": 0},
+    {"min_p": 0, "min_tokens": 0},
+    {"min_p": 0.0, "length_penalty": 1.0, "use_beam_search": False, "repetition_penalty": 1.0, "presence_penalty": 0},
     {"metadata": {"run": "7"}, "store": True, "prompt_cache_key": "k", "safety_identifier": "u"},
     {"reasoning_effort": "high", "verbosity": "low", "service_tier": "flex", "request_id": "r"},
     {"include_stop_str_in_output": True, "skip_special_tokens": True, "spaces_between_special_tokens": True},
@@ -64,6 +64,7 @@ def test_each_chunk_tells_the_usage_so_far_if_it_is_asked_for(server: Running) -
     for url, body in (
         ("/v1/chat/completions", {"messages": CHATS[0], "n": 2}),
         ("/v1/completions", {"prompt": ["from ivy", "to oak go"]}),
+        ("/v1/completions", {"prompt": "from ivy", "canvas": [{"mask": 4}, {"text": " oak"}, {"mask": 4}]}),
     ):
         options = {"include_usage": True, "continuous_usage_stats": True}
         *chunks, last = server.stream({**body, "stream_options": options}, url)
@@ -216,38 +217,3 @@ def _texts(answer: object) -> list[str]:
         return []
     own = [answer[key] for key in ("text", "content") if isinstance(answer.get(key), str)]
     return own + [text for each in answer.values() for text in _texts(each)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message", "param"),
-    [
-        (
-            {"sampling": {"max_tokens": 3}, "max_tokens": 4},
-            "max_tokens stands in the request and in its 's",
-            "max_tokens",
-        ),
-        (
-            {"sampling": {"cache_salt": "a"}},
-            "cache_salt is no sampling parameter: it belongs into the re",
-            "cache_salt",
-        ),
-        ({"sampling": {"n": 2}}, "n is no sampling parameter: it belongs into the request, beside 'sampling'", "n"),
-        ({"sampling": {"best_of": 2}}, "best_of is no sampling parameter: it belongs into the request", "best_of"),
-        ({"sampling": {"temprature": 1}}, "Unknown sampling parameter 'temprature'. Did you mean 'temperature'", None),
-        ({"sampling": [1]}, "sampling must be an object of sampling parameters, got [1]", None),
-        ({"refresh_interval": 3}, "refresh_interval is a setting of the cache policy 'bicache': it belongs into", None),
-        (
-            {"cache": "bicache", "cache_config": {"steps": 3}},
-            "steps is no setting of cache policy 'bicache': i",
-            "steps",
-        ),
-    ],
-)
-def test_a_known_parameter_in_the_wrong_place_is_told_the_right_one(
-    server: Running, fields: dict[str, Any], message: str, param: str | None
-) -> None:
-    body = {"messages": [{"role": "user", "content": "hello"}]}
-    error = server.client.post(URL, json=body | fields)
-    assert error.status_code == 400
-    assert message in error.json()["error"]["message"]
-    assert error.json()["error"]["param"] == param

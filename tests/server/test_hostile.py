@@ -16,6 +16,8 @@ from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.llm import LLM
 from remask.sampling.masked import MaskedDecoder
+from remask.server.config import ServerConfig
+from remask.server.intake import Intake
 from remask.server.protocol.generation import ChatBody, CompletionBody
 from remask.text.tokenizer import Tokenizer
 from tests.goldens import model_dir
@@ -248,6 +250,9 @@ def test_choices_of_one_seed_have_seeds_of_their_own(hosts: dict[str, Running]) 
     assert [each.params.seed for each in intake.chat(chat, "x")] == [5, 6, 7]
     text = CompletionBody.model_validate({"prompt": ["from ivy", "from birch"], "n": 2, "seed": 2**63 - 1})
     assert [each.params.seed for each in intake.completion(text, "x")] == [0, 1, 0, 1]
+    usual = Intake(intake.llm, ServerConfig(model_names=["a"], sampling={"seed": 5}))
+    plain = ChatBody.model_validate({"messages": CHATS[0], "n": 3})
+    assert [each.params.seed for each in usual.chat(plain, "x")] == [5, 6, 7]
 
 
 LLADA = str(model_dir("llada"))

@@ -130,7 +130,7 @@ def _connected(client: httpx.Client) -> socket.socket:
 def large_bodies() -> list[tuple[str, dict[str, Any]]]:
     """Bodies of which one field is as large as may be, of less than 4 MB."""
     document = create_app(make_llm(), ServerConfig(model_names=["a"])).openapi()
-    bounds = [(Bounds(1 << 18, 1 << 20), 0), (Bounds(400, 400), 1)]
+    bounds = [(Bounds(1 << 18, 1 << 20), 0), (Bounds(400, 400), 1), (Bounds(40, 40), 3)]
     found = [(path, body) for most, deep in bounds for path, _, body in largest_bodies(document, most, deep)]
     return [(path, body) for path, body in found if len(json.dumps(body)) < 4 << 20]
 

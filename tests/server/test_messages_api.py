@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from remask.server.answers.messages import MessagesAnswer
 from remask.server.errors import ApiError
 from remask.server.protocol.messages import FOREIGN_TO_MESSAGES, CountTokensBody, MessagesBody
+from tests.server.described import events
 from tests.server.serving import CHATS, Running, serving
 from tests.server.test_tools import ORDER, spelled
 
@@ -47,8 +48,7 @@ def test_an_answer_is_that_of_chat(client: anthropic.Anthropic, server: Running)
 
 def test_the_events_of_a_stream(client: anthropic.Anthropic) -> None:
     whole = client.messages.create(**ASKED)
-    events: list[Any] = list(client.messages.create(**ASKED, stream=True))
-    kinds = [event.type for event in events]
+    kinds = [event.type for event in client.messages.create(**ASKED, stream=True)]
     deltas = kinds.count("content_block_delta")
     begin, end = ["message_start", "content_block_start"], ["content_block_stop", "message_delta", "message_stop"]
     assert kinds == begin + ["content_block_delta"] * deltas + end
@@ -59,6 +59,13 @@ def test_the_events_of_a_stream(client: anthropic.Anthropic) -> None:
     assert text == whole.content[0].text
     assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", whole.usage.output_tokens)
     assert final.usage.input_tokens == whole.usage.input_tokens
+
+
+def test_fixed_parts_are_input_from_the_first_event_on(server: Running) -> None:
+    body = {"system": SYSTEM, "messages": [USER], "canvas": [{"text": "go"}, {"mask": 2}], "stream": True}
+    told = [*events(server.client.post(PATH, json=body).text)]
+    first, last = told[0]["message"]["usage"], told[-2]["usage"]
+    assert first["input_tokens"] == last["input_tokens"] + last["cache_read_input_tokens"]
 
 
 def test_why_an_answer_ends(client: anthropic.Anthropic) -> None:
@@ -96,7 +103,7 @@ def test_a_conversation_may_be_sent_back() -> None:
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sold"}]},
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{**marked, "text": "sold"}]},
                 marked,
             ],
         },
@@ -108,7 +115,7 @@ def test_a_conversation_may_be_sent_back() -> None:
     assert [each["content"] for each in rendered] == ["Be brief.", "Buy it", "Sure.", "sold", "Done?"]
     assert rendered[2]["tool_calls"][0]["function"] == {"name": "buy", "arguments": {"price": 5}}
     assert rendered[3]["tool_call_id"] == "t1"
-    assert [message.cache_control is not None for message in messages] == [False] * 4 + [True]
+    assert [message.cache_control is not None for message in messages] == [False] * 3 + [True] * 2
 
 
 def test_the_other_fields_are_those_of_chat() -> None:
@@ -143,6 +150,8 @@ def test_the_other_fields_are_those_of_chat() -> None:
         ({"tool_choice": {"type": "tool"}}, "go together"),
         ({"stop": "a", "stop_sequences": ["b"]}, "two names of one thing"),
         ({"max_tokens": 0}, "max_tokens must be a whole number"),
+        ({"top_logprobs": 0}, "top_logprobs: answers of this API have no place for it"),
+        ({"return_trace": True}, "return_trace: answers of this API have no place for it"),
     ],
 )  # fmt: skip
 def test_what_is_refused_says_why(fields: dict[str, Any], told: str) -> None:

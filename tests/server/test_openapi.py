@@ -8,40 +8,14 @@ from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
-from remask.server.app import create_app
+from remask.server.app import create_app, router
 from remask.server.config import ServerConfig
 from tests.server.browser import DONE, WATCH, sync_api
 from tests.server.serving import Running, make_llm, serving
 
 EXAMPLES = 15
-PATHS = {
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/decisions",
-    "/v1/score",
-    "/v1/rerank",
-    "/v1/models",
-    "/v1/models/{name}",
-    "/v1/cache",
-    "/v1/cache/{prefix_id}",
-    "/tokenize",
-    "/detokenize",
-    "/health",
-    "/ping",
-    "/metrics",
-    "/version",
-    "/get_model_info",
-    "/playground/example",
-    "/playground/pages",
-    "/playground/pages/{session}",
-    "/playground/pages/{session}/step",
-    "/playground/pages/{session}/caching",
-    "/playground/pages/{session}/requests",
-    "/playground/pages/{session}/requests/{number}",
-}
+ROUTES = [route for route in router().routes if isinstance(route, APIRoute) and route.include_in_schema]
+PATHS = {route.path_format for route in ROUTES}
 
 
 def test_the_document_holds_every_endpoint(server: Running) -> None:
@@ -58,16 +32,9 @@ def test_no_request_waits_for_the_routes() -> None:
     assert {route.path_format for route in app.routes if isinstance(route, APIRoute)} >= PATHS
 
 
-POSTED = {
-    path
-    for path in PATHS
-    if path.startswith(("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/decisions", "/v1/score"))
-    or path in ("/v1/rerank", "/tokenize", "/detokenize")
-    or path.endswith(("caching", "requests"))
-}
 CASES = [(path, GenerationMode.POSITIVE) for path in sorted(PATHS)]
 # Where there is no body, nothing can be wrong but the path.
-CASES += [(path, GenerationMode.NEGATIVE) for path in sorted(POSTED)]
+CASES += [(path, GenerationMode.NEGATIVE) for path in sorted(each.path_format for each in ROUTES if each.body_field)]
 
 
 def ask_at_random(server: Running, path: str, mode: GenerationMode, examples: int) -> None:

@@ -39,8 +39,7 @@ HOSTILE = (
 def test_a_chat_is_kept_and_its_answers_are_the_apis(tab: Tab, server: Running) -> None:
     known = card("bundled-transit")
     assert known is not None
-    sent: list[dict[str, Any]] = []
-    tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat/" in request.url else None)
+    sent = tab.sent()
     assert tab.text("#known-line") == known.answers
     offers = tab.page.locator("#offers button")
     assert offers.all_inner_texts() == [each.question for each in known.questions]
@@ -123,8 +122,7 @@ def test_a_hostile_answer_does_nothing(tab: Tab) -> None:
 
 def test_two_policies_side_by_side_show_what_the_api_says(tab: Tab, server: Running) -> None:
     tab.open("compare")
-    sent: list[dict[str, Any]] = []
-    tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat" in request.url else None)
+    sent = tab.sent()
     tab.ask_for(16, block_length=16, steps=16)
     tab.page.click("#run")
     tab.shown("#side-by-side:not([hidden])")

@@ -14,19 +14,10 @@ import pytest
 from remask.checkpoint.source import resolve
 from remask.llm import LLM
 from remask.tasks.cards import card
-from tests.server.browser import DONE, Tab, opened, standing, sync_api
+from tests.server.browser import DONE, Tab, opened, sync_api
 from tests.server.serving import Running, held, serving
 
 pytestmark = pytest.mark.thorough
-
-
-def bodies(tab: Tab) -> list[dict[str, Any]]:
-    """What the page sends to be answered, from here on."""
-    sent: list[dict[str, Any]] = []
-    tab.page.on(
-        "request", lambda request: sent.append(request.post_data_json) if "completions" in request.url else None
-    )
-    return sent
 
 
 def kept(tab: Tab) -> list[dict[str, Any]]:
@@ -71,7 +62,7 @@ def words(text: str) -> list[str]:
 
 
 def test_regenerating_uses_another_seed(tab: Tab, server: Running) -> None:
-    sent = bodies(tab)
+    sent = tab.sent()
     tab.page.fill("#chat-temperature", "2")
     tab.page.fill("#chat-length", "16")
     tab.say("where am i ?")
@@ -101,7 +92,7 @@ def test_regenerating_uses_another_seed(tab: Tab, server: Running) -> None:
 
 
 def test_a_typed_seed_gives_the_same_answer_and_moves_where_it_is_regenerated(tab: Tab) -> None:
-    sent = bodies(tab)
+    sent = tab.sent()
     tab.page.click("#more-settings summary")
     tab.page.fill("#chat-settings [name=seed]", "7")
     tab.page.select_option("#chat-settings [name=cache]", "none")
@@ -112,7 +103,7 @@ def test_a_typed_seed_gives_the_same_answer_and_moves_where_it_is_regenerated(ta
 
 
 def test_the_turns_before_are_sent_where_that_is_set(tab: Tab) -> None:
-    sent = bodies(tab)
+    sent = tab.sent()
     tab.page.fill("#chat-settings [name=system]", "")
     assert tab.page.is_visible("#alone")
     tab.page.check("#chat-settings [name=turns]")
@@ -153,7 +144,7 @@ def test_an_answer_that_ended_by_its_length_goes_on(tab: Tab, server: Running) -
     """As another version of it, whose beginning is what stood there."""
     known = card("bundled-transit")
     assert known is not None
-    begun, sent = str(known.questions[0].answer).split(), bodies(tab)
+    begun, sent = str(known.questions[0].answer).split(), tab.sent()
     tab.page.fill("#chat-length", "2")
     tab.page.click("#offers button >> nth=0")
     tab.says("#chat-status", "Answer:")
@@ -178,7 +169,7 @@ def test_an_answer_that_ended_by_its_length_goes_on(tab: Tab, server: Running) -
 
 def test_an_answer_is_edited_and_goes_on_from_there(tab: Tab) -> None:
     """What follows it is replaced; where nothing comes, all is as it was and the text is still there."""
-    sent = bodies(tab)
+    sent = tab.sent()
     for text in ("one", "two"):
         tab.say(text)
     before = kept(tab)[0]["messages"]
@@ -297,7 +288,7 @@ def test_a_model_without_conversations_goes_on_with_a_text(browser: Any, tmp_pat
     (folder / "tokenizer_config.json").write_text(json.dumps({**words, "chat_template": None}))
     llm = LLM(str(folder), dtype="float32", device="cpu")
     with serving(llm, sampling={"max_tokens": 8}) as server, opened(browser, server.base) as tab:
-        sent = bodies(tab)
+        sent = tab.sent()
         assert "goes on with a text" in tab.text("#greeting")
         assert not tab.page.is_visible("#chat-settings [name=system]")
         assert tab.page.get_attribute("#message", "placeholder") == "A text to go on with"
@@ -354,7 +345,7 @@ def test_a_refused_setting_is_named_and_marked(tab: Tab) -> None:
 
 def test_an_answer_goes_on_while_another_conversation_is_looked_at(tab: Tab, server: Running) -> None:
     tab.say("the first")
-    with standing(server):
+    with held(server):
         tab.page.click("#new-chat")
         tab.page.fill("#message", "the second")
         tab.page.press("#message", "Enter")
@@ -370,7 +361,7 @@ def test_an_answer_goes_on_while_another_conversation_is_looked_at(tab: Tab, ser
 
 
 def test_an_answer_of_a_page_that_was_closed_is_marked_and_a_deleted_one_stays_away(tab: Tab, server: Running) -> None:
-    with standing(server):
+    with held(server):
         tab.page.fill("#message", "where am i ?")
         tab.page.press("#message", "Enter")
         tab.says("#conversations", "where am i ?")
@@ -402,7 +393,7 @@ def test_smollm2_answers_in_english_and_goes_on(browser: Any) -> None:
         opened(browser, server.base) as tab,
     ):
         assert tab.text("#known-line") == known.answers
-        sent = bodies(tab)
+        sent = tab.sent()
         tab.page.click(f"#offers button:has-text('{known.questions[1].question}')")
         tab.says("#chat-status", "Answer:")
         said = words(tab.text(".of-model .said"))

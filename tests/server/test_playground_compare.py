@@ -8,8 +8,10 @@ import pytest
 from remask.llm import LLM
 from remask.tasks.cards import card
 from remask_lab.bench.workload import TRANSIT_SAMPLING
-from tests.server.browser import DONE, Tab, api_text, opened, standing, sync_api
+from tests.server.browser import DONE, Tab, api_text, opened, sync_api
 from tests.server.serving import Running, held, serving
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture
@@ -19,7 +21,6 @@ def tab(tab: Tab) -> Tab:
     return tab
 
 
-@pytest.mark.thorough
 def test_steps_can_be_gone_back_to(tab: Tab) -> None:
     tab.ask_for(16, block_length=16, steps=16)
     tab.page.click("#run-b-only")
@@ -56,7 +57,6 @@ def seen_blocks(tab: Tab, policy: str = "b") -> list[str]:
     return [names.nth(place).inner_text() for place in range(names.count()) if names.nth(place).is_visible()]
 
 
-@pytest.mark.thorough
 def test_end_tokens_are_one_mark_that_opens(browser: Any) -> None:
     llm = LLM("bundled-transit", dtype="float32", device="cpu")
     # Else a response ends with its first end token, in whose block there are few.
@@ -90,7 +90,6 @@ def test_end_tokens_are_one_mark_that_opens(browser: Any) -> None:
         assert tab.said == []
 
 
-@pytest.mark.thorough
 def test_end_tokens_that_are_not_all_settled_say_so(tab: Tab) -> None:
     tab.ask_for(16, block_length=16, steps=16)
     tab.page.click("#run-b-only")
@@ -110,7 +109,6 @@ def test_end_tokens_that_are_not_all_settled_say_so(tab: Tab) -> None:
     assert seen == {True, False}
 
 
-@pytest.mark.thorough
 def test_a_mark_keeps_its_focus_where_it_moves_and_hands_it_on_where_it_goes(tab: Tab) -> None:
     focused = tab.page.evaluate(
         """async () => {
@@ -141,7 +139,6 @@ def test_a_mark_keeps_its_focus_where_it_moves_and_hands_it_on_where_it_goes(tab
     assert tab.page.locator("#made .token").all_inner_texts() == ["t1", "t7", "▒", "t7", "▒", "t7"]
 
 
-@pytest.mark.thorough
 def test_the_canvas_shows_its_blocks(tab: Tab) -> None:
     tab.ask_for(16, block_length=4, steps=16)
     tab.page.click("#run-b-only")
@@ -155,7 +152,6 @@ def test_the_canvas_shows_its_blocks(tab: Tab) -> None:
     assert tab.count("#run-b .canvas .block:nth-child(3) .masked") == 4, "what was never reached"
 
 
-@pytest.mark.thorough
 def test_fill_passes_have_a_row_of_layers_of_their_own(tab: Tab) -> None:
     tab.page.select_option("#ask [name=cache_a]", "bicache+block-dual")
     tab.page.fill("#ask [name=config_a]", '{"fill_pass": "separate"}')
@@ -167,16 +163,14 @@ def test_fill_passes_have_a_row_of_layers_of_their_own(tab: Tab) -> None:
     assert "Pass 2, layers 1 to" in tab.text("#run-a .words")
 
 
-@pytest.mark.thorough
 def test_a_run_leaves_the_focus_where_it_is(tab: Tab, server: Running) -> None:
-    sent: list[str] = []
-    tab.page.on("request", lambda request: sent.append(request.url) if "chat" in request.url else None)
+    sent = tab.sent()
     keyboard = tab.page.keyboard
     tab.page.focus("#ask [name=user]")
     while tab.tab_key() != "run":
         pass
     tab.watch_focus()
-    with standing(server):
+    with held(server):
         keyboard.press("Enter")
         for name in ("run", "run-a-only", "run-b-only", "another", "stop"):
             sync_api.expect(tab.page.locator(f"#{name}")).to_have_attribute(
@@ -194,10 +188,9 @@ def test_a_run_leaves_the_focus_where_it_is(tab: Tab, server: Running) -> None:
     assert tab.focus_path() == ["run-a-only"], "the focus went nowhere but where Tab led it"
 
 
-@pytest.mark.thorough
 def test_a_run_is_stopped_by_keyboard(tab: Tab, server: Running) -> None:
     tab.page.focus("#run-b-only")
-    with standing(server):
+    with held(server):
         tab.page.keyboard.press("Enter")
         tab.says("#run-status", "Policy B runs.")
         tab.watch_focus()
@@ -212,7 +205,6 @@ def test_a_run_is_stopped_by_keyboard(tab: Tab, server: Running) -> None:
     assert tab.text("#run-status") == "Stopped."
 
 
-@pytest.mark.thorough
 def test_a_stopped_run_keeps_what_was_settled(browser: Any) -> None:
     """On a model that settles names here and there, where nothing can be said from left to right yet."""
     llm = LLM("bundled-tariff", dtype="float32", device="cpu")
@@ -236,7 +228,6 @@ def test_a_stopped_run_keeps_what_was_settled(browser: Any) -> None:
         assert tab.said == []
 
 
-@pytest.mark.thorough
 def test_the_right_answer_is_that_of_the_question_that_stands_there(tab: Tab) -> None:
     known = card("bundled-transit")
     assert known is not None
@@ -265,7 +256,6 @@ def refused(tab: Tab, words: str) -> None:
     assert tab.count("#run-problem[role=alert]:not([hidden])") == 1
 
 
-@pytest.mark.thorough
 def test_bad_fields_are_named_and_marked(browser: Any, server: Running) -> None:
     with opened(browser, server.base) as tab:
         tab.open("compare")
@@ -289,7 +279,6 @@ def test_bad_fields_are_named_and_marked(browser: Any, server: Running) -> None:
         assert tab.count("#run-problem:not([hidden])") == 0
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1200, 360])
 def test_answers_have_the_form_that_was_typed(browser: Any, width: int) -> None:
     """On a model whose tokens can spell it."""
@@ -325,13 +314,11 @@ def test_answers_have_the_form_that_was_typed(browser: Any, width: int) -> None:
         assert tab.said == []
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1200, 360])
 def test_holes_are_typed_and_seen_to_be_filled(browser: Any, server: Running, width: int) -> None:
     with opened(browser, server.base, viewport={"width": width, "height": 800}) as tab:
         tab.open("compare")
-        sent: list[dict[str, Any]] = []
-        tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat" in request.url else None)
+        sent = tab.sent()
         tab.ask_for(16, block_length=4, steps=6)
         tab.page.locator("#ask .holes summary").click()
         tab.page.fill("#ask [name=canvas]", "go [[2]] alder[[1-4]] arch")

@@ -10,6 +10,8 @@ from remask.tasks.cards import card
 from tests.server.browser import Tab, api_text, opened
 from tests.server.serving import TEMPLATE, Running, held, serving
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def memory(tab: Tab) -> Tab:
@@ -19,7 +21,6 @@ def memory(tab: Tab) -> Tab:
     return tab
 
 
-@pytest.mark.thorough
 def test_the_allocator_is_the_servers(memory: Tab, server: Running) -> None:
     memory.press("add-shared", "Request 1 added: 7 pages, none of them shared")
     memory.press("add-shared", "Request 2 added: 7 pages, 3 of them shared")
@@ -48,7 +49,6 @@ def test_the_allocator_is_the_servers(memory: Tab, server: Running) -> None:
     assert server.cache()["pages"]["used"] == 0, "the serving pool knows nothing of it"
 
 
-@pytest.mark.thorough
 def test_an_allocator_that_the_server_forgot_begins_anew(memory: Tab) -> None:
     with memory.page.expect_response(lambda answer: answer.url.endswith("/requests")) as answer:
         memory.press("add-own", "Request 1 added")
@@ -62,7 +62,6 @@ def test_an_allocator_that_the_server_forgot_begins_anew(memory: Tab) -> None:
     memory.forgive(404)
 
 
-@pytest.mark.thorough
 def test_the_focus_survives_a_redrawn_page_table(memory: Tab) -> None:
     for number in (1, 2, 3):
         memory.press("add-own" if number == 3 else "add-shared", f"Request {number} added")
@@ -76,7 +75,6 @@ def test_the_focus_survives_a_redrawn_page_table(memory: Tab) -> None:
         memory.focused(then)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("size", [(1200, 900), (360, 740)], ids=["desktop", "phone"])
 def test_decisions_are_the_apis(browser: Any, server: Running, size: tuple[int, int]) -> None:
     with opened(browser, server.base, viewport={"width": size[0], "height": size[1]}) as tab:
@@ -110,7 +108,6 @@ def test_decisions_are_the_apis(browser: Any, server: Running, size: tuple[int, 
         assert tab.said == []
 
 
-@pytest.mark.thorough
 def test_a_bundled_model_decides_its_own_question(tab: Tab) -> None:
     known = card("bundled-transit")
     assert known is not None
@@ -120,12 +117,10 @@ def test_a_bundled_model_decides_its_own_question(tab: Tab) -> None:
     tab.says("#decide-status", f"{known.questions[0].answer.split()[2]}. Entropy")
 
 
-@pytest.mark.thorough
 def test_holes_are_filled_between_what_was_typed(tab: Tab, server: Running) -> None:
     known = card("bundled-transit")
     assert known is not None
-    sent: list[dict[str, Any]] = []
-    tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat/" in request.url else None)
+    sent = tab.sent()
     tab.open("fill")
     assert tab.page.input_value("#fill [name=canvas]") == known.questions[0].canvas
     tab.page.click("#fill-run")
@@ -158,15 +153,13 @@ def test_holes_are_filled_between_what_was_typed(tab: Tab, server: Running) -> N
     tab.forgive(400)
 
 
-@pytest.mark.thorough
 def test_calls_of_tools_are_shown_and_their_results_sent(browser: Any) -> None:
     """On a model whose tokens can spell a call, under a template that tells it of tools."""
     llm = LLM("bundled-tariff", dtype="float32", device="cpu")
     assert llm.tokenizer is not None
     llm.tokenizer.use_chat_template(TEMPLATE)
     with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
-        sent: list[dict[str, Any]] = []
-        tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat/" in request.url else None)
+        sent = tab.sent()
         tab.open("tools")
         choice = tab.page.locator("#tools [name=choice]")
         assert choice.locator("option").all_inner_texts()[-1] == "of get_weather"
@@ -193,7 +186,6 @@ def test_calls_of_tools_are_shown_and_their_results_sent(browser: Any) -> None:
         assert tab.said == []
 
 
-@pytest.mark.thorough
 def test_a_template_without_tools_is_told(browser: Any) -> None:
     llm = LLM("bundled-tariff", dtype="float32", device="cpu")
     with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
@@ -210,7 +202,6 @@ def test_a_template_without_tools_is_told(browser: Any) -> None:
         assert tab.said == []
 
 
-@pytest.mark.thorough
 def test_the_store_is_the_servers(tab: Tab, server: Running) -> None:
     tab.page.click("#offers button >> nth=0")
     tab.says("#chat-status", "Answer:")

@@ -141,6 +141,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data
         ({"max_output_tokens": 3, "max_tokens": 4}, "two names of one thing"),
         ({"text": {"format": {"type": "json_schema"}}}, "go together"),
         ({"inputs": "x"}, "Did you mean 'input'"),
+        ({"return_step_maps": True}, "return_step_maps: answers of this API have no place for it"),
     ],
 )  # fmt: skip
 def test_what_is_refused_says_why(fields: dict[str, Any], told: str) -> None:

@@ -265,6 +265,7 @@ HERMES_TEXTS = [
 ]
 LLAMA_TEXTS = [
     ("plain", "plain", []),
+    ('a {"name": "f", "parameters": {}}', 'a {"name": "f", "parameters": {}}', []),
     ('{"name": "f", "parameters": {"é": [1]}}', "", [F]),
     ('{"name": "f"}', '{"name": "f"}', []),
     ('{"a": ', '{"a": ', []),
@@ -324,6 +325,12 @@ def test_arguments_are_an_object_of_their_schema(parameters: Any, right: str, wr
     form = calls(tools=[Tool("f", parameters)], forced="named").constraint.source[1]
     assert re.fullmatch(form, right)
     assert not re.fullmatch(form, wrong)
+
+
+def test_schemas_that_are_too_long_together_are_those_of_tools() -> None:
+    long = {"type": "object", "properties": {}, "description": "x" * 2000}
+    with pytest.raises(ConfigError, match=r"^tools: all of them together, of which one is called, cannot be g"):
+        _ = calls(tools=[Tool(f"f{number}", long) for number in range(10)], forced="required").constraint
 
 
 @pytest.mark.parametrize("kind", ["array", "string", ["string", "null"], 3])
@@ -391,6 +398,7 @@ def test_block_causal_models_make_calls_on_every_surface(blocks: Running, choice
     response = blocks.client.post("/v1/responses", json=asked).json()
     (item,) = response["output"]
     assert (item["type"], response["status"]) == ("function_call", "completed")
+    assert response["max_output_tokens"] == 96, "the hole alone, as it was asked for"
     assert (item["name"], item["arguments"]) == (told["function"]["name"], told["function"]["arguments"])
     with blocks.openai() as client:
         events: list[Any] = list(client.responses.create(model="blocks", stream=True, extra_body=asked))

@@ -14,6 +14,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from remask.checkpoint.tokenizer import byte_tokenizer, load_tokenizer
 from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, preset
+from remask.text.prompts import encode
 from remask.text.tokenizer import Quoting, Tokenizer
 
 CHAT = (
@@ -297,6 +298,13 @@ def test_malformed_messages_are_named(tmp_path: Path, messages: Any, message: st
     for use in (found.apply_chat, found.shared_prefix):
         with pytest.raises(ConfigError, match=message):
             use(messages)
+
+
+def test_flags_are_no_token_ids() -> None:
+    for prompt in ([True, False], {"prompt_token_ids": [True]}):
+        with pytest.raises(ConfigError, match=r"must be (token ids|a list of token ids, got \[True\])"):
+            encode(prompt, None)
+    assert encode([1, 0], None) == ([1, 0], 0)
 
 
 def test_lone_surrogates_are_refused(either: Tokenizer) -> None:

@@ -91,6 +91,13 @@ class Answer:
         return self._text.stop
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens as `Usage` counts them: those that were given, and those that were generated so far."""
+        template = self._template
+        given = self._prompt + len(template) - template.open_places
+        return given, template.tokens[: self._lead].count(OPEN)
+
+    @property
     def prompt(self) -> list[Mapping[str, Any]]:
         """The prompt's tokens, in the form in which drafts list tokens."""
         assert self._token_text is not None

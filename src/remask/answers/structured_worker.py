@@ -54,7 +54,7 @@ def compiled(job: dict[str, Any]) -> dict[str, Any]:
 def _closed(pattern: str) -> bool:
     """Whether nothing may stand behind a pattern: it names its own end, or would close a bracket around it."""
     depth = 0
-    for piece in re.findall(r"\\.|.", pattern, re.DOTALL):
+    for piece in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL):  # a set is one piece
         depth += (piece == "(") - (piece == ")")
         if piece in ("$", r"\z") or depth < 0:
             return True

@@ -171,15 +171,17 @@ class Question:
     @property
     def notes(self) -> tuple[str | None, ...]:
         """The note on each alternative, if any."""
-        if not isinstance(self.criteria, Mapping):
-            return (None,) * len(self.names)
-        if self.kind != "yes_no":
-            return tuple(self.criteria.values())
-        other = {"true": _YES, "false": _NO}
-        given = {str(other.get(name, name)): note for name, note in self.criteria.items()}
-        if not given.keys() <= {_YES, _NO}:
-            raise ConfigError(f"criteria of a yes_no are those of yes and no (or true and false), got {sorted(given)}")
-        return given.get(_YES), given.get(_NO)
+        if self.criteria is not None and self.kind == "yes_no":
+            other = {"true": _YES, "false": _NO}
+            told = self.criteria if isinstance(self.criteria, Mapping) else {}
+            given = {str(other.get(name, name)): note for name, note in told.items()}
+            if not given.keys() <= {_YES, _NO} or len(given) < len(self.criteria):
+                raise ConfigError(
+                    "criteria of a yes_no are an object of those of yes and no (or true and false), got "
+                    f"{shown(self.criteria)}"
+                )
+            return given.get(_YES), given.get(_NO)
+        return tuple(self.criteria.values()) if isinstance(self.criteria, Mapping) else (None,) * len(self.names)
 
     @property
     def labellings(self) -> list[tuple[str, ...]]:
@@ -209,11 +211,12 @@ class Question:
         if not self.show_options:
             return self.instructions
         lines = [self.instructions.strip()]
+        numbers = self.kind == "number" and self.labels != "letters"  # which say themselves what they stand for
         for name, note, label in zip(self.names, self.notes, labels, strict=True):
             told = [each for each in (None if name == label else name, note) if each is not None]
-            if told and self.kind != "number":
+            if told and not numbers:
                 lines.append(f"{label}: {', '.join(told)}")
-        said = f"a number from {labels[0]} to {labels[-1]}" if self.kind == "number" else f"one of {', '.join(labels)}"
+        said = f"a number from {labels[0]} to {labels[-1]}" if numbers else f"one of {', '.join(labels)}"
         return "\n".join([*lines, f"Answer with {said}."])
 
     def decided(self, logprobs: Sequence[float], labels: Sequence[str], base: Sequence[float] | None) -> "Decision":

@@ -211,6 +211,10 @@ def string_pattern(pattern: object) -> str:
     for piece in _PIECE.finditer(pattern):
         kind, text = str(piece.lastgroup), piece.group()
         depth += (kind == "open") - (text == ")" and kind == "other")
+        if depth < 0:
+            raise _beyond(pattern, "brackets that do not open")
+        if kind == "count" and not ways[-1]:
+            raise _beyond(pattern, f"{text} with nothing to repeat")
         if text == "|" and kind == "other" and depth == 0:
             ways.append([])
         elif text == "^" and kind == "other":
@@ -269,10 +273,15 @@ def _set(pattern: str, text: str) -> str:
     """A set of characters, in the syntax of the crate that reads it, where sets stand within sets."""
     negated = text.startswith("[^")
     found: list[str] = []
-    for piece in _IN_SET.findall(text[1 + negated : -1]):
+    pieces = _IN_SET.findall(text[1 + negated : -1])
+    classes = [piece[1:].lower() in _NARROW or (piece[:2] in (r"\p", r"\P") and len(piece) > 2) for piece in pieces]
+    begins = False  # whether the piece before may be the first character of a range
+    for place, piece in enumerate(pieces):
         name = piece[1:]
-        if piece == "-":
-            found.append(piece if found[-1:] != ["-"] else r"\x{2D}")  # two of them would take one set from another
+        within = piece == "-" and begins and classes[place + 1 : place + 2] == [False]
+        begins = not (within or classes[place] or found[-1:] == ["-"])
+        if within:
+            found.append(piece)
         elif not name:
             found.append(piece if piece.isalnum() or not piece.isascii() else rf"\x{{{ord(piece):X}}}")
         elif name.lower() in _NARROW:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from remask.checks.values import parsed_json
 from remask.server.errors import ApiError, invalid_body
 from remask.server.texts import Turns
-from remask.text.template_worker import HEAD, allow, limit_memory
+from remask.text.template_worker import allow, limit_memory, received, send
 from remask.text.workers import FrameWorkers, WorkerEndedError
 
 SMALL = 1 << 14  # bytes of a body that is read in some milliseconds, whatever it holds
@@ -115,13 +115,13 @@ def answer_frames() -> None:
     Their content is pickled: first the limits, then a model's name and a body each time. The answers are a body that
     was read, or the `ApiError` that says why it was refused.
     """
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    job = pickle.loads(source.read(HEAD.unpack(source.read(HEAD.size))[1]))
+    frames = received()
+    job = pickle.loads(next(frames))
     if sys.platform != "win32":
         os.nice(_NICE)
         limit_memory(job["bytes"])
-    while len(head := source.read(HEAD.size)) == HEAD.size:
-        name, content = pickle.loads(source.read(HEAD.unpack(head)[1]))
+    for frame in frames:
+        name, content = pickle.loads(frame)
         module, _, model = name.partition(":")
         allow(job["seconds"])
         try:
@@ -133,9 +133,7 @@ def answer_frames() -> None:
             large = ApiError(413, f"reading the body takes more than {most} MiB of memory; send less in one request")
             answer = pickle.dumps(large)
         allow(0)
-        target.write(HEAD.pack(_KIND, len(answer)))
-        target.write(answer)
-        target.flush()
+        send(_KIND, answer)
 
 
 class ReadRequest(Request):

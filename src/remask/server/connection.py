@@ -136,9 +136,10 @@ class Connection(asyncio.Protocol):
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
-            # Whether the client sends another request or not, `_await_head` ends the connection in time.
             if self.ends:
                 self.transport.close()
+            else:  # its time for the next head may have passed while it sent
+                self._await_head(self.limits.keep_alive_timeout + self.limits.header_timeout)
 
     def answered(self) -> None:
         """A request has its whole answer. Where the request has not come as a whole, discard the rest of it."""

@@ -159,12 +159,16 @@ def add_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
             return Response(status_code=CLOSED_BY_CLIENT)
+        headers: Mapping[str, str] = {}
         if isinstance(error, RequestValidationError):
             error = invalid_body(error.errors())
         elif isinstance(error, HTTPException):
+            headers = error.headers or {}  # such as `Allow`
             error = ApiError(error.status_code, _explained(error, request))
         assert isinstance(error, RemaskError)
-        return error_response(error, request.scope)
+        response = error_response(error, request.scope)
+        response.headers.update(headers)
+        return response
 
     for kind in (RemaskError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)

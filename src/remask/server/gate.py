@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -157,13 +158,10 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 def _address(scope: Scope) -> str:
     """Where a request comes from. Of IPv6 the network of 64 bits, as one client has all addresses of such a network."""
     host = (scope.get("client") or ("",))[0]
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return f"address {host}"
+    address = _ip(host)
     if isinstance(address, ipaddress.IPv6Address):
         return f"address {address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False)}"
-    return f"address {address}"
+    return f"address {address or host}"
 
 
 class AllowedHosts:
@@ -180,9 +178,7 @@ class AllowedHosts:
     def admit(self, header: str) -> bool:
         """Whether a request with this `Host`, a name with or without a port, may be answered."""
         host = _plain(header)
-        return (
-            ANY in self._names or not host or host in self._names or host.endswith(f".{LOOPBACK}") or _is_address(host)
-        )
+        return ANY in self._names or not host or host in self._names or host.endswith(f".{LOOPBACK}") or bool(_ip(host))
 
 
 def _plain(host: str) -> str:
@@ -196,9 +192,7 @@ def _plain(host: str) -> str:
     return host.removesuffix(".")
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.partition("%")[0])
+    return None

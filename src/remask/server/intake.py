@@ -263,7 +263,7 @@ class Intake:
             params, template = self.llm.session.response(terms, own, len(tokens), defaults=usual, around=around)
             for choice in range(choices):
                 name = f"{request_id}-{next(self.numbers)}"
-                seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
+                seeded = params if terms.replay is not None else self._seeded(params, choice)
                 requests.append(
                     request_of(name, tokens, seeded, policy, terms, shape, shared=shared, template=template, **more)
                 )
@@ -294,13 +294,11 @@ class Intake:
             )
         return self._lookups[adapter]
 
-    def _seeded(self, params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
-        """Choices of one request differ, and a seed gives the same ones again."""
-        if seed is None:
-            seed = self._seeds.randrange(LARGEST) if self.config.seed is not None else None
-        else:
-            seed = (seed + choice) % LARGEST  # a negative one, too, as an engine takes it
-        return params if seed is None else replace(params, seed=seed)
+    def _seeded(self, params: SamplingParams, choice: int) -> SamplingParams:
+        """Choices of one request differ, and a seed, its own or a default one, gives the same ones again."""
+        if params.seed is not None:
+            return replace(params, seed=(params.seed + choice) % LARGEST)  # a negative one, too, as an engine takes it
+        return params if self.config.seed is None else replace(params, seed=self._seeds.randrange(LARGEST))
 
 
 def prompts_of(body: CompletionBody) -> list[Any]:

@@ -16,16 +16,16 @@ from remask.answers.answer import Answer
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.request import Owner, PendingRequest
-from remask.errors import QueueFullError, RemaskError
+from remask.errors import ConfigError, QueueFullError, RemaskError
 from remask.llm import LLM
 from remask.server.answers.base import Names
 from remask.server.answers.generation import Generation
 from remask.server.bodies import BodyReaders
 from remask.server.config import ServerConfig
-from remask.server.errors import ClientGoneError, error_response, json_response
+from remask.server.errors import ApiError, ClientGoneError, error_response, json_response
 from remask.server.intake import Intake
 from remask.server.metrics import Metrics
-from remask.server.protocol.generation import GenerationBody
+from remask.server.protocol.generation import ChatBody, GenerationBody
 from remask.server.texts import SHORT, TextWorkers
 
 MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
@@ -129,7 +129,15 @@ class Service:
         priority: int | None = body.priority  # type: ignore[attr-defined]
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
-        pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
+        try:
+            pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
+        except ConfigError as error:
+            if isinstance(body, ChatBody) and str(error).startswith("prompt of "):
+                raise ApiError(400, str(error), body.texts_name) from error  # no chat has a field `prompt`
+            before, own, behind = str(error).partition("structured_outputs")
+            if before or not own or body.form_name == own:
+                raise
+            raise ConfigError(body.form_name + behind) from error
         fingerprint = self.llm.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
         names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)

@@ -101,7 +101,7 @@ class ToolCalls:
 
         Raises `ConfigError` on schemas that cannot be guaranteed.
         """
-        alone = [_guaranteed(tool) for tool in self.tools]
+        alone = [_guaranteed(tool.form, f"the parameters of {tool.name!r}") for tool in self.tools]
         if len(alone) == 1:
             return alone[0]
         every = []
@@ -110,17 +110,16 @@ class ToolCalls:
             arguments = {"$id": f"tool:{tool.name}", **tool.form}
             properties = {"name": {"const": tool.name}, self.format.arguments: arguments}
             every.append({"type": "object", "properties": properties, "required": list(properties)})
-        return StructuredOutputs(json={"anyOf": every})
+        return _guaranteed({"anyOf": every}, "all of them together, of which one is called,")
 
 
-def _guaranteed(tool: Tool) -> StructuredOutputs:
-    """The form of a tool's arguments."""
-    form = tool.form
+def _guaranteed(schema: Mapping[str, Any], what: str) -> StructuredOutputs:
+    """The form of a schema. `what` says in errors whose it is."""
     try:
-        return StructuredOutputs(json=form)
+        return StructuredOutputs(json=schema)
     except ConfigError as error:
-        reason = str(error).replace("structured_outputs.json", "its schema")
-        raise ConfigError(f"tools: the parameters of {tool.name!r} cannot be guaranteed: {reason}") from error
+        reason = str(error).replace("structured_outputs.json", "the schema")
+        raise ConfigError(f"tools: {what} cannot be guaranteed: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +163,7 @@ class CallReader:
     _held: str = ""
     _within: bool = False  # whether the mark of a call stands before `_held`
     _behind: bool = False  # whether a call does, and nothing but line ends behind it
+    _said: bool = False  # whether text came that begins no object
 
     def finish_reason(self, reason: str) -> str:
         """OpenAI's name for the end of an answer that ended for `reason`: calls that the model chose to make end it."""
@@ -225,7 +225,8 @@ class CallReader:
     def _object(self, final: bool) -> tuple[str, list[CallPiece]]:
         """Of an answer that is an object as a whole, or none."""
         begun = self._held.lstrip()
-        if begun and not begun.startswith("{"):
+        self._said |= bool(begun) and not begun.startswith("{")
+        if self._said:
             return self._let_go(), []
         if not final:
             return "", []

@@ -50,11 +50,15 @@ def _of_form(prompt: Mapping[str, Any]) -> str | Sequence[int]:
         if not isinstance(value, str):
             raise ConfigError(f"prompt must be text, got {shown(value)}; token ids are prompt_token_ids")
         return value
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    if not listed or not all(isinstance(token, int) and not isinstance(token, bool) for token in value):
+    if not _are_ids(value):
         raise ConfigError(f"prompt_token_ids must be a list of token ids, got {shown(value)}")
     ids: Sequence[int] = value
     return ids
+
+
+def _are_ids(value: Any) -> bool:
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return listed and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
 
 
 def encode(
@@ -75,7 +79,7 @@ def encode(
     """
     if isinstance(prompt, Mapping):
         prompt = _of_form(prompt)
-    listed = not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt)
+    listed = _are_ids(prompt)
     if continue_final_message and (listed or isinstance(prompt, str)):
         raise ConfigError("continue_final_message is of conversations; a text or token ids are gone on with anyway")
     if listed:

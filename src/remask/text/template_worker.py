@@ -14,7 +14,7 @@ import marshal
 import signal
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -106,13 +106,12 @@ def rendered(template: Template, values: Mapping[str, Any], longest: int) -> str
 
 def main() -> None:
     """Answer frames until standard input ends."""
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    job = marshal.loads(source.read(HEAD.unpack(source.read(HEAD.size))[1]))
+    frames = received()
+    job = marshal.loads(next(frames))
     if sys.platform != "win32":
         limit_memory(job["bytes"])
     template: Template | None = None
-    while len(head := source.read(HEAD.size)) == HEAD.size:
-        given = source.read(HEAD.unpack(head)[1])
+    for given in frames:
         kind = FAILED
         allow(job["seconds"])
         try:
@@ -130,10 +129,21 @@ def main() -> None:
         except Exception as error:  # a template's expressions raise whatever Python's do
             text = f"{type(error).__name__}: {error}"[:_REASON]
         allow(0)
-        content = text.encode("utf-8", "surrogatepass")
-        target.write(HEAD.pack(kind, len(content)))
-        target.write(content)
-        target.flush()
+        send(kind, text.encode("utf-8", "surrogatepass"))
+
+
+def received() -> Iterator[bytes]:
+    """The contents of frames, until standard input ends."""
+    source = sys.stdin.buffer
+    while len(head := source.read(HEAD.size)) == HEAD.size:
+        yield source.read(HEAD.unpack(head)[1])
+
+
+def send(kind: bytes, content: bytes) -> None:
+    """Answer with a frame."""
+    for part in (HEAD.pack(kind, len(content)), content):
+        sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()
 
 
 def limit_memory(size: int) -> None:

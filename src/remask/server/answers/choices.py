@@ -271,7 +271,7 @@ class Choices(Generation):
 
     def __init__(self, *told: Any) -> None:
         super().__init__(*told)
-        self._told = [0] * len(self.answers)  # tokens of each choice so far
+        self._told = [0] * len(self.answers)  # generated tokens of each choice so far
         self._repeated = self.body.continued if self.body.echo else ""
 
     @abstractmethod
@@ -327,7 +327,7 @@ class Choices(Generation):
 
     def _chunks(self, delta: Delta) -> list[bytes]:
         chunks = []
-        self._told[delta.index] += len(delta.tokens)
+        self._told[delta.index] = self.answers[delta.index].counts[1]
         told = delta.tokens and (self.scored or self.body.return_token_ids)
         if delta.text or delta.calls or told or delta.canvas is not None:
             choice = self._part(delta, delta.scored if self.scored else None)
@@ -382,8 +382,8 @@ class Choices(Generation):
     def _usage_so_far(self) -> RunningUsage | None:
         if self.body.stream_options is None or not self.body.stream_options.continuous_usage_stats:
             return None
-        prompts = self.answers[:: self.body.n or 1]
-        return running_usage(sum(len(each.request.prompt_token_ids) for each in prompts), sum(self._told))
+        given = sum(answer.counts[0] for answer in self.answers[:: self.body.n or 1])
+        return running_usage(given, sum(self._told))
 
     def _answer(self, choices: list[Json], kind: str) -> Json:
         """An answer, or a chunk of a stream, without what stands behind its choices."""

@@ -352,7 +352,8 @@ class ResponsesAnswer(SingleAnswer):
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response object, in which what the request left open says what holds."""
-        asked, params = self.asked, self.answers[0].request.params
+        asked, request = self.asked, self.answers[0].request
+        params, length = request.params, request.params.max_tokens
         form = None if asked.text is None else asked.text.format
         choice = asked.tool_choice
         tools = [{"strict": True, "parameters": None, **tool.model_dump()} for tool in asked.tools or ()]
@@ -366,7 +367,7 @@ class ResponsesAnswer(SingleAnswer):
             "error": None,
             "incomplete_details": None,
             "instructions": asked.instructions,
-            "max_output_tokens": params.max_tokens,
+            "max_output_tokens": len(request.response.shown(length)),
             "max_tool_calls": None,
             "model": self.names.model,
             "output": [self._item(number, "completed") for number in range(len(self.parts))],

@@ -84,6 +84,14 @@ class GenerationBody(Body):
         return given(self, SamplingParams)
 
     @property
+    def form_name(self) -> str:
+        """The field that asks for the form of its answer: errors of the form begin with it."""
+        if self.structured_outputs is None and self.response_format is not None:  # type: ignore[attr-defined]
+            return self.response_format.name
+        forced = self.structured_outputs is None and getattr(self, "tools", None)  # type: ignore[attr-defined]
+        return "tools" if forced else "structured_outputs"
+
+    @property
     def asks_form(self) -> bool:
         """Whether it asks for the form of its answer, in either way."""
         return self.response_format is not None or self.structured_outputs is not None  # type: ignore[attr-defined]
@@ -138,8 +146,12 @@ class ChatBody(GenerationBody):
     def translated(cls, texts_name: str, **fields: Any) -> "ChatBody":
         """The body that another API's comes to, whose `fields` are checked already.
 
-        `texts_name` is what that API calls the messages, for errors.
+        `texts_name` is what that API calls the messages, for errors. Raises `ConfigError` on what its answers cannot
+        hold.
         """
+        for name in ("return_step_maps", "return_trace"):
+            if fields.get(name):
+                raise ConfigError(f"{name}: answers of this API have no place for it; send it to /v1/chat/completions")
         made = cls.model_construct(**fields)
         made._texts_name = texts_name
         return made

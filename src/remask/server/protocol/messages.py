@@ -220,9 +220,10 @@ class CountTokensBody(Body):
         wanted: Any = None
         if choice is not None:
             wanted = chosen(choice.name) if choice.name is not None else choice.type.replace("any", "required")
+        system = [] if self.system is None else [_said("system", self.system)]
         return {
             "model": self.model,
-            "messages": [*_system(self.system), *(each for said in self.messages for each in _messages(said))],
+            "messages": [*system, *(each for said in self.messages for each in _messages(said))],
             "add_generation_prompt": not continues,
             "continue_final_message": continues,
             "tools": [offered(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()],
@@ -253,15 +254,15 @@ class MessagesBody(CountTokensBody):
                 raise ConfigError("stop and stop_sequences are two names of one thing; send one of them")
             own["stop"] = self.stop_sequences
         user = None if self.metadata is None else self.metadata.user_id
-        logprobs = terms.get("top_logprobs") is not None
-        return {**super()._fields(), **own, **terms, "stream": self.stream, "user": user, "logprobs": logprobs}
+        if "top_logprobs" in terms:
+            raise ConfigError("top_logprobs: answers of this API have no place for it; send it to /v1/chat/completions")
+        return {**super()._fields(), **own, **terms, "stream": self.stream, "user": user}
 
 
-def _system(given: str | Sequence[TextBlock] | None) -> list[Message]:
-    if given is None:
-        return []
-    marks = [] if isinstance(given, str) else [block.cache_control for block in given if block.cache_control]
-    return [turn("system", joined(given), mark=marks[-1] if marks else None)]
+def _said(role: str, content: str | Sequence[TextBlock], call: str | None = None) -> Message:
+    """A turn of a text or of blocks, the last mark of which ends the shared prefix."""
+    marks = [] if isinstance(content, str) else [block.cache_control for block in content if block.cache_control]
+    return turn(role, joined(content), call=call, mark=marks[-1] if marks else None)
 
 
 def _messages(said: MessageTurn) -> list[Message]:
@@ -273,7 +274,7 @@ def _messages(said: MessageTurn) -> list[Message]:
         if isinstance(block, Thoughts):
             continue
         if isinstance(block, ToolResult):
-            made.append(turn("tool", joined(block.content), call=block.tool_use_id))
+            made.append(_said("tool", block.content, block.tool_use_id))
         elif isinstance(block, ToolUse):
             add_call(made, block.id, block.name, json.dumps(block.input))
         else:

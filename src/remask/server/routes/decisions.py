@@ -237,13 +237,12 @@ def _named(body: ReadBody) -> Iterator[None]:
 
 def _plans(service: Service, asked: Sequence[Decisions]) -> list[DecisionPlan]:
     """The plans of `asked`, which take as many canvases as the server allows, all together."""
-    left, most = service.config.max_reads, service.config.max_reads
-    plans = []
+    most, reads, plans = service.config.max_reads, 0, []
     for each in asked:
-        if left < 1:
+        plans.append(service.llm.session.decisions(each, most))
+        reads += len(plans[-1].asks)
+        if reads > most:
             raise ConfigError(f"questions take more than {most} canvases; ask fewer at a time (max_reads)")
-        plans.append(service.llm.session.decisions(each, left))
-        left -= len(plans[-1].asks)
     return plans
 
 

@@ -78,6 +78,9 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     service.intake.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ConfigError("a body needs either prompt or messages")
+    for name in ("continue_final_message", "chat_template_kwargs"):
+        if body.prompt is not None and getattr(body, name):
+            raise ConfigError(f"{name} is of messages, and a prompt has none; leave it out")
     size = service.intake.check_size(body)
     if body.prompt is not None:
         told = body.prompt, service.intake.tokenizer, body.control_tokens
