@@ -155,6 +155,12 @@ def test_a_shared_prefix_is_read_once_where_it_is_lent(hit: PrefixHit) -> None:
     assert pass_cost(WIDTHS, together).total.flops == pass_cost(WIDTHS, apart).total.flops
 
 
+def test_where_rows_see_their_neighbours_each_canvas_reads_its_own_keys() -> None:
+    plan, widths = plan_of(Span(range(2), rows(4, 5))), replace(WIDTHS, windows=(None, 1))
+    cost = pass_cost(widths, [ExecutedPlan(plan, PrefixHit(3, 2), sharing=7)] * 3).operations["attention"]
+    assert cost.kv_read == ITEM * 2 * K * (3 + 3 * 3 + 3 * 3)
+
+
 def test_watching_projects_queries_and_scores_again() -> None:
     spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
     widths, score = replace(WIDTHS, feeds=(FEED,) * 3), 2 * Q * (D + T)

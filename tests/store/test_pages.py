@@ -22,6 +22,14 @@ def test_slots_follow_the_pages() -> None:
     assert below.slots().tolist() == extent.slots().tolist()
 
 
+def test_a_run_that_just_fits_is_taken_before_scattered_pages() -> None:
+    allocator = PageAllocator(1, 4, page_size=1)
+    allocator.claim(PageRange(range(1), np.array([1]), 1, 1))
+    extent = allocator.allocate(2, range(1))
+    assert extent is not None
+    assert extent.pages.tolist() == [2, 3]
+
+
 class Pages(RuleBasedStateMachine):
     """The allocator against a dict of reference counts."""
 

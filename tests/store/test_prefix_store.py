@@ -22,9 +22,9 @@ def make(budget: int, eviction: Eviction = "fifo", pages: int = 64, page_size: i
     return PrefixStore(allocator, budget, eviction, b"model", states, SLOT_BYTES, **more)
 
 
-def put(store: PrefixStore, tokens: Sequence[int]) -> None:
+def put(store: PrefixStore, tokens: Sequence[int], salt: str = "") -> None:
     """A request that misses, publishes, and ends."""
-    lease = store.reserve(tokens, BOUNDARY)
+    lease = store.reserve(tokens, BOUNDARY, salt)
     assert lease is not None
     store.publish(lease.entry)
     store.release(lease)
@@ -83,6 +83,13 @@ def test_a_collision_may_need_more_room_than_its_own() -> None:
     assert held(store) == [(3, 3, 3)]
 
 
+def test_tenants_whose_hashes_collide_do_not_meet() -> None:
+    store = make(60, hashes=lambda tokens, lengths, _: [sum(tokens[:n]) for n in lengths])
+    put(store, [1, 2], "a")
+    put(store, [5, 5], "b")
+    assert (store.find([1, 2], "a"), store.find([1, 2], "b")) == (store.entries[0], None)
+
+
 def test_a_stored_prefix_cannot_be_reserved_again() -> None:
     store = make(30)
     put(store, [1, 2])
@@ -134,10 +141,7 @@ def test_only_so_many_prefixes_are_remembered(monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_is_kept_of_salts_that_are_gone() -> None:
     store = make(60)
     for number in range(20):
-        lease = store.reserve([1, 2, 3], BOUNDARY, f"tenant {number}")
-        assert lease is not None
-        store.publish(lease.entry)
-        store.release(lease)
+        put(store, [1, 2, 3], f"tenant {number}")
         store.drop()
     assert not store._index._counts
     assert not store._index._lengths
