@@ -232,6 +232,20 @@ def test_how_drafts_grow(given: dict[str, Any], windows: list[int]) -> None:
     assert found == windows
 
 
+def test_the_last_step_of_a_block_fills_what_is_left() -> None:
+    params = SamplingParams(max_tokens=8, steps_per_block=2, threshold=1.0)
+    decoding = CausalDecoding.of([1], params, 8, 63, 0, None, None)
+    canvas = decoding.canvas()
+    decoder, counts = decoding.decoder(canvas, "all"), list[int]()
+    while not decoder.finished:
+        open_ = decoder.block.start + np.flatnonzero(canvas.noisy[decoder.block.start : decoder.block.stop])
+        chosen = decoder.choose(open_, open_, np.full(len(open_), 0.5, dtype=np.float32))
+        canvas.settle(chosen, decoder.step)
+        decoder.advance()
+        counts.append(len(chosen))
+    assert counts == [1, 1, 6]
+
+
 # Of a model's folder or a server, a request, and what stays of the former.
 DEFAULTS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"threshold": 0.5, "block_length": 4}, {"mode": "ar"}, {}),
