@@ -210,26 +210,41 @@ def test_what_a_mode_has_no_use_for_is_refused(sampling: dict[str, Any], message
 
 
 @pytest.mark.parametrize(
-    ("given", "windows"),
+    ("given", "came_true", "windows"),
     [
-        ({}, [8, 16, 32, 32]),
-        ({"max_draft_window": 4}, [4, 4]),
-        ({"draft_window": 3, "max_draft_window": 7}, [3, 6, 7, 7]),
-        ({"draft_window": 40}, [40, 40]),
+        ({}, [1, 8, 16, 32], [8, 16, 32, 32]),
+        ({"max_draft_window": 4}, [1, 4], [4, 4]),
+        ({"draft_window": 3, "max_draft_window": 7}, [1, 3, 6, 7], [3, 6, 7, 7]),
+        ({"draft_window": 40}, [1, 40], [40, 40]),
+        ({"draft_window": 3}, [1, 3, 6, 7, 6, 3, 1], [3, 6, 12, 12, 6, 3, 3]),
     ],
 )
-def test_how_drafts_grow(given: dict[str, Any], windows: list[int]) -> None:
-    """Where all of each comes true, from the first on."""
+def test_how_drafts_grow_and_shrink(given: dict[str, Any], came_true: list[int], windows: list[int]) -> None:
+    """Twice as long where all came true, half as long where at most half did."""
     params = SamplingParams.from_mapping({"max_tokens": 200, "mode": "linear_speculation", "speculation": given})
     decoding = CausalDecoding.of([1], params, 8, 63, 0, None, None)
     canvas = decoding.canvas()
     decoder, found = decoding.decoder(canvas, "all"), list[int]()
-    while len(found) < len(windows):
-        canvas.settle(np.arange(decoder.block.start, decoder.block.stop), decoder.step)
+    for count in came_true:
+        canvas.settle(np.arange(decoder.block.start, decoder.block.start + count), decoder.step)
         decoder.advance()
         found.append(len(decoder.block))
         decoder.drafted()
     assert found == windows
+
+
+def test_the_last_step_of_a_block_fills_what_is_left() -> None:
+    params = SamplingParams(max_tokens=8, steps_per_block=2, threshold=1.0)
+    decoding = CausalDecoding.of([1], params, 8, 63, 0, None, None)
+    canvas = decoding.canvas()
+    decoder, counts = decoding.decoder(canvas, "all"), list[int]()
+    while not decoder.finished:
+        open_ = decoder.block.start + np.flatnonzero(canvas.noisy[decoder.block.start : decoder.block.stop])
+        chosen = decoder.choose(open_, open_, np.full(len(open_), 0.5, dtype=np.float32))
+        canvas.settle(chosen, decoder.step)
+        decoder.advance()
+        counts.append(len(chosen))
+    assert counts == [1, 1, 6]
 
 
 # Of a model's folder or a server, a request, and what stays of the former.
