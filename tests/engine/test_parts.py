@@ -236,7 +236,7 @@ def test_what_a_request_reads_is_not_evicted_for_what_it_brings() -> None:
     assert result.usage.cached_tokens == len(FIRST)
     assert {entry.tokens for entry in engine.store.entries} == {tuple(FIRST), tuple(SECOND), tuple(THIRD)}
     big = prompt_of(9, 9)
-    result = run(engine, [asks("d", [1, FIRST, big, 1])])["d"]
+    result = run(engine, [asks("d", [1, big, FIRST, 1])])["d"]
     assert result.usage.cached_tokens == len(FIRST), "the oldest entry, which it reads itself, stays"
     assert {entry.tokens for entry in engine.store.entries} == {tuple(FIRST), tuple(big)}
 

@@ -17,13 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from remask.checkpoint.loaded import dummy_weights
-from remask.engine.drafting import ROWS, Pace, PassSeconds, pass_seconds
+from remask.engine.drafting import ROWS, Drafting, Pace, PassSeconds, pass_seconds
 from remask.engine.engine import Engine
-from remask.engine.request import Request
+from remask.engine.request import Owner, Request
 from remask.errors import ConfigError
 from remask.families import preset
 from remask.model.stage import StepBatch
 from remask.model.transformer import Transformer
+from remask.plan.plan import Plan
+from remask.plan.spans import Span
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.request.parts import Segment
@@ -32,6 +34,7 @@ from tests.engine import test_against_oracles as static
 from tests.engine.support import (
     CPU,
     FAMILIES,
+    LAYERS,
     VOCAB,
     Work,
     alone,
@@ -351,6 +354,21 @@ def test_what_takes_pages_later_takes_those_of_drafts() -> None:
     assert written(results["0"]) == written(alone(without(first))) == written(results["1"])
 
 
+def test_drafts_of_a_pass_that_is_queued_stay() -> None:
+    """Two of three requests run in a step, so drafts may be queued behind the others. A fourth one waits for pages."""
+    names = ("plain", "other", "drafts", "late")
+    asked = [replace(request(name, speculate=6 if name == "drafts" else None), owner=Owner(name)) for name in names]
+    work = [Work(each, policy_of("none")) for each in asked]
+    expected, rows = {item.request.id: written(alone(without(item))) for item in work}, list[int]()
+    for joins in range(2, 8):
+        engine = make_engine(overlap=True, max_num_seqs=2, max_model_len=32, store_budget_tokens=0)
+        results = run(engine, [*work[:3], replace(work[3], joins=joins)])
+        assert {name: written(result) for name, result in results.items()} == expected
+        assert engine.stats.queued_passes > 0
+        rows.append(results["drafts"].usage.row_layers)
+    assert max(rows) > 8 * 16 * LAYERS, "drafts were computed"
+
+
 def test_passes_count_after_drafts_were_taken_from_a_step_that_one_of_them_had_run() -> None:
     rng = random.Random(1)
     line, _ = drawn(rng, "llada", "block-dual", accepts=True)
@@ -447,6 +465,22 @@ def test_auto_weighs_steps_against_what_passes_take() -> None:
     costly = Pace(lambda: PassSeconds(reads, canvas=1.0))  # each canvas as much as the weights
     assert costly.states(32, 0.7, 8) == 8, "that is of short blocks only: a canvas of 32 rows is in the rows' seconds"
     assert costly.states(4, 0.7, 8) == 1
+
+
+def test_auto_goes_by_the_share_that_came_true() -> None:
+    chances: list[float] = []
+
+    def states(_: int, chance: float, most: int) -> int:
+        chances.append(chance)
+        return most
+
+    pace, rows = Pace(lambda: PassSeconds(np.ones(len(ROWS)))), np.ones(4, dtype=np.bool_)
+    vars(pace)["states"] = states
+    drafting, plan = Drafting([], pace), Plan((Span(range(1), rows),), rows)
+    for drafts, accepted in ((0, 0), (2, 2), (2, 1)):
+        drafting.note(drafts, accepted)
+        drafting._number(plan)
+    assert chances == [2 / 3, 4 / 5, 5 / 7], "as if of three, two had come true before"
 
 
 def test_auto_measures_once_and_changes_no_token() -> None:

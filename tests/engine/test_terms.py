@@ -177,6 +177,20 @@ def test_what_only_completes_pages_for_others_is_not_ended_twice() -> None:
     assert closing == 1
 
 
+def test_what_is_cancelled_completes_no_page_for_others() -> None:
+    """However much of it has settled, its pages are free at once, but for those that are stored."""
+    engine = block_causal_engine()
+    size, layers = engine.pool.page_size, engine.model.config.layers
+    for steps in range(2 * size):
+        engine.memory.chain.drop()
+        engine.add(request("r", [1] * size, max_tokens=2 * size).with_policy(Exact()))
+        for _ in range(steps):
+            engine.step()
+        assert engine.cancel("r")
+        assert engine.allocator.used == len(engine.memory.chain.pages) * layers
+        run(engine, [])
+
+
 def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
     engine = block_causal_engine(max_refreshes=1)
     size = engine.pool.page_size
