@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from remask.checkpoint.fingerprint import fingerprint
+from remask.checkpoint.fingerprint import digest, fingerprint
 from remask.checkpoint.load import read_config
 from remask.errors import CheckpointError
 from remask.families import preset
@@ -83,6 +83,10 @@ def test_a_large_file_is_sampled_from_its_first_byte_to_its_last(tmp_path: Path)
     save_file({"large": values * 1.01}, file)
     seen.add(of(folder))
     assert len(seen) == 4
+
+
+def test_where_a_part_ends_counts() -> None:
+    assert digest([b"ab", b"c"]) == digest([b"ab", b"c"]) != digest([b"a", b"bc"])
 
 
 def test_dummy_models_differ_by_shape_and_seed() -> None:

@@ -27,7 +27,7 @@ def groups(of_process: str, limits: dict[str, str]) -> dict[str, str]:
 V1 = "5:cpu,cpuacct:/docker/abc\n3:cpuset:/\n"
 QUOTAS: dict[str, tuple[dict[str, str], float | None]] = {
     "version 2": (groups("0::/a/b", {"a/b/cpu.max": "150000 100000"}), 1.5),
-    "the parent is tighter": (groups("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000"}), 0.5),
+    "the parent is tighter": (groups("0::/a/b", {"a/b/cpu.max": "90000 100000", "a/cpu.max": "50000 100000"}), 0.5),
     "version 2 in a container": (groups("0::/", {"cpu.max": "200000 100000"}), 2.0),
     "version 2 beside version 1": (groups("1:cpu:/\n0::/a", {"unified/a/cpu.max": "300000 100000"}), 3.0),
     "version 1": (

@@ -52,6 +52,7 @@ def test_auto() -> None:
     name, why = chosen(CUDA, batch_invariant=True)
     assert name == "torch"
     assert why.startswith("auto: batch_invariant=True, and it is not shown")
+    assert chosen(CUDA, config=replace(CONFIG, head_dim=256))[0] == "triton"
     name, why = chosen(CUDA, config=replace(CONFIG, head_dim=257))
     assert (name, why) == ("torch", "auto: it computes heads of at most 256 channels, and this model's have 257")
 

@@ -161,6 +161,23 @@ def same(x: Tensor) -> Tensor:
     return x.add_(1)
 
 
+@torch.inference_mode()
+def test_a_view_that_was_returned_outlives_its_tensor() -> None:
+    line = Line()
+    whole = line.everywhere(zeros, OURS, 4)
+    part = line.everywhere(half, whole)
+    del whole
+    SEEN.clear()
+    gc.collect()
+    line.everywhere(note, part)
+    ((theirs,), _) = SEEN
+    assert (line.sent, theirs.tolist()) == (0, [1, 1]), "it is that of each rank"
+
+
+def half(x: Tensor) -> Tensor:
+    return x[:2]
+
+
 def test_every_rank_keeps_guidance_of_its_own() -> None:
     line, keep = Line(), Residual()
     line.everywhere(fill, keep, torch.arange(6.0))
