@@ -195,7 +195,7 @@ def test_routing(monkeypatch: Patch, tmp_path: Path) -> None:
     run("routing", "--requests", "24", "--fronts", "client,vllm-router", "--json", str(target))
     ratios = read_record(target, "benchmarks routing").data
     assert ratios["vllm-router"] == "not installed"
-    assert ratios["client"]["by_prefix"] > ratios["client"]["round_robin"]
+    assert ratios["client"]["by_prefix"] > ratios["client"]["round_robin"] + 0.2, ratios
 
 
 def test_a_process_that_does_not_stop_is_killed(monkeypatch: Patch) -> None:

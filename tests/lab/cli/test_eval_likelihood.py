@@ -1,6 +1,7 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from remask.llm import LLM
 from remask.tasks import relay
 from remask.tasks.transit import STOPS, make_workload
 from remask.tasks.workload import messages
+from remask_lab.likelihood.draws import Likelihood
+from remask_lab.likelihood.scores import Question, score_questions
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
 from tests.engine import kinds
@@ -59,12 +62,19 @@ def test_labels_letters_and_texts_name_the_answer(tmp_path: Path) -> None:
     ]
     renamed = [{"question": form["prompt"], "options": form["choices"], "key": form["answer"]} for form in forms]
     output = tmp_path / "out.json"
-    path = write_lines(tmp_path / "q.jsonl", renamed)
+    path = write_lines(tmp_path / "q.jsonl", 2 * renamed)
     fields = "prompt=question, choices=options,answer=key"
-    assert likelihood(path, "--fields", fields, "--limit", "4", "--output", str(output)) == 0
+    assert likelihood(path, "--fields", fields, "--limit", "5", "--output", str(output)) == 0
     found = read_record(output).data["questions"]
-    assert [question["answer"] for question in found] == [1] * 4
+    assert [question["answer"] for question in found] == [1] * 5
     assert found[0]["choices"] == found[1]["choices"], "the draws do not depend on the line, as all sets were computed"
+
+
+def test_choices_are_compared_as_they_are_and_by_character() -> None:
+    found = [Likelihood(log_likelihood=value, standard_error=0, tokens=1, draws=0) for value in (-2.0, -3.0)]
+    estimator: Any = SimpleNamespace(score=lambda *_: found)
+    told = score_questions(estimator, [Question("a", ["b", "c d"], 1, [])])
+    assert (told["accuracy"], told["accuracy_norm"]) == (0, 1)
 
 
 def test_responses_with_their_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
