@@ -81,6 +81,14 @@ def test_default_blocks_and_steps_follow_the_holes() -> None:
     assert llm.session.params({"max_tokens": 31}, prompt_tokens=4).block_length == 1
 
 
+def test_a_fill_without_room_is_refused_before_it_is_made() -> None:
+    llm = bundled()
+    assert llm.tokenizer is not None
+    most, fixed = llm.engine.max_model_len, len(llm.tokenizer.encode(" 3", add_special_tokens=False))
+    with pytest.raises(ConfigError, match=f"{1 + fixed} given tokens and holes of {most - fixed} make a canvas of"):
+        llm.session.response(Terms(suffix=" 3"), {"max_tokens": most - fixed}, 1)
+
+
 def test_uniform_models_fill_holes() -> None:
     llm = LLM("bundled-uniform", dtype="float32")
     canvas: list[dict[str, Any]] = [{"mask": 3}, {"text": " 7"}, {"mask": {"max": 4}}]

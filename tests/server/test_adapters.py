@@ -188,7 +188,7 @@ def test_lines_of_a_file_name_adapters(folders: dict[str, str], tmp_path: Path) 
 def test_a_file_of_flags_names_them_either_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "flags.yaml"
     file.write_text("lora-modules:\n- one=here\n- {name: one, path: there}\n")
-    assert main(["serve", NAME, "--config", str(file)]) != 0
+    assert main(["serve", NAME, "--port", "0", "--config", str(file)]) != 0
     assert "'one' names two adapters, 'here' and 'there'" in capsys.readouterr().err
 
 
@@ -207,5 +207,5 @@ def test_a_file_of_flags_names_them_either_way(tmp_path: Path, capsys: pytest.Ca
 )
 def test_options_say_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     modules = ["--lora-modules", *words] if words else []
-    assert main(["serve", NAME, "--enable-lora", *modules]) != 0
+    assert main(["serve", NAME, "--port", "0", "--enable-lora", *modules]) != 0
     assert message in capsys.readouterr().err

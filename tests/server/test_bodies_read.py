@@ -183,6 +183,18 @@ def test_the_process_that_reads_imports_no_pytorch() -> None:
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
 
 
+def test_each_client_waits_for_its_own_turn(readers: BodyReaders, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = []
+
+    async def run(owner: str, _pool: Any, call: Callable[..., Any], *args: Any) -> Any:
+        owners.append(owner)
+        return call(*args)
+
+    monkeypatch.setattr(readers._turns, "run", run)
+    assert read(readers, CompletionBody, '{"prompt": "a"}').prompt == "a"
+    assert owners == ["a client"]
+
+
 def test_a_process_that_ended_is_replaced(readers: BodyReaders) -> None:
     assert read(readers, CompletionBody, '{"prompt": "a"}').prompt == "a"
     (worker,) = readers._workers.idle

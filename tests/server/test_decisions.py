@@ -12,6 +12,7 @@ import pytest
 
 from remask.errors import ConfigError
 from remask.request.questions import MAX_QUESTIONS, Decisions
+from remask.server.protocol.reads import DecisionsBody
 from remask.server.routes.decisions import _plans
 from tests.server.serving import CHATS, Running, held, left_alone, make_llm, serving
 from tests.waiting import Clock
@@ -181,6 +182,13 @@ def test_scores_and_rankings_have_vllms_form(server: Running) -> None:
     asked = {"type": "yes_no", "instructions": f"Document: {documents[1]}\n\nDoes the document answer the query?"}
     found = make_llm().decide("Query: oak", {"q": {**asked, **labels}}).answers["q"]
     assert found.value == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_salts_and_priorities_are_those_of_the_body(server: Running) -> None:
+    server.client.delete("/v1/cache")
+    told = [ask(server, cache_salt=salt).json()["usage"]["prompt_tokens_details"] for salt in ("one", "two", "one")]
+    assert [each["cached_tokens"] > 0 for each in told] == [False, False, True]
+    assert DecisionsBody.model_validate({"questions": {"q": question()}, "priority": 3}).terms.priority == 3
 
 
 def test_reads_of_all_queries_count_together(server: Running) -> None:

@@ -9,9 +9,11 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_create_params
 from pydantic import ValidationError
 
+from remask.answers.answer import Delta
 from remask.server.answers.messages import MessagesAnswer
 from remask.server.errors import ApiError
 from remask.server.protocol.messages import FOREIGN_TO_MESSAGES, CountTokensBody, MessagesBody
+from remask.server.tools import CallPiece
 from tests.server.described import events
 from tests.server.serving import CHATS, Running, serving
 from tests.server.test_tools import ORDER, spelled
@@ -88,6 +90,14 @@ def test_calls_that_the_model_makes_stand_behind_its_text(taught: Running) -> No
     assert told["stop_reason"] == "tool_use"
 
 
+def test_white_space_before_a_call_is_no_text() -> None:
+    answer = object.__new__(MessagesAnswer)
+    answer.parts, answer._open, answer._held, answer._unsaid = [], False, "", []
+    for delta in (Delta(0, "\n"), Delta(0, calls=[CallPiece(0, "{}", "c", "f")]), Delta(0, "Done.")):
+        answer._events(delta)
+    assert [part.text for part in answer.parts] == ["{}", "Done."]
+
+
 def test_a_conversation_may_be_sent_back() -> None:
     marked = {"type": "text", "text": "Done?", "cache_control": {"type": "ephemeral"}}
     turns = [
@@ -137,6 +147,10 @@ def test_the_other_fields_are_those_of_chat() -> None:
     for choice, wanted in (("any", "required"), ("auto", "auto"), ("none", "none")):
         body = MessagesBody.model_validate({"messages": HELLO, "tools": [TOOL], "tool_choice": {"type": choice}})
         assert body.chat.tool_choice == wanted
+    for single in (True, False):
+        only = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": single}}
+        body = MessagesBody.model_validate({"messages": HELLO, "tools": [TOOL], **only})
+        assert body.chat.parallel_tool_calls is not single
 
 
 @pytest.mark.parametrize(
