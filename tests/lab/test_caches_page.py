@@ -80,7 +80,15 @@ def row(cache: str, right: float, work: float, time: float) -> dict[str, Any]:
 def record(model: str, decoding: str, *rows: dict[str, Any]) -> Record:
     asked = {"requests": 1, "prefixes": 1, "max_tokens": 8, "block_length": 8, "concurrency": 1, "decoding": decoding}
     machine = {"cpu": "a CPU", "threads": 1, "dtype": "float32"}
-    about = {"model": model, "settings": asked, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
+    about = {
+        "model": model,
+        "fingerprint": "f",
+        "settings": asked,
+        "seed": 1,
+        "machine": machine,
+        "commit": "c",
+        "date": "d",
+    }
     return Record(SUBJECT, about, {"results": [row(BASELINE, 1, 1, 1), *rows], "left_out": {}})
 
 

@@ -46,7 +46,7 @@ def report(*results: dict[str, Any], **more: Any) -> Record:
     workload |= {"steps": 8, "block_length": 8, "canvas_length": None, "rounds": 1}
     workload |= {"alone_requests": 2}
     machine = {"dtype": "float32", "cpu": "c", "threads": 1}
-    about = {"model": "m", "seed": 0, "settings": workload, "machine": machine, "commit": None}
+    about = {"model": "m", "fingerprint": "f", "seed": 0, "settings": workload, "machine": machine, "commit": None}
     return Record("bench", about, {"results": list(results), **more})
 
 

@@ -1,0 +1,87 @@
+"""Two plain servers behind a small client that routes by prefix, against the same behind round-robin."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from remask.deploy.routing import Spill, prefix_identity
+from remask_lab.load.client import RequestOutcome, send
+from tests.deploy.test_ray_serve import ASKS, BUDGET
+from tests.server.serving import Running, make_llm, serving
+
+Choose = Callable[[Mapping[str, Any], Mapping[str, int]], str]
+
+
+@contextmanager
+def fleet() -> Iterator[dict[str, Running]]:
+    """Two servers with empty stores."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(serving(make_llm(store_budget_tokens=BUDGET), max_queue=64)) for name in "ab"}
+
+
+async def ask_all(
+    servers: Mapping[str, Running], choose: Choose, at_a_time: int
+) -> tuple[list[RequestOutcome], dict[str, int]]:
+    """Outcomes of all requests, and the most that each server had open."""
+    turns = asyncio.Semaphore(at_a_time)
+    loads = dict.fromkeys(servers, 0)
+    peaks = dict(loads)
+
+    async def one(client: Mapping[str, httpx.AsyncClient], number: int) -> RequestOutcome:
+        async with turns:
+            name = choose(ASKS[number].body, loads)
+            loads[name] += 1
+            peaks[name] = max(peaks[name], loads[name])
+            try:
+                return await send(client[name], ASKS[number], {}, 0.0)
+            finally:
+                loads[name] -= 1
+
+    clients = {name: httpx.AsyncClient(base_url=server.base, timeout=60) for name, server in servers.items()}
+    try:
+        outcomes = await asyncio.gather(*(one(clients, number) for number in range(len(ASKS))))
+    finally:
+        for client in clients.values():
+            await client.aclose()
+    assert all(outcome.error is None and outcome.correct for outcome in outcomes)
+    return outcomes, peaks
+
+
+def hit_ratio(outcomes: list[RequestOutcome]) -> float:
+    return sum(outcome.cached_tokens for outcome in outcomes) / sum(outcome.input_tokens for outcome in outcomes)
+
+
+@pytest.mark.thorough
+def test_a_prefix_goes_where_it_is_held() -> None:
+    spill = Spill(slots=8)
+
+    def by_prefix(body: Mapping[str, Any], loads: Mapping[str, int]) -> str:
+        return spill.order(prefix_identity(body), loads)[0]
+
+    turn = itertools.cycle("ab")
+    with fleet() as servers:
+        routed, _ = asyncio.run(ask_all(servers, by_prefix, 1))
+        held = [server.cache()["misses"] for server in servers.values()]
+    with fleet() as servers:
+        in_turn, _ = asyncio.run(ask_all(servers, lambda _body, _loads: next(turn), 1))
+    print(f"hit ratio: by prefix {hit_ratio(routed):.3f}, round-robin {hit_ratio(in_turn):.3f}")
+    assert sum(held) == 8, "every prefix was computed once, on one of the two"
+    assert all(held)
+    assert hit_ratio(routed) > hit_ratio(in_turn) + 0.2
+
+
+def test_a_loaded_server_gets_no_more_than_its_bound() -> None:
+    """One prefix and ten clients: half of them would do for a home of two slots."""
+    spill = Spill(slots=2, balance=1.25)
+
+    def by_prefix(_body: Mapping[str, Any], loads: Mapping[str, int]) -> str:
+        return spill.order(b"the one prefix", loads)[0]
+
+    with fleet() as servers:
+        _, peaks = asyncio.run(ask_all(servers, by_prefix, 10))
+    assert all(2 <= peak <= 7 for peak in peaks.values()), "at most 1.25 of the mean, rounded up"
