@@ -1,11 +1,16 @@
 """Print how much there is to read: lines, lines of code (without blanks, comments and docstrings) and files by package.
 
-Run as `python scripts/size.py` in the root of a checkout. Documents are counted in words.
+Run as `python scripts/size.py` in the root of a checkout. Documents are counted in words. The last table draws the
+rooms of `src`, its packages and the modules beside them, by floor: a room stands above all that it imports. Of a circle
+of rooms the imports of fewest files are named as running up, and do not count.
 """
 
 import ast
 import io
 import tokenize
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 THIN = 60  # lines under which a file counts as thin
@@ -32,6 +37,58 @@ def row(name: str, files: list[Path]) -> str:
     return f"{name:28}{sum(lines.values()):>8}{sum(map(code_lines, texts.values())):>8}{len(files):>7}{thin:>6}"
 
 
+def imports() -> Counter[tuple[str, str]]:
+    """Count the files of a room that import another room, by (importing room, imported room), both within `src`."""
+    rooms = {f"remask.{path.stem}" for path in Path("src/remask").iterdir()} | {"remask_lab"}
+
+    def room(name: str) -> str:
+        child = ".".join(name.split(".")[:2])
+        return child if child in rooms else name.partition(".")[0]
+
+    counted: Counter[tuple[str, str]] = Counter()
+    for file in Path("src").rglob("*.py"):
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found.update(room(each.name) for each in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.update(room(f"{node.module}.{each.name}") for each in node.names)
+        own = room(".".join(file.relative_to("src").with_suffix("").parts))
+        counted.update((own, other) for other in (found & rooms) - {own, "remask"})
+    return counted
+
+
+def from_the_ground(edges: Counter[tuple[str, str]]) -> list[str]:
+    """Order the rooms so that each follows all that it imports; raises `CycleError` where there is no such order."""
+    graph: dict[str, set[str]] = {}
+    for room, other in edges:
+        graph.setdefault(room, set()).add(other)
+    return list(TopologicalSorter(graph).static_order())
+
+
+def floors() -> tuple[list[list[str]], Counter[tuple[str, str]]]:
+    """Return the rooms of each floor, from the ground up, and the imports that run up."""
+    edges, up = imports(), Counter[tuple[str, str]]()
+    while True:
+        try:
+            from_the_ground(edges)
+            break
+        except CycleError as error:
+            lightest = min(((room, other) for other, room in pairwise(error.args[1])), key=lambda pair: edges[pair])
+            up[lightest] = edges.pop(lightest)
+    for pair in list(up):  # those that close no circle any more stand
+        try:
+            from_the_ground(edges | Counter({pair: 1}))
+            edges[pair] = up.pop(pair)
+        except CycleError:
+            continue
+    height: dict[str, int] = {}
+    for room in from_the_ground(edges):
+        height[room] = 1 + max((height[other] for one, other in edges if one == room), default=0)
+    levels = range(1, 1 + max(height.values()))
+    return [sorted(room for room in height if height[room] == level) for level in levels], up
+
+
 def main() -> None:
     """Print the tables."""
     print(f"{'package':28}{'lines':>8}{'code':>8}{'files':>7}{'thin':>6}")
@@ -45,6 +102,12 @@ def main() -> None:
     notebook = [page for page in pages if page.is_relative_to("docs/lab")]
     for name, chosen in (("docs", [page for page in pages if page not in notebook]), ("docs/lab", notebook)):
         print(f"{name:28}{sum(len(page.read_text().split()) for page in chosen):>8}{len(chosen):>8}")
+    levels, up = floors()
+    print(f"\n{sum(map(len, levels))} rooms on {len(levels)} floors")
+    for number, rooms in reversed(list(enumerate(levels, 1))):
+        print(f"{number:>3}  {', '.join(rooms)}")
+    for (importing, imported), count in up.items():
+        print(f" up  {importing} to {imported}, files: {count}")
 
 
 if __name__ == "__main__":
