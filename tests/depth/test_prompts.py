@@ -110,7 +110,8 @@ def test_the_system_message_stands_first_and_roles_alternate(ascii_model: Loaded
 
 def test_without_a_chat_template_the_texts_are_joined(tmp_path: Path) -> None:
     model = loaded(str(with_ascii_tokenizer(LLADA, tmp_path / "plain", None)))
-    path = write_lines(tmp_path / "p.jsonl", [{"prompt": "One?"}])
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "One\u2028?"}\n', encoding="utf-8")  # only a line feed ends a line
     drawn = read_prompts(path, model).draw(random.Random(0), 20)
     assert text(model, drawn.tokens) == "\n\n".join(["One?"] * 5)
     assert drawn.ends == ()

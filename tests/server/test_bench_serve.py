@@ -1,6 +1,7 @@
 """`remask bench serve` against running servers."""
 
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -28,6 +29,13 @@ VLLM_KEYS = {
     "total_token_throughput",
     *(f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
 }
+
+
+def requests_counted(server: Running) -> float:
+    counted = re.findall(
+        r"^remask:request_success_total\{.*\} (\S+)$", server.client.get("/metrics").text, re.MULTILINE
+    )
+    return sum(map(float, counted))
 
 
 def bench(base: str, *words: str) -> int:
@@ -67,10 +75,14 @@ def test_a_rate_a_length_and_fields_of_the_body(server: Running, tmp_path: Path)
 def test_random_tokens_are_shared_too(server: Running, tmp_path: Path) -> None:
     target = tmp_path / "load.json"
     words = ["--dataset", "random", "--num-prompts", "4", "--prefixes", "1", "--max-concurrency", "1"]
+    words += ["--num-warmups", "6"]
+    server.client.delete("/v1/cache")
+    before = requests_counted(server)
     sizes = ["--prefix-tokens", "64", "--prompt-tokens", "5", "--max-tokens", "4", "--ignore-eos"]
     assert bench(server.base, *words, *sizes, "--json", str(target)) == 0
     told = json.loads(target.read_text(encoding="utf-8"))
-    assert (told["total_input_tokens"], told["cached_tokens"]) == (4 * 69, 3 * 64)
+    assert (told["total_input_tokens"], told["cached_tokens"]) == (4 * 69, 4 * 64), "warmed up"
+    assert requests_counted(server) == before + 6 + 4
 
 
 def test_errors_are_counted_by_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

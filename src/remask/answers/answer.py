@@ -208,7 +208,7 @@ def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fing
 
     It names the prefix that was read, as `usage` tells, or the parts that were asked for: a replay reads the same.
 
-    The request's parameters have a seed (`engine.build_request`).
+    The request's parameters have a seed (`engine.request.request_of`).
     """
     return Trace(
         model=fingerprint,

@@ -88,9 +88,6 @@ def shipped_table(model: LoadedModel) -> DepthTable | None:
     return min(fitting, key=lambda table: table.fingerprint is None, default=None)
 
 
-log = logging.getLogger(__name__)
-
-
 def kept_file(model: LoadedModel, prompts: PromptSet) -> Path:
     """Where the table of `model` on `prompts` is kept: `depth/FINGERPRINT-HOW.json` in the cache folder.
 

@@ -58,7 +58,7 @@ def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompts {path} cannot be read: {error}") from error
     lines = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 lines.append(_line(line, model))

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import os
+from itertools import cycle, islice
 
 from remask.cli.arguments import KEY_VARIABLE
 from remask.errors import ConfigError
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     requests = mix.draw(target)
     if args.num_warmups:
         few = Load(max_concurrency=args.max_concurrency, timeout_s=args.timeout)
-        asyncio.run(run_load(target, requests[: args.num_warmups], few, extra))
+        asyncio.run(run_load(target, list(islice(cycle(requests), args.num_warmups)), few, extra))
     done = asyncio.run(run_load(target, requests, load, extra, progress=args.progress))
     result = summary(target, mix, load, done)
     if args.json:
