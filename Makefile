@@ -12,13 +12,13 @@ demo: .venv/installed-lab,server
 	@echo "After '. .venv/bin/activate' it is remask in this shell."
 test: check suite
 suite: .venv/installed-$(EXTRAS)
-	@echo "Quick tests: about four minutes on two cores."
+	@echo "Quick tests: five to twelve minutes on two cores."
 	scripts/test
 check: .venv/installed-$(EXTRAS)
 	@echo "Lint, format and types: about a minute."
 	scripts/check
 thorough: .venv/installed-$(EXTRAS)
-	@echo "All tests with branch coverage: about half an hour on two cores."
+	@echo "All tests with branch coverage: half an hour to an hour and a half on two cores."
 	scripts/thorough
 soak: .venv/installed-$(EXTRAS)
 	@echo "Long random runs: hours."

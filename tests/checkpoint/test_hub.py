@@ -40,7 +40,7 @@ from tests.checkpoint.checkpoints import (
 )
 from tests.disks import small_disk
 from tests.hub import SHA, Hub, running_hub
-from tests.waiting import LONGEST_S
+from tests.waiting import LONGEST_S, eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "shelf.md").read_text(encoding="utf-8")
 NAME = "sdar-1.7b"
@@ -181,7 +181,9 @@ def test_a_connection_that_breaks_is_taken_up_again(hub: Hub, monkeypatch: pytes
 
 @pytest.mark.thorough
 def test_an_interrupted_download_goes_on(hub: Hub, tmp_path: Path) -> None:
-    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    # The client gives up a file that stands still five times before an interrupt ends it.
+    patience = {"HF_HUB_DOWNLOAD_TIMEOUT": "3"}
+    environment = os.environ | patience | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     # A run of the tests in the background ignores interrupts, and so would its children.
     code = "import signal; signal.signal(2, signal.default_int_handler); from remask.cli import main; exit(main())"
     words = [sys.executable, "-c", code, "models", "pull", NAME]
@@ -190,8 +192,7 @@ def test_an_interrupted_download_goes_on(hub: Hub, tmp_path: Path) -> None:
     try:
         assert hub.reached.wait(LONGEST_S)
         blobs = tmp_path / "home" / "hub" / f"models--{REPO.replace('/', '--')}" / "snapshots" / SHA
-        while not (blobs / "model-00001-of-00002.safetensors").exists():
-            assert first.poll() is None
+        eventually((blobs / "model-00001-of-00002.safetensors").exists)
         first.send_signal(signal.SIGINT)
         _, told = first.communicate(timeout=LONGEST_S)
     finally:

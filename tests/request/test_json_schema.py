@@ -440,7 +440,7 @@ def test_texts_of_some_schemas_are_valid(schema: dict[str, Any], seed: int) -> N
 
 
 @pytest.mark.thorough
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=WHOLE, seed=st.integers(0, 2**32))
 def test_texts_of_any_schema_are_valid(schema: dict[str, Any], seed: int) -> None:
     always_holds(schema, seed)
