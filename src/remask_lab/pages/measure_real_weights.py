@@ -55,8 +55,6 @@ PUBLISHED: Final = "held-out-published"
 HELD_OUT: Final[Mapping[str, NumberFormat]] = {"held-out": "none", "held-out-int8": "int8", "held-out-int4": "int4"}
 TOYS: Final[Mapping[str, tuple[int, ...]]] = {BUNDLED: (1, 2, 3, 4, 9), BUNDLED_TARIFF: (1, 2, 3, 4, 8)}
 """Depths of the part `outputs`, by model, on its own task; the last are all layers."""
-OUTPUTS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
-"""Those of the pretrained model."""
 ROWS: Final = 0.05  # of a prefix's rows may be less like than the cosine of the rule by rows
 RATIOS: Final = (10, 30, 50, 70, 90)
 TURNS: Final = 3  # of each way to run a pass
@@ -110,7 +108,8 @@ def measure(part: str, size: Size, source: Source) -> Record:
 
 def _profile(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
     """Depth by ratio and similarity by layer, of the model and of the bundled one, on prompts of their own."""
-    settings = ProfileSettings(ratios=RATIOS, samples=size.profiled, canvas=512, response=64, seed=SEED)
+    samples, canvas = size.profiled
+    settings = ProfileSettings(ratios=RATIOS, samples=samples, canvas=canvas, response=canvas // 8, seed=SEED)
     toy = open_model(source, model=BUNDLED)
     own = replace(settings, canvas=None, response=None)
     tables = {BUNDLED: profile(toy.session, default_prompts(toy.loaded), own)}
@@ -154,7 +153,7 @@ def _outputs(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
     few = replace(size, solved=dict.fromkeys(size.solved, size.outputs), documents=(size.outputs, *size.documents[1:]))
     draws += [solved(few, shots) for shots in size.solved]
     draws += [documents(few, share) for share in SHARES if source.documents]
-    depths = tuple(depth for depth in OUTPUTS if depth <= llm.loaded.config.layers)
+    depths = tuple(depth for depth in size.first_depths if depth <= llm.loaded.config.layers)
     cases += [_first_steps(llm, draw(llm, source), depths) for draw in draws]
     return {"questions": size.outputs, "cases": cases}, llm
 

@@ -19,7 +19,7 @@ class Size:
     """How much is measured.
 
     Attributes:
-        profiled: requests at each prefix ratio.
+        profiled: requests at each prefix ratio, and tokens of their canvases.
         held_out, published: answers of GSM8K whose loss is read, those of the package and of the file `published`.
         solved: questions of GSM8K under every cache, by worked examples of their system prompt; two share a prompt.
         solved_tokens, solved_steps: of their responses, and of as much of a reference answer.
@@ -31,11 +31,12 @@ class Size:
         documents: how many are continued at each of `SHARES`, tokens of each, and how many of them are written.
         answers: of `PROMPTS`, and the tokens of a response.
         depths: of `bicache`, in layers, where answers are compared; every other one where losses are.
+        first_depths: depths at which first predictions are compared.
         passes: tokens before the 64 masks of a pass.
         at_once: requests at a time.
     """
 
-    profiled: int
+    profiled: tuple[int, int]
     held_out: int
     published: int
     solved: Mapping[int, int]
@@ -49,20 +50,33 @@ class Size:
     documents: tuple[int, int, int]
     answers: tuple[int, int]
     depths: tuple[int, ...] = (1, 5, 10, 20)
+    first_depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
     passes: tuple[int, ...] = (128, 512, 1024)
     at_once: int = 1
 
 
 SIZES: Final[Mapping[str, Size]] = {
-    "tiny": Size(1, 2, 2, {0: 2}, 8, 2, (4, 2), (2, 1), (4, 2), 4, 2, (2, 60, 4), (2, 8), (2,), (16,)),
+    "tiny": Size((1, 128), 2, 2, {0: 2}, 8, 2, (4, 2), (2, 1), (2, 2), 4, 2, (2, 60, 4), (2, 8), (2,), (1, 30), (16,)),
     "small": Size(
-        4, 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (40, 40), (10, 10), 8, 12, (12, 320, 24), (30, 48)
+        (4, 512), 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (40, 40), (10, 10), 8, 12, (12, 320, 24), (30, 48)
     ),
     "usual": Size(
-        8, 200, 1000, {0: 24, 4: 12, 8: 6}, 64, 8, (200, 40), (200, 40), (30, 30), 16, 40, (30, 640, 48), (30, 128)
+        (8, 512),
+        200,
+        1000,
+        {0: 24, 4: 12, 8: 6},
+        64,
+        8,
+        (200, 40),
+        (200, 40),
+        (30, 30),
+        16,
+        40,
+        (30, 640, 48),
+        (30, 128),
     ),
     "large": Size(
-        8,
+        (8, 512),
         200,
         1000,
         {0: 64, 4: 64, 8: 32},
