@@ -159,7 +159,7 @@ def decoded(own: oracle.Oracle, prompt: list[int], sampling: dict[str, Any]) -> 
     return tokens, passes
 
 
-@pytest.mark.few(6)
+@pytest.mark.thorough
 @EACH
 def test_decodes_are_those_of_transformers(name: str) -> None:
     """The same draws, alone and all in one batch: tokens and passes of 18 requests of each of the models."""
