@@ -2,6 +2,8 @@
 
 The reason of a skip says what is missing and how to get it: `needs a browser: apt-get install chromium`. A test that
 needs a GPU gives a reason with the word GPU; `--no-skips` lets those pass.
+
+A run remembers what it skipped for another reason, and `--skipped` runs just that, once it is there.
 """
 
 import re
@@ -13,11 +15,25 @@ import pytest
 Report = pytest.TestReport | pytest.CollectReport
 
 GPU = re.compile(r"\bGPU\b")
+_KEY = "remask/skipped"  # in pytest's cache: the tests and modules that were skipped
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register `--no-skips`."""
+    """Register `--no-skips` and `--skipped`."""
+    parser.addoption("--skipped", action="store_true", help="run what the last run skipped, unless it needs a GPU")
     parser.addoption("--no-skips", action="store_true", help="a skipped test fails, unless its reason is a missing GPU")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--skipped` keep the tests that the last run skipped, and those of modules that it did."""
+    if not config.getoption("skipped"):
+        return
+    assert config.cache is not None
+    names = set(config.cache.get(_KEY, []))
+    kept = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & names]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,6 +58,9 @@ def pytest_make_collect_report(
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name what was skipped, grouped by reason. The reasons say how to run it."""
     skipped: list[Report] = terminalreporter.stats.get("skipped", [])
+    config = terminalreporter.config
+    if config.cache is not None and not config.getoption("skipped"):
+        config.cache.set(_KEY, [report.nodeid for report in skipped if not GPU.search(_reason(report))])
     if not skipped:
         return
     terminalreporter.write_sep("=", "skipped, and what would run it")

@@ -2,9 +2,14 @@
 
 import ast
 import itertools
+import re
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 SOURCE = Path(__file__).parents[1] / "src"
 FILES = {
@@ -299,3 +304,78 @@ def test_no_assert_stands_for_a_users_error() -> None:
     for module in MODULES:
         for node in nodes(module):
             assert not (isinstance(node, ast.Assert) and node.msg is not None), f"{module} line {node.lineno}"
+
+
+def brought(extra: str) -> set[str]:
+    """Names of the distributions that `remask[extra]` installs, and of what these need."""
+    done, waiting = set[tuple[str, str]](), [("remask", extra)]
+    while waiting:
+        name, chosen = pair = waiting.pop()
+        if pair in done:
+            continue
+        done.add(pair)
+        try:
+            lines = metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:
+            continue
+        for need in map(Requirement, lines):
+            if need.marker is None or need.marker.evaluate({"extra": chosen}):
+                waiting += [(normal(need.name), own) for own in ("", *need.extras)]
+    return {name for name, _ in done}
+
+
+def normal(name: str) -> str:
+    """A distribution's name as all spellings of it are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def imported_at_top(path: Path) -> Iterator[str]:
+    """Names of the modules that a file imports when it is imported, and of what it takes from them.
+
+    What stands behind a skip of the whole file does not count.
+    """
+    waiting: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and not is_type_checking(node):
+            waiting = [*node.body, *node.orelse, *waiting]
+        elif isinstance(node, ast.Expr | ast.Assign) and re.match(
+            r"(\w+ = )?pytest\.(importor)?skip\(", ast.unparse(node)
+        ):
+            return
+
+
+def test_tests_import_what_the_extra_dev_brings() -> None:
+    """Else a newcomer's `make test` ends before the first test. What other extras bring is imported inside of tests."""
+    root = SOURCE.parent
+    files = dict(FILES)
+    for folder in ("tests", "training"):
+        files |= {
+            path.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+            for path in (root / folder).rglob("*.py")
+        }
+    # What another program runs, in an environment of its own.
+    roots = [name for name in files if name.startswith("tests.") and not name.startswith("tests.clients.")]
+    importers, waiting = dict[str, str](), list(roots)
+    seen = set(roots)
+    while waiting:
+        module = waiting.pop()
+        for name in imported_at_top(files[module]):
+            if name in files:
+                waiting += [name] if name not in seen else []
+                seen.add(name)
+            else:
+                importers.setdefault(name.partition(".")[0], module)
+    allowed = brought("dev")
+    assert {"torch", "pytest", "anthropic", "h11"} <= allowed
+    distributions = metadata.packages_distributions()
+    for name, module in importers.items():
+        if name in sys.stdlib_module_names or name in ("remask", "remask_lab", "tests", "training"):
+            continue
+        makers = {normal(maker) for maker in distributions.get(name, ())}
+        assert makers & allowed, f"{module} imports {name} at its top, which the extra 'dev' does not bring"

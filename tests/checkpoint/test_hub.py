@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +282,14 @@ def test_a_full_disk(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (tmp_path / "served" / "model-00003.safetensors").unlink()
 
 
-def test_the_list_knows_what_is_on_disk(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("native", [True, False], ids=["bf16", "plain"])
+def test_the_list_knows_what_is_on_disk(
+    hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    """What it says of a memory that is named does not depend on this machine's processor, memory or packages."""
+    monkeypatch.setattr("remask.machine.device.instructions", lambda: frozenset({"avx512_bf16"} if native else ()))
+    monkeypatch.setattr("remask.cli.inspect.memory", lambda: None)
+    monkeypatch.setattr("remask.model.executors.find_spec", lambda name: find_spec(name) if native else None)
     assert main(["models", "--memory", "16"]) == 0
     assert f"```text\n{capsys.readouterr().out}```\n" in PAGE
     assert main(["models", "pull", NAME]) == 0

@@ -11,8 +11,17 @@ import torch
 
 from remask import LLM, EngineConfig
 from remask.checkpoint.loaded import dummy_weights
+from remask.checks import Quantization
 from remask.engine import capacity, sizing
-from remask.engine.capacity import DeviceMemory, product_bytes, resolve_quantization, token_bytes, workspace_bytes
+from remask.engine.capacity import (
+    CpuMemory,
+    DeviceMemory,
+    product_bytes,
+    resolve_quantization,
+    token_bytes,
+    weight_bytes,
+    workspace_bytes,
+)
 from remask.engine.engine import Engine
 from remask.engine.pack import pack_uncached
 from remask.errors import ConfigError
@@ -62,6 +71,26 @@ def test_what_is_promised_fits_and_more_memory_is_never_less(monkeypatch: pytest
     assert len(seen) > 1, "a length that nobody asked for gives way"
 
 
+@pytest.mark.parametrize("kind", [None, "int8", "int4"])
+def test_what_is_said_before_loading_is_what_the_engine_does(
+    monkeypatch: pytest.MonkeyPatch, kind: Quantization | None
+) -> None:
+    """`remask models` and the choice of a quantization say it, of the shape alone."""
+    weights, seen = weight_bytes(TINY, torch.float32, quantization=kind), set[int]()
+    for left in range(0, 120 * MB, 8 * MB):
+        before = CpuMemory.before(TINY, torch.float32, kind, weights + left)
+        try:
+            engine = with_free(monkeypatch, left, kind=kind)
+        except ConfigError:
+            assert before.default_length() == 0
+            assert before.tokens() is None
+        else:
+            assert before.default_length() == engine.max_model_len
+            assert (before.tokens() or 0) >= engine.max_model_len
+        seen.add(before.default_length())
+    assert {0, TINY.max_length} < seen
+
+
 def test_a_length_that_was_asked_for_is_refused_with_what_fits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,8 +118,8 @@ def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             llm = LLM("bundled", dtype="float32", device="cpu", threads=1, engine=limits)
             if not free:
-                cpu = sizing._CpuMemory(llm.model, 0, 16)
-                free = int((cpu.pair(64) + 8 * cpu.token.kv) / sizing.CPU_SHARE) + 1
+                cpu = CpuMemory.beside(llm.model, 0, 16)
+                free = int((cpu.pair(64) + 8 * cpu.token.kv) / capacity.CPU_SHARE) + 1
             patch.setattr(sizing, "memory", lambda free=free: (10**12, free))
             engine = llm.session.new_engine()
         prompts = [list(range(20 + number, 60 + number)) for number in range(8)]
@@ -180,12 +209,13 @@ EIGHT, WIDE, FOUR = (2.0, 3.0, 2.5), (4.0, 3.0, 2.5), (1.0, 3.0, 3.5)
     [
         (EIGHT, None, "int8"),
         (EIGHT, 40, "int8"),
-        (EIGHT, 10, "int8"),
+        (EIGHT, 11, "int8"),
+        (EIGHT, 10, "int4"),
         (EIGHT, 8, "int4"),
         (EIGHT, 2, "int4"),
         (WIDE, None, None),
         (WIDE, 40, None),
-        (WIDE, 10, "int8"),
+        (WIDE, 11, "int8"),
         (WIDE, 7, "int4"),
         (FOUR, None, "int4"),
         ((3.0, 3.2, 3.2), None, None),
@@ -195,7 +225,7 @@ EIGHT, WIDE, FOUR = (2.0, 3.0, 2.5), (4.0, 3.0, 2.5), (1.0, 3.0, 3.5)
 def test_the_fastest_that_fits(
     monkeypatch: pytest.MonkeyPatch, speed: tuple[float, float, float], free: float | None, kind: str | None
 ) -> None:
-    """Bits are given up for a tenth of speed at least."""
+    """Bits are given up for a tenth of speed at least. In 10 GB the weights of int8 fit, and no canvas beside them."""
     assert chosen(monkeypatch, speed, free) == kind
 
 

@@ -20,13 +20,13 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.machine.transfers import send
-from remask.model import attention_triton, executors, graphs, layer_triton, stage
+from remask.model import executors, graphs, stage
 from remask.model.graphs import Graphs
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense
 from remask.request.sampling_params import SamplingParams
-from remask.sampling import choice, kernels_triton
+from remask.sampling import choice
 from remask_lab.speed import host_decode
 from tests.engine.entered import entered
 from tests.engine.executors import NEEDS_TRITON
@@ -41,12 +41,6 @@ POLICIES: list[CachePolicy] = [
     BiCache(Dense(), 2, BLOCK),
     BiCache(BlockDual(), 2, BLOCK),
 ]
-KERNELS = {
-    attention_triton: ("_attend", "_merge"),
-    layer_triton: ("_sum_and_norm", "_heads", "_gate"),
-    kernels_triton: ("_greedy", "_transfer"),
-}
-SENDING = (pack, runner, stage, attention_triton, graphs, choice)
 
 
 class Noted:
@@ -75,6 +69,14 @@ class Step:
 @contextmanager
 def watched(patch: pytest.MonkeyPatch) -> Iterator[Step]:
     """Whatever is computed while this is open is noted."""
+    from remask.model import attention_triton, layer_triton  # which the tested set of packages lacks
+    from remask.sampling import kernels_triton
+
+    kernels = {
+        attention_triton: ("_attend", "_merge"),
+        layer_triton: ("_sum_and_norm", "_heads", "_gate"),
+        kernels_triton: ("_greedy", "_transfer"),
+    }
     step = Step()
 
     def sent(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
@@ -87,10 +89,10 @@ def watched(patch: pytest.MonkeyPatch) -> Iterator[Step]:
         del step.count.names[before:]
         return lambda: step.count.names.append("graph")
 
-    for module, names in KERNELS.items():
+    for kernel_module, names in kernels.items():
         for name in names:
-            patch.setattr(module, name, Noted(name, step.count))
-    for module in SENDING:
+            patch.setattr(kernel_module, name, Noted(name, step.count))
+    for module in (pack, runner, stage, attention_triton, graphs, choice):
         patch.setattr(module, "send", sent)
     patch.setattr(executors, "capture_on", lambda _: captured)
     patch.setattr(Graphs, "run", Graphs.run.__wrapped__)  # type: ignore[attr-defined]  # without poisoned buffers

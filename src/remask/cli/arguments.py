@@ -314,7 +314,7 @@ def models(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_memory(parser: argparse.ArgumentParser) -> None:
-    text = "say what fits into a device of this memory (default: this machine's)"
+    text = "say what fits into so much free memory (default: this machine's)"
     parser.add_argument("--memory", type=float, metavar="GB", help=text)
 
 

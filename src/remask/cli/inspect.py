@@ -21,15 +21,15 @@ from remask.checks import CPU_QUANTIZATIONS, ModelKind, Quantization, in_words
 from remask.checks.values import real, whole
 from remask.cli.lines import load_lines, read_lines
 from remask.cli.options import engine_config, object_option, open_llm, sampling_option
-from remask.engine.capacity import token_bytes, weight_bytes, workspace_bytes
+from remask.engine.capacity import CpuMemory, default_length, token_bytes, weight_bytes, workspace_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
-from remask.engine.engine import MAX_DEFAULT_LENGTH, Engine
+from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError
 from remask.families import presets
 from remask.machine.cpu import memory
-from remask.machine.device import DTYPES
+from remask.machine.device import DTYPES, free_memory
 from remask.model.config import Mixture, ModelConfig
 from remask.model.executors import resolve_executor
 from remask.model.quantised import check_sizes
@@ -250,19 +250,19 @@ def _report(
 ) -> ModelReport:
     whole("--tensor-parallel", ranks, low=1)
     Shard(0, ranks).check(c)
-    size = _machine_memory() if size is None else size
-    weights = {dtype: weight_bytes(c, kind, ranks) for dtype, kind in DTYPES.items()}
-    widths = {dtype: kind.itemsize for dtype, kind in DTYPES.items()}
-    for few in _few_bits(c, ranks):
-        weights[few], widths[few] = weight_bytes(c, torch.bfloat16, ranks, few), torch.bfloat16.itemsize
-    kv = {name: token_bytes(c, item, ranks).kv for name, item in widths.items()}
+    total, free = _machine_memory() if size is None else (size, size)
+    on_cpu = size is None and not torch.cuda.is_available()
+    forms: dict[str, tuple[torch.dtype, Quantization | None]] = {name: (dtype, None) for name, dtype in DTYPES.items()}
+    forms |= {kind: (torch.bfloat16, kind) for kind in _cpu_quantizations(c, ranks)}
+    weights = {form: weight_bytes(c, dtype, ranks, kind) for form, (dtype, kind) in forms.items()}
+    kv = {form: token_bytes(c, dtype.itemsize, ranks).kv for form, (dtype, _) in forms.items()}
     tokens: dict[str, int | None] = {}
-    longest = min(c.max_length, MAX_DEFAULT_LENGTH)
-    attention = resolve_executor("auto", c, torch.device("cuda")).attention(c)
-    for form, item in widths.items():
-        room = int(DEFAULT_UTILIZATION * (size or 0)) - weights[form]
-        room -= workspace_bytes(c, longest, longest, item, ranks, attention)
-        tokens[form] = room // kv[form] if room >= 0 else None
+    for form, (dtype, kind) in forms.items():
+        if on_cpu or kind is not None:
+            tokens[form] = CpuMemory.before(c, dtype, kind, ranks * (free or 0), ranks).tokens()
+        else:
+            room = int(DEFAULT_UTILIZATION * (total or 0)) - weights[form] - _gpu_workspace(c, dtype.itemsize, ranks)
+            tokens[form] = room // kv[form] if room >= 0 else None
     return ModelReport(
         name=name,
         **{field: getattr(c, field) for field in _SHAPE},
@@ -270,14 +270,14 @@ def _report(
         weight_bytes=weights,
         kv_bytes=kv,
         ranks=ranks,
-        memory_bytes=size,
+        memory_bytes=total,
         kv_tokens=tokens,
         policies=names_for(c.kind),
         adapter=None if adapter is None else read_adapter(adapter, c).facts,
     )
 
 
-def _few_bits(config: ModelConfig, ranks: int) -> Iterator[Quantization]:
+def _cpu_quantizations(config: ModelConfig, ranks: int) -> Iterator[Quantization]:
     """The kinds for CPUs that take matrices of the sizes of `config`."""
     for kind in CPU_QUANTIZATIONS:
         with suppress(ConfigError):
@@ -285,9 +285,21 @@ def _few_bits(config: ModelConfig, ranks: int) -> Iterator[Quantization]:
             yield kind
 
 
-def _machine_memory() -> int | None:
-    """Memory of the first CUDA device, or of this machine; None where it does not say."""
+def _gpu_workspace(config: ModelConfig, item: int, ranks: int) -> int:
+    """Bytes of a pass over one canvas of the longest default length.
+
+    Attention is this machine's where it has a CUDA device. For any other device it is PyTorch's, which takes most, so
+    that the answer does not depend on what is installed here.
+    """
+    here = torch.device("cuda") if torch.cuda.is_available() else None
+    attention = None if here is None else resolve_executor("auto", config, here).attention(config)
+    longest = default_length(config)
+    return workspace_bytes(config, longest, longest, item, ranks, attention)
+
+
+def _machine_memory() -> tuple[int, int] | tuple[None, None]:
+    """Memory in all of the first CUDA device or of this machine, and what is free; None where it does not say."""
     if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    there = memory()
-    return None if there is None else there[0]
+        free, total = free_memory(torch.device("cuda"))
+        return total, free
+    return memory() or (None, None)

@@ -11,16 +11,17 @@ from remask.checkpoint import hub
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.shelf import SHELF, Shelved
 from remask.checkpoint.source import is_hub_id
-from remask.checks import CPU_QUANTIZATIONS
+from remask.checks import CPU_QUANTIZATIONS, Quantization
 from remask.checks.values import real
 from remask.cli.inspect import inspect_model
-from remask.engine.config import AUTO
-from remask.engine.engine import MAX_DEFAULT_LENGTH
+from remask.engine.capacity import CpuMemory, default_length
+from remask.engine.config import AUTO, EngineConfig
 from remask.errors import UnknownNameError
 from remask.loading import announce_download
-from remask.machine.device import resolve_device, resolve_dtype
+from remask.machine.cpu import memory
+from remask.machine.device import DTYPES, resolve_device, resolve_dtype
 
-WIDEST = "bfloat16"  # of devices that are not this machine
+WIDEST = "bfloat16"  # of CPUs that are not this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,10 @@ class ShelfLine:
         parameters: its weights.
         download_bytes: about what is downloaded: the weights as bfloat16.
         memory_bytes: of the weights as bfloat16, int8 and int4.
-        fits: `fits as FORM` where a canvas of the longest default length has room beside the weights, `tight as FORM`
-            where a shorter one has, in the widest form in which it is so; or `does not fit`.
+        fits: `fits as FORM` where an engine that is made by default has room for canvases of the longest default length
+            (of `max_num_seqs` of them on a CUDA device), `tight as FORM` where it has for shorter or fewer ones, in the
+            widest form in which it is so; or `does not fit`. What `--quantization auto` takes may be narrower: the
+            fastest of what has room.
         on_disk: whether all of its files are here.
     """
 
@@ -47,13 +50,22 @@ class ShelfLine:
     on_disk: bool
 
 
-def line_of(row: Shelved, forms: Sequence[str], memory: int | None) -> ShelfLine:
-    """What is told of `row`, for a device of `memory` bytes that takes weights in `forms`, the widest first."""
-    report = inspect_model(row.name, memory)
+def line_of(row: Shelved, device: torch.device, dtype: str, free: int) -> ShelfLine:
+    """What is told of `row`, for `device` and the dtype that it takes by default.
+
+    `free` bytes of a CPU's memory are left; that of a CUDA device is asked of it.
+    """
+    config = row.config
+    report = inspect_model(row.name)
     weights = {form: report.weight_bytes[form] for form in (WIDEST, *CPU_QUANTIZATIONS) if form in report.weight_bytes}
-    wanted = min(report.max_length, MAX_DEFAULT_LENGTH)
-    room = {form: report.kv_tokens.get(form) for form in forms}
-    full = next((form for form, tokens in room.items() if tokens is not None and tokens >= wanted), None)
+    wanted, room = default_length(config), dict[str, int]()
+    if device.type == "cpu":
+        kinds: list[Quantization | None] = [None, *(kind for kind in CPU_QUANTIZATIONS if kind in weights)]
+        for kind in kinds:
+            room[kind or dtype] = CpuMemory.before(config, DTYPES[dtype], kind, free).default_length()
+    else:
+        room[dtype] = (report.kv_tokens[dtype] or 0) // EngineConfig().max_num_seqs
+    full = next((form for form, tokens in room.items() if tokens >= wanted), None)
     some = next((form for form, tokens in room.items() if tokens), None)
     fits = f"fits as {full}" if full else f"tight as {some}" if some else "does not fit"
     here = hub.on_disk(row.hub, row.revision) is not None
@@ -63,13 +75,14 @@ def line_of(row: Shelved, forms: Sequence[str], memory: int | None) -> ShelfLine
 def run(args: argparse.Namespace) -> int:
     """List the shelf."""
     real("--memory", args.memory, low=0, above=True, optional=True)
-    memory = None if args.memory is None else int(args.memory * 1e9)
-    device = torch.device("cpu") if memory else resolve_device(AUTO)
+    device = resolve_device(AUTO) if args.memory is None else torch.device("cpu")
+    free = int(args.memory * 1e9) if args.memory else (memory() or (0, 0))[1]
     lines = []
     for row in SHELF.values():
-        dtype = WIDEST if memory else str(resolve_dtype(AUTO, device, row.config.parameters)[0]).removeprefix("torch.")
-        forms = (dtype, *(CPU_QUANTIZATIONS if device.type == "cpu" else ()))
-        lines.append(line_of(row, forms, memory))
+        dtype = WIDEST
+        if args.memory is None:
+            dtype = str(resolve_dtype(AUTO, device, row.config.parameters)[0]).removeprefix("torch.")
+        lines.append(line_of(row, device, dtype, free))
     if args.json:
         print(json.dumps([asdict(each) for each in lines]))
     else:

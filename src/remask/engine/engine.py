@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
+from remask.engine.capacity import default_length
 from remask.engine.check import RequestLimits, check_request
 from remask.engine.config import EngineConfig
 from remask.engine.isolation import Batch, LaunchedPass, is_fatal, run_isolated, score_isolated
@@ -27,8 +28,6 @@ from remask.text.incremental import Decode
 
 log = logging.getLogger(__name__)
 
-MAX_DEFAULT_LENGTH = 4096
-
 
 class Engine:
     """One model, one pool of K/V pages, one prefix store, and any number of requests under any policies.
@@ -49,7 +48,7 @@ class Engine:
         model, config, self.choice = prepare(model, config)
         self.model, self.config, self.decode, self.clock = model, config, decode, clock
         shape = model.config
-        longest = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
+        longest = config.max_model_len or default_length(shape)
         if longest > shape.max_length:
             raise ConfigError(f"max_model_len={longest} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, longest, fingerprint)

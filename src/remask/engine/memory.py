@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states, plain_table
-from remask.engine.capacity import gigabytes, token_bytes
+from remask.engine.capacity import gigabytes, page_size, token_bytes
 from remask.engine.config import EngineConfig
 from remask.engine.drafting import Drafting, Pace
 from remask.engine.exact_pages import Pages
@@ -17,7 +17,7 @@ from remask.engine.leases import Parts, Prefixes
 from remask.engine.placement import Claim, Decision, NoRoom, Placement, Shared, Sharing
 from remask.engine.request import PendingRequest, Request
 from remask.engine.running import Record, RunningRequest
-from remask.engine.sizing import page_size, share_out
+from remask.engine.sizing import share_out
 from remask.errors import ConfigError, IntegrityError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer

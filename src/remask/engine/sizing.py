@@ -1,18 +1,16 @@
 """How an engine's memory is divided when it is made: pages for running canvases, the stores, and room for passes."""
 
 import logging
-from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
 
 from remask.engine.capacity import (
+    CpuMemory,
     DeviceMemory,
-    TokenBytes,
     attention_bytes,
     gigabytes,
     pass_rows,
-    product_bytes,
     store_tokens,
     token_bytes,
     workspace_bytes,
@@ -21,12 +19,8 @@ from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, Engi
 from remask.errors import ConfigError
 from remask.machine.cpu import memory
 from remask.machine.device import free_memory
-from remask.model.config import ModelConfig
 from remask.model.graphs import graph_bytes, most_rows
 from remask.model.transformer import Transformer
-
-DEFAULT_PAGE = 16
-CPU_SHARE = 0.9  # of the memory that is left on a CPU: other programs need some too
 
 log = logging.getLogger(__name__)
 
@@ -94,55 +88,6 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
     return Room(named, canvases * longest, store, rows, memory.room - workspace - taken)
 
 
-@dataclass(frozen=True, slots=True)
-class _CpuMemory:
-    """What is left on a CPU beside the weights, and what is to have room there, in bytes of all ranks together.
-
-    Attributes:
-        left: bytes that may be taken.
-        page: tokens of a page. A canvas may take one more than its length says.
-    """
-
-    model: Transformer
-    left: int
-    page: int
-
-    @property
-    def token(self) -> TokenBytes:
-        """The memory of a token on all ranks."""
-        ranks = self.model.ranks.shard.size
-        one = token_bytes(self.model.config, self.model.dtype.itemsize, ranks, self.model.kv_dtype.itemsize)
-        return TokenBytes(ranks * one.kv, ranks * one.state)
-
-    def workspace(self, rows: int, length: int) -> int:
-        """What a pass over `rows` rows of canvases of `length` tokens takes."""
-        model, ranks = self.model, self.model.ranks.shard.size
-        one = workspace_bytes(model.config, rows, length, model.dtype.itemsize, ranks, model.attention)
-        return ranks * (one + (product_bytes(model.part) if model.quantised else 0))
-
-    def pair(self, length: int, store: int = 0) -> int:
-        """What a guided request of `length` tokens takes, whose two canvases run together, and `store` stored ones."""
-        long, token = length + self.page, self.token
-        return 2 * long * token.kv + self.workspace(2 * long, long) + store * (token.kv + token.state)
-
-    def longest(self, length: int, store: int) -> int:
-        """The most tokens up to `length` of which a pair has room, beside as many of `store`: whole pages, or all."""
-
-        def needed(tokens: int) -> int:
-            return self.pair(tokens, min(tokens, store))
-
-        if needed(length) <= self.left:
-            return length
-        counts = range(1, length // self.page + 1)
-        return bisect_right(counts, self.left, key=lambda count: needed(count * self.page)) * self.page
-
-    def rows(self, most: int, length: int, taken: int) -> int:
-        """Rows of a pass that has room beside `taken` bytes: `most`, or fewer."""
-        while most > 2 * length and self.workspace(most, length) > self.left - taken:
-            most = max(2 * length, most // 2)
-        return most
-
-
 def _share_out_cpu(model: Transformer, config: EngineConfig, canvases: int, longest: int, page: int) -> Room:
     """As `share_out`: what was asked for where it fits.
 
@@ -153,14 +98,14 @@ def _share_out_cpu(model: Transformer, config: EngineConfig, canvases: int, long
     wanted = Room(longest, canvases * (longest + page), asked)
     if (there := memory()) is None:
         return wanted
-    cpu = _CpuMemory(model, int(CPU_SHARE * there[1]), page)
+    cpu = CpuMemory.beside(model, there[1], page)
     token, most = cpu.token, config.max_row_layers or wanted.running  # a row has a layer at least
     needed = wanted.running * token.kv + asked * (token.kv + token.state)
     if needed + cpu.workspace(min(most, wanted.running), longest + page) <= cpu.left:
         return wanted
     fitting = cpu.longest(longest, asked if config.max_model_len is None else 0)
     if not fitting or (fitting < longest and config.max_model_len is not None):
-        raise _no_room(cpu, longest, fitting)
+        raise cpu.no_room(longest, fitting)
     spare = cpu.left - cpu.pair(fitting)
     store = min(asked, max(spare // 2 // (token.kv + token.state), fitting if config.max_model_len is None else 0))
     stored = store * (token.kv + token.state)
@@ -172,19 +117,8 @@ def _share_out_cpu(model: Transformer, config: EngineConfig, canvases: int, long
         "together %d of K/V (%d), and the prefix store has %d (%d); passes have at most %d rows",
         *(gigabytes(cpu.left), fitting, longest, running, wanted.running, store, asked, rows),
     )
-    spare = (cpu.left - taken - cpu.workspace(rows, fitting + page)) // model.ranks.shard.size
+    spare = (cpu.left - taken - cpu.workspace(rows, fitting + page)) // cpu.ranks
     return Room(fitting, running, store, rows, spare)
-
-
-def _no_room(cpu: _CpuMemory, longest: int, fitting: int) -> ConfigError:
-    """The error where two canvases of `longest` tokens do not fit, and those of `fitting` do; 0: none."""
-    ways = [f"--max-model-len {fitting}"] if fitting else []
-    ways += [] if cpu.model.quantised else ["--quantization int8"]
-    return ConfigError(
-        f"K/V do not fit: a request with guidance takes two canvases of up to {longest} tokens and a pass over them, "
-        f"{gigabytes(cpu.pair(longest))}, and {gigabytes(cpu.left)} of memory are left beside the weights. Use "
-        f"{' or '.join([*ways, 'a smaller model', 'a machine with more memory'])}"
-    )
 
 
 def device_memory(model: Transformer) -> tuple[int, int]:
@@ -194,19 +128,3 @@ def device_memory(model: Transformer) -> tuple[int, int]:
         return own
     free, total = model.ranks.gather(torch.tensor(own, device=model.device)).amin(dim=0).tolist()
     return free, total
-
-
-def page_size(size: int | None, shape: ModelConfig) -> int:
-    """Token slots a page: as asked, or the least whole number of blocks that is at least 16.
-
-    Raises `ConfigError` where pages of `size` hold no whole number of the model's blocks.
-    """
-    block = 1 if shape.causal_prefix or shape.self_conditioning else shape.block_length or 1
-    if size is None:
-        return -(-DEFAULT_PAGE // block) * block
-    if size % block:
-        near = -(-size // block) * block
-        raise ConfigError(
-            f"page_size={size} is not a multiple of the model's block of {block}; use {near}, or leave it"
-        )
-    return size

@@ -97,8 +97,9 @@ class Transformer:
     @property
     def kv_dtype(self) -> torch.dtype:
         """The dtype of K/V: that of the model. On a CPU bfloat16 beside quantized weights, where it would be wider."""
-        wide = self.dtype.itemsize > 2 and self.device.type == "cpu" and not isinstance(self.attention, SizedAttention)
-        return torch.bfloat16 if wide and self.quantised else self.dtype
+        if self.device.type != "cpu" or isinstance(self.attention, SizedAttention):
+            return self.dtype
+        return cpu_kv_dtype(self.dtype, self.quantised)
 
     @property
     def quantised(self) -> bool:
@@ -506,3 +507,8 @@ def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Te
         return kept[slots]
     kept.index_copy_(0, slots[rows[written]], new[written])
     return kept[slots].index_copy_(0, rows, new)
+
+
+def cpu_kv_dtype(dtype: torch.dtype, quantised: bool) -> torch.dtype:
+    """The dtype of K/V on a CPU of a model of `dtype`, whose matrices are quantized or not."""
+    return torch.bfloat16 if quantised and dtype.itemsize > 2 else dtype
