@@ -100,6 +100,7 @@ def test_routes_are_right(uniform: LLM, cache: str) -> None:
     assert right(uniform, asked(uniform), cache) >= QUESTIONS - 2
 
 
+@pytest.mark.thorough
 def test_quality_rises_with_the_steps(uniform: LLM) -> None:
     """From one pass to twelve, the last six of which change again what was changed too early."""
     shares = [hops(uniform, asked(uniform, steps_per_block=1, tokens_per_step=relay.HOPS))]
@@ -109,10 +110,12 @@ def test_quality_rises_with_the_steps(uniform: LLM) -> None:
     assert right(uniform, asked(uniform, steps_per_block=1, tokens_per_step=relay.HOPS)) <= QUESTIONS // 8
 
 
+@pytest.mark.thorough
 def test_a_route_is_held_back_by_what_was_changed_too_early(uniform: LLM) -> None:
     assert right(uniform, asked(uniform, steps_per_block=relay.HOPS)) < right(uniform, asked(uniform))
 
 
+@pytest.mark.thorough
 def test_corrections_mend_what_half_of_the_steps_left(uniform: LLM) -> None:
     half = {"steps_per_block": 3, "tokens_per_step": 2}
     assert (

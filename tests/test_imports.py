@@ -329,25 +329,20 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+IMPORT = re.compile(r"^(?:import (?P<names>.+)|from (?P<module>[\w.]+) import (?P<parts>\([^)]*\)|.+))", re.MULTILINE)
+SKIP = re.compile(r"^(?:\w+ = )?pytest\.importorskip\(|^    pytest\.skip\(.*allow_module_level", re.MULTILINE)
+
+
 def imported_at_top(path: Path) -> Iterator[str]:
     """Names of the modules that a file imports when it is imported, and of what it takes from them.
 
     What stands behind a skip of the whole file does not count.
     """
-    waiting: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
-    while waiting:
-        node = waiting.pop(0)
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.If) and not is_type_checking(node):
-            waiting = [*node.body, *node.orelse, *waiting]
-        elif isinstance(node, ast.Expr | ast.Assign) and re.match(
-            r"(\w+ = )?pytest\.(importor)?skip\(", ast.unparse(node)
-        ):
-            return
+    for found in IMPORT.finditer(SKIP.split(path.read_text(encoding="utf-8"))[0]):
+        names = re.findall(
+            r"[\w.]+(?=(?: as \w+)?[,\s)]|$)", re.sub(r"#.*| as \w+", "", found["names"] or found["parts"])
+        )
+        yield from [found["module"], *(f"{found['module']}.{name}" for name in names)] if found["module"] else names
 
 
 def test_tests_import_what_the_extra_dev_brings() -> None:

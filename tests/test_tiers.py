@@ -50,6 +50,72 @@ def test_a_tier_runs_its_tests(
     assert others == [[], []]
 
 
+ROTATING = """
+import pytest
+
+pytestmark = pytest.mark.thorough
+
+@pytest.mark.parametrize("n", range(40))
+def test_any(n): pass
+
+@pytest.mark.skipif(False, reason="needs a program: apt-get install it")
+@pytest.mark.parametrize("n", range(10))
+def test_with_a_program(n): pass
+
+@pytest.fixture
+def browser(): pass
+
+@pytest.mark.parametrize("n", range(10))
+def test_in_a_browser(n, browser): pass
+
+@pytest.mark.soak
+def test_for_minutes(): pass
+"""
+
+
+def test_four_quarters_run_each_test_that_is_not_quick_once(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makeconftest(Path(tiers.__file__).read_text(encoding="utf-8"))
+    pytester.makepyfile(test_quick=FILE.replace("thorough", "skip"), test_rotating=ROTATING)
+    found = []
+    for quarter in "0123":
+        passed, *others = pytester.inline_run("--strict-markers", "--quarter", quarter).listoutcomes()
+        assert others == [[], []]
+        found.append({report.nodeid.partition("::")[2] for report in passed})
+    assert len(found[0] | found[1] | found[2] | found[3]) == sum(map(len, found)) == 60 + 4
+    assert {name for name in found[0] if "any" not in name and "alike" not in name} == {
+        f"{name}[{n}]" for name in ("test_with_a_program", "test_in_a_browser") for n in range(10)
+    }
+    assert all(any("any" in name for name in part) for part in found)
+
+
+def test_what_a_quick_test_should_not_take_is_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fails by it: the time of a test depends on the machine."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    source = Path(tiers.__file__).read_text(encoding="utf-8")
+    pytester.makeconftest(source.replace("QUICK_S: Final = 1.5", "QUICK_S: Final = 0.2"))
+    pytester.makepyfile(
+        test_file="""
+        import os
+
+        def test_long():
+            start = sum(os.times()[:4])
+            while sum(os.times()[:4]) < start + 0.3: pass
+
+        def test_short(): pass
+        """
+    )
+    result = pytester.inline_run("--tier", "quick")
+    result.assertoutcome(passed=2)
+    lines = pytester.runpytest("--tier", "quick").outlines
+    (named,) = [line for line in lines if line.endswith("test_file.py::test_long")]
+    assert float(named.split()[0]) >= 0.3
+    assert not any("test_short" in line for line in lines)
+    assert not any("test_long" in line for line in pytester.runpytest().outlines)
+
+
 FILES = {
     "test_tests": """
         import pytest
@@ -125,3 +191,17 @@ def test_nothing_is_written_where_nothing_was_skipped(inner: pytest.Pytester) ->
     result = inner.runpytest_subprocess("-k", "runs", "test_tests.py")
     result.assert_outcomes(passed=1, deselected=5)
     result.stdout.no_fnmatch_line("*what would run it*")
+
+
+@pytest.mark.parametrize("processes", ["0", pytest.param("2", marks=pytest.mark.thorough)])
+def test_what_was_skipped_runs_once_it_is_there(inner: pytest.Pytester, processes: str) -> None:
+    run = inner.runpytest_inprocess if processes == "0" else inner.runpytest_subprocess
+    run("-n", processes).assert_outcomes(passed=1, skipped=5, xfailed=1)
+    inner.makepyfile(
+        test_tests=FILES["test_tests"].replace("skipif(True", "skipif(False").replace("pytest.skip(", "print("),
+        test_module="def test_of_it(): ...",
+    )
+    for _ in range(2):
+        run("--skipped", "-n", processes).assert_outcomes(passed=4)
+    run("-n", processes).assert_outcomes(passed=5, skipped=1, xfailed=1)
+    run("--skipped", "-n", processes).assert_outcomes()

@@ -96,6 +96,7 @@ def test_a_leg_is_asked_in_its_own_season(source: NoisySource, number: int) -> N
     assert behind.shape[1] == (1 - number) * LEG
 
 
+@pytest.mark.thorough
 def test_every_loss_moves_the_model() -> None:
     for options in ((), ("--loss", "bound"), ("--attention", "full")):
         made = trainer(*options)

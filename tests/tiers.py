@@ -12,7 +12,7 @@ no divisor in common with the number of values of a parameter lets the quick one
 one that takes minutes.
 
 CI runs the quick tests and, with `--quarter N`, a fourth of the others: which one follows from the number of commits,
-so that four commits in a row run each test.
+so that four commits in a row run each test. What needs more than the extra `dev` brings is in the first fourth.
 
 Without `--tier`, tests that are named by file and function run whatever their mark, and of anything else the quick
 ones. The end of a run names the quick tests that took more than `QUICK_S`; nothing fails by it.
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     if quarter is not None:
         rest = (item for item in items if item.get_closest_marker("thorough") and not item.get_closest_marker("soak"))
-        kept = [item for item in rest if crc32(item.nodeid.encode()) % QUARTERS == quarter]
+        kept = [item for item in rest if quarter_of(item) == quarter]
     elif tier == "soak":
         kept = [item for item in items if item.get_closest_marker("soak")]
     else:
@@ -75,6 +75,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if not any(item.get_closest_marker(mark) for mark in left_out)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+def quarter_of(item: pytest.Item) -> int:
+    """The fourth of a test that is not quick: 0 where it may be skipped for want of a package or program, else any."""
+    reasons = [str(mark.kwargs.get("reason")) for mark in item.iter_markers("skipif")]
+    if any(reason.startswith("needs ") for reason in reasons) or "browser" in getattr(item, "fixturenames", ()):
+        return 0
+    return crc32(item.nodeid.encode()) % QUARTERS
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

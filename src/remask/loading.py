@@ -10,8 +10,9 @@ from remask.checkpoint.loaded import FoundModel, LoadedModel
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.shelf import shelved
 from remask.checks import Quantization
-from remask.engine.capacity import DeviceMemory, check_weights_fit, gigabytes, resolve_quantization, weight_bytes
+from remask.engine.capacity import DeviceMemory, check_weights_fit, gigabytes, weight_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
+from remask.engine.cpu_memory import resolve_quantization
 from remask.errors import ConfigError
 from remask.machine.cpu import CpuReading, memory, physical_cores
 from remask.machine.device import Threads, free_memory, resolve_dtype, resolve_threads, set_threads

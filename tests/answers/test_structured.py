@@ -160,6 +160,7 @@ def test_schemas_as_libraries_write_them(kind: LLM, name: str) -> None:
         assert output.finish_reason == "stop"
 
 
+@pytest.mark.thorough
 def test_over_http_in_openais_way_and_vllms(served: Running) -> None:
     formats = (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "robot", "schema": ROBOT, "strict": True}}},
@@ -184,7 +185,7 @@ def test_over_http_in_openais_way_and_vllms(served: Running) -> None:
 HOSTILE = ("(a{1000}){1000}", "(a|aa)+b{0,900}(c|d{0,900}){0,900}", r"(\p{L}|\p{N}){0,5000}", "(?=a)b", "(", "x*+?{")
 
 
-@pytest.mark.few(11)
+@pytest.mark.thorough
 @pytest.mark.parametrize("regex", HOSTILE)
 def test_a_hostile_expression_ends_in_an_error(served: Running, regex: str) -> None:
     begun = time.thread_time()

@@ -66,7 +66,7 @@ def test_all_golden_runs_of_a_model(tmp_path: Path, model: str, call: int) -> No
     ask_for(tmp_path, model, RUNS[model][call::CALLS])
 
 
-@pytest.mark.few(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [["--max-row-layers", "300", "--page-size", "5"], ["--max-num-seqs", "1"], ["--overlap", "--max-num-seqs", "4"]],

@@ -53,7 +53,7 @@ def ask_masked(tmp_path: Path, runs: list[dict[str, Any]], *options: str) -> Non
         assert forwards in (None, answers[name]["usage"]["forwards"]), name
 
 
-@pytest.mark.few(7)
+@pytest.mark.thorough
 @EACH_MODEL
 @EACH_CACHE
 def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str, cache: Cache) -> None:

@@ -139,6 +139,7 @@ def test_sizes_are_short(number: int, text: str) -> None:
     assert size_text(number) == text
 
 
+@pytest.mark.thorough
 def test_a_server_tells_its_addresses_after_its_log_line() -> None:
     with served("bundled-transit") as process:
         base = process.base
@@ -163,6 +164,7 @@ def test_bars_are_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "requests: 100%" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_server_logs_json_alone() -> None:
     with served("bundled-transit", "--log-format", "json", "--log-level", "debug") as process:
         httpx.get(f"{process.base}/health", timeout=LONGEST_S)
@@ -176,6 +178,7 @@ def test_a_server_logs_json_alone() -> None:
     assert [each[FIELDS]["status"] for each in told if each.get(FIELDS, {}).get("path") == "/health"] == [200]
 
 
+@pytest.mark.thorough
 def test_the_process_of_another_rank_logs_as_this_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     with monkeypatch.context() as patched:

@@ -358,6 +358,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "remask[" not in said, "no package of that name is published"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])
 def test_a_second_signal_ends_it_while_a_step_hangs(signals: tuple[signal.Signals, signal.Signals]) -> None:
     words = ["bundled-transit", "--drain-timeout", "3600"]

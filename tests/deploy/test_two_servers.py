@@ -75,6 +75,7 @@ def test_a_prefix_goes_where_it_is_held() -> None:
     assert hit_ratio(routed) > hit_ratio(in_turn) + 0.2
 
 
+@pytest.mark.thorough
 def test_a_loaded_server_gets_no_more_than_its_bound() -> None:
     """One prefix and ten clients: half of them would do for a home of two slots."""
     spill = Spill(slots=2, balance=1.25)

@@ -121,6 +121,7 @@ def right(llm: LLM, cache: str, **settings: object) -> int:
     return tariff.right({name: output.token_ids for name, output in found.items()})
 
 
+@pytest.mark.thorough
 def test_the_default_table_keeps_the_answers(llm: LLM, prompts: TokenPrompts, tmp_path: Path) -> None:
     table = profile(llm.session, prompts, QUICK)
     assert (table.rule, table.entries) == (DepthRule(), {80: 4})

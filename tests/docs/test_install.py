@@ -38,6 +38,18 @@ def test_the_demo_brings_what_serve_needs_and_says_how_to_call_it() -> None:
     assert recipe.index("scripts/demo") < recipe.index(".venv/bin/remask serve smollm2")
 
 
+def test_ci_begins_with_the_two_commands_of_the_readme() -> None:
+    """Letter for letter, with no extra and no variable, before anything else is installed."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "```\nmake demo\n```" in readme
+    assert "\n`make test` runs " in readme
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    steps = [line for line in lines if re.match(r" *step ", line)]
+    assert steps[:2] == ['step "make demo" make demo', 'step "make test" make test']
+    before = "\n".join(lines[: lines.index(steps[0])])
+    assert not re.search(r"\b(pip|apt-get|EXTRAS|PYTEST_ADDOPTS)\b", before)
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 

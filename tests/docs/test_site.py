@@ -25,6 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.thorough
 def test_every_page_of_the_repository_is_there(site: Path) -> None:
     names = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     built = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}

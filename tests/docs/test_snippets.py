@@ -142,6 +142,7 @@ def questions() -> list[tuple[str, str]]:
     return [line.partition("# -> ")[::2] for line in lines if _ASKED.search(line)]
 
 
+@pytest.mark.thorough
 def test_questions_on_the_command_line_have_their_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert questions()
     for command, answer in questions():

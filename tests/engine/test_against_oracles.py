@@ -438,28 +438,28 @@ def test_llada(model: str, seed: int) -> None:
     check(model, seed, LLADA)
 
 
-@pytest.mark.few(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_llada_moe(seed: int) -> None:
     """Stale rows may be routed to other experts, by the oracle as by the engine."""
     check(moe.MASKED, seed, LLADA)
 
 
-@pytest.mark.few(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_illada(seed: int) -> None:
     """Tied embeddings, and a mask token that no file names."""
     check("illada", seed, LLADA)
 
 
-@pytest.mark.few(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 def test_modernbert(seed: int) -> None:
     """Stale rows, and rows that the device chooses, are read within windows alone."""
     check("modernbert", seed, LLADA)
 
 
-@pytest.mark.few(11)
+@pytest.mark.thorough
 @SEEDS
 @pytest.mark.parametrize("model", ["dream", "dream_dllm"])
 def test_dream(model: str, seed: int) -> None:

@@ -113,6 +113,7 @@ def test_logits_are_read_in_pieces() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_log_probabilities_are_those_of_the_pass_that_ends_a_canvas() -> None:
     """One step: the pass over the first noise, whose most probable tokens the canvas becomes."""
     own = oracle.make("windows shorter than a canvas", lasting_folder() / "gemma")

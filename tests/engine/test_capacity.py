@@ -211,6 +211,7 @@ class _Allocator:
         self.taken, self.kept = self.taken - self.kept, 0
 
 
+@pytest.mark.thorough
 def test_an_engine_that_is_gone_takes_nothing_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its parts have been collected or not, and whatever PyTorch keeps; one that is there does."""
     allocator = _Allocator(monkeypatch, 2 * 10**9)

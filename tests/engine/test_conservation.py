@@ -181,6 +181,7 @@ def check(examples: int, steps: int) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_nothing_is_lost_whatever_happens() -> None:
     check(examples=15, steps=30)
 

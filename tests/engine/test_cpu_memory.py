@@ -12,16 +12,9 @@ import torch
 from remask import LLM, EngineConfig
 from remask.checkpoint.loaded import dummy_weights
 from remask.checks import Quantization
-from remask.engine import capacity, sizing
-from remask.engine.capacity import (
-    CpuMemory,
-    DeviceMemory,
-    product_bytes,
-    resolve_quantization,
-    token_bytes,
-    weight_bytes,
-    workspace_bytes,
-)
+from remask.engine import cpu_memory, sizing
+from remask.engine.capacity import DeviceMemory, product_bytes, token_bytes, weight_bytes, workspace_bytes
+from remask.engine.cpu_memory import CPU_SHARE, CpuMemory, resolve_quantization
 from remask.engine.engine import Engine
 from remask.engine.pack import pack_uncached
 from remask.errors import ConfigError
@@ -119,7 +112,7 @@ def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatc
             llm = LLM("bundled", dtype="float32", device="cpu", threads=1, engine=limits)
             if not free:
                 cpu = CpuMemory.beside(llm.model, 0, 16)
-                free = int((cpu.pair(64) + 8 * cpu.token.kv) / capacity.CPU_SHARE) + 1
+                free = int((cpu.pair(64) + 8 * cpu.token.kv) / CPU_SHARE) + 1
             patch.setattr(sizing, "memory", lambda free=free: (10**12, free))
             engine = llm.session.new_engine()
         prompts = [list(range(20 + number, 60 + number)) for number in range(8)]
@@ -160,6 +153,7 @@ def test_kv_beside_quantized_weights_are_half_as_wide() -> None:
     assert 0 < off.max() < 0.02
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_random_weights_stand_once_in_memory(kind: Any) -> None:
     """What is drawn and quantised is one tensor at a time; the embedding is drawn in its place."""
@@ -191,9 +185,9 @@ def chosen(
 ) -> str | None:
     """What is taken where the dtype, int8 and int4 are so many times as fast as float32."""
     dtype, eight, four = ((own / 2, own, 2 * own) for own in speed)
-    monkeypatch.setattr(capacity, "dtype_speeds", lambda _: dtype)
-    monkeypatch.setattr(capacity, "int8_kernel", lambda: Kernel("fbgemm", speed=eight))
-    monkeypatch.setattr(capacity, "int4_kernel", lambda: Kernel("int_mm", speed=four))
+    monkeypatch.setattr(cpu_memory, "dtype_speeds", lambda _: dtype)
+    monkeypatch.setattr(cpu_memory, "int8_kernel", lambda: Kernel("fbgemm", speed=eight))
+    monkeypatch.setattr(cpu_memory, "int4_kernel", lambda: Kernel("int_mm", speed=four))
     memory = None if free is None else DeviceMemory(64 * GB, int(free * GB), 1.0)
     told = {"asked": "auto", "stored": None, "config": LLADA, "dtype": torch.bfloat16, "device": CPU} | changed
     kind, why = resolve_quantization(**told, memory=memory)
@@ -244,9 +238,9 @@ def test_what_there_is_nothing_to_choose_for(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_choice_is_in_the_start_up_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(capacity, "BFLOAT16_PARAMETERS", 0)
-    monkeypatch.setattr(capacity, "int8_kernel", lambda: Kernel("int_mm", speed=(1.1, 3.0, 2.0)))
-    monkeypatch.setattr(capacity, "int4_kernel", lambda: Kernel("int_mm", speed=(1.0, 2.0, 2.0)))
+    monkeypatch.setattr(cpu_memory, "BFLOAT16_PARAMETERS", 0)
+    monkeypatch.setattr(cpu_memory, "int8_kernel", lambda: Kernel("int_mm", speed=(1.1, 3.0, 2.0)))
+    monkeypatch.setattr(cpu_memory, "int4_kernel", lambda: Kernel("int_mm", speed=(1.0, 2.0, 2.0)))
     with caplog.at_level(logging.INFO):
         llm = LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu", threads=1, quantization="auto")
     assert llm.loaded.quantization == "int8"

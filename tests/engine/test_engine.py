@@ -401,7 +401,7 @@ def settled(result: Result, prompt: int) -> list[int]:
     return [tokens[p] for p in sorted(tokens) if p >= prompt]
 
 
-@pytest.mark.few(7)
+@pytest.mark.thorough
 @FAMILIES
 @pytest.mark.parametrize("kind", ["eos", "stop_token_ids", "both"])
 def test_the_first_honoured_stop_ends_the_response(family: str, kind: str) -> None:

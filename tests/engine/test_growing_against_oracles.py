@@ -71,7 +71,7 @@ def check(line: Line, expected: Stages, result: Result, shift: int) -> None:
     assert result.usage.row_layers == rows
 
 
-@pytest.mark.few(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model", ["illada", "llada_gqa", "dream"])
 def test_mixed_batches(model: str, seed: int) -> None:

@@ -96,7 +96,7 @@ def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, 
     return first_clear(draw, lambda line: oracle(model, line))
 
 
-@pytest.mark.few(24)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
 @pytest.mark.parametrize("model", ["llada", "llada_gqa", "dream", "dream_dllm"])
 def test_masked(model: str, seed: int) -> None:

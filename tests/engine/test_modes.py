@@ -51,6 +51,7 @@ def places(trace: Any, prompt: int) -> list[list[int]]:
     return [each for each in found if each != [0]]
 
 
+@pytest.mark.thorough
 def test_recorded_runs_together(llm: tuple[LLM, list[dict[str, Any]]]) -> None:
     """All modes in one batch, and again where the pages of their prompts are shared, whoever has computed them."""
     model, runs = llm
@@ -110,7 +111,7 @@ def logprobs(result: Result) -> list[float]:
     return [each for transfer in result.trace for each in transfer.logprobs]
 
 
-@pytest.mark.few(7)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_drafts_change_no_token(seed: int) -> None:
     """50 random prompts of each of 20 random models: drawn tokens and end tokens too, and log-probabilities."""

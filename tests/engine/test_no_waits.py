@@ -199,6 +199,7 @@ def test_a_pass_of_all_policies_and_samplers_reads_once(family: str, monkeypatch
     assert 0 < len(reads.shapes) <= passes
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("family", ["llada", pytest.param("dream", marks=pytest.mark.soak)])
 def test_plans_that_repeat_are_queued_before_anything_is_read(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +299,7 @@ def test_watched_attention_is_read_once_a_layer_for_all_canvases(monkeypatch: py
     assert (max(drifts), max(tracked)) == (len(requests), len(requests) * config.layers)
 
 
-@pytest.mark.few(3)
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("policy", [UniformCache(), BlockPrefix(), Dense()], ids=repr)
 def test_uniform_models(policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +315,7 @@ def test_uniform_models(policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) ->
     assert len(reads.shapes) == passes
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("policy", [Exact(8), Dense()], ids=repr)
 def test_block_causal_models(policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) -> None:

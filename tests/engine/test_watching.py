@@ -71,7 +71,7 @@ def passes_of() -> Iterator[Log]:
         yield log
 
 
-@pytest.mark.few(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["llada", "llada_gqa", "dream", "dream_dllm"])
 def test_it_refreshes_where_the_oracle_does(model: str) -> None:
     """Layer by layer and pass by pass, in one batch."""
@@ -220,7 +220,7 @@ def test_memory_beside_the_pages_is_counted_and_given_back() -> None:
     run(engine, [])
 
 
-@pytest.mark.few(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["llada", "llada_gqa", "dream"])
 def test_nothing_is_decoded_after_a_stop_token(model: str) -> None:
     """Any token may be the stop. What stands right of it leaves the window, and refreshes still compute it."""

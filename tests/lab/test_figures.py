@@ -133,6 +133,7 @@ def test_a_picture_is_made_by_the_gallery(root: Path, monkeypatch: pytest.Monkey
     assert set(json.loads((root / INPUTS).read_text(encoding="utf-8"))) == {each.name for each in pictures}
 
 
+@pytest.mark.thorough
 def test_no_kept_figure_is_older_than_its_inputs_unless_it_is_listed() -> None:
     found = figures.problems(ROOT, figures.all_figures(ROOT))
     assert found == [], "make figures, or python -m remask_lab pages figures --allow REASON"

@@ -152,6 +152,7 @@ def test_a_part_that_fails_is_told_and_keeps_what_it_had(tmp_path: Path, monkeyp
     assert (result.found, result.done, result.error) == ({"rows": 1}, False, "RuntimeError: no kernel image")
 
 
+@pytest.mark.thorough
 def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="out of time"):
         command.run_part("machine", setting(tmp_path, seconds=0))

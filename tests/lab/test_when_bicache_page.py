@@ -66,6 +66,7 @@ def test_minutes_of_a_benchmark_by_hand() -> None:
     assert "8 tokens of prompt, 6 of them shared" in table
 
 
+@pytest.mark.thorough
 def test_the_kept_page_is_made_of_the_kept_results() -> None:
     kept = PAGES["when-bicache"].read_text(encoding="utf-8")
     found = kinds(RESULTS)

@@ -187,6 +187,7 @@ print(kernels.int_mm_limit() in (63, 127), found.abs().sub(1).abs().max().item()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kernel", "variable", "allowed"),
     [(FBGEMM, "FBGEMM_ENABLE_INSTRUCTIONS", 0.01), (INT_MM, "ONEDNN_MAX_CPU_ISA", 1e-6)],

@@ -109,7 +109,7 @@ def test_kv_after_steps() -> None:
     assert compared == wanted
 
 
-@pytest.mark.few(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", goldens.MODELS)
 def test_requests_for_traces(name: str) -> None:
     """The front door agrees with the traces' figures in the form in which an engine is held to them."""

@@ -242,6 +242,7 @@ def test_every_rank_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         lead.rank_devices(torch.device("cuda:1"), 4)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_fails_alone_ends_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     lender = Lender()
     try:
@@ -287,7 +288,7 @@ async def _killed_while(llm: LLM, runs: bool) -> str:
     return str(outer.error)
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_killed_rank_ends_the_engine_and_its_requests(runs: bool) -> None:
     """Whether it computes or not: nobody waits for a timeout."""
@@ -309,7 +310,7 @@ if sys.argv[2] == "sleep":
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["sleep", "end"])
 def test_ranks_end_with_rank_0(how: str) -> None:
     """A user's script without a guarded main part. It is killed, or ends without a word to the ranks."""
@@ -329,6 +330,7 @@ def test_ranks_end_with_rank_0(how: str) -> None:
     eventually(lambda: ended(pid))
 
 
+@pytest.mark.thorough
 def test_ranks_meet_where_nobody_else_reads(monkeypatch: pytest.MonkeyPatch, lenders: list[Lender]) -> None:
     """In a folder of this user alone, which is gone with the model, or where it cannot start; no port is open."""
     seen: list[Path] = []

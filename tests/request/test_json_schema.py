@@ -433,6 +433,7 @@ def always_holds(schema: dict[str, Any], seed: int) -> None:
         raise
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=WHOLE, seed=st.integers(0, 99))
 def test_texts_of_some_schemas_are_valid(schema: dict[str, Any], seed: int) -> None:

@@ -31,6 +31,7 @@ def test_presets_are_what_the_tables_run_at_the_paper_s_scale(table: str) -> Non
     assert seen <= {"s32/b32", "s512/b512"}
 
 
+@pytest.mark.thorough
 def test_a_preset_changes_what_is_run() -> None:
     llm = LLM("bundled-uniform", dtype="float32", device="cpu")
     (usual,) = llm.generate(["figs Lima"], {"max_tokens": 36}, cache="none")

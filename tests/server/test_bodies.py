@@ -212,6 +212,7 @@ def test_steps_that_took_no_pass_are_told(server: Running) -> None:
     assert 0 < grown["accepted"] == grown["steps"] - grown["forwards"]
 
 
+@pytest.mark.thorough
 def test_a_stream_ends_with_the_steps_that_took_no_pass(server: Running) -> None:
     """Under each API that streams: what the whole answer tells of its work."""
     system, user = CHATS[0]
@@ -249,6 +250,7 @@ def cached(server: Running, body: dict[str, Any]) -> int:
     return told
 
 
+@pytest.mark.thorough
 def test_where_the_shared_prefix_ends(server: Running) -> None:
     system, user = CHATS[0]
     example = [{"role": "user", "content": "from abbey go 1"}, {"role": "assistant", "content": "abbey"}]

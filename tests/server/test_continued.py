@@ -51,6 +51,7 @@ def test_the_last_turn_stays_open_and_is_as_it_was_given(tariff: Running, text: 
     assert named[1] - named[0] == ("<|eot_id|>" in text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["bundled-transit", "bundled", "bundled-uniform"])
 def test_an_answer_goes_on(name: str) -> None:
     """Masked and uniform models finish what they would have said, spaces included."""
@@ -129,6 +130,7 @@ FORMS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("form", "given"), FORMS)
 def test_the_given_part_is_the_beginning_of_a_form(tariff: Running, form: dict[str, Any], given: str) -> None:
     forms()

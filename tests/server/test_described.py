@@ -268,6 +268,7 @@ def told(document: dict[str, Any]) -> set[tuple[str, str]]:
     return {(method, path) for path, operations in document["paths"].items() for method in operations}
 
 
+@pytest.mark.thorough
 def test_every_endpoint_has_answered_and_every_stream(judged: Recorded) -> None:
     fine = {(method, path, kind) for method, path, status, kind in judged.seen if status == 200}
     assert {(method, path) for method, path, _ in fine} == told(judged.document)

@@ -89,6 +89,7 @@ def send_at_random(kind: ModelKind, running: Running, examples: int, *, usual: b
 SIZES = [pytest.param(1, marks=pytest.mark.few(4)), pytest.param(32, marks=pytest.mark.soak)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("times", SIZES)
 def test_most_allowed_bodies_run(served: tuple[ModelKind, Running], times: int) -> None:
     kind, running = served

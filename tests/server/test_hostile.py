@@ -150,7 +150,7 @@ def break_choice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MaskedDecoder, "choose", chooses)
 
 
-@pytest.mark.few(7)
+@pytest.mark.thorough
 @pytest.mark.parametrize("broken", [break_scoring, break_start, break_choice], ids=lambda each: str(each.__name__))
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_raises_for_one_request_ends_it_alone(
@@ -309,6 +309,7 @@ REASONS = {
 SHORT = {"max_tokens": 2, "block_length": 2, "steps": 1}
 
 
+@pytest.mark.thorough
 def test_what_a_template_may_not_do_is_a_400() -> None:
     llm = make_llm()
     assert llm.tokenizer is not None

@@ -65,6 +65,7 @@ def texts(wide: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Texts]:
     made.passing.set()
 
 
+@pytest.mark.thorough
 def test_long_texts_leave_a_thread_to_short_ones(wide: Running, texts: Texts) -> None:
     """Four long ones cannot be tokenized, whatever they wait for; short requests of all kinds are answered."""
     long = WORDS * 2000

@@ -52,6 +52,7 @@ def mixed(number: int) -> dict[str, Any]:
     return {"messages": CHATS[number % len(CHATS)], **kinds[number % len(kinds)]}
 
 
+@pytest.mark.thorough
 def test_an_answer_under_load_is_the_answer_alone(server: Running) -> None:
     bodies = [mixed(number) for number in range(14)]
     alone = [content(server.chat(body)) for body in bodies]
@@ -101,6 +102,7 @@ def test_a_prefix_in_use_is_not_dropped(server: Running) -> None:
     assert server.cache()["entries"] == []
 
 
+@pytest.mark.thorough
 def test_overload_is_429s_only_and_what_is_accepted_ends() -> None:
     """Four times as many clients as there is room for."""
     with serving(make_llm(max_num_seqs=2), max_queue=2) as running:

@@ -148,6 +148,7 @@ def test_brackets_in_texts_are_no_depth() -> None:
             parsed_json(wrong)
 
 
+@pytest.mark.thorough
 def test_a_quoted_value_ends_however_deep_or_long_it_is() -> None:
     plain: tuple[Any, ...] = (
         None,

@@ -84,6 +84,7 @@ def test_every_number_is_what_it_says() -> None:
     assert now["kv_cache_usage_perc"] > 0, "a prefix is stored"
 
 
+@pytest.mark.thorough
 def test_work_and_refreshes_of_every_policy(server: Running) -> None:
     """Eight steps in two blocks, of requests without a stored prefix; `bicache` alone reads the one that it brings."""
     fields: dict[str, Any] = {"max_tokens": 8, "block_length": 4, "steps": 8, "ignore_eos": True}

@@ -215,6 +215,7 @@ def test_the_example_is_one_that_the_model_can_answer(server: Running) -> None:
         assert server.client.get(f"/playground/example?number={bad}").json()["error"]["param"] == "number"
 
 
+@pytest.mark.thorough
 def test_the_list_of_models_says_what_a_bundled_one_can_answer(server: Running) -> None:
     known = card("bundled-transit")
     assert known is not None
@@ -228,6 +229,7 @@ def test_the_list_of_models_says_what_a_bundled_one_can_answer(server: Running) 
         assert all("card" not in each for each in other.client.get("/v1/models").json()["data"])
 
 
+@pytest.mark.thorough
 def test_every_policy_of_the_page_is_one_that_the_server_takes(server: Running) -> None:
     told = server.client.get("/playground/example").json()
     for spec in told["policies"]:

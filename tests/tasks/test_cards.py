@@ -39,6 +39,7 @@ def test_the_questions_of_a_card_are_answered_right(name: str) -> None:
             assert chosen.label_mass > 0.9, "the model would write one of the alternatives"
 
 
+@pytest.mark.thorough
 def test_smollm2_answers_in_english() -> None:
     llm = LLM(SMOLLM2, device="cpu")
     assert (llm.loaded.quantization, llm.session.cache_name) == ("int8", "block-dual")

@@ -34,7 +34,7 @@ def _no_process_stays() -> Iterator[None]:
     assert children(os.getpid()) <= before
 
 
-@pytest.mark.few(11)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "text",
     [
@@ -58,7 +58,7 @@ def test_a_template_gives_what_transformers_gives(text: str) -> None:
         assert ChatTemplate(text, TOKENS).render(chat, prompt) == rendered[0][0]
 
 
-@pytest.mark.few(23)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -125,6 +125,7 @@ def test_a_process_that_ends_early_is_an_error_of_ours(
     assert children(os.getpid()) == before
 
 
+@pytest.mark.thorough
 def test_threads_render_at_the_same_time_and_get_their_own() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
     before = children(os.getpid())

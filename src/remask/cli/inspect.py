@@ -21,8 +21,9 @@ from remask.checks import CPU_QUANTIZATIONS, ModelKind, Quantization, in_words
 from remask.checks.values import real, whole
 from remask.cli.lines import load_lines, read_lines
 from remask.cli.options import engine_config, object_option, open_llm, sampling_option
-from remask.engine.capacity import CpuMemory, default_length, token_bytes, weight_bytes, workspace_bytes
+from remask.engine.capacity import default_length, token_bytes, weight_bytes, workspace_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
+from remask.engine.cpu_memory import CpuMemory
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request

@@ -14,8 +14,9 @@ from remask.checkpoint.source import is_hub_id
 from remask.checks import CPU_QUANTIZATIONS, Quantization
 from remask.checks.values import real
 from remask.cli.inspect import inspect_model
-from remask.engine.capacity import CpuMemory, default_length
+from remask.engine.capacity import default_length
 from remask.engine.config import AUTO, EngineConfig
+from remask.engine.cpu_memory import CpuMemory
 from remask.errors import UnknownNameError
 from remask.loading import announce_download
 from remask.machine.cpu import memory

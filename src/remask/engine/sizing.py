@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from remask.engine.capacity import (
-    CpuMemory,
     DeviceMemory,
     attention_bytes,
     gigabytes,
@@ -16,6 +15,7 @@ from remask.engine.capacity import (
     workspace_bytes,
 )
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
+from remask.engine.cpu_memory import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory
 from remask.machine.device import free_memory

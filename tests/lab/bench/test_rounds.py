@@ -22,6 +22,7 @@ def workload(llm: LLM) -> Workload:
     return chat_workload(llm, own_task(llm), requests=6, prefixes=3, seed=5, sampling=sampling)
 
 
+@pytest.mark.thorough
 def test_divided_rounds_run_every_request_once_and_judge_all(llm: LLM, workload: Workload) -> None:
     config = replace(llm.session.engine_config, max_num_seqs=2)
     rows = [Contender("none", llm.session.policy("none")), Contender("bicache", llm.session.policy("bicache"))]

@@ -147,6 +147,7 @@ def test_what_a_kind_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str])
     assert "not Dream" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_shift_variants_of_dream(tmp_path: Path) -> None:
     output = tmp_path / "grid.json"
     shifted = ["--model", "dream-tiny", "--load-format", "dummy", *SMALL, "--output", str(output)]

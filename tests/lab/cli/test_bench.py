@@ -209,6 +209,7 @@ def offered(model: str) -> list[str]:
     return [known.answers, *(f"  {each.question}" for each in known.questions)]
 
 
+@pytest.mark.thorough
 def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "deep" / "depth.png"
     assert main(["--quiet", "demo", "--requests", "3", "--picture", str(picture)]) == 0
@@ -225,6 +226,7 @@ def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: 
     assert out.splitlines()[-4:] == offered("bundled")
 
 
+@pytest.mark.thorough
 def test_the_demo_says_what_it_will_do_and_writes_no_file_that_nobody_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -277,6 +277,7 @@ def test_models_that_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "has no chat template" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_benchmark_that_is_beyond_the_model_is_told_after_the_first_questions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,7 +256,7 @@ def total(node):
     assert score("code", f"```python\n{code}```", doc.right, doc.before, doc.entry).failure is None
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 def test_time_is_limited_by_the_clock(confined: Confinement) -> None:
     for code, seconds in (("while True: pass", 1.0), ("import time\ntime.sleep(60)", 0.5)):
         found = run_tests(code, "", limits=Limits(seconds=seconds), confinement=confined)
@@ -280,7 +280,7 @@ def alive():
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 def test_a_process_in_a_session_of_its_own_ends_too(confined: Confinement) -> None:
     for wait, seconds in (("pass", LONGEST_S), ("while True: pass", 2)):
         mark = marker()
