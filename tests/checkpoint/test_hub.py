@@ -55,6 +55,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running_hub() as running:
         running.repos[REPO] = write(tmp_path / "served", SDAR, random_tensors(SDAR), shards=2)
         (tmp_path / "served" / "modeling_sdar.py").write_text("raise SystemExit")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # of the processes that a test starts
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", running.url)
         template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
