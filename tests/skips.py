@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With `--skipped` keep the tests that the last run skipped, and those of modules that it did."""
     if not config.getoption("skipped"):
         return
-    assert config.cache is not None
+    if not config.pluginmanager.has_plugin("cacheprovider"):
+        raise pytest.UsageError("--skipped needs pytest's cache: leave out -p no:cacheprovider")
     names = set(config.cache.get(_KEY, []))
     kept = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & names]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
@@ -59,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name what was skipped, grouped by reason. The reasons say how to run it."""
     skipped: list[Report] = terminalreporter.stats.get("skipped", [])
     config = terminalreporter.config
-    if config.cache is not None and not config.getoption("skipped"):
+    if config.pluginmanager.has_plugin("cacheprovider") and not config.getoption("skipped"):
         config.cache.set(_KEY, [report.nodeid for report in skipped if not GPU.search(_reason(report))])
     if not skipped:
         return
