@@ -339,9 +339,7 @@ def imported_at_top(path: Path) -> Iterator[str]:
     What stands behind a skip of the whole file does not count.
     """
     for found in IMPORT.finditer(SKIP.split(path.read_text(encoding="utf-8"))[0]):
-        names = re.findall(
-            r"[\w.]+(?=(?: as \w+)?[,\s)]|$)", re.sub(r"#.*| as \w+", "", found["names"] or found["parts"])
-        )
+        names = re.findall(r"[\w.]+", re.sub(r"#.*| as \w+", "", found["names"] or found["parts"]))
         yield from [found["module"], *(f"{found['module']}.{name}" for name in names)] if found["module"] else names
 
 

@@ -290,7 +290,7 @@ def test_the_list_knows_what_is_on_disk(
 ) -> None:
     """What it says of a memory that is named does not depend on this machine's processor, memory or packages."""
     monkeypatch.setattr("remask.machine.device.instructions", lambda: frozenset({"avx512_bf16"} if native else ()))
-    monkeypatch.setattr("remask.cli.inspect.memory", lambda: None)
+    monkeypatch.setattr("remask.cli.models.memory", lambda: None)
     monkeypatch.setattr("remask.model.executors.find_spec", lambda name: find_spec(name) if native else None)
     assert main(["models", "--memory", "16"]) == 0
     assert f"```text\n{capsys.readouterr().out}```\n" in PAGE

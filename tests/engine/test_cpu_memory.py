@@ -75,12 +75,12 @@ def test_what_is_said_before_loading_is_what_the_engine_does(
         try:
             engine = with_free(monkeypatch, left, kind=kind)
         except ConfigError:
-            assert before.default_length() == 0
+            assert before.fitting_length() == 0
             assert before.tokens() is None
         else:
-            assert before.default_length() == engine.max_model_len
+            assert before.fitting_length() == engine.max_model_len
             assert (before.tokens() or 0) >= engine.max_model_len
-        seen.add(before.default_length())
+        seen.add(before.fitting_length())
     assert {0, TINY.max_length} < seen
 
 

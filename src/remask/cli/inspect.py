@@ -7,7 +7,6 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -17,23 +16,22 @@ import torch
 from remask.checkpoint.adapter import AdapterFacts, read_adapter
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.source import find_source
-from remask.checks import CPU_QUANTIZATIONS, ModelKind, Quantization, in_words
+from remask.checks import ModelKind, Quantization, in_words
 from remask.checks.values import real, whole
 from remask.cli.lines import load_lines, read_lines
 from remask.cli.options import engine_config, object_option, open_llm, sampling_option
 from remask.engine.capacity import default_length, token_bytes, weight_bytes, workspace_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
-from remask.engine.cpu_memory import CpuMemory
+from remask.engine.cpu_memory import CPU_SHARE, CpuMemory, cpu_quantizations
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
-from remask.errors import CheckpointError, ConfigError
+from remask.errors import CheckpointError
 from remask.families import presets
 from remask.machine.cpu import memory
 from remask.machine.device import DTYPES, free_memory
 from remask.model.config import Mixture, ModelConfig
 from remask.model.executors import resolve_executor
-from remask.model.quantised import check_sizes
 from remask.model.ranks import Shard
 from remask.policies import names_for
 
@@ -190,7 +188,10 @@ class ModelReport:
         ]
         if self.memory_bytes is not None:
             each = "one device" if self.ranks == 1 else f"each of {self.ranks} devices"
-            lines.append(f"  on {each} of {self.memory_bytes / 1e9:.1f} GB, with {DEFAULT_UTILIZATION:.0%} of it taken")
+            lines.append(
+                f"  on {each} of {self.memory_bytes / 1e9:.1f} GB, with {DEFAULT_UTILIZATION:.0%} of it taken; on a "
+                f"CPU {CPU_SHARE:.0%} of what is free beside the weights"
+            )
         return "\n".join([*lines, f"  cache policies: {', '.join(self.policies)}"])
 
     def _fit(self, dtype: str) -> str:
@@ -252,17 +253,22 @@ def _report(
     whole("--tensor-parallel", ranks, low=1)
     Shard(0, ranks).check(c)
     total, free = _machine_memory() if size is None else (size, size)
-    on_cpu = size is None and not torch.cuda.is_available()
+    cuda = torch.cuda.is_available()
+    on_cpu = size is None and not cuda  # whose processes share its memory
+    attention = resolve_executor("auto", c, torch.device("cuda")).attention(c) if size is None and cuda else None
+    longest = default_length(c)
     forms: dict[str, tuple[torch.dtype, Quantization | None]] = {name: (dtype, None) for name, dtype in DTYPES.items()}
-    forms |= {kind: (torch.bfloat16, kind) for kind in _cpu_quantizations(c, ranks)}
+    forms |= {kind: (torch.bfloat16, kind) for kind in cpu_quantizations(c, ranks)}
     weights = {form: weight_bytes(c, dtype, ranks, kind) for form, (dtype, kind) in forms.items()}
     kv = {form: token_bytes(c, dtype.itemsize, ranks).kv for form, (dtype, _) in forms.items()}
     tokens: dict[str, int | None] = {}
     for form, (dtype, kind) in forms.items():
         if on_cpu or kind is not None:
-            tokens[form] = CpuMemory.before(c, dtype, kind, ranks * (free or 0), ranks).tokens()
+            tokens[form] = CpuMemory.before(c, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks).tokens()
         else:
-            room = int(DEFAULT_UTILIZATION * (total or 0)) - weights[form] - _gpu_workspace(c, dtype.itemsize, ranks)
+            # By PyTorch's attention, which takes most, where the device is not this machine's.
+            room = int(DEFAULT_UTILIZATION * (total or 0)) - weights[form]
+            room -= workspace_bytes(c, longest, longest, dtype.itemsize, ranks, attention)
             tokens[form] = room // kv[form] if room >= 0 else None
     return ModelReport(
         name=name,
@@ -276,26 +282,6 @@ def _report(
         policies=names_for(c.kind),
         adapter=None if adapter is None else read_adapter(adapter, c).facts,
     )
-
-
-def _cpu_quantizations(config: ModelConfig, ranks: int) -> Iterator[Quantization]:
-    """The kinds for CPUs that take matrices of the sizes of `config`."""
-    for kind in CPU_QUANTIZATIONS:
-        with suppress(ConfigError):
-            check_sizes(kind, Shard(ranks - 1, ranks).part(config))
-            yield kind
-
-
-def _gpu_workspace(config: ModelConfig, item: int, ranks: int) -> int:
-    """Bytes of a pass over one canvas of the longest default length.
-
-    Attention is this machine's where it has a CUDA device. For any other device it is PyTorch's, which takes most, so
-    that the answer does not depend on what is installed here.
-    """
-    here = torch.device("cuda") if torch.cuda.is_available() else None
-    attention = None if here is None else resolve_executor("auto", config, here).attention(config)
-    longest = default_length(config)
-    return workspace_bytes(config, longest, longest, item, ranks, attention)
 
 
 def _machine_memory() -> tuple[int, int] | tuple[None, None]:

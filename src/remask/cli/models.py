@@ -14,9 +14,9 @@ from remask.checkpoint.source import is_hub_id
 from remask.checks import CPU_QUANTIZATIONS, Quantization
 from remask.checks.values import real
 from remask.cli.inspect import inspect_model
-from remask.engine.capacity import default_length
+from remask.engine.capacity import default_length, weight_bytes
 from remask.engine.config import AUTO, EngineConfig
-from remask.engine.cpu_memory import CpuMemory
+from remask.engine.cpu_memory import CpuMemory, cpu_quantizations
 from remask.errors import UnknownNameError
 from remask.loading import announce_download
 from remask.machine.cpu import memory
@@ -56,21 +56,19 @@ def line_of(row: Shelved, device: torch.device, dtype: str, free: int) -> ShelfL
 
     `free` bytes of a CPU's memory are left; that of a CUDA device is asked of it.
     """
-    config = row.config
-    report = inspect_model(row.name)
-    weights = {form: report.weight_bytes[form] for form in (WIDEST, *CPU_QUANTIZATIONS) if form in report.weight_bytes}
-    wanted, room = default_length(config), dict[str, int]()
+    config, wanted, room = row.config, default_length(row.config), dict[str, int]()
+    kinds: list[Quantization | None] = [None, *cpu_quantizations(config)]
+    weights = {kind or WIDEST: weight_bytes(config, DTYPES[WIDEST], 1, kind) for kind in kinds}
     if device.type == "cpu":
-        kinds: list[Quantization | None] = [None, *(kind for kind in CPU_QUANTIZATIONS if kind in weights)]
         for kind in kinds:
-            room[kind or dtype] = CpuMemory.before(config, DTYPES[dtype], kind, free).default_length()
+            room[kind or dtype] = CpuMemory.before(config, DTYPES[dtype], kind, free).fitting_length()
     else:
-        room[dtype] = (report.kv_tokens[dtype] or 0) // EngineConfig().max_num_seqs
+        room[dtype] = (inspect_model(row.name).kv_tokens[dtype] or 0) // EngineConfig().max_num_seqs
     full = next((form for form, tokens in room.items() if tokens >= wanted), None)
     some = next((form for form, tokens in room.items() if tokens), None)
     fits = f"fits as {full}" if full else f"tight as {some}" if some else "does not fit"
     here = hub.on_disk(row.hub, row.revision) is not None
-    return ShelfLine(row.name, row.hub, row.licence, report.parameters, weights[WIDEST], weights, fits, here)
+    return ShelfLine(row.name, row.hub, row.licence, config.parameters, weights[WIDEST], weights, fits, here)
 
 
 def run(args: argparse.Namespace) -> int:

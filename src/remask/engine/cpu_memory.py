@@ -4,6 +4,7 @@ All of it follows from the model's shape, so it is known before weights are read
 """
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -29,9 +30,10 @@ from remask.machine.device import BFLOAT16_PARAMETERS
 from remask.model.attention import Attention
 from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import Speeds, average, dtype_speeds, int4_kernel, int8_kernel
+from remask.model.pool import cpu_kv_dtype
 from remask.model.quantised import check_sizes
 from remask.model.ranks import Shard
-from remask.model.transformer import Transformer, cpu_kv_dtype
+from remask.model.transformer import Transformer
 
 CPU_SHARE = 0.9  # of the memory that is left: other programs need some too
 NONE: Final = "none"
@@ -106,13 +108,13 @@ class CpuMemory:
         counts = range(1, length // self.page + 1)
         return bisect_right(counts, self.left, key=lambda count: needed(count * self.page)) * self.page
 
-    def default_length(self) -> int:
+    def fitting_length(self) -> int:
         """Tokens of the longest canvas of an engine that is made by default; 0 where it would be refused."""
         return self.longest(default_length(self.config), DEFAULT_STORE_TOKENS)
 
     def tokens(self) -> int | None:
         """Tokens of K/V that have room beside a pass over the longest default canvas; None: no canvas has."""
-        long = self.default_length() + self.page
+        long = self.fitting_length() + self.page
         return (self.left - self.workspace(2 * long, long)) // self.token.kv if long > self.page else None
 
     def rows(self, most: int, length: int, taken: int) -> int:
@@ -130,6 +132,14 @@ class CpuMemory:
             f"them, {gigabytes(self.pair(longest))}, and {gigabytes(max(0, self.left))} of memory are left beside the "
             f"weights. Use {' or '.join([*ways, 'a smaller model', 'a machine with more memory'])}"
         )
+
+
+def cpu_quantizations(config: ModelConfig, ranks: int = 1) -> Iterator[Quantization]:
+    """The quantizations for CPUs that take matrices of the sizes of `config`, the widest first."""
+    for kind in CPU_QUANTIZATIONS:
+        with suppress(ConfigError):
+            check_sizes(kind, Shard(ranks - 1, ranks).part(config))
+            yield kind
 
 
 def resolve_quantization(
@@ -168,12 +178,9 @@ def resolve_quantization(
         return None, f"auto: {config.parameters / 1e6:.3g} million parameters gain nothing"
 
     def fits(kind: Quantization | None) -> bool:
-        return memory is None or CpuMemory.before(config, dtype, kind, memory.room, processes).default_length() > 0
+        return memory is None or CpuMemory.before(config, dtype, kind, memory.room, processes).fitting_length() > 0
 
-    kinds: list[Quantization | None] = [None, "int8"]
-    with suppress(ConfigError):
-        check_sizes("int4", Shard(processes - 1, processes).part(config))
-        kinds.append("int4")
+    kinds: list[Quantization | None] = [None, *cpu_quantizations(config, processes)]
     fitting = [kind for kind in kinds if fits(kind)]
     if len(fitting) < 2:
         return (fitting or kinds)[-1], "auto: no other fits" if fitting else "auto: nothing fits"

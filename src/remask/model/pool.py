@@ -69,3 +69,8 @@ class Pool:
         Exact of as many slots of each layer, also where these differ.
         """
         return slots * (self.nbytes // (self.spare + 1)) // len(self.k)
+
+
+def cpu_kv_dtype(dtype: torch.dtype, quantised: bool) -> torch.dtype:
+    """The dtype of K/V on a CPU of a model of `dtype`, whose matrices are quantized or not."""
+    return torch.bfloat16 if quantised and dtype.itemsize > 2 else dtype

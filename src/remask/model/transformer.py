@@ -14,7 +14,7 @@ from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
 from remask.model.graphs import Graphs
 from remask.model.mixture import Routes, feed, route
-from remask.model.pool import Pool
+from remask.model.pool import Pool, cpu_kv_dtype
 from remask.model.quantised import QuantisedMatrix
 from remask.model.ranks import Ranks
 from remask.model.stage import NO_ADAPTERS, AdapterRows, Partial, Pick, Rows, Signals, Stage, StepBatch
@@ -507,8 +507,3 @@ def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Te
         return kept[slots]
     kept.index_copy_(0, slots[rows[written]], new[written])
     return kept[slots].index_copy_(0, rows, new)
-
-
-def cpu_kv_dtype(dtype: torch.dtype, quantised: bool) -> torch.dtype:
-    """The dtype of K/V on a CPU of a model of `dtype`, whose matrices are quantized or not."""
-    return torch.bfloat16 if quantised and dtype.itemsize > 2 else dtype
