@@ -12,7 +12,7 @@ demo: .venv/installed-lab,server
 	@echo "After '. .venv/bin/activate' it is remask in this shell."
 test: check suite
 suite: .venv/installed-$(EXTRAS)
-	@echo "Quick tests: five to ten minutes on two cores."
+	@echo "Quick tests: six to fourteen minutes on two cores."
 	scripts/test
 check: .venv/installed-$(EXTRAS)
 	@echo "Lint, format and types: about a minute."

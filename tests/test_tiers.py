@@ -94,26 +94,25 @@ def test_four_quarters_run_each_test_that_is_not_quick_once(
 def test_what_a_quick_test_should_not_take_is_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing fails by it: the time of a test depends on the machine."""
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    source = Path(tiers.__file__).read_text(encoding="utf-8")
-    pytester.makeconftest(source.replace("QUICK_S: Final = 1.5", "QUICK_S: Final = 0.2"))
+    pytester.makeconftest(Path(tiers.__file__).read_text(encoding="utf-8"))
     pytester.makepyfile(
         test_file="""
-        import os
+        import conftest
+
+        spent = [0.0]
+        conftest.cpu_seconds = lambda: spent[0]
 
         def test_long():
-            start = sum(os.times()[:4])
-            while sum(os.times()[:4]) < start + 0.3: pass
+            spent[0] += 2.5
 
-        def test_short(): pass
+        def test_short():
+            spent[0] += 1.4
         """
     )
-    result = pytester.inline_run("--tier", "quick")
-    result.assertoutcome(passed=2)
-    lines = pytester.runpytest("--tier", "quick").outlines
-    (named,) = [line for line in lines if line.endswith("test_file.py::test_long")]
-    assert float(named.split()[0]) >= 0.3
-    assert not any("test_short" in line for line in lines)
-    assert not any("test_long" in line for line in pytester.runpytest().outlines)
+    (named,) = [line for line in pytester.runpytest("--tier", "quick").outlines if "test_file.py::" in line]
+    assert named.split() == ["2.5", "s", "test_file.py::test_long"]
+    for words in ((), ("--tier", "quick", "--quarter", "0")):
+        assert not any("test_long" in line for line in pytester.runpytest(*words).outlines)
 
 
 FILES = {

@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks."""
-    if config.getoption("tier") == "quick":
+    if config.getoption("tier") == "quick" and config.getoption("quarter") is None:
         config.pluginmanager.register(Slow(), "slow-tests")
     for line in (
         "few(n): of many cases that are alike, every n-th is quick",
@@ -85,10 +85,15 @@ def quarter_of(item: pytest.Item) -> int:
     return crc32(item.nodeid.encode()) % QUARTERS
 
 
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note when a test begins, on the clock of this process and its children."""
-    item.stash[_BEGAN] = sum(os.times()[:4])
+    """Note when a test begins."""
+    item.stash[_BEGAN] = cpu_seconds()
     return (yield)
 
 
@@ -99,7 +104,7 @@ def pytest_runtest_makereport(
     """Give the last report of a test the CPU time of all of it."""
     report = yield
     if call.when == "teardown":
-        report.user_properties.append((_CPU, sum(os.times()[:4]) - item.stash[_BEGAN]))
+        report.user_properties.append((_CPU, cpu_seconds() - item.stash[_BEGAN]))
     return report
 
 
