@@ -172,6 +172,14 @@ def test_the_summary_groups_skips_by_reason(inner: pytest.Pytester, processes: s
     ]
 
 
+@pytest.mark.parametrize(("quarter", "status"), [("0", 2), ("1", 5), ("2", 5), ("3", 5)])
+def test_a_module_that_is_skipped_is_missed_in_the_first_quarter(
+    inner: pytest.Pytester, quarter: str, status: int
+) -> None:
+    inner.makeconftest('pytest_plugins = ["tests.skips", "tests.tiers"]')
+    assert inner.runpytest_inprocess("--no-skips", "--quarter", quarter, "test_module.py").ret == status
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_only_a_missing_gpu_is_an_excuse_where_skips_are_forbidden(inner: pytest.Pytester, processes: str) -> None:
