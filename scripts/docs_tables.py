@@ -43,7 +43,6 @@ from remask.sampling.slowfast import SlowFastKnobs
 from remask.server.fields import FOREIGN, FOREIGN_TO_READS, Foreign
 from remask.server.protocol.messages import FOREIGN_TO_MESSAGES
 from remask.server.protocol.responses import FOREIGN_TO_RESPONSES
-from remask_lab.speed.engines import DATA_SHEETS
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -496,6 +495,9 @@ def rows_computed(policy: str, canvas: int, block: int) -> Iterator[int]:
             yield 2 * block if policy == "exact" else canvas
         else:  # by default every fourth step of `uniform-cache` computes the next block too
             yield 2 * block if policy == "uniform-cache" and (step + 1) % 4 == 0 else block
+
+
+DATA_SHEETS = {"h100": (989e12, 3.35e12), "h200": (989e12, 4.8e12)}  # FLOPs and bytes a second, dense bfloat16
 
 
 @cache

@@ -4,7 +4,8 @@ Messages name the field, the value, what is allowed and the way out.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 
 class RemaskError(Exception):
@@ -15,14 +16,27 @@ class ConfigError(RemaskError, ValueError):
     """A setting, an option or a request field has a value that cannot be used."""
 
 
+LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
+LEFT: Final[Mapping[str, str]] = {
+    "speculate": "leave it out: the answer is the same; on a model of three modes use mode 'linear_speculation'",
+}
+"""What has left: fields, policies and commands by name, each with what to use in its place."""
+
+
 class UnknownNameError(ConfigError):
-    """A name that stands for nothing. The message suggests the nearest and lists what exists; of many, the nearest."""
+    """A name that stands for nothing. The message suggests the nearest and lists what exists; of many, the nearest.
+
+    Of a name that has left it says what to use instead.
+    """
 
     LISTED = 16  # names in one line, at most
     NEAREST = 3
 
     def __init__(self, kind: str, name: str, known: Iterable[str], within: str = "") -> None:
         self.kind, self.name = kind, within + name  # `within` is the path to it
+        if name in LEFT:
+            super().__init__(f"The {kind} {self.name!r} left after {LAST_FULL}: {LEFT[name]}.")
+            return
         names = sorted(known)
         if len(names) > self.LISTED:
             near = difflib.get_close_matches(name, names, n=self.NEAREST, cutoff=0.0)

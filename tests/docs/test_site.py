@@ -77,7 +77,6 @@ SOUGHT = {
     "quickstart": ("quickstart",),
     "gguf": ("models", "your-model"),
     "laptop": ("laptop",),
-    "speculative": ("sampling",),
     "infilling": ("infilling",),
     "bicache": ("caches", "how-bicache", "when-bicache"),
     "options": ("commands",),

@@ -45,7 +45,6 @@ def end_wanted(**sampling: Any) -> dict[str, Any]:
         {"block_length": 4, "steps_per_block": 2},
         {"growing_canvas": True, "block_length": 5},
         {"ignore_eos": True},
-        {"speculate": 3},
         {"cfg_scale": 0.5},
     ],
     ids=repr,
@@ -53,7 +52,7 @@ def end_wanted(**sampling: Any) -> dict[str, Any]:
 def test_masked_models_end_no_earlier(family: str, sampling: dict[str, Any]) -> None:
     params = flat_params(**end_wanted(**sampling))
     open_ended = replace(params, min_tokens=None)
-    for cache in ("none", "block-dual") if "speculate" not in sampling else ("none",):
+    for cache in ("none", "block-dual"):
         asked = Request("0", [7, 8, 9], params, policy=policy_of(cache))
         free, least = (
             run(make_engine(family), [Work(each, each.policy)])["0"]

@@ -122,10 +122,10 @@ def test_what_approximates_is_told(policy: CachePolicy, prefix: int, name: str |
 
 def test_usage_of_several_requests() -> None:
     usages = [
-        Usage(3, 1, 2, 4, 5, 6, 7, 8, 9, "a", "bicache", None, 3),
+        Usage(3, 1, 2, 4, 5, 6, 7, 8, 9, "a", "bicache"),
         Usage(5, 1, prefix_note="b", approximation="bicache"),
         Usage(7, prefix_note="a", correction_steps=2),
     ]
     total = Usage.total(usages)
-    assert total == Usage(15, 2, 2, 4, 5, 6, 7, 8, 9, "a; b", "bicache", 2, 3)
+    assert total == Usage(15, 2, 2, 4, 5, 6, 7, 8, 9, "a; b", "bicache", 2)
     assert Usage.total([]) == Usage(0)

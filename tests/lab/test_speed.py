@@ -54,8 +54,6 @@ def test_every_measurement_is_a_function_of_its_module() -> None:
         ("invariance", f"{INVARIANCE} --rounds 0", "--rounds"),
         ("quantised", "--rows 1 0", "--rows"),
         ("large", "--block 3", "--block must be at least 4, got 3"),
-        ("speculation", "--roofline tpu", "Unknown GPU 'tpu'"),
-        ("speculation", "--models bundled-tariff --sampling {", "--sampling is not JSON"),
         ("routing", "--fronts nginx", "nginx.*client, ray, vllm-router|nginx.*client, vllm-router, ray"),
         ("host", "--policies no-such --no-lists", "no-such"),
     ],
@@ -95,27 +93,6 @@ def test_a_start_and_a_step_beside_its_products(capsys: Capture) -> None:
     assert told["kv_tokens"] >= 2 * told["max_model_len"]
     assert 0 < told["weight_bytes"] < told["peak_bytes"] <= told["peak_bytes_after"]
     assert 0 < told["ratio_range"][0] <= told["ratio"] <= told["ratio_range"][1]
-
-
-def test_speculation(capsys: Capture) -> None:
-    words = "--models bundled-tariff --batches 2 --requests 2 --rounds 1 --states 2,auto"
-    two, auto = lines_of(capsys, "speculation", words)
-    assert (two["speculate"], auto["speculate"]) == (2, "auto")
-    for each in (two, auto):
-        assert each["passes"] == 1 - each["accepted"] / each["steps"]
-        assert each["row_layers"] >= each["passes"]
-        assert each["range"] == [each["times_as_fast"]] * 2
-    assert two["accepted"] > 0
-
-
-def test_the_roofline_of_drafts(capsys: Capture) -> None:
-    words = "--roofline h100 --states 1,2,8 --batches 1 32"
-    one, many = lines_of(capsys, "speculation", words)
-    assert one["times_as_long"]["1"] == many["times_as_long"]["1"] == 1
-    assert 1 < one["times_as_long"]["2"] < 1.2
-    assert 1.9 < many["times_as_long"]["2"] <= 2
-    # All weights of LLaDA-8B but its embedding are read once in 2 bytes a number.
-    assert one["ms"] > 1e3 * 2 * 7e9 / 3.35e12
 
 
 def test_sharing(capsys: Capture) -> None:

@@ -16,7 +16,6 @@ VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {
     "steps": (8, ("masked",)),
     "remasking.eps": (0.1, ("masked",)),
     "remasking.factor": (0.5, ("masked",)),
-    "speculate": (4, ("masked",)),
     "cfg_scale": (1.0, ("masked",)),
     "blocks.growing_canvas": (True, ("masked",)),
     "threshold": (0.5, ("masked", "block_causal")),

@@ -201,22 +201,10 @@ def test_steps_that_a_client_sends_replace_the_servers(server: Running) -> None:
         assert told.json()["remask"]["steps"] == steps
 
 
-def test_steps_that_took_no_pass_are_told(server: Running) -> None:
-    body = {"messages": CHATS[0], "ignore_eos": True, "max_tokens": 16, "block_length": 16, "steps": 16}
-    plain, drafted = server.chat(body).json(), server.chat({**body, "speculate": 4}).json()
-    assert drafted["choices"] == plain["choices"]
-    work = drafted["remask"]
-    assert "accepted" not in plain["remask"]
-    assert 0 < work["accepted"] == work["steps"] - work["forwards"]
-    grown = server.chat({**body, "speculate": 4, "blocks": {"growing_canvas": True}}).json()["remask"]
-    assert 0 < grown["accepted"] == grown["steps"] - grown["forwards"]
-
-
-@pytest.mark.thorough
-def test_a_stream_ends_with_the_steps_that_took_no_pass(server: Running) -> None:
-    """Under each API that streams: what the whole answer tells of its work."""
+def test_a_stream_ends_with_the_work_of_the_whole_answer(server: Running) -> None:
+    """Under each API that streams."""
     system, user = CHATS[0]
-    fields = {"max_tokens": 8, "ignore_eos": True, "block_length": 8, "steps": 8, "speculate": 2, "cache": "none"}
+    fields = {"max_tokens": 8, "ignore_eos": True, "block_length": 8, "steps": 8, "cache": "none"}
     counted = {"stream_options": {"include_usage": True}}
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": CHATS[0]},
@@ -231,7 +219,7 @@ def test_a_stream_ends_with_the_steps_that_took_no_pass(server: Running) -> None
         told = [event.get("response", event) for event in events(streamed.text)]
         server.document.check(streamed)
         (work,) = [event["remask"] for event in told if "remask" in event]
-        assert 0 < work["accepted"] == work["steps"] - work["forwards"]
+        assert work["steps"] == work["forwards"] == 8
         assert work == whole["remask"]
 
 

@@ -34,7 +34,6 @@ ALL = {
     "seed": 1,
     "top_logprobs": 1,
 }
-DRAFTED = {"max_tokens": 16, "block_length": 16, "steps": 16, "speculate": 4, "ignore_eos": True, "cache": "block-dual"}
 TOLD = {"stream_options": {"include_usage": True}, "stream_drafts": True}
 COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stream": True}
 SHARED = {"segments": [{"start": 0, "length": 4}], "return_trace": True, "cache": "none"}
@@ -125,8 +124,7 @@ def ask_for_text(ask: Asking, taught: Asking) -> None:
         ask.post(path, {**body, "max_tokens": 4, **COUNTED})
         ask.both(path, {**body, "canvas": CANVAS, "block_length": 4})
     ask.both("/v1/fim/completions", {**text, "suffix": " alder", "max_tokens": 4})
-    for fields in (SHARED, DRAFTED):
-        ask.post("/v1/completions", {**text, **fields})
+    ask.post("/v1/completions", {**text, **SHARED})
     for tools, choice in (([BUY, STOP], NAMED), ([STOP], "required")):
         taught.both("/v1/chat/completions", {**ASK, "tools": tools, "tool_choice": choice, "seed": 5})
     call = '<tool_call>{"name": "buy", "arguments": {}}</tool_call>'

@@ -9,13 +9,12 @@ from remask.checks import in_words
 from remask.checks.fields import declared
 from remask.checks.values import LARGEST, is_whole, shown
 from remask.engine.config import EngineConfig
-from remask.engine.drafting import MOST_PACED
-from remask.engine.request import DraftRoom, PendingRequest, Request
+from remask.engine.request import PendingRequest, Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.model.config import ModelConfig
 from remask.model.transformer import Transformer
 from remask.plan.canvas import OPEN
-from remask.policies.base import CachePolicy, RequestFacts
+from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
 from remask.readers.biases import biases_of
@@ -131,9 +130,7 @@ def check_request(
         raise ConfigError(
             f"mode {SPECULATION!r}: what {undrafted.name!r} reads or writes depends on the steps before; use mode 'ar'"
         )
-    if params.speculate is not None:
-        pending.draft_room = _draft_room(asked, decoding, policy, max_model_len)
-    rows = decoding.longest * pending.canvases + pending.draft_room.drafts * pending.draft_room.rows
+    rows = decoding.longest * pending.canvases
     pending.row_layers = decoding.passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
     limits.check_work(decoding.total_steps, pending.row_layers, params)
     pending.page_keys = page_keys(request, decoding)
@@ -226,32 +223,6 @@ def _undrafted(asked: Asked, decoding: Decoding) -> Reader | None:
     """A reader whose reading depends on more than a row and its position; None without one."""
     readers = (*asked.readers, *biases_of(asked.params, decoding.canvas()))
     return next((reader for reader in readers if not reader.drafted), None)
-
-
-def _draft_room(asked: Asked, decoding: Decoding, policy: CachePolicy, max_model_len: int) -> DraftRoom:
-    """What the drafts of a request need. Raises `ConfigError` where they could not be those of its later steps."""
-    params, length = asked.params, decoding.longest
-    wrong = None
-    rows = policy.draft_rows(length, length - len(asked.prompt), decoding.block)
-    reader = _undrafted(asked, decoding)
-    if not params.greedy:
-        wrong = f"temperature={params.temperature} draws tokens anew in every step; use temperature 0"
-    elif params.cfg_scale:
-        wrong = f"cfg_scale={params.cfg_scale} runs two canvases, and drafts are computed of one; use cfg_scale 0"
-    elif reader is not None:
-        wrong = f"what {reader.name!r} reads or writes depends on the steps before; ask for one of the two"
-    elif rows is None:
-        wrong = (
-            "what this cache policy keeps for later steps depends on the passes that have run, so drafts would change "
-            "it; use none, a block cache, or bicache before one of these"
-        )
-    elif decoding.decoder(decoding.canvas(), asked.schedule.idle_passes).transfers is None:
-        wrong = "its remasking rule keeps a state from step to step; use another rule"
-    if wrong is not None or rows is None:
-        raise ConfigError(f"speculate={params.speculate!r} cannot be exact here: {wrong}, or leave speculate out")
-    # A pass has room for two of the longest canvases.
-    states = params.speculate if isinstance(params.speculate, int) else MOST_PACED
-    return DraftRoom(min(states - 1, (2 * max_model_len - length) // rows), rows)
 
 
 def _check_terms(request: Request) -> None:

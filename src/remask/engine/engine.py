@@ -18,7 +18,6 @@ from remask.engine.proof import prepare
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import PendingRequest, Request
 from remask.engine.runner import Runner
-from remask.engine.running import accepted
 from remask.engine.scheduler import StepLimits
 from remask.errors import ConfigError
 from remask.model.executors import make_graphs
@@ -157,7 +156,6 @@ class Engine:
         Requests of one adapter are neighbours, and so are those of a leased prefix.
         """
         lifecycle, turns, batch, working = self._lifecycle, list[Turn](), list[Turn](), list[str]()
-        self.memory.pace.running = len(lifecycle.scheduler.line)
         for member in tuple(lifecycle.scheduler.line):
             if not member.ready:
                 continue
@@ -221,9 +219,9 @@ class Engine:
         return queued
 
     def _read(self, launched: LaunchedPass) -> Iterator[tuple[Turn, Scores]]:
-        """Wait for a pass, count it, and yield what was read of each turn. Drafts that came true follow their turn.
+        """Wait for a pass, count it, and yield what was read of each turn.
 
-        Each must be written before the next one is asked for: that decides who has ended, and which drafts came true.
+        Each must be written before the next one is asked for: that decides who has ended.
         """
         stats = self.stats
         if not launched.queued:
@@ -241,10 +239,7 @@ class Engine:
                 for turn, scores in each.wait():
                     if turn.dropped or turn.member.ended:
                         continue
-                    if turn.drafts:
-                        yield from accepted(turn, scores)
-                    else:
-                        yield turn, scores if turn.still_noisy is None else scores.of(turn.still_noisy)
+                    yield turn, scores if turn.still_noisy is None else scores.of(turn.still_noisy)
         if launched.batch_error is not None:
             raise launched.batch_error
 
@@ -253,7 +248,7 @@ class Engine:
         member, lifecycle, (_, plan) = turn.member, self._lifecycle, turn.items[0]
         lifecycle.at_work = (member.id,)
         try:
-            if turn.tally.forwards:  # it is the pass of a request, and none that was counted before as a draft
+            if turn.tally.forwards:  # it is the pass of a request
                 for observer in self._observers.attached:
                     observer.writing(turn)
             if plan.hook is not None and plan.hook.releases_inputs:

@@ -62,19 +62,13 @@ class Leases(ABC):
         wanted = [(tokens, part) for tokens, part in parts if len(part)]
         others = [(length, range(layers))] * (pending.canvases - 1)
         missing = {} if lease is None else _missing(pending.request, lease)
-        chosen, room = policy if lease else policy.within(wish.kept), pending.draft_room
-        waiting = NoRoom(entries)
-        draft = (min(room.rows, length), range(layers))
-        for drafts in range(room.drafts, -1, -1):  # as many as have room, since no answer depends on their number
-            found = self.allocator.find([*wanted, *others, *[draft] * drafts])
-            if found is None:
-                continue
-            if missing and not self.store.has_room(list(missing), pending.request.salt, found, entries):
-                waiting = NoRoom(evictable=False)
-                continue
-            own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
-            return Placement(chosen, own, lease, unread=wish.unread)
-        return waiting
+        found = self.allocator.find([*wanted, *others])
+        if found is None:
+            return NoRoom(entries)
+        if missing and not self.store.has_room(list(missing), pending.request.salt, found, entries):
+            return NoRoom(evictable=False)
+        own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
+        return Placement(policy if lease else policy.within(wish.kept), own, lease, unread=wish.unread)
 
     def claim(
         self,

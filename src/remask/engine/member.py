@@ -75,8 +75,8 @@ class Tally:
     """What a turn costs.
 
     Attributes:
-        cost: row-layers that it computes, drafts included.
-        rows: the largest number of rows in any layer, drafts included.
+        cost: row-layers that it computes.
+        rows: the largest number of rows in any layer.
         forwards: passes in `Usage.forwards`; 0 of what counts as no pass of a request.
         saved: row-layers of its canvases that it does not compute.
         refreshes: it fills or renews the policy's cache, on any of its canvases.
@@ -97,12 +97,11 @@ class Turn:
 
     Attributes:
         member: whose turn it is.
-        items: its canvases that take part, each with its plan, and then its drafts.
+        items: its canvases that take part, each with its plan.
         tally: what it costs.
         decoder: the decoder, at the step of the pass; None of a prefix pass, of which nothing is read.
-        predicted: the positions whose rows are read, int64; those of drafts come after the canvas' own.
+        predicted: the positions whose rows are read, int64.
         foreseeable: the device may choose positions, and the next pass may be planned before this one is read.
-        drafts: how many of `items` are drafts.
         reads: the device parts of its readers.
         speculative: it was planned before the pass before it was read, and is not confirmed yet.
         still_noisy: of a confirmed turn, the predicted positions that the pass before has left noisy, bool [predicted].
@@ -118,7 +117,6 @@ class Turn:
     decoder: Decoder | None
     predicted: Positions
     foreseeable: bool = False
-    drafts: int = 0
     reads: Reads = ()
     speculative: bool = False
     still_noisy: Mask | None = None

@@ -11,7 +11,6 @@ from torch import Tensor
 from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, page_size, token_bytes
 from remask.engine.config import EngineConfig
-from remask.engine.drafting import Drafting, Pace
 from remask.engine.exact_pages import Pages
 from remask.engine.leases import Parts, Prefixes
 from remask.engine.placement import Claim, Decision, NoRoom, Placement, Shared, Sharing
@@ -26,7 +25,6 @@ from remask.plan.ledger import Ledger
 from remask.policies.base import CachePolicy, Traits
 from remask.policies.registry import name_of
 from remask.request.result import Usage
-from remask.request.sampling_params import AUTO_STATES
 from remask.sampling.decoder import Decoding
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator
@@ -59,13 +57,11 @@ class Memory:
         self._salt = f"{fingerprint}:{model.dtype}".encode()
         self.recent = RecentPrompts(useful=config.prefix_min)
         self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
-        self.pace = Pace.of(model)
         self._begin()
 
     def _begin(self) -> None:
         config = self._config
         self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
-        self._drafting: list[RunningRequest] = []  # those that have pages for drafts
         self.extra_bytes = 0  # of running requests, in addition to their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
@@ -140,14 +136,10 @@ class Memory:
         return pending.canvases * pages_for(pending.decoding.length) + pages_for(self.max_model_len) + 1 <= free
 
     def give_way(self, waiting: NoRoom) -> bool:
-        """Make room for a request that has none: take the drafts of another, or evict one stored prefix or page that no
-        request reads. False where nothing is left.
+        """Make room for a request that has none: evict one stored prefix or page that no request reads.
 
-        Entries that the request would read itself are kept.
+        False where nothing is left. Entries that the request would read itself are kept.
         """
-        if self._drafting and not self._config.overlap:  # a pass that is queued may have drafts
-            self._without_drafts(self._drafting.pop())
-            return True
         return waiting.evictable and (self.store.give_way(waiting.entries) or self.chain.give_way(waiting.pages))
 
     def place(
@@ -165,20 +157,7 @@ class Memory:
             if placement.unread.reason == "budget":
                 log.warning("request %s: %s", pending.request.id, placement.unread.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.canvases)
-        if running.claim.drafting is not None:
-            self._drafting.append(running)
         return running
-
-    def _without_drafts(self, running: RunningRequest) -> None:
-        """Free the pages of a request's drafts. It goes on without them, also in a pass that is planned."""
-        claim = running.claim
-        assert claim.drafting is not None
-        taken = {id(extent) for extent in claim.drafting.extents}
-        for extent in claim.drafting.extents:
-            self.allocator.release(extent)
-        claim.owned[:] = [extent for extent in claim.owned if id(extent) not in taken]
-        claim.drafting = None
-        running.without_drafts()
 
     def _place(
         self, pending: PendingRequest, placement: Placement, before: RunningRequest | None, undo: ExitStack
@@ -205,9 +184,7 @@ class Memory:
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING, adapter))
         record = _record(pending, placement, shared) if before is None else before.record
         owned += [page.extent for page in shared.pages]
-        drafts = [extent for (extent,) in placement.own[pending.canvases :]]
-        drafting = Drafting(drafts, self.pace if request.params.speculate == AUTO_STATES else None) if drafts else None
-        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))), drafting)
+        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))))
         return RunningRequest(pending, placement.policy, tuple(states), claim, record, self.shape, before)
 
     def free(self, running: RunningRequest) -> None:
@@ -221,9 +198,7 @@ class Memory:
             state.states = state.hook_state = None
         for lease in claim.leases:
             self.store.release(lease)
-        if claim.drafting is not None:
-            self._drafting.remove(running)
-        claim.leases, claim.drafting = (), None
+        claim.leases = ()
         if claim.shares is not None:
             claim.shares.release()
             claim.shares = None
@@ -292,7 +267,6 @@ def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Re
         prefix_note=None if unread is None else unread.note,
         approximation=None if policy.traits.exact else name_of(policy),
     )
-    usage.accepted = None if pending.request.params.speculate is None else 0
     if shared.prefix is not None:
         usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
         usage.cached_tokens = shared.found_tokens

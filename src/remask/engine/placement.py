@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.engine.canvas_state import Move, SlotTable, leased_tables, plain_table, shared_table
-from remask.engine.drafting import Drafting
 from remask.engine.request import PendingRequest
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan, PrefixHit
@@ -99,14 +98,12 @@ class Claim:
         leases: the stored parts that it reads, in the order of its canvas.
         shares: publishes its pages, if these are shared.
         moves: stored K/V to be copied before its first pass, because it reads them at other positions.
-        drafting: computes drafts beside its canvas; None without any.
     """
 
     owned: list[PageRange]
     leases: tuple[Lease, ...] = ()
     shares: PageSharing | None = None
     moves: list[Move] = field(default_factory=list)
-    drafting: Drafting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +164,7 @@ class Placement:
 
     Attributes:
         policy: the policy that it runs under: the variant without a prefix if it leases none.
-        own: free pages that become its own, for each of its canvases and then for each of its drafts.
+        own: free pages that become its own, for each of its canvases.
         lease: the shared prefix or parts that it leases, if any.
         pages: the exact pages that it reads, if its policy shares pages.
         unread: why it reads no shared prefix, or not all parts; None where it reads them, or brings them.

@@ -116,22 +116,6 @@ class Request:
         return replace(self, policy=policy)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRoom:
-    """What the drafts of a request need.
-
-    Attributes:
-        drafts: how many may stand beside the present state.
-        rows: positions that each needs K/V of its own for, on the longest canvas.
-    """
-
-    drafts: int = 0
-    rows: int = 0
-
-
-NO_DRAFTS = DraftRoom()
-
-
 @dataclass(slots=True, eq=False)
 class PendingRequest:
     """What `Engine.check` returns and `Engine.submit` takes.
@@ -146,7 +130,6 @@ class PendingRequest:
         clock: the engine's, in seconds.
         starts: how often it has begun or made the engine fail; more than once only after a failure of the engine.
         begun: whether its start has been reported.
-        draft_room: what its drafts need.
         common: number of leading tokens that an earlier prompt has too; None where the request names its prefix.
     """
 
@@ -159,7 +142,6 @@ class PendingRequest:
     clock: Callable[[], float] = time.perf_counter
     starts: int = 0
     begun: bool = False
-    draft_room: DraftRoom = NO_DRAFTS
     common: int | None = None
 
     @property

@@ -1,15 +1,12 @@
 """A running request: its turns in passes, what it writes to its canvas, and what it has cost so far."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remask.engine.canvas_state import CanvasState, Move
-from remask.engine.drafting import same
 from remask.engine.member import CanvasPlans, EngineStats, Reads, Scores, Tally, Turn
 from remask.engine.placement import Claim
 from remask.engine.planning import PassPlanner, ResponseEnd
@@ -23,8 +20,6 @@ from remask.policies.base import CachePolicy
 from remask.readers.base import Predicted, Reader, ReadPass, Start, Written
 from remask.readers.implied import readers_of
 from remask.request.result import Event, FinishReason, Result, Transfer, Usage
-
-_COMPUTED = Tally(cost=0, rows=0, forwards=0)  # of a step whose pass was run before, as a draft
 
 
 @dataclass(slots=True)
@@ -98,10 +93,10 @@ class RunningRequest:
         self._predicted: NDArray[np.int64] = canvas.tokens.copy()  # [T], the last token predicted at each position
 
     def plan(self) -> Turn:
-        """See `Member`: its policy plans the pass, or the last plan repeats. Drafts come after its canvases."""
+        """See `Member`: its policy plans the pass, or the last plan repeats."""
         if self.turn is not None:
             return self.turn
-        planner, decoder, drafting = self.planner, self.decoder, self.claim.drafting
+        planner, decoder = self.planner, self.decoder
         if decoder.redraws is not None:
             self.canvases[0].told = decoder.block_step > 0
         again = None if self.closing else planner.repeated(decoder, self.canvases[0].canvas.noisy)
@@ -118,23 +113,12 @@ class RunningRequest:
         tally = self.tally(items) if again is None or standing is None or standing.tally is None else standing.tally
         if standing is not None:
             standing.tally = tally
-        foreseeable = planner.foreseeable and not self.closing and drafting is None
+        foreseeable = planner.foreseeable and not self.closing
         self.turn = turn = Turn(self, items, tally, decoder, items[0][1].predicted, foreseeable)
-        if drafting is not None and standing is not None and not self.closing:
-            plan, first = turn.plan, self.canvases[0]
-            drafts = tuple(drafting.propose(first, decoder, planner.last_pass, plan, planner.repeated))
-            self._draft(turn, drafts)
         return turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
-        """See `Member`: the pass is never cut, but goes without its drafts where it costs too much."""
-        if turn.drafts and turn.tally.cost > row_layers:
-            self._draft(turn, ())
-
-    def without_drafts(self) -> None:
-        """Take back the drafts of the next turn."""
-        if self.turn is not None and self.turn.drafts:
-            self._draft(self.turn, ())
+        """See `Member`: the pass is never cut."""
 
     def begin(self, turn: Turn) -> list[Move]:
         """See `Member`. Readers may refuse the pass."""
@@ -153,16 +137,16 @@ class RunningRequest:
         return self.claim.moves
 
     def tally(self, items: CanvasPlans) -> Tally:
-        """See `Member`. Items beyond its canvases are drafts."""
-        own, (first, plan) = items[: len(self.canvases)], items[0]
+        """See `Member`."""
+        first, plan = items[0]
         live, prefix = plan.spans[-1].rows, first.prefix
         leased = prefix.parts if self.claim.leases and prefix is not None else ()
         return Tally(
             cost=sum(plan.cost for _, plan in items),
             rows=sum(plan.widest for _, plan in items),
-            forwards=len(own) if self.policy.traits.schedule.own_clocks else 1,
-            saved=sum(len(state.canvas) * plan.layers - plan.cost for state, plan in own),
-            refreshes=any(plan.refreshes for _, plan in own),
+            forwards=len(items) if self.policy.traits.schedule.own_clocks else 1,
+            saved=sum(len(state.canvas) * plan.layers - plan.cost for state, plan in items),
+            refreshes=any(plan.refreshes for _, plan in items),
             refreshes_prefix=any(live[part.start : part.stop].any() for part in leased),
         )
 
@@ -250,12 +234,6 @@ class RunningRequest:
             reads={reader.name: read for reader in self.readers if (read := reader.result()) is not None},
         )
 
-    def _draft(self, turn: Turn, drafts: CanvasPlans) -> None:
-        """Give a turn these drafts, in place of those that it has."""
-        turn.drafts = len(drafts)
-        turn.revise((*turn.items[: len(self.canvases)], *drafts))
-        turn.predicted = np.concatenate([plan.predicted for _, plan in turn.items])
-
     def _read_pass(self, turn: Turn) -> ReadPass:
         decoder = self.decoder if turn.decoder is None else turn.decoder
         paired = len(self.canvases) == 2 == len(turn.items)
@@ -328,38 +306,6 @@ class RunningRequest:
         if events:
             record.reported = True
         return events
-
-
-def accepted(turn: Turn, scores: Scores) -> Iterator[tuple[Turn, Scores]]:
-    """A turn that has drafts, with its own scores, and then the next turns of its request while drafts come true.
-
-    Each must be written before the next one is asked for. `scores` are those of the canvas and of all drafts.
-    """
-    running = turn.member
-    assert isinstance(running, RunningRequest)
-    drafting, first = running.claim.drafting, running.canvases[0]
-    assert drafting is not None
-    parts = iter(_parts(scores, [len(plan.predicted) for _, plan in turn.items]))
-    own = next(parts)
-    drafts = [(draft, read) for (draft, _), read in zip(turn.items[1:], parts, strict=True)]
-    count, usage = 0, running.record.usage
-    yield turn, own
-    while not (running.ended or running.closing or running.decoder.finished):
-        decoder = running.decoder
-        known = next((read for draft, read in drafts if same(draft.canvas, first.canvas, decoder.block)), None)
-        again = None if known is None else running.planner.repeated(decoder, first.canvas.noisy)
-        if known is None or again is None:
-            break
-        count += 1
-        usage.accepted = (usage.accepted or 0) + 1
-        yield Turn(running, ((first, again),), _COMPUTED, decoder, again.predicted), known
-    drafting.note(len(drafts), count)
-
-
-def _parts(scores: Scores, counts: Sequence[int]) -> list[Scores]:
-    """The scores of so many positions each, in order. The host chooses from them."""
-    ends = list(accumulate(counts))
-    return [scores.of(slice(end - count, end)) for end, count in zip(ends, counts, strict=True)]
 
 
 def _layer_work(running: RunningRequest, plan: Plan) -> tuple[LayerWork, ...]:

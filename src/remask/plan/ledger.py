@@ -84,13 +84,6 @@ class Ledger:
         self._put_down()
         self._record(_Entered(plan.spans, plan.sees, plan.hook, plan.may_change))
 
-    def fork(self) -> "Ledger":
-        """A ledger that goes on from what stands here. What is entered there does not show here."""
-        other = object.__new__(type(self))
-        vars(other).update(vars(self))
-        other._written, other.kept = self.written.copy(), self.kept.copy()
-        return other
-
     def roll_back(self) -> None:
         """Forget the last step, whose plan repeated the one before.
 

@@ -175,16 +175,6 @@ class CachePolicy(ABC):
         """
         return 0
 
-    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:  # noqa: ARG002
-        """How many positions of the canvas a draft needs K/V of its own for; None where drafts cannot be exact.
-
-        Drafts are later states of a block, computed beside the present one under its plan (`speculate`). With an answer
-        a policy promises of plans that repeat: they hold rows and nothing more (no `pick`, `held`, `save` or hook);
-        they write at most so many positions; and what they write is written anew before any other plan reads it. So
-        it never matters which drafts were computed. `canvas`, `response` and `block` count positions.
-        """
-        return None
-
     @abstractmethod
     def plan(self, view: View) -> Plan:
         """The next pass of the canvas in `view`. Must not change the view."""

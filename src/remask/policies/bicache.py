@@ -55,10 +55,6 @@ class _Refreshing(Around):
         traits = self.inner.traits
         return replace(traits, kinds=("masked",), exact=False, schedule=replace(traits.schedule, idle_passes="all"))
 
-    def draft_rows(self, canvas: int, response: int, block: int) -> int | None:
-        """As the inner policy: between refreshes the prefix is read, and no plan repeats beyond one."""
-        return self.inner.draft_rows(canvas, response, block)
-
     def repeats(self, view: View) -> int:
         """As the inner policy, up to the next refresh, and not beyond one."""
         if self._rejoins(view):

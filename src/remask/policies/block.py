@@ -47,10 +47,6 @@ class BlockPrefix(Blockwise):
 
     traits = Traits(("masked", "uniform"), Schedule("within_block", blockwise=True), by_clock=True)
 
-    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
-        """The block and all rows after it."""
-        return response
-
     def _cached(self, view: View) -> Plan:
         return Plan(view.over(view.block.start, view.length), view.candidates)
 
@@ -84,10 +80,6 @@ class BlockDual(Blockwise):
     def repeats(self, view: View) -> int:
         """As in every block-wise policy; a cached pass may follow in the first step of a block."""
         return ALWAYS if view.pass_index > 0 else Blockwise.repeats(self, view)
-
-    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
-        """The block."""
-        return block
 
     def plan(self, view: View) -> Plan:
         """A fill pass first where it is separate; otherwise as in every block-wise policy."""

@@ -18,10 +18,6 @@ class Dense(CachePolicy):
         """The same rows until the block is done, once it has its first token."""
         return 0 if view.opens else ALWAYS
 
-    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
-        """All of them: every row depends on every token."""
-        return canvas
-
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""
         if view.committed is not None:
@@ -53,10 +49,6 @@ class Reuse(CachePolicy):
     def repeats(self, view: View) -> int:  # noqa: ARG002
         """The same rows in all steps."""
         return ALWAYS
-
-    def draft_rows(self, canvas: int, response: int, block: int) -> int:  # noqa: ARG002
-        """At most all; what is stored is read."""
-        return canvas
 
     def plan(self, view: View) -> Plan:
         """Everything but what is stored, in all layers."""

@@ -31,8 +31,6 @@ class Usage:
         approximation: the cache policy that ran, where what it keeps may make other tokens than `none` would; None
             where the answer is the model's own.
         correction_steps: steps of a correction. None where the request names none.
-        accepted: steps that took no pass of their own, as an earlier one had computed them as a draft. None where the
-            request does not speculate.
     """
 
     prompt_tokens: int
@@ -47,7 +45,6 @@ class Usage:
     prefix_note: str | None = None
     approximation: str | None = None
     correction_steps: int | None = None
-    accepted: int | None = None
 
     @classmethod
     def total(cls, usages: Sequence["Usage"]) -> "Usage":

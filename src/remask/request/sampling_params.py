@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from remask.checks import ModelKind
 from remask.checks.fields import (
@@ -19,7 +19,7 @@ from remask.checks.fields import (
     paths,
     unknown_name,
 )
-from remask.checks.values import LARGEST, POSITIONS, AnyOf, Biases, Choice, Flag, ListOf, Real, Text, Whole
+from remask.checks.values import LARGEST, POSITIONS, Biases, Choice, Flag, ListOf, Real, Text, Whole
 from remask.errors import ConfigError
 from remask.request.sampling_groups import (
     ANCESTRAL,
@@ -39,8 +39,6 @@ from remask.sampling.slowfast import PRESETS, SlowFastKnobs
 _MASKED: tuple[ModelKind, ...] = ("masked",)
 _ABSORBING: tuple[ModelKind, ...] = ("masked", "block_causal")  # a token that is written stays
 _STEPS = Whole(1, 2**30)
-MOST_STATES = 32  # of a block, that one pass computes
-AUTO_STATES: Final = "auto"
 AR, DIFFUSION, SPECULATION = MODES = ("ar", "diffusion", "linear_speculation")
 _MODE_OF = {
     **dict.fromkeys(("block_length", "steps_per_block", "threshold", "remasking"), DIFFUSION),
@@ -175,13 +173,6 @@ class SamplingParams(_KnownNames):
         Whole(0, POSITIONS),
         "The first so many tokens of the response are no end tokens: none of the model's own, also with `ignore_eos`, "
         "and, but on uniform models, none of `stop_token_ids`. A default `max_tokens` is as large.",
-    )
-    speculate: int | str | None = declare(
-        None,
-        AnyOf((Whole(1, MOST_STATES), Choice((AUTO_STATES,)))),
-        "Compute so many states of the block in a pass, the present one and likely later ones, and go on at once where "
-        "they come true (FreeDave); `auto` chooses by what passes take. The tokens stay the same.",
-        kinds=_MASKED,
     )
     slowfast: SlowFastKnobs | None = declare(
         None, Nested(SlowFastKnobs, "slowfast knob", tuple(PRESETS)), "Knobs of remasking `slowfast`.", kinds=_MASKED

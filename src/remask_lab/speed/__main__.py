@@ -47,11 +47,6 @@ MEASUREMENTS: Mapping[str, tuple[str, str]] = {
         "engines",
         f"--model sdar-100m {ON} --requests 100 --prompt 1000 --own 24 --response 32 --concurrency 8 --rounds 1",
     ),
-    "speculation": (
-        "engines",
-        "--models bundled-tariff,bundled-transit --quantization STR --cache block-dual --sampling {} "
-        "--states 2,3,4,8,auto --batches 1 8 32 --requests 16 --rounds 3 --roofline STR",
-    ),
     "uniform": (
         "policies",
         f"--model gidd-100m {ON} --canvas 2048 --prompt 128 --block-length 32 --steps 32 --full-steps 4",

@@ -1,9 +1,7 @@
-"""Ways to run the same requests, in turns: together or alone, batch-invariant, sharing pages, speculating, few bits."""
+"""Ways to run the same requests, in turns: together or alone, batch-invariant, sharing pages, quantized."""
 
 import argparse
-import json
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,23 +12,16 @@ import torch
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.checks import BUNDLED_TARIFF
-from remask.checks.values import json_object
 from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
-from remask.errors import IntegrityError, UnknownNameError
-from remask.families import preset
+from remask.errors import IntegrityError
 from remask.model.pool import Pool
 from remask.plan.canvas import Canvas
-from remask.plan.pass_cost import ExecutedPlan, pass_cost
-from remask.plan.plan import Plan
-from remask.plan.spans import Span
-from remask.request.result import Result
 from remask.tasks import tariff
 from remask.tasks.workload import messages
 from remask_lab.asked import separated
-from remask_lab.bench.workload import usual_workload
-from remask_lab.speed.command import in_turns, print_line, ratios, report, thread_seconds
-from remask_lab.speed.runs import answers, engine_of, open_random, random_requests, row_layers
+from remask_lab.speed.command import in_turns, report, thread_seconds
+from remask_lab.speed.runs import answers, open_random, random_requests, row_layers
 
 
 def invariance(args: argparse.Namespace) -> dict[str, Any]:
@@ -110,94 +101,6 @@ def sharing(args: argparse.Namespace) -> dict[str, Any]:
         first_settled_alone_hit_ms=1e3 * alone.first_settled_s,
         tok_per_s=[args.requests * args.response / seconds for seconds in (ours, theirs)],
     )
-
-
-DATA_SHEETS = {"h100": (989e12, 3.35e12), "h200": (989e12, 4.8e12)}  # FLOPs and bytes a second, dense bfloat16
-CANVAS, BLOCK = 1280, 32
-States = int | str | None
-
-
-def speculation(args: argparse.Namespace) -> None:
-    """What `speculate` gains: passes that are saved, work that is added, and time, beside the same requests without it.
-
-    Each model answers questions of its own task under one cache, so many at a time, with each number of states a pass.
-    All settings take turns in one run, and every answer must be that of the run without drafts. Prints a line for each.
-
-    With `--roofline` nothing is run. A cached pass over the blocks of so many requests at LLaDA-8B's shape takes the
-    time of its FLOPs or its bytes by the data sheet, operation by operation, whichever is more. The lines say how many
-    times as long a pass with drafts takes: they pay where a cached pass makes more steps than that.
-    """
-    states: list[States] = [each if each == "auto" else int(each) for each in separated(args.states)]
-    if args.roofline is not None:
-        if args.roofline not in DATA_SHEETS:
-            raise UnknownNameError("GPU", args.roofline, DATA_SHEETS)
-        for batch in args.batches:
-            alone = bound(args.roofline, batch, 1)
-            drafts = [each for each in states if isinstance(each, int)]
-            more = {each: round(bound(args.roofline, batch, each) / alone, 3) for each in drafts}
-            print_line(gpu=args.roofline, batch=batch, ms=round(1e3 * alone, 3), times_as_long=more)
-        return
-    for name in separated(args.models):
-        llm = LLM(name, dtype="float32", device="cpu", quantization=args.quantization)
-        print(json.dumps(report(llm, model=name, quantization=args.quantization, cache=args.cache), indent=2))
-        for batch in args.batches:
-            for line in _speculated(llm, args, batch, states):
-                print_line(model=name, batch=batch, **line)
-
-
-def _speculated(llm: LLM, args: argparse.Namespace, batch: int, states: Sequence[States]) -> list[dict[str, Any]]:
-    """A line for each number of states, beside the run without drafts."""
-    tasks = usual_workload(llm, max(args.requests, batch), 1, json_object("--sampling", args.sampling)).tasks
-    asked = [task.request.with_policy(llm.session.policy(args.cache)) for task in tasks]
-    seconds: dict[States, list[float]] = {each: [] for each in (None, *states)}
-    results: dict[States, dict[str, Result]] = {}
-    for _ in range(args.rounds):
-        for each, times in seconds.items():
-            took, results[each] = _drafted(llm, asked, batch, each)
-            times.append(took)
-
-    def total(states: States, name: str) -> int:
-        return sum(getattr(result.usage, name) for result in results[states].values())
-
-    lines = []
-    for each in states:
-        if any(result.token_ids != results[None][name].token_ids for name, result in results[each].items()):
-            raise IntegrityError(f"speculate={each!r} has changed an answer")
-        found = ratios(seconds[None], seconds[each])
-        lines.append(
-            {
-                "speculate": each,
-                "steps": total(None, "steps"),
-                "accepted": total(each, "accepted"),
-                "passes": total(each, "forwards") / total(None, "forwards"),
-                "row_layers": total(each, "row_layers") / total(None, "row_layers"),
-                "times_as_fast": statistics.median(found),
-                "range": [min(found), max(found)],
-            }
-        )
-    return lines
-
-
-def _drafted(llm: LLM, asked: Sequence[Request], batch: int, states: States) -> tuple[float, dict[str, Result]]:
-    """The seconds that the requests take in an engine of their own, `batch` at a time, and their results."""
-    requests = [replace(request, params=replace(request.params, speculate=states)) for request in asked]
-    engine = engine_of(llm, requests, EngineConfig(max_num_seqs=batch, max_model_len=512))
-    if states == "auto":  # it measures once in the life of an engine, which is not what is compared
-        engine.memory.pace.states(1, 0.5, 1)
-    start, results = time.perf_counter(), dict[str, Result]()
-    while engine.busy:
-        results |= {event.id: event.result for event in engine.step() if event.result is not None}
-    return time.perf_counter() - start, results
-
-
-def bound(gpu: str, batch: int, states: int) -> float:
-    """The least seconds of a cached pass over `states` states of a block of each of `batch` requests."""
-    config = preset("llada-8b")
-    rows = np.arange(CANVAS) >= CANVAS - BLOCK
-    plan = Plan([Span(range(config.layers), rows)], rows)
-    flops, moved = DATA_SHEETS[gpu]
-    cost = pass_cost(config.widths(2), [ExecutedPlan(plan)] * (batch * states))
-    return sum(max(each.flops / flops, each.bytes / moved) for each in cost.operations.values())
 
 
 def quantised(args: argparse.Namespace) -> dict[str, Any]:

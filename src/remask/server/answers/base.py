@@ -53,13 +53,10 @@ class Work(Answer):
     """The work of an answer, all of its choices together."""
 
     steps: Annotated[int, doc("Denoising steps.")]
-    forwards: Annotated[int, doc("Forward passes. Several steps may take one, with `speculate`.")]
+    forwards: Annotated[int, doc("Forward passes.")]
     row_layers: Annotated[int, doc("Rows times layers that these passes computed.")]
     prefix_row_layers: Annotated[int, doc("Rows times layers of the passes over a shared prefix that was not stored.")]
     correction_steps: NotRequired[Annotated[int, doc("Steps of a correction, where the request asked for one.")]]
-    accepted: NotRequired[
-        Annotated[int, doc("Steps that took no pass of their own, where the request asked for `speculate`.")]
-    ]
     prefix_depth: Annotated[int, doc("Leading layers that read K/V of a shared prefix from the store.")]
     prefix_tokens: Annotated[int, doc("Length of that prefix.")]
     prefix_note: NotRequired[Annotated[str, doc("Why no shared prefix was read.")]]
