@@ -7,7 +7,7 @@ import pytest
 from remask import LLM, EngineConfig, SamplingParams
 from remask.tasks import relay
 from remask.tasks.relay import RelaySettings
-from remask_lab.bench.workload import RELAY_SAMPLING, TaskChoice, Workload, chat_workload, usual_workload
+from remask_lab.bench.workload import TaskChoice, Workload, chat_workload, usual_workload
 from tests.sampling_fields import grouped
 
 QUESTIONS = 16
@@ -25,7 +25,7 @@ def uniform() -> LLM:
 
 @pytest.fixture(scope="module")
 def workload(llm: LLM) -> Workload:
-    sampling = SamplingParams.from_mapping(RELAY_SAMPLING)
+    sampling = SamplingParams.from_mapping(relay.SAMPLING)
     return chat_workload(llm, TaskChoice("relay"), QUESTIONS, QUESTIONS // 2, 11, sampling)
 
 
@@ -59,7 +59,7 @@ def test_the_prefix_is_what_questions_share(workload: Workload) -> None:
 def test_routes_are_right_hop_by_hop_and_wrong_in_fewer_steps(llm: LLM, workload: Workload) -> None:
     assert right(llm, workload, "none") >= QUESTIONS - 1
     for steps in (1, relay.HOPS // 2):
-        fewer = workload.under(SamplingParams.from_mapping({**RELAY_SAMPLING, "steps": steps}))
+        fewer = workload.under(SamplingParams.from_mapping({**relay.SAMPLING, "steps": steps}))
         assert right(llm, fewer, "none") <= QUESTIONS // 4
 
 

@@ -12,7 +12,6 @@ from training.relay_tokenizer import build_tokenizer
 from remask import LLM
 from remask.tasks import relay
 from remask.tasks.relay import HOPS, RelaySettings
-from remask_lab.bench.workload import RELAY_SAMPLING
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def test_the_script_trains_and_exports(
     train_graded.main([*small, "--out", str(tmp_path / "m")])
     assert "right at depths {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}" in capsys.readouterr().out
     llm = LLM(str(tmp_path / "m"), dtype="float32", device="cpu")
-    assert llm.session.sampling.items() >= RELAY_SAMPLING.items()
+    assert llm.session.sampling.items() >= relay.SAMPLING.items()
     (request,) = relay.make_workload(1, 1, 0)
     (output,) = llm.generate([request.messages])
     assert len(output.token_ids) == HOPS

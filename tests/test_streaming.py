@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from remask import LLM, AsyncLLM, Output, RemaskError
+from remask.tasks import transit
 from remask.tasks.transit import make_workload
-from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.goldens import model_dir
 
 QUESTIONS = make_workload(6, 3, 5)
@@ -22,22 +22,22 @@ def llm() -> Iterator[LLM]:
 
 
 def test_chat_answers_conversations(llm: LLM) -> None:
-    outputs = llm.chat(CHATS, TRANSIT_SAMPLING)
+    outputs = llm.chat(CHATS, transit.SAMPLING)
     for question, output in zip(QUESTIONS, outputs, strict=True):
         assert question.answer in (output.text or "")
-    (one,) = llm.chat(CHATS[0], TRANSIT_SAMPLING)
-    assert one.text == outputs[0].text == llm.generate(CHATS[0], TRANSIT_SAMPLING)[0].text
+    (one,) = llm.chat(CHATS[0], transit.SAMPLING)
+    assert one.text == outputs[0].text == llm.generate(CHATS[0], transit.SAMPLING)[0].text
     others: list[Any] = ["from abbey", [["x"]], [[]], 7]
     for bad in others:
         with pytest.raises(RemaskError, match=r"^messages: a conversation is a list"):
-            llm.chat(bad, TRANSIT_SAMPLING)
+            llm.chat(bad, transit.SAMPLING)
 
 
 def test_variables_reach_the_template() -> None:
     llm = LLM("bundled-transit", dtype="float32")
     assert llm.tokenizer is not None
     llm.tokenizer.use_chat_template("{{ place }} {% for m in messages %}{{ m.content }} {% endfor %}")
-    (request,) = llm.session.requests([CHATS[0]], TRANSIT_SAMPLING, variables={"place": "abbey"})
+    (request,) = llm.session.requests([CHATS[0]], transit.SAMPLING, variables={"place": "abbey"})
     assert request.prompt_token_ids[:1] == llm.tokenizer.encode("abbey")[:1]
     assert llm.chat(CHATS[0], {"max_tokens": 4}, chat_template_kwargs={"place": "abbey"})[0].text
 
@@ -71,8 +71,8 @@ def test_other_objects_are_refused(llm: LLM, prompt: Any, told: str) -> None:
 
 
 def test_a_stream_is_the_answer_piece_by_piece(llm: LLM) -> None:
-    (whole,) = llm.chat(CHATS[0], TRANSIT_SAMPLING)
-    pieces = list(llm.stream(CHATS[0], TRANSIT_SAMPLING))
+    (whole,) = llm.chat(CHATS[0], transit.SAMPLING)
+    pieces = list(llm.stream(CHATS[0], transit.SAMPLING))
     assert len(pieces) > 2
     assert "".join(piece.delta for piece in pieces) == whole.text
     assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
@@ -80,13 +80,13 @@ def test_a_stream_is_the_answer_piece_by_piece(llm: LLM) -> None:
     last = pieces[-1].output
     assert last is not None
     assert (last.text, last.finish_reason) == (whole.text, whole.finish_reason)
-    uncached = list(llm.stream(CHATS[0], TRANSIT_SAMPLING, cache="none"))[-1].output
+    uncached = list(llm.stream(CHATS[0], transit.SAMPLING, cache="none"))[-1].output
     assert uncached is not None
     assert uncached.usage.prefix_depth == 0 < last.usage.prefix_depth
 
 
 def test_a_consumer_that_stops_early_cancels(llm: LLM) -> None:
-    stream = llm.stream(CHATS[0], {**TRANSIT_SAMPLING, "ignore_eos": True})
+    stream = llm.stream(CHATS[0], {**transit.SAMPLING, "ignore_eos": True})
     next(stream)
     with pytest.raises(RemaskError, match="running other requests"):
         next(llm.stream(CHATS[1]))
@@ -97,18 +97,18 @@ def test_a_consumer_that_stops_early_cancels(llm: LLM) -> None:
 
 
 def test_many_prompts_of_one_event_loop(llm: LLM) -> None:
-    expected = llm.chat(CHATS, TRANSIT_SAMPLING)
+    expected = llm.chat(CHATS, transit.SAMPLING)
 
     async def told(model: AsyncLLM, number: int) -> str:
-        return "".join([piece.delta async for piece in model.stream(CHATS[number], TRANSIT_SAMPLING)])
+        return "".join([piece.delta async for piece in model.stream(CHATS[number], transit.SAMPLING)])
 
     async def main() -> tuple[list[str], Output]:
         async with AsyncLLM(llm) as model:
             texts = await asyncio.gather(*(told(model, number) for number in range(len(CHATS))))
-            left = model.stream(CHATS[0], TRANSIT_SAMPLING)
+            left = model.stream(CHATS[0], transit.SAMPLING)
             await anext(left)
             await left.aclose()
-            output = await model.generate(CHATS[0], TRANSIT_SAMPLING)
+            output = await model.generate(CHATS[0], transit.SAMPLING)
             with pytest.raises(RemaskError, match="max_tokens"):
                 await model.generate(CHATS[0], {"max_tokens": 0})
         return texts, output

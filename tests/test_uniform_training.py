@@ -15,7 +15,6 @@ from remask import LLM
 from remask.plan.canvas import Canvas
 from remask.tasks import relay
 from remask.tasks.relay import HOPS, LEG, RelaySettings
-from remask_lab.bench.workload import UNIFORM_SAMPLING
 from remask_lab.likelihood.noised import Noised, NoiseDraws, NoiseLikelihoods
 from remask_lab.likelihood.passes import Job, Pair, UncachedPasses
 
@@ -142,7 +141,7 @@ def test_the_engine_computes_what_was_trained(attention: str, tmp_path: Path) ->
     made = trainer("--attention", attention)
     llm = exported(made, tmp_path / "model")
     assert llm.model.config.structured_attention == (attention == "structured")
-    assert llm.session.sampling.items() >= UNIFORM_SAMPLING.items()
+    assert llm.session.sampling.items() >= relay.UNIFORM_SAMPLING.items()
     batch = made.source.leg(1, RelaySettings(rows=8, legs=2), 1)
     ((start, stop),) = spans(batch)
     with torch.no_grad():

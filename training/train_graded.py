@@ -22,7 +22,6 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from remask.tasks import relay  # noqa: E402  (the path above makes a plain script call work)
-from remask_lab.bench.workload import RELAY_SAMPLING  # noqa: E402
 from training import optimizers  # noqa: E402
 from training.export import export  # noqa: E402
 from training.model import Boundary, LocalHeads, MaskedModel, ModelShape, initialize  # noqa: E402
@@ -233,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             depths = {depth: accuracy(trainer, args.questions, 20_000, depth) for depth in range(args.layers + 1)}
             steps = {count: accuracy(trainer, args.questions, 20_000, steps=count) for count in (1, 2, 3, 6)}
             print(f"right at depths {depths}, in steps {steps}", flush=True)
-            export(trainer.model, trainer.tokenizer, args.out, RELAY_SAMPLING)
+            export(trainer.model, trainer.tokenizer, args.out, relay.SAMPLING)
             save_tokenizer(args.out)
 
 

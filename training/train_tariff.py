@@ -22,7 +22,6 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from remask.tasks import tariff  # noqa: E402  (the path above makes a plain script call work)
-from remask_lab.bench.workload import TARIFF_SAMPLING  # noqa: E402
 from training import optimizers  # noqa: E402
 from training.export import export  # noqa: E402
 from training.mixture import Experts  # noqa: E402
@@ -227,7 +226,7 @@ def main() -> None:
                 print(
                     f"{kind} at depths {depths}: {accuracy(trainer, args.questions, 20_000, kind, depths)}", flush=True
                 )
-            export(trainer.model, trainer.tokenizer, args.out, TARIFF_SAMPLING)
+            export(trainer.model, trainer.tokenizer, args.out, tariff.SAMPLING)
             save_tokenizer(args.out)
 
 

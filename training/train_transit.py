@@ -20,7 +20,7 @@ from torch import Tensor
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from remask_lab.bench.workload import TRANSIT_SAMPLING  # noqa: E402
+from remask.tasks import transit  # noqa: E402
 from training import optimizers  # noqa: E402  (the path above makes a plain script call work)
 from training.export import export, load_weights  # noqa: E402
 from training.model import MaskedModel, ModelShape, initialize  # noqa: E402
@@ -130,13 +130,13 @@ def main() -> None:
                 flush=True,
             )
         if time.monotonic() - evaluated > 60 * options.evaluate_every:
-            export(trainer.model, trainer.tokenizer, options.out, TRANSIT_SAMPLING)
+            export(trainer.model, trainer.tokenizer, options.out, transit.SAMPLING)
             save_tokenizer(options.out)
             accuracy = measure(trainer.model, trainer.tokenizer, 48, options.eval_seed + trainer.steps)
             print(f"accuracy {accuracy}", flush=True)
             evaluated = time.monotonic()
 
-    export(trainer.model, trainer.tokenizer, options.out, TRANSIT_SAMPLING)
+    export(trainer.model, trainer.tokenizer, options.out, transit.SAMPLING)
     save_tokenizer(options.out)
     load_weights(trainer.model, options.out)
     for name, block_length, steps, with_system in SETTINGS:

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
-from remask_lab.bench.workload import UNIFORM_SAMPLING
+from remask.tasks import relay
 from training.relay_tokenizer import save_tokenizer
 from training.uniform_model import DenseGidd
 
@@ -58,7 +58,7 @@ def export(model: DenseGidd, tokenizer: PreTrainedTokenizerFast, folder: Path) -
     """Writes configuration, float16 weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(model, tokenizer), indent=1) + "\n")
-    (folder / "remask.json").write_text(json.dumps({"sampling": UNIFORM_SAMPLING}, indent=1) + "\n")
+    (folder / "remask.json").write_text(json.dumps({"sampling": relay.UNIFORM_SAMPLING}, indent=1) + "\n")
     state = model.state_dict()
     tensors = {f"model.{name}": tensor.detach().cpu().half().contiguous() for name, tensor in state.items()}
     weights = folder / "model.safetensors"

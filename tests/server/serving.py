@@ -20,8 +20,8 @@ from remask.server.app import create_app
 from remask.server.config import ServerConfig
 from remask.server.run import Server
 from remask.server.service import Service
+from remask.tasks import transit
 from remask.tasks.transit import make_workload
-from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.described import Described, described
 from tests.waiting import LONGEST_S, eventually
 
@@ -196,7 +196,7 @@ def serving(
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve until the block ends, in uvicorn's event loop or in one that `loop_factory` makes."""
-    config = ServerConfig(**{"model_names": ["bundled-transit"], "sampling": TRANSIT_SAMPLING, **settings})
+    config = ServerConfig(**{"model_names": ["bundled-transit"], "sampling": transit.SAMPLING, **settings})
     app = create_app(llm or make_llm(), config, clock=clock)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

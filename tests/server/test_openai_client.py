@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from remask.request.sampling_params import SamplingParams
-from remask_lab.bench.workload import TRANSIT_SAMPLING
+from remask.tasks import transit
 from tests.server.serving import CHATS, QUESTIONS, Running, make_llm
 
 
@@ -21,7 +21,7 @@ def joined(stream: Any) -> str:
 
 
 def test_answers_are_those_of_the_engine(client: openai.OpenAI) -> None:
-    outputs = make_llm().generate(CHATS[:4], SamplingParams.from_mapping(TRANSIT_SAMPLING))
+    outputs = make_llm().generate(CHATS[:4], SamplingParams.from_mapping(transit.SAMPLING))
     for number, output in enumerate(outputs):
         answer = say(client, number)
         (choice,) = answer.choices

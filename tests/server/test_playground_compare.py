@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from remask.llm import LLM
+from remask.tasks import transit
 from remask.tasks.cards import card
-from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.browser import DONE, Tab, api_text, opened, sync_api
 from tests.server.serving import Running, held, serving
 
@@ -60,7 +60,7 @@ def seen_blocks(tab: Tab, policy: str = "b") -> list[str]:
 def test_end_tokens_are_one_mark_that_opens(browser: Any) -> None:
     llm = LLM("bundled-transit", dtype="float32", device="cpu")
     # Else a response ends with its first end token, in whose block there are few.
-    with serving(llm, sampling={**TRANSIT_SAMPLING, "ignore_eos": True}) as server, opened(browser, server.base) as tab:
+    with serving(llm, sampling={**transit.SAMPLING, "ignore_eos": True}) as server, opened(browser, server.base) as tab:
         tab.open("compare")
         tab.ask_for(16, block_length=4, steps=16)
         tab.page.click("#run-b-only")

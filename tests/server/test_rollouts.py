@@ -10,7 +10,7 @@ import pytest
 
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask_lab.bench.workload import TRANSIT_SAMPLING
+from remask.tasks import transit
 from tests.server.serving import CHATS, Running, make_llm, serving
 from tests.server.test_kinds_served import sdar
 
@@ -28,7 +28,7 @@ def complete(running: Running, **fields: Any) -> dict[str, Any]:
 
 def test_chat_logprobs_are_the_engines(client: openai.OpenAI) -> None:
     llm = make_llm()
-    (output,) = llm.generate(CHATS[:1], SamplingParams.from_mapping(TRANSIT_SAMPLING), top_logprobs=3)
+    (output,) = llm.generate(CHATS[:1], SamplingParams.from_mapping(transit.SAMPLING), top_logprobs=3)
     assert output.logprobs is not None
     assert llm.tokenizer is not None
     messages: Any = CHATS[0]

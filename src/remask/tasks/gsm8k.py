@@ -27,6 +27,8 @@ MAX_PROMPTS: Final = 12
 """System prompts of a workload, at most: half of the questions are left to be asked."""
 
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+SAMPLING: Final = {"max_tokens": 256, "steps": 128}
+"""The sampling parameters of an answer, as in the BiCache paper."""
 
 
 @dataclass(frozen=True, slots=True)

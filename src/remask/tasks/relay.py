@@ -68,6 +68,11 @@ MAX_SEASONS: Final = 2
 
 OPENING: Final = "Goods:"
 """What opens every system prompt."""
+SAMPLING: Final = {"max_tokens": HOPS, "steps": HOPS, "block_length": HOPS}
+"""The sampling parameters of an answer: a hop a step."""
+
+UNIFORM_SAMPLING: Final = {"max_tokens": HOPS, "block_length": HOPS, "steps_per_block": 2 * HOPS}
+"""Of an answer by a uniform model: twice as many steps as hops, so that towns changed too early are changed again."""
 
 
 @dataclass(frozen=True, slots=True)

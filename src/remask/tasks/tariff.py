@@ -67,6 +67,8 @@ MAX_PLANS: Final = 3
 
 ORDERS: Final = "Orders:"
 """What opens every system prompt."""
+SAMPLING: Final = {"max_tokens": 8, "steps": 8, "block_length": 8}
+"""The sampling parameters of an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ KINDS: Final = ("find", "street", "record", "count")
 RULES: Final = "Answer from this page."
 DEFAULT_SHOPS: Final = 16
 """Shops of a page unless the caller says otherwise; the page then has some 450 tokens."""
+SAMPLING: Final = {"max_tokens": 32, "block_length": 16}
+"""The sampling parameters of an answer: the longest, a record, has 30 tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ DEFAULT_ROWS: Final = 56
 
 MAX_HOPS: Final = 3
 """The longest ride that a question asks about."""
+SAMPLING: Final = {"max_tokens": 16, "steps": 8, "block_length": 2}
+"""The sampling parameters of an answer: a stop and its separator a block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,6 @@ from remask.tasks.town import TownSettings
 from remask.tasks.transit import TransitSettings, draw_question, is_correct, make_workload, reference_response
 from remask_lab.bench.names import OWN_TASKS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
 
-TARIFF_SAMPLING = {"max_tokens": 8, "steps": 8, "block_length": 8}
-RELAY_SAMPLING = {"max_tokens": relay.HOPS, "steps": relay.HOPS, "block_length": relay.HOPS}
-TRANSIT_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
-# Of the bundled uniform model: in twice as many steps as towns, those that were changed too early are changed again.
-UNIFORM_SAMPLING = {"max_tokens": relay.HOPS, "block_length": relay.HOPS, "steps_per_block": 2 * relay.HOPS}
-TOWN_SAMPLING = {"max_tokens": 32, "block_length": 16}  # the longest answer, a record, has 30 tokens
-GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
 Parts: TypeAlias = Mapping[str, Callable[[str], float]]
@@ -194,16 +187,16 @@ class _Kind:
 
 
 _KINDS: Mapping[str, _Kind] = {
-    "tariff": _Kind(TariffSettings, TARIFF_SAMPLING, tariff.make_workload, _tariff),
-    "relay": _Kind(RelaySettings, RELAY_SAMPLING, relay.make_workload, _relay),
+    "tariff": _Kind(TariffSettings, tariff.SAMPLING, tariff.make_workload, _tariff),
+    "relay": _Kind(RelaySettings, relay.SAMPLING, relay.make_workload, _relay),
     "transit": _Kind(
         TransitSettings,
-        TRANSIT_SAMPLING,
+        transit.SAMPLING,
         lambda requests, prefixes, seed, settings: make_workload(requests, prefixes, seed, settings.rows),
         _transit,
     ),
-    "town": _Kind(TownSettings, TOWN_SAMPLING, town.make_workload, _town),
-    "gsm8k": _Kind(Gsm8kSettings, GSM8K_SAMPLING, _gsm8k_questions, _gsm8k),
+    "town": _Kind(TownSettings, town.SAMPLING, town.make_workload, _town),
+    "gsm8k": _Kind(Gsm8kSettings, gsm8k.SAMPLING, _gsm8k_questions, _gsm8k),
 }
 
 
@@ -271,7 +264,7 @@ def usual_workload(
     uniform, kind = llm.loaded.config.kind == "uniform", _KINDS.get(task.name)
     usual = RANDOM_SAMPLING if kind is None else kind.sampling
     if uniform and task.name == "relay":
-        usual = UNIFORM_SAMPLING
+        usual = relay.UNIFORM_SAMPLING
     params = SamplingParams.from_mapping(layered(usual, sampling))
     if kind is not None:
         prefixes = prefixes or (requests if uniform else PREFIXES)

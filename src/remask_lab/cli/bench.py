@@ -14,6 +14,7 @@ from remask.machine.disk import write_whole
 from remask.policies import DepthLookup
 from remask.policies.registry import from_file
 from remask.request.sampling_params import SamplingParams, layered
+from remask.tasks import transit
 from remask_lab.asked import (
     DRAWN,
     OWN,
@@ -39,7 +40,7 @@ from remask_lab.bench.fewer_steps import FEW, OFF, asked_step_baselines
 from remask_lab.bench.names import COMPARED_CACHES, PREFIXES
 from remask_lab.bench.plot import plot_bench
 from remask_lab.bench.report import csv_text, table
-from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, chat_workload, conversation_workload, own_task
+from remask_lab.bench.workload import Workload, chat_workload, conversation_workload, own_task
 from remask_lab.cli.options import ALL, REQUESTS
 from remask_lab.records.record import write_record
 
@@ -125,7 +126,7 @@ def _workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Worklo
         )
     if task.settings is not None:
         raise ConfigError("--prefix-match longest asks about lines of the usual length; leave --task-settings out")
-    params = SamplingParams.from_mapping(layered(TRANSIT_SAMPLING, asked_sampling(args)))
+    params = SamplingParams.from_mapping(layered(transit.SAMPLING, asked_sampling(args)))
     return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
 
 

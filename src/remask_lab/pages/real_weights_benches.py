@@ -8,12 +8,13 @@ from remask.engine.config import DEFAULT_STORE_TOKENS, EngineConfig
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
 from remask.tasks import gsm8k
+from remask.tasks.town import SAMPLING as TOWN_SAMPLING
 from remask.tasks.town import TownSettings
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths
 from remask_lab.bench.contenders import COMPOSITIONS, every_contender
 from remask_lab.bench.documents import document_workload, read_documents
-from remask_lab.bench.workload import TOWN_SAMPLING, Task, TaskChoice, Workload, usual_workload
+from remask_lab.bench.workload import Task, TaskChoice, Workload, usual_workload
 from remask_lab.pages.real_weights_sizes import SEED, Size, Source, open_model
 from remask_lab.records.record import Record
 

@@ -21,8 +21,8 @@ from remask import LLM, EngineConfig, SamplingParams
 from remask.engine.engine import Engine
 from remask.engine.member import EngineStats
 from remask.engine.request import Request
+from remask.tasks import transit
 from remask.tasks.transit import TransitRequest, make_workload
-from remask_lab.bench.workload import TRANSIT_SAMPLING
 from remask_lab.load.load import Load, LoadRun, run_load
 from remask_lab.load.mix import CHAT, HttpRequest, Target, empty_store, find_target, read_metrics
 from remask_lab.records.record import Record, about
@@ -317,7 +317,7 @@ def first_settled(target: Target, items: Sequence[TransitRequest]) -> tuple[list
 def requests(llm: LLM, items: Sequence[TransitRequest]) -> list[Request]:
     """The requests that the server makes of the same messages."""
     assert llm.tokenizer is not None
-    params = SamplingParams.from_mapping(TRANSIT_SAMPLING)
+    params = SamplingParams.from_mapping(transit.SAMPLING)
     return [
         Request(str(i), llm.tokenizer.apply_chat(item.messages), params, llm.tokenizer.shared_prefix(item.messages))
         for i, item in enumerate(items)

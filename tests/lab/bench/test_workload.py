@@ -7,15 +7,10 @@ import pytest
 from remask import LLM, SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.tasks import town
+from remask.tasks import relay, tariff, town, transit
 from remask.tasks.town import TownSettings
 from remask_lab.bench.names import OWN_TASKS
 from remask_lab.bench.workload import (
-    RELAY_SAMPLING,
-    TARIFF_SAMPLING,
-    TOWN_SAMPLING,
-    TRANSIT_SAMPLING,
-    UNIFORM_SAMPLING,
     Task,
     TaskChoice,
     chat_workload,
@@ -41,10 +36,10 @@ def test_agreement_counts_missing_positions(these: list[int], those: list[int], 
 @pytest.mark.parametrize(
     ("model", "sampling"),
     [
-        ("bundled-tariff", TARIFF_SAMPLING),
-        ("bundled", RELAY_SAMPLING),
-        ("bundled-transit", TRANSIT_SAMPLING),
-        ("bundled-uniform", UNIFORM_SAMPLING),
+        ("bundled-tariff", tariff.SAMPLING),
+        ("bundled", relay.SAMPLING),
+        ("bundled-transit", transit.SAMPLING),
+        ("bundled-uniform", relay.UNIFORM_SAMPLING),
     ],
 )
 def test_a_bundled_model_is_asked_as_its_own_files_say(model: str, sampling: dict[str, int]) -> None:
@@ -58,7 +53,7 @@ def test_questions_to_a_uniform_model_have_a_system_prompt_and_a_noise_of_their_
     requests = [task.request for task in workload.tasks]
     assert len({tuple(request.prompt_token_ids[: request.prefix_length]) for request in requests}) == 5
     assert [request.params.seed for request in requests] == [3, 4, 5, 6, 7]
-    usual = SamplingParams.from_mapping({**UNIFORM_SAMPLING, "seed": 3})
+    usual = SamplingParams.from_mapping({**relay.UNIFORM_SAMPLING, "seed": 3})
     assert requests[0].params == usual
     fixed = usual_workload(llm, 3, 3, {"seed": 9}, prefixes=1)
     assert fixed.prefixes == 1
@@ -80,7 +75,7 @@ def test_tasks_are_of_one_cluster_where_one_prefix_begins_with_the_other() -> No
 
 def test_turns_of_one_system_prompt_are_of_one_cluster() -> None:
     llm = LLM("bundled-transit", dtype="float32", device="cpu")
-    workload = conversation_workload(llm, 12, 3, 0, SamplingParams.from_mapping(TRANSIT_SAMPLING))
+    workload = conversation_workload(llm, 12, 3, 0, SamplingParams.from_mapping(transit.SAMPLING))
     assert len(set(workload.clusters)) == 3
     assert len({task.request.prefix_length for task in workload.tasks}) > 3, "their histories differ"
 
@@ -135,7 +130,7 @@ def test_towns_are_asked_about_in_words_and_judged_by_kind(tmp_path: Path) -> No
         assert asked.correct("The bakery opens at 99.") is False
         assert [score(item.answer) for score in asked.parts.values()] == [1]
         assert list(asked.parts) == [item.kind]
-        assert asked.request.params == SamplingParams.from_mapping(TOWN_SAMPLING)
+        assert asked.request.params == SamplingParams.from_mapping(town.SAMPLING)
     bare = chat_workload(llm, task, 12, 3, 3, SamplingParams(), with_prefix=False)
     assert all(
         len(one.request.prompt_token_ids) < 200 < two.request.prefix_length

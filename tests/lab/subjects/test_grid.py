@@ -8,8 +8,9 @@ import pytest
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.tasks import transit
 from remask_lab.bench.grid import Grid, GridRow, run_grid
-from remask_lab.bench.workload import TRANSIT_SAMPLING, TaskChoice, Workload, chat_workload
+from remask_lab.bench.workload import TaskChoice, Workload, chat_workload
 from remask_lab.records.record import Sweep
 from remask_lab.subjects.grid import points_of, quality_name, reading, values_of, varied, worded
 from tests.oracles import similarity
@@ -67,7 +68,7 @@ def llm() -> LLM:
 
 
 def task(llm: LLM) -> Workload:
-    return chat_workload(llm, TaskChoice("transit"), 2, 1, 0, flat_params({**TRANSIT_SAMPLING, "ignore_eos": True}))
+    return chat_workload(llm, TaskChoice("transit"), 2, 1, 0, flat_params({**transit.SAMPLING, "ignore_eos": True}))
 
 
 @pytest.mark.thorough

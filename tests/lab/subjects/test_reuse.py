@@ -13,7 +13,8 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask_lab.bench.workload import TRANSIT_SAMPLING, TaskChoice, chat_workload
+from remask.tasks import transit
+from remask_lab.bench.workload import TaskChoice, chat_workload
 from remask_lab.subjects.reuse import (
     ANOTHER,
     ONCE,
@@ -118,7 +119,7 @@ def bundled() -> LLM:
 
 
 def test_the_bundled_task_is_judged_by_part(bundled: LLM) -> None:
-    params = flat_params(TRANSIT_SAMPLING)
+    params = flat_params(transit.SAMPLING)
     none, reuse, bicache = measure_collapse(
         bundled, chat_workload(bundled, TaskChoice("transit"), 2, 1, 0, params), {"depth": 2}, 1
     )
