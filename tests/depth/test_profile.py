@@ -14,7 +14,6 @@ from remask.depth.similarity import PrefixProbe
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup
-from remask_lab.bench.grid import lookup_at
 from tests import goldens
 from tests.depth.models import AUTHORS, open_model
 
@@ -41,7 +40,7 @@ def test_golden_model_end_to_end(golden: LLM) -> None:
     assert len(table.entries) > 1
     assert list(table.entries.values()) == sorted(set(table.entries.values()))
     assert table.entries == depth_entries(table.limits, 0.5)
-    assert table.lookup == lookup_at(table, 0.5)
+    assert table.lookup == DepthLookup(table.entries)
     similarities = np.array(list(table.curves.values()))
     assert (np.diff(similarities[:, 1:], axis=0) > 0).all(), "a longer prefix is less disturbed"
 
@@ -225,11 +224,9 @@ def test_layers_that_cannot_change_a_depth_are_left_out(
     assert sum(computed) < 12 * 5 * layers
     assert (needed.entries, needed.growth, needed.samples) == (whole.entries, whole.growth, whole.samples)
     for higher in (tau, (1 + tau) / 2, 0.999):
-        assert lookup_at(needed, higher) == lookup_at(whole, higher)
+        assert depth_entries(needed.limits, higher) == depth_entries(whole.limits, higher)
     for ratio, limits in needed.limits.items():
         assert limits == pytest.approx(whole.limits[ratio][: len(limits)], abs=1e-6)
-    with pytest.raises(ConfigError, match="without --needed-layers"):
-        lookup_at(needed, tau / 2)
 
 
 @pytest.mark.parametrize("rule", [AUTHORS, DepthRule(layers="largest"), DepthRule(requests="mean-depth")])

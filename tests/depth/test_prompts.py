@@ -20,9 +20,8 @@ from remask.depth.prompts import default_prompts, read_prompts, under_system_pro
 from remask.depth.rule import ProfileSettings
 from remask.errors import ConfigError
 from remask.policies.bicache import percent
-from remask.tasks import relay, tariff
+from remask.tasks import relay
 from remask.tasks.transit import RULES, make_workload
-from remask_lab.instruments.depths import task_prompts
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer, write_lines
 
@@ -171,19 +170,19 @@ def test_bad_files(ascii_model: LoadedModel, bare_model: LoadedModel, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "sets", "rows", "asks", "tail", "opening"),
+    ("name", "task", "rows", "asks", "tail", "opening"),
     [
-        ("bundled-tariff", "tariff", [*tariff.KINDS, "random tokens"], 64, "who pays", 0.15, "Plan"),
-        ("bundled", "relay", ["relay", "random tokens"], relay.RelaySettings().rows, "route from", 0.2, "In"),
+        ("bundled-tariff", "tariff", 64, "who pays", 0.15, "Plan"),
+        ("bundled", "relay", relay.RelaySettings().rows, "route from", 0.2, "In"),
     ],
 )
 def test_bundled_models_are_profiled_on_whole_requests(
-    name: str, task: str, sets: list[str], rows: int, asks: str, tail: float, opening: str
+    name: str, task: str, rows: int, asks: str, tail: float, opening: str
 ) -> None:
     model = loaded(name)
     prompts = default_prompts(model)
     assert isinstance(prompts, TaskPrompts)
-    assert (prompts.task, list(task_prompts(model))) == (task, sets)
+    assert prompts.task == task
     tokens = prompts.draw(random.Random(0), prompts.canvas).tokens
     conversation = text(model, tokens)
     assert (conversation.count(asks), conversation.count(";")) == (1, rows - 1)

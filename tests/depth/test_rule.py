@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +13,24 @@ from hypothesis import strategies as st
 
 from remask.depth.conversations import TokenPrompts
 from remask.depth.profile import profile, request_depths, rule_limits
-from remask.depth.rule import DepthRule, ProfileSettings, depth_at, depth_entries
+from remask.depth.rule import (
+    AT_BOUNDARY,
+    OVER_LAYERS,
+    OVER_REQUESTS,
+    DepthRule,
+    ProfileSettings,
+    depth_at,
+    depth_entries,
+)
 from remask.depth.similarity import limits_of
 from remask.depth.table import DepthTable
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.instruments.depths import RULES
 from tests.depth.models import AUTHORS
 from tests.goldens import tariff
 
 TAU = 0.97
+RULES = [DepthRule(*parts) for parts in product(OVER_LAYERS, OVER_REQUESTS, AT_BOUNDARY)]
 CURVES = st.integers(1, 6).flatmap(
     lambda layers: st.lists(
         st.lists(st.sampled_from([0.5, 0.9, 0.96, 0.97, 0.98, 1.0]), min_size=layers, max_size=layers),
@@ -86,12 +94,6 @@ def test_entries_grow() -> None:
     curves = {50: [1.0, 0.99, 0.5], 10: [1.0, 0.5, 0.5], 70: [1.0, 0.9, 0.9], 90: [1.0, 1.0, 1.0], 5: [0.1, 1.0, 1.0]}
     limits = {ratio: limits_of(AUTHORS, np.array(curve)).tolist() for ratio, curve in curves.items()}
     assert depth_entries(limits, TAU) == {10: 1, 50: 2, 90: 3}
-
-
-def test_the_default_comes_first() -> None:
-    assert RULES[0] == DepthRule()
-    assert str(RULES[0]) == "leading, least-depth, safe"
-    assert len(set(RULES)) == 12
 
 
 @pytest.mark.parametrize("part", ["layers", "requests", "boundary"])

@@ -1,15 +1,12 @@
-"""Commands in the documentation: the real parser takes those in code blocks and tables, and named modules are there."""
+"""Commands in the documentation: the real parser takes those in code blocks and tables."""
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 from remask.cli.main import parse
-from remask_lab.__main__ import COMMANDS, main
-from remask_lab.speed.__main__ import MEASUREMENTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
@@ -54,31 +51,3 @@ def test_commands_are_taken(
         (tmp_path / name).write_text(text, encoding="utf-8")
     for command in commands(page):
         assert exit_code(command) == 0, f"{command}\n{capsys.readouterr().err}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_what_the_laboratory_runs_is_there(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert "python -m remask_lab." not in text, "its modules are run by its command"
-    for command, name in re.findall(r"python -m remask_lab ([a-z][\w-]*)(?: ([a-z]\w*))?", text):
-        assert command in COMMANDS, command
-        # The log names what was there on its day.
-        assert command != "speed" or page.name == "log.md" or not name or name in MEASUREMENTS, name
-
-
-@pytest.mark.filterwarnings("ignore:'remask_lab:RuntimeWarning")  # other tests have imported what it runs
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_of_its_commands_has_a_help(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["remask_lab", command, "--help"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("usage:")
-
-
-def test_the_benchmarks_page_lists_every_speed_command() -> None:
-    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    for name in MEASUREMENTS:
-        assert f"`python -m remask_lab speed {name}`" in text

@@ -1,7 +1,6 @@
-"""The examples of docs/extending.md and of the page on subjects, run as they stand there."""
+"""The examples of docs/extending.md, run as they stand there."""
 
 import re
-import sys
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,11 @@ import pytest
 
 from remask.checks import fields
 from remask.checks import values as checks
-from remask.cli import main
 from remask.errors import ConfigError
-from remask.policies import BiCache, Dense
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
 from remask.sampling.masked import MaskedDecoding, Rule
 from remask.sampling.rules import BlockStart, Knobs, Remasking, Step
-from remask_lab import subjects
-from remask_lab.cli import analyze
-from remask_lab.observe import replace_attention
-from remask_lab.records.record import read_record
-from tests.engine.support import Work, make_engine, request, run
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("extending.md", "lab/hooks-and-readers.md"))
@@ -69,19 +61,6 @@ def test_the_rule_of_the_example_chooses_no_neighbours(apart: Remasking) -> None
     assert choose(step).tolist() == [0, 2, 3]
 
 
-def test_the_kernel_of_the_example_computes_a_models_attention() -> None:
-    names: dict[str, Any] = {}
-    exec(example("An attention kernel"), names)
-    engine = make_engine()
-    work = [
-        Work(request(str(number), 5 + number), policy) for number, policy in enumerate((Dense(), BiCache(Dense(), 2)))
-    ]
-    expected = {name: result.token_ids for name, result in run(make_engine(), work).items()}
-    replaced = replace_attention(engine, names["RowByRow"]())
-    assert {name: result.token_ids for name, result in run(engine, work).items()} == expected
-    engine.detach(replaced)
-
-
 def test_the_field_of_the_example_is_a_declaration() -> None:
     names: dict[str, Any] = {**vars(checks), **vars(fields)}
     # The annotated name is a field of a class: its value is what `declare` returns.
@@ -99,45 +78,3 @@ def test_every_place_that_the_page_names_is_there() -> None:
     part = TEXT[TEXT.index("## A remasking rule") :]
     for name in re.findall(r"`((?:src|tests|scripts)/[\w/]+\.py)`", part):
         assert (root / name).is_file(), name
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "lab" / "analysis-subject.md"
-
-
-@pytest.fixture
-def certainty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The subject as an entry of `SUBJECTS` and a module of `remask_lab.subjects`."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (entry,) = [block for block in blocks if block.lstrip().startswith('"certainty": Subject(')]
-    (code,) = [block for block in blocks if block.startswith('"""`remask analyze certainty`')]
-    monkeypatch.setattr(analyze, "SUBJECTS", {**analyze.SUBJECTS, **eval(f"{{{entry}}}", vars(analyze))})
-    (tmp_path / "certainty.py").write_text(code, encoding="utf-8")
-    monkeypatch.setattr(subjects, "__path__", [*subjects.__path__, str(tmp_path)])
-    # What the test imports under this name goes when it ends.
-    monkeypatch.setitem(sys.modules, "remask_lab.subjects.certainty", None)
-    monkeypatch.delitem(sys.modules, "remask_lab.subjects.certainty")
-
-
-@pytest.mark.usefixtures("certainty")
-def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output, plots = tmp_path / "certainty.json", tmp_path / "plots"
-    model = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
-    requests = tmp_path / "in.jsonl"
-    requests.write_text('{"prompt_token_ids": [5, 6, 7]}\n{"prompt_token_ids": [8, 9]}\n')
-    own = ["--input", str(requests), "--sampling", '{"max_tokens": 6, "steps": 3, "ignore_eos": true}']
-    files = ["--output", str(output), "--plots", str(plots)]
-    assert main(["--quiet", "analyze", "certainty", *model, *own, *files]) == 0
-    record = read_record(output, "analyze certainty")
-    probability = record.data["probability"]
-    assert len(probability) == 3
-    assert all(0 < value < 1 for value in probability)
-    assert f"goes from {probability[0]:.3f} in the first pass to {probability[-1]:.3f}" in record.data["reading"]
-    assert record.data["reading"] in capsys.readouterr().out
-    assert (plots / "certainty.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.usefixtures("certainty")
-def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["analyze", "--help"])
-    assert "largest probability at the predicted positions" in capsys.readouterr().out

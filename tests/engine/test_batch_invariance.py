@@ -23,6 +23,8 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.model.invariant import TILE, TiledArithmetic, batch_invariant
 from remask.model.transformer import Transformer
+from remask.plan.cost import NOTHING, Widths
+from remask.plan.pass_cost import pass_cost
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
@@ -33,7 +35,6 @@ from remask.request.sampling_params import SamplingParams
 from remask.sampling import score
 from remask.sampling.rows import RowGroup
 from remask.sampling.vocabulary import Vocabulary
-from remask_lab.observe import CostMeter, observe_costs
 from tests.engine import kinds, support, test_block_causal_against_oracles, test_uniform_drawn_against_oracles
 from tests.engine.support import CPU, CheckedTransformer, Work, lively_weights, poisoned_engine, prompt_of, small_config
 
@@ -312,6 +313,16 @@ def test_the_option() -> None:
         EngineConfig(batch_invariant="yes")  # type: ignore[arg-type]
 
 
+class Costs(EngineObserver):
+    """The cost of the last pass."""
+
+    def __init__(self, widths: Widths, apart: bool) -> None:
+        self.widths, self.apart, self.last = widths, apart, NOTHING
+
+    def launched(self, ran: Ran) -> None:
+        self.last = pass_cost(self.widths, [state.passed(plan, self.apart) for state, plan in ran.items])
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_cost_of_a_pass_counts_a_shared_prefix_as_often_as_it_is_read(apart: bool) -> None:
     model = model_of("llada", torch.float32)
@@ -320,8 +331,8 @@ def test_the_cost_of_a_pass_counts_a_shared_prefix_as_often_as_it_is_read(apart:
 
     def read(*some: Work) -> int:
         engine = poisoned_engine(model, batch_invariant=apart)
-        costs = CostMeter(widths)
-        observe_costs(engine, costs)
+        costs = Costs(widths, apart)
+        engine.attach(costs)
         for item in some:
             engine.add(item.asked)
         engine.step()  # the pass over the prefix

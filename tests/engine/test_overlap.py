@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
+from remask.engine.isolation import Ran
+from remask.engine.observer import EngineObserver
 from remask.engine.overlap import plan_ahead
 from remask.engine.request import Request
 from remask.engine.runner import Items
@@ -27,7 +29,6 @@ from remask.policies.uniform_cache import UniformCache
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Event, Result
-from remask_lab.observe import CacheMeter, observe_cache, observe_passes
 from tests.engine.kinds import checkpoint, tokens
 from tests.engine.support import (
     DEADLINE,
@@ -199,20 +200,31 @@ def test_steps_that_cannot_be_foreseen_are_counted(beside: CachePolicy | None) -
         assert outcome(results[item.request.id]) == outcome(alone(item, overlap=False))
 
 
+class Waiting(EngineObserver):
+    """An observer that wants each pass before the next one is planned."""
+
+    waits = True
+
+    def __init__(self, note: Callable[[Ran], None]) -> None:
+        self.note = note
+
+    def computed(self, ran: Ran) -> None:
+        self.note(ran)
+
+
 def test_observers_see_every_pass_that_is_launched_after_they_came() -> None:
     engine, seen = queueing(), list[int]()
     engine.add(request())
     engine.step()
     assert engine._queued is not None
-    observe_passes(engine, lambda passes: seen.extend(len(each.hidden) for each in passes))
+    engine.attach(Waiting(lambda ran: seen.append(len(ran.hidden))))
     while engine.busy:
         engine.step()
     assert seen == [6, 5, 4, 3, 2, 1], "the second pass was queued when the observer came"
-    metered = queueing()
-    meter = CacheMeter()
-    observe_cache(metered, meter)
-    run(metered, [Work(request(), Dense())])
-    assert (metered.stats.queued_passes, meter.passes) == (0, 8)
+    observed, passes = queueing(), list[Ran]()
+    observed.attach(Waiting(passes.append))
+    run(observed, [Work(request(), Dense())])
+    assert (observed.stats.queued_passes, len(passes)) == (0, 8)
 
 
 REPEATING = [

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from remask.checkpoint.loaded import dummy_weights
 from remask.engine import pack, runner
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -24,17 +25,17 @@ from remask.model import executors, graphs, stage
 from remask.model.graphs import Graphs
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
-from remask.policies import BiCache, BlockDual, CachePolicy, Dense
+from remask.policies import BiCache, BlockDual, CachePolicy, Dense, name_of
 from remask.request.sampling_params import SamplingParams
 from remask.sampling import choice
-from remask_lab.speed import host_decode
 from tests.engine.entered import entered
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
 from tests.engine.test_no_waits import reads_of
 from tests.model.test_launches import Count
 
-LAYERS, BLOCK, LENGTH = 4, 16, 64
+CONFIG = replace(small_config("llada"), layers=4)
+BLOCK, LENGTH = 16, 64
 POLICIES: list[CachePolicy] = [
     Dense(),
     BlockDual(),
@@ -102,9 +103,8 @@ def watched(patch: pytest.MonkeyPatch) -> Iterator[Step]:
 
 def steady(policy: CachePolicy, requests: int, patch: pytest.MonkeyPatch, **limits: Any) -> Step:
     """One step in the middle of a block, without a refresh."""
-    config = replace(small_config("llada"), layers=LAYERS)
     with watched(patch) as step:
-        model = Transformer(config, empty_weights(config, torch.float32, CPU))
+        model = Transformer(CONFIG, empty_weights(CONFIG, torch.float32, CPU))
         engine = Engine(
             model,
             EngineConfig(
@@ -161,16 +161,16 @@ def test_a_step_launches_and_waits_as_often_for_any_number_of_requests(
 
 
 @pytest.mark.parametrize(("overlap", "most"), [(False, 40), (True, 85)])
-@pytest.mark.parametrize("policy", host_decode.POLICIES)
-def test_one_request_more_calls_few_functions(policy: str, overlap: bool, most: int) -> None:
+@pytest.mark.parametrize("policy", [Dense(), BlockDual(), BiCache(BlockDual(), 2, BLOCK)], ids=name_of)
+def test_one_request_more_calls_few_functions(policy: CachePolicy, overlap: bool, most: int) -> None:
     """Of the package, in a step in the middle of a block."""
-    model, calls = host_decode.make_model(), list[int]()
+    model, calls = Transformer(CONFIG, dummy_weights(CONFIG, torch.float32, CPU)), list[int]()
     for requests in (2, 10):
         limits = EngineConfig(max_num_seqs=requests, max_model_len=LENGTH, store_budget_tokens=LENGTH, overlap=overlap)
         engine = Engine(model, limits, "counted")
         params = SamplingParams(max_tokens=32, block_length=32, steps=16, ignore_eos=True)
         for number in range(requests):
-            engine.add(Request(str(number), [3] * 32, params, 24, host_decode.POLICIES[policy]))
+            engine.add(Request(str(number), [3] * 32, params, 24, policy))
         while engine.waiting or engine.stats.steps < 6:
             engine.step()
         with entered() as found:

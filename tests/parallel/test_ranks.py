@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from remask.engine.observer import EngineObserver
 from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLostError
 from remask.parallel import lead
 from remask.parallel.group import open_store
-from remask_lab.observe import observe_passes, replace_attention, run_in_sections
 from tests import goldens
 from tests.checkpoint import checkpoints
 from tests.checkpoint.adapters import adapted
@@ -162,9 +160,6 @@ def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) 
     with pytest.raises(ConfigError, match="load it with tensor_parallel=1"):
         two.model.forward(*_batch_of(two))
     refused: list[Callable[[], object]] = [
-        lambda: observe_passes(two.engine, lambda _: None),
-        lambda: replace_attention(two.engine, two.model.attention),
-        lambda: run_in_sections(two.engine, lambda _: threading.Lock()),
         lambda: two.session.new_engine(EngineConfig(batch_invariant=True)),
         lambda: two.session.new_engine(EngineConfig(graphs=True)),
         lambda: two.depth_table,

@@ -20,8 +20,6 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.families import family_of
 from remask.families.llada import LLADA
 from remask.policies import name_of, names_for, parse, policy_names, settings_of
-from remask_lab.bench.contenders import every_contender
-from remask_lab.bench.workload import usual_workload
 from tests.checkpoint.checkpoints import LLADA as LLADA_CONFIG
 from tests.checkpoint.checkpoints import write
 from tests.plugins.installed import PACKAGE
@@ -139,15 +137,6 @@ def test_a_rule_chooses_no_neighbours(model: Path) -> None:
     assert sorted(p for each in output.trace for p in each.positions) == list(range(len(PROMPT), len(PROMPT) + 8))
     with pytest.raises(UnknownNameError, match="Did you mean 'apart'"):
         SamplingParams(remasking="aparts")
-
-
-@pytest.mark.thorough
-def test_the_bench_compares_it(model: Path) -> None:
-    llm = load(model)
-    sampling = {"max_tokens": 8, "block_length": 4}
-    workload = usual_workload(llm, 2, 0, sampling, prefixes=1, prefix_tokens=16, prompt_tokens=4)
-    rows, _ = every_contender(llm, workload, {"late-rows": {"every": 3}, "bicache": {"depth": 1}})
-    assert {row.name: row.settings for row in rows}["late-rows"] == {"every": 3}
 
 
 def test_command_line_and_jsonl(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

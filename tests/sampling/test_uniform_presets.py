@@ -1,4 +1,4 @@
-"""The thesis's settings by their names: what they set, what they clash with, and that they change what is run."""
+"""The thesis's settings by their names: what they clash with, and that they change what is run."""
 
 import pytest
 
@@ -6,29 +6,6 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import fit
-from remask_lab.papers.definition import load_table, resolve
-
-
-@pytest.mark.parametrize("table", ["thesis-6-1", "thesis-6-10", "thesis-figure-6-4"])
-def test_presets_are_what_the_tables_run_at_the_paper_s_scale(table: str) -> None:
-    definition = load_table(table)
-    seen = set()
-    for row in definition.rows:
-        params = resolve(definition, row, "paper", definition.scales["paper"]).params
-        preset = f"s{params.steps_per_block}/b{params.block_length}"
-        given = {
-            "uniform": {"preset": preset, "canvas_length": 2048},
-            "max_tokens": params.max_tokens,
-            "ignore_eos": True,
-        }
-        own = SamplingParams.from_mapping(given)
-        assert (own.steps_per_block, own.block_length, own.uniform.tokens_per_step) == (
-            params.steps_per_block,
-            params.block_length,
-            params.uniform.tokens_per_step,
-        )
-        seen.add(preset)
-    assert seen <= {"s32/b32", "s512/b512"}
 
 
 @pytest.mark.thorough

@@ -1,6 +1,7 @@
 """Which policies `--caches all` finds, on what they run, what they are compared with, and the paper's ablation."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from remask.policies.dkv import DkvDecode
 from remask_lab.bench.contenders import COMPOSITIONS, DRAWN, Contender, LeftOut, every_contender
 from remask_lab.bench.grid import UndelayedDecode, setting_names
 from remask_lab.bench.workload import random_workload
+from tests.plugins.conftest import example  # noqa: F401 - a fixture
 from tests.policies.views import layer_rows, views
 from tests.sampling_fields import flat_params
 
@@ -100,3 +102,9 @@ def test_what_is_refused() -> None:
     UndelayedDecode().check(RequestFacts(2, 0, False, 8, 4))
     with pytest.raises(ConfigError, match="refresh_interval"):
         UndelayedDecode(0)
+
+
+@pytest.mark.thorough
+def test_a_policy_of_another_package_is_one_of_all(example: Path) -> None:  # noqa: F811 - the fixture
+    rows, _ = found("llada-tiny", {"late-rows": {"every": 3}})
+    assert rows["late-rows"].settings == {"every": 3}

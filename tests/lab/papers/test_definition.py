@@ -7,6 +7,7 @@ import pytest
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import parse
 from remask.policies.bicache import DepthLookup
+from remask.request.sampling_params import SamplingParams
 from remask_lab.papers.definition import SCALES, load_table, resolve, table_names
 from remask_lab.papers.show import published
 from tests.lab.papers.tables import SMALL, small_table
@@ -109,3 +110,25 @@ def test_what_a_table_cannot_say(tmp_path: Path, old: str, new: str, message: st
     with pytest.raises(ConfigError, match=r"small\.toml") as caught:
         small_table(tmp_path, SMALL.replace(old, new, 1))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("table", ["thesis-6-1", "thesis-6-10", "thesis-figure-6-4"])
+def test_presets_are_what_the_tables_run_at_the_paper_s_scale(table: str) -> None:
+    definition = load_table(table)
+    seen = set()
+    for row in definition.rows:
+        params = resolve(definition, row, "paper", definition.scales["paper"]).params
+        preset = f"s{params.steps_per_block}/b{params.block_length}"
+        given = {
+            "uniform": {"preset": preset, "canvas_length": 2048},
+            "max_tokens": params.max_tokens,
+            "ignore_eos": True,
+        }
+        own = SamplingParams.from_mapping(given)
+        assert (own.steps_per_block, own.block_length, own.uniform.tokens_per_step) == (
+            params.steps_per_block,
+            params.block_length,
+            params.uniform.tokens_per_step,
+        )
+        seen.add(preset)
+    assert seen <= {"s32/b32", "s512/b512"}

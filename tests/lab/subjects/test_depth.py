@@ -13,6 +13,7 @@ from remask.depth.conversations import ChatPrompts, Conversation, RandomPrompts,
 from remask.depth.rule import ProfileSettings
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
+from remask.tasks import tariff
 from remask_lab.instruments.depths import task_prompts
 from remask_lab.subjects.depth import (
     QUESTIONS,
@@ -190,3 +191,11 @@ def test_tasks_by_what_the_tokenizer_reads(tmp_path: Path) -> None:
 def test_random_tokens_have_no_mask() -> None:
     config: ModelConfig = loaded(str(FOLDER)).config
     assert config.mask_id not in RandomPrompts(config).draw(random.Random(0), 2000).tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [("bundled-tariff", [*tariff.KINDS, "random tokens"]), ("bundled", ["relay", "random tokens"])],
+)
+def test_bundled_models_are_profiled_on_their_tasks(name: str, sets: list[str]) -> None:
+    assert list(task_prompts(loaded(name))) == sets

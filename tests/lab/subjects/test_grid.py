@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
+from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.policies.bicache import DepthLookup
 from remask.tasks import transit
-from remask_lab.bench.grid import Grid, GridRow, run_grid
+from remask_lab.bench.grid import Grid, GridRow, lookup_at, run_grid
 from remask_lab.bench.workload import TaskChoice, Workload, chat_workload
 from remask_lab.records.record import Sweep
 from remask_lab.subjects.grid import points_of, quality_name, reading, values_of, varied, worded
+from tests.depth.test_table import TABLE
 from tests.oracles import similarity
 from tests.sampling_fields import flat_params
 
@@ -104,3 +107,28 @@ def test_a_table_without_similarities_has_no_other_tau(llm: LLM, monkeypatch: py
     with pytest.raises(ConfigError, match=r"holds no similarities \(a publication\).*--depth-table"):
         run_grid(llm, Grid(("bicache",), {"tau": (0.9,)}), lambda *_: task(llm), 1, sweep, progress=False)
     assert sweep.record.data["rows"] == []
+
+
+LIMITS = {50: (0.9, 0.8, 0.7), 80: (0.95, 0.9, 0.85)}
+
+
+def table(**changes: Any) -> DepthTable:
+    """A table of two ratios and three layers."""
+    return replace(TABLE, layers=3, tau=0.8, source="a test", **{"limits": LIMITS, **changes})
+
+
+def test_a_table_at_another_tau() -> None:
+    assert lookup_at(table(), 0.8) == DepthLookup({50: 1, 80: 3})
+    assert lookup_at(table(), 0.89) == DepthLookup({50: 1, 80: 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "tau", "message"),
+    [
+        ({"limits": {}}, 0.9, r"holds no similarities \(a test\).*tau 0.9 .*remask profile"),
+        ({"limits": {50: (0.9, 0.8), 80: (0.95, 0.9)}}, 0.5, "without --needed-layers"),
+    ],
+)
+def test_depths_that_a_table_does_not_hold(changes: dict[str, Any], tau: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lookup_at(table(**changes), tau)
