@@ -1,8 +1,8 @@
 """Print how much there is to read: lines, lines of code (without blanks, comments and docstrings) and files by package.
 
 Run as `python scripts/size.py` in the root of a checkout. Documents are counted in words. The last table draws the
-rooms of `src`, its packages and the modules beside them, by floor: a room stands above all that it imports. Of a circle
-of rooms the imports of fewest files are named as running up, and do not count.
+rooms, the folders of packages and the modules beside them, by floor: a room stands above all that it imports. Of a
+circle of rooms the imports of fewest files are named as running up, and do not count.
 """
 
 import ast
@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 THIN = 60  # lines under which a file counts as thin
+PACKAGES = [Path("src/remask"), Path("lab/src/remask_lab")]
+TESTS = [Path("tests"), Path("lab/tests")]
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -38,7 +40,7 @@ def row(name: str, files: list[Path]) -> str:
 
 
 def imports() -> Counter[tuple[str, str]]:
-    """Count the files of a room that import another room, by (importing room, imported room), both within `src`."""
+    """Count the files of a room that import another room, by (importing room, imported room)."""
     rooms = {f"remask.{path.stem}" for path in Path("src/remask").iterdir()} | {"remask_lab"}
 
     def room(name: str) -> str:
@@ -46,14 +48,14 @@ def imports() -> Counter[tuple[str, str]]:
         return child if child in rooms else name.partition(".")[0]
 
     counted: Counter[tuple[str, str]] = Counter()
-    for file in Path("src").rglob("*.py"):
+    for file, source in ((file, package.parent) for package in PACKAGES for file in package.rglob("*.py")):
         found: set[str] = set()
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 found.update(room(each.name) for each in node.names)
             elif isinstance(node, ast.ImportFrom):
                 found.update(room(f"{node.module}.{each.name}") for each in node.names)
-        own = room(".".join(file.relative_to("src").with_suffix("").parts))
+        own = room(".".join(file.relative_to(source).with_suffix("").parts))
         counted.update((own, other) for other in (found & rooms) - {own, "remask"})
     return counted
 
@@ -92,7 +94,7 @@ def floors() -> tuple[list[list[str]], Counter[tuple[str, str]]]:
 def main() -> None:
     """Print the tables."""
     print(f"{'package':28}{'lines':>8}{'code':>8}{'files':>7}{'thin':>6}")
-    for root in (Path("src/remask"), Path("src/remask_lab"), Path("tests")):
+    for root in (*PACKAGES, *TESTS):
         print(row(str(root), sorted(root.rglob("*.py"))))
         for room in sorted(path for path in root.iterdir() if path.is_dir()):
             if files := sorted(room.rglob("*.py")):

@@ -11,11 +11,17 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-SOURCE = Path(__file__).parents[1] / "src"
-FILES = {
-    path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
-    for path in SOURCE.rglob("*.py")
-}
+ROOT = Path(__file__).parents[1]
+
+
+def files_in(folder: Path, *inside: str) -> dict[str, Path]:
+    """The files of the packages in a folder, or of those that are named, by the modules that they are."""
+    paths = [path for name in inside or [""] for path in (folder / name).rglob("*.py")]
+    names = (path.relative_to(folder).with_suffix("").as_posix().replace("/", ".") for path in paths)
+    return dict(zip((name.removesuffix(".__init__") for name in names), paths, strict=True))
+
+
+FILES = files_in(ROOT / "src") | files_in(ROOT / "lab" / "src")
 MODULES = sorted(FILES)
 
 # Every package and every module that stands alone has a level of its own: it may import what stands before it.
@@ -345,15 +351,9 @@ def imported_at_top(path: Path) -> Iterator[str]:
 
 def test_tests_import_what_the_extra_dev_brings() -> None:
     """Else a newcomer's `make test` ends before the first test. What other extras bring is imported inside of tests."""
-    root = SOURCE.parent
-    files = dict(FILES)
-    for folder in ("tests", "training"):
-        files |= {
-            path.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
-            for path in (root / folder).rglob("*.py")
-        }
+    files = FILES | files_in(ROOT, "tests", "lab/tests", "training")
     # What another program runs, in an environment of its own.
-    roots = [name for name in files if name.startswith("tests.") and not name.startswith("tests.clients.")]
+    roots = [name for name in files if re.match(r"(lab\.)?tests\.(?!clients\.)", name)]
     importers, waiting = dict[str, str](), list(roots)
     seen = set(roots)
     while waiting:
@@ -368,7 +368,7 @@ def test_tests_import_what_the_extra_dev_brings() -> None:
     assert {"torch", "pytest", "anthropic", "h11"} <= allowed
     distributions = metadata.packages_distributions()
     for name, module in importers.items():
-        if name in sys.stdlib_module_names or name in ("remask", "remask_lab", "tests", "training"):
+        if name in sys.stdlib_module_names or name in ("remask", "remask_lab", "lab", "tests", "training"):
             continue
         makers = {normal(maker) for maker in distributions.get(name, ())}
         assert makers & allowed, f"{module} imports {name} at its top, which the extra 'dev' does not bring"

@@ -4,7 +4,7 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from remask.checks.plugins import Plugin, Registry, install_line
 from remask.cli.parser import examples
@@ -179,6 +179,9 @@ MOVED: Mapping[str, str] = {
     "eval questions": "remask bench, with --answers where every response is wanted",
 }
 """Commands of other names, and what does now what they did."""
+
+LABORATORY: Final = ("analyze", "bench", "demo", "eval", "profile ops")
+"""Commands that the package remask-lab brings."""
 
 
 def _checked(plugin: Plugin, value: object) -> Mapping[str, Command]:

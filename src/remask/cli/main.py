@@ -9,7 +9,8 @@ import sys
 from collections.abc import Collection, Sequence
 
 from remask import __version__
-from remask.cli.commands import MOVED, all_commands
+from remask.checks.plugins import install_line
+from remask.cli.commands import LABORATORY, MOVED, all_commands
 from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell, tell_people
 from remask.cli.parser import Parser, examples, with_config
 from remask.errors import ConfigError, RemaskError, UnknownNameError
@@ -120,13 +121,16 @@ def _place(words: list[str]) -> int:
 def _joined(words: list[str], known: Collection[str]) -> list[str]:
     """Return `words` with a command of two words, such as `bench serve`, joined to one.
 
-    Raises `UnknownNameError` where the second of them is misspelled, and `ConfigError` on a command that has moved.
+    Raises `UnknownNameError` where the second of them is misspelled, and `ConfigError` on a command that has moved, or
+    whose package is not installed.
     """
     place = _place(words)
     name = " ".join(words[place : place + 2])
     for each in (name, *words[place : place + 1]):
         if each in MOVED:
             raise ConfigError(f"there is no command {each!r} any more; use {MOVED[each]}")
+        if each in LABORATORY and each not in known:
+            raise ConfigError(f"the command {each!r} is part of remask-lab; install it with: {install_line('lab')}")
     if name in known:
         return [*words[:place], name, *words[place + 2 :]]
     pairs = [each for each in known if words[place : place + 1] == each.split()[:1] and " " in each]

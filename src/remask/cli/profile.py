@@ -14,7 +14,7 @@ from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source, is_adapter, resolve
 from remask.checks import QUANTIZATIONS
-from remask.checks.plugins import Plugin, Registry
+from remask.checks.plugins import Plugin, Registry, install_line
 from remask.cli.arguments import rule_of
 from remask.cli.options import check_folder, open_llm
 from remask.depth.find import DepthTable
@@ -71,7 +71,8 @@ def _picture(path: str) -> Callable[[DepthTable], None]:
         return DRAWINGS.get("depth-table")(path)
     except UnknownNameError as error:
         raise ConfigError(
-            "--plot: no installed package draws depth tables; install remask again, or leave --plot out"
+            f"--plot: no installed package draws depth tables; install one with: {install_line('lab')}, or leave "
+            "--plot out"
         ) from error
 
 
