@@ -88,7 +88,7 @@ def test_its_metadata_names_every_licence(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0 AND MIT AND BSD-3-Clause"
     files = metadata.get_all("License-File", [])
     data, page = "src/remask/tasks/data", "src/remask/server/playground/page/vendor"
-    assert sorted(files) == ["LICENSE", f"{page}/LICENSE.marked", f"{data}/LICENSE", f"{data}/LICENSE.humaneval"]
+    assert sorted(files) == ["LICENSE", f"{page}/LICENSE.marked", f"{data}/LICENSE"]
     texts = [archive.read(name.replace("METADATA", f"licenses/{file}")).decode() for file in sorted(files)]
     assert "Apache License" in texts[0]
     assert all("Permission is hereby granted" in text and "Copyright (c)" in text for text in texts[1:])

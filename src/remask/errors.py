@@ -19,6 +19,16 @@ class ConfigError(RemaskError, ValueError):
 LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
 LEFT: Final[Mapping[str, str]] = {
     "speculate": "leave it out: the answer is the same; on a model of three modes use mode 'linear_speculation'",
+    "remask_humaneval": "use lm-eval's own task, 'humaneval'",
+    "remask_mbpp": "use lm-eval's own task, 'mbpp'",
+    "analyze decoding": "use 'remask analyze drift', or that version",
+    "analyze features": "use 'remask analyze drift', or that version",
+    "analyze leakage": "use 'remask analyze first-predictions', or that version",
+    "analyze memory": "use 'remask inspect store', or that version",
+    "analyze precision": "use 'remask bench --variants', or that version",
+    "analyze reuse": "use 'remask bench --caches none,reuse,bicache', or that version",
+    "analyze routing": "use that version",
+    "analyze steps": "use 'remask analyze drift', or that version",
 }
 """What has left: fields, policies and commands by name, each with what to use in its place."""
 

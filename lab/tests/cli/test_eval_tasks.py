@@ -2,16 +2,15 @@
 
 import json
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab.tests.cli.test_bench import count_answers
-from lab.tests.harness.records import CODE, RECORDS
 from lab.tests.harness.scripted import scripted
 
 from remask.cli import main
+from remask.errors import LAST_FULL, LEFT
 from remask.tasks import transit
 from remask.tasks.gsm8k import final_number
 from remask.tasks.transit import make_workload
@@ -112,7 +111,6 @@ def test_examples_are_those_of_one_task(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("task", "line", "message"),
     [
-        ("humaneval", {"messages": []}, "line 1: is a conversation without tests, so nothing can be judged"),
         ("gsm8k", {"messages": [{"role": "user", "content": "?"}]}, "line 1: field 'messages' must be a user's and an"),
         ("gsm8k", {"messages": "x"}, "line 1: field 'messages' must be a user's and an assistant's message, got 'x'"),
         ("gsm8k", {"messages": [{"role": "user"}, {"role": "assistant"}]}, "line 1: field 'messages' must be"),
@@ -121,7 +119,7 @@ def test_examples_are_those_of_one_task(capsys: pytest.CaptureFixture[str]) -> N
 def test_conversations_that_are_no_questions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, line: dict[str, Any], message: str
 ) -> None:
-    data = ["--data", str(write_lines(tmp_path / "x.jsonl", [line])), "--allow-code-execution"]
+    data = ["--data", str(write_lines(tmp_path / "x.jsonl", [line]))]
     assert tasks("--tasks", f"remask_{task}", *data) == 2
     assert message in capsys.readouterr().err
 
@@ -174,56 +172,10 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert "rows of another measurement (" in capsys.readouterr().err
 
 
-def test_code_runs_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "out.json"
-    path = write_lines(tmp_path / "x.jsonl", [RECORDS["humaneval"][0]] * 2)
-    monkeypatch.setattr(run, "generate", scripted([CODE["humaneval"], "```python\nroot = abs\n```"]))
-    options = ["--tasks", "remask_humaneval", "--data", str(path), *QUICK, "--output", str(output)]
-    assert tasks(*options, "--allow-code-execution") == 0
-    right, wrong = result(output)["samples"]
-    assert (right["pass_at_1"], wrong["pass_at_1"]) == (1, 0)
-    assert wrong["failure"].startswith("AssertionError")
-    assert result(output)["metrics"]["pass_at_1"]["value"] == 0.5
-
-
-FORGED = """```python
-import os, sys
-frame = sys._getframe()
-while frame is not None:
-    for value in list(frame.f_globals.values()):
-        if callable(value) and getattr(value, "__name__", "") in ("_exit", "exit"):
-            value(0)
-    frame = frame.f_back
-print("passed", flush=True)
-os._exit(0)
-```"""
-ESCAPING = """```python
-import subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(61.7531)"], start_new_session=True)
-def root(x): return x
-```"""
-
-
-def test_code_neither_forges_a_pass_nor_outlives_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "out.json"
-    path = write_lines(tmp_path / "x.jsonl", [RECORDS["humaneval"][0]] * 2)
-    monkeypatch.setattr(run, "generate", scripted([FORGED, ESCAPING]))
-    options = ["--tasks", "remask_humaneval", "--data", str(path), *QUICK, "--output", str(output)]
-    assert tasks(*options, "--allow-code-execution") == 0
-    assert [sample["pass_at_1"] for sample in result(output)["samples"]] == [0, 0]
-    running = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # a process may end meanwhile
-            running.append(file.read_bytes())
-    assert running
-    assert not any(b"sleep(61.7531)" in words for words in running)
-
-
-def test_code_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("remask_lab.cli.evaluate.tasks.open_llm", lambda *_, **__: pytest.fail("a model was opened"))
-    for task in ("remask_humaneval", "remask_mbpp"):
-        assert tasks("--tasks", f"remask_gsm8k,{task}") == 2
-        assert f"{task} runs code that the model writes" in capsys.readouterr().err
+@pytest.mark.parametrize("task", ["remask_humaneval", "remask_mbpp"])
+def test_tasks_that_left_are_refused(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks("--tasks", task) == 2
+    assert f"The task {task!r} left after {LAST_FULL}: {LEFT[task]}." in capsys.readouterr().err
 
 
 def test_our_own_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,8 +183,7 @@ def test_our_own_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         main(["eval", "tasks", "--list"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert "remask_gsm8k          ## match    openai/gsm8k, main" in told
-    assert "remask_humaneval      tests       openai/openai_humaneval" in told
+    assert "remask_gsm8k          openai/gsm8k, main" in told
     assert "--include_path" in told
 
 

@@ -6,28 +6,12 @@ from remask.cli import main
 
 DUMMY = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
 REFUSED: dict[str, list[tuple[list[str], str]]] = {
-    "analyze memory --model llada-tiny --load-format dummy --dtype float32 --requests 3": [
-        (["--caches", "none,bicahe"], "Did you mean 'bicache'"),
-        (["--max-tokens", "900"], "the model has 512"),
-        (["--output", "nowhere/at/all.json"], "--output: there is no folder 'nowhere/at'"),
-        (["--plots", "nowhere/at/all"], "--plots: there is no folder 'nowhere/at'"),
-    ],
-    "analyze precision --device cpu --model llada-tiny --load-format dummy": [
-        (["--batch", "1"], "a batch of 1 is no batch"),
-        (["--dtype", "float32"], "name them in --dtypes"),
-        (["--dtypes", "float31"], "float31"),
-        (["--requests", "0"], "--requests must be a whole number from 1"),
-    ],
     "analyze depth --model llada-tiny --load-format dummy --dtype float32 --device cpu": [
         (["--task", "nofile"], "--task must be NAME=FILE, got 'nofile'"),
         (["--task", "a=/nowhere/p.jsonl"], "cannot be read"),
         (["--system-prompts", "1"], "need at least 2"),
         (["--samples", "0"], "samples must be a whole number from 1"),
         (["--ratios", "51", "--canvas", "20"], "cannot be cut at a prefix ratio of 51 %"),
-    ],
-    "analyze leakage --model llada-tiny --load-format dummy --dtype float32 --device cpu": [
-        (["--steps", "0"], "steps must be at least 1"),
-        (["--prompts", "/nowhere/p"], "--prompts: there is no file '/nowhere/p'"),
     ],
     "bench --model llada-tiny --load-format dummy --caches none": [
         (["--caches", "none,bicahe"], "Did you mean 'bicache'"),
@@ -93,20 +77,6 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
         (["--plot", "nowhere/at/all.png"], "--plot: there is no folder 'nowhere/at'"),
     ],
-    "analyze decoding --dtype float32 --device cpu --model bundled-transit --prompt from": [
-        (["--window", "0"], "--window must be a whole number from 1"),
-        (["--plots", "no/where/x"], "there is no folder"),
-        (["--sampling", "[]"], "must be a JSON object"),
-    ],
-    "analyze features --dtype float32 --device cpu --model bundled-transit --prompt from": [
-        (["--ratio", "0"], "--ratio must be a number above 0 to 1"),
-        (["--output", "no/where/x.json"], "there is no folder"),
-    ],
-    "analyze steps --dtype float32 --device cpu --model bundled-transit --prompt from": [
-        (["--rounds", "0"], "--rounds must be a whole number from 1"),
-        (["--cache-config", '{"exact": {}}'], "not among --caches none,reuse,bicache"),
-        (["--caches", "uniform-cache"], "uniform-cache: this cache policy is not defined on masked models"),
-    ],
     "analyze grid --cache dllm-cache --model llada-tiny --load-format dummy --concurrency 2 --dtype float32": [
         (["--grid", '{"rato": [1]}'], "varies 'rato', which dllm-cache cannot take; known: prompt_interval"),
         (["--grid", '{"ratio": [2]}'], "at cache=dllm-cache, ratio=2, concurrency=2: ratio must be"),
@@ -141,15 +111,11 @@ WORKLOADS = [
     (["--model", "bundled-transit", "--prefix-tokens", "5"], "this model has a task"),
     ([*DUMMY, "--requests", "0"], "--requests must be a whole number from 1"),
 ]
-SUBJECTS = ("prefix-similarity", "first-predictions", "reuse", "depth", "leakage")
+SUBJECTS = ("prefix-similarity", "first-predictions", "depth")
 CASES = [(command, options, message) for command, rows in REFUSED.items() for options, message in rows]
 CASES += [(f"analyze {subject}", options, message) for subject in SUBJECTS for options, message in UNFIT]
-CASES += [(f"analyze {subject}", *case) for subject in SUBJECTS[:3] for case in WORKLOADS]
-CASES += [
-    (f"analyze {subject}", [*DUMMY, "--tau", "1.5"], "tau must lie between 0 and 1")
-    for subject in SUBJECTS
-    if subject != "reuse"
-]
+CASES += [(f"analyze {subject}", *case) for subject in SUBJECTS[:2] for case in WORKLOADS]
+CASES += [(f"analyze {subject}", [*DUMMY, "--tau", "1.5"], "tau must lie between 0 and 1") for subject in SUBJECTS]
 
 
 @pytest.mark.parametrize(("command", "options", "message"), CASES)

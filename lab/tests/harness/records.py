@@ -30,34 +30,9 @@ RECORDS: dict[str, tuple[dict[str, Any], str]] = {
         "H",
     ),
     "bbh": ({"input": "not True is", "target": "False"}, "False"),
-    "humaneval": (
-        {
-            "task_id": "x/0",
-            "prompt": 'from math import sqrt\n\n\ndef root(x):\n    """The square root."""\n',
-            "entry_point": "root",
-            "canonical_solution": "    return sqrt(x)\n",
-            "test": "def check(candidate):\n    assert candidate(9) == 3",
-        },
-        "def check(candidate):\n    assert candidate(9) == 3\ncheck(root)",
-    ),
-    "mbpp": (
-        {
-            "task_id": 1,
-            "text": "Write a function that doubles a number.",
-            "code": "def twice(x):\n    return 2 * x",
-            "test_list": ["assert twice(2) == 4", "assert twice(BIG) == 2 * BIG"],
-            "test_setup_code": "BIG = 10 ** 9",
-        },
-        "assert twice(2) == 4\nassert twice(BIG) == 2 * BIG",
-    ),
-}
-
-CODE = {
-    "humaneval": "```python\nfrom math import sqrt\n\ndef root(x):\n    return sqrt(x)\n```",
-    "mbpp": "```python\ndef twice(x):\n    return 2 * x\n```",
 }
 
 
 def perfect(name: str) -> str:
     """A response that is right, as the rules ask for it."""
-    return CODE.get(name, f"Some thoughts.\n## {RECORDS[name][1]}")
+    return f"Some thoughts.\n## {RECORDS[name][1]}"

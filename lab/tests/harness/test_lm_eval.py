@@ -63,9 +63,9 @@ def model(llm: LLM, policy: str = "none", sampling: Mapping[str, Any] = QUICK, *
     return RemaskLM(llm, llm.session.policy(policy), sampling, 0, MaskLikelihoods(llm, MaskDraws(**draws)))
 
 
-def local_harness(task: str, path: Path) -> Harness:
-    """lm-eval with our config of `task` over a local file in place of the published data set."""
-    config = {"include": str(FOLDER / f"{task}.yaml"), "task": task}
+def local_harness(task: str, path: Path, **more: object) -> Harness:
+    """lm-eval with our config of `task`, and `more`, over a local file in place of the published data set."""
+    config = {"include": str(FOLDER / f"{task}.yaml"), "task": task, **more}
     split = "validation" if task == "remask_gpqa" else "test"
     source = {"dataset_path": "json", "dataset_name": None, "custom_dataset": None}
     kwargs = {"dataset_kwargs": {"data_files": {split: str(path)}}}
@@ -244,9 +244,12 @@ def test_what_cannot_be_asked(llm: LLM, harness: Harness, tmp_path: Path) -> Non
     (tmp_path / "tagged" / "x.yaml").write_text(json.dumps({"task": "x", "tag": "several", "dataset_path": "json"}))
     with pytest.raises(ConfigError, match="'several' is a tag"):
         Harness(own_only=True, folders=[str(tmp_path / "tagged")]).check(["x", "several"])
-    path = write_lines(tmp_path / "x.jsonl", [RECORDS["mbpp"][0]])
+    (tmp_path / "z").mkdir()
+    path = write_lines(tmp_path / "z" / "x.jsonl", [RECORDS["gsm8k"][0]])
     with pytest.raises(ConfigError, match="marked as unsafe"):
-        local_harness("remask_mbpp", path).run(model(llm), "remask_mbpp", **(ASKED | {"run_code": False}))
+        local_harness("remask_gsm8k", path, unsafe_code=True).run(
+            model(llm), "remask_gsm8k", **(ASKED | {"run_code": False})
+        )
     (tmp_path / "y").mkdir()
     path = write_lines(tmp_path / "y" / "y.jsonl", [{"question": "?"}])
     with pytest.raises(ConfigError, match="record 0: has no field 'answer'"):

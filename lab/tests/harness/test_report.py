@@ -33,7 +33,6 @@ def test_rows_of_all_sorts() -> None:
     rows = [
         row("a", "none", strict, [[1, 2], [3, 4]]),
         row("a", "bicache", strict, [[1, 2], [3, 5]]),
-        row("b", "none", {"pass_at_1": half}, [[1]]),
         row("c", "none", {"acc,none": half, "perplexity,none": {"value": 12.345678, "interval": None}}),
         row("d", "none", {}),
     ]
@@ -42,7 +41,6 @@ def test_rows_of_all_sorts() -> None:
     assert lines == [
         ["a", "none", percent, "100.0 % (50.0 to 100.0)", "100.0 %", "12.5", "0.875", "3"],
         ["a", "bicache", percent, "100.0 % (50.0 to 100.0)", "75.0 %", "12.5", "0.875", "3"],
-        ["b", "none", percent, "-", "100.0 %", "12.5", "0.875", "3"],
         ["c", "none", f"acc,none {percent}; perplexity,none 12.35", "-", "-", "-", "-", "-"],
         ["d", "none", "-", "-", "-", "-", "-", "-"],
     ]

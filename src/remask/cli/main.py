@@ -13,7 +13,7 @@ from remask.checks.plugins import install_line
 from remask.cli.commands import LABORATORY, MOVED, all_commands
 from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell, tell_people
 from remask.cli.parser import Parser, examples, with_config
-from remask.errors import ConfigError, RemaskError, UnknownNameError
+from remask.errors import LEFT, ConfigError, RemaskError, UnknownNameError
 from remask.machine.cpu import wait_passively
 from remask.machine.log_format import logs_json
 
@@ -121,12 +121,14 @@ def _place(words: list[str]) -> int:
 def _joined(words: list[str], known: Collection[str]) -> list[str]:
     """Return `words` with a command of two words, such as `bench serve`, joined to one.
 
-    Raises `UnknownNameError` where the second of them is misspelled, and `ConfigError` on a command that has moved, or
+    Raises `UnknownNameError` where the second of them is misspelled or the command has left, and `ConfigError` on a command that has moved, or
     whose package is not installed.
     """
     place = _place(words)
     name = " ".join(words[place : place + 2])
     for each in (name, *words[place : place + 1]):
+        if each in LEFT:
+            raise UnknownNameError("command", each, known)
         if each in MOVED:
             raise ConfigError(f"there is no command {each!r} any more; use {MOVED[each]}")
         if each in LABORATORY and each not in known:

@@ -51,13 +51,9 @@ class Question:
 
 
 @cache
-def conversations(name: str = "gsm8k") -> tuple[tuple[Message, Message], ...]:
-    """The shipped questions and worked answers, as a user's and an assistant's message each.
-
-    Those of "humaneval" are the first 40 problems of HumanEval and their reference solutions (OpenAI, MIT licence in
-    `data/LICENSE.humaneval`), as prompts; nothing runs code.
-    """
-    lines = (files("remask.tasks") / "data" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+def conversations() -> tuple[tuple[Message, Message], ...]:
+    """The shipped questions and worked answers, as a user's and an assistant's message each."""
+    lines = (files("remask.tasks") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
     return tuple(tuple(json.loads(line)["messages"]) for line in lines)
 
 

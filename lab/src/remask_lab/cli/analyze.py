@@ -14,7 +14,7 @@ from typing import Any
 from remask.cli.arguments import add_rule_options, add_similarity_options, add_system_prompt_option
 from remask.cli.parser import examples
 from remask.cli.shared_options import add_model_options
-from remask_lab.cli.options import TAU, add, add_shape, add_source, add_task, add_workload
+from remask_lab.cli.options import TAU, add, add_source, add_task, add_workload
 
 Group = Callable[[argparse.ArgumentParser], None]
 
@@ -44,10 +44,6 @@ def add_without_depths(parser: argparse.ArgumentParser) -> None:
 
 
 RESULTS = {"output": None, "plots": None}
-COMPARED = {
-    "caches": {"help": "policies beside none (default: what suits the model)"},
-    "cache_config": None,
-}
 FIRST = "questions (default 16), or lines of --input (default all)"
 SUBJECTS: Mapping[str, Subject] = {
     "curves": Subject(
@@ -68,18 +64,6 @@ SUBJECTS: Mapping[str, Subject] = {
         },
         (partial(add_workload, requests=200), add_model_options),
         "Every policy that can run the requests, at its defaults and with one knob moved at a time, in one run.",
-    ),
-    "decoding": Subject(
-        "how K and V move around the step that decodes a token, by layer",
-        (
-            "remask analyze decoding --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
-            "remask analyze decoding --model bundled --input requests.jsonl --plots pictures",
-        ),
-        {
-            "window": {"type": int, "default": 8, "metavar": "N", "help": "passes before and after that are reported"},
-            **RESULTS,
-        },
-        (add_source, add_without_depths),
     ),
     "depth": Subject(
         "depth of reuse by task and ratio, its convergence, and its stability under other system prompts",
@@ -117,23 +101,6 @@ SUBJECTS: Mapping[str, Subject] = {
             "remask analyze drift --model bundled --input requests.jsonl --plots pictures",
         ),
         {"cache": "none", "cache_config": None, **RESULTS},
-        (add_source, add_without_depths),
-    ),
-    "features": Subject(
-        "similarity of K, V, attention and FFN outputs between passes, and how V foretells the others",
-        (
-            "remask analyze features --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
-            "remask analyze features --model bundled --input requests.jsonl --plots pictures",
-        ),
-        {
-            "ratio": {
-                "type": float,
-                "default": 0.25,
-                "metavar": "RHO",
-                "help": "share of the response that is picked",
-            },
-            **RESULTS,
-        },
         (add_source, add_without_depths),
     ),
     "first-predictions": Subject(
@@ -188,55 +155,6 @@ SUBJECTS: Mapping[str, Subject] = {
         "Each policy at every combination of the values that vary. With --output, rows are written as they are "
         "measured, and rows that the file holds are not measured again.",
     ),
-    "leakage": Subject(
-        "attention from a shared prefix to the rest over the ratio, and the depth that it guarantees",
-        (
-            "remask analyze leakage --model bundled --samples 4 --plots pictures",
-            "remask analyze leakage --model bundled --ratios 50 90 --output leakage.json",
-        ),
-        {
-            "prompts": None,
-            "tau": TAU,
-            "ratios": (10, 30, 50, 70, 80, 90, 95),
-            "samples": 4,
-            "steps": {"type": int, "default": 4, "metavar": "S", "help": "denoising steps of a request"},
-            "canvas": None,
-            "response": None,
-            "seed": {"default": 0, "help": "of the choice of prompts"},
-            **RESULTS,
-        },
-        (add_without_depths,),
-    ),
-    "memory": Subject(
-        "bytes that cache policies keep between passes, and their formulas",
-        (
-            "remask analyze memory --model bundled --caches none,reuse,bicache",
-            "remask analyze memory --model bundled --requests 8 --prefix-tokens 256 --plots pictures",
-        ),
-        {
-            "caches": {"help": "policies, separated by commas (default: every one that the model can have)"},
-            "cache_config": None,
-            **RESULTS,
-        },
-        (add_shape,),
-    ),
-    "precision": Subject(
-        "tokens that change where only rounding does: dtype, batch, kernel",
-        (
-            "remask analyze precision --model bundled --requests 8",
-            "remask analyze precision --model bundled --dtypes float32,bfloat16 --batch 4 --output precision.json",
-        ),
-        {
-            "dtypes": {"default": "float32,bfloat16", "metavar": "D,...", "help": "the first is compared with"},
-            "batch": 8,
-            "requests": {"default": 32, "help": "of the model's usual workload"},
-            "prompt_tokens": {"help": "random prompts of this length, on any model"},
-            "sampling": None,
-            "seed": 2024,
-            **RESULTS,
-        },
-        (add_without_depths,),
-    ),
     "prefix-similarity": Subject(
         "K/V of a shared prefix in its canvas against the prefix alone, by layer and step",
         (
@@ -249,41 +167,6 @@ SUBJECTS: Mapping[str, Subject] = {
             **RESULTS,
         },
         (partial(add_workload, requests=16), add_without_depths),
-    ),
-    "reuse": Subject(
-        "K/V reuse in deep layers in three settings; throughput and collapse of plain reuse",
-        (
-            "remask analyze reuse --model bundled --requests 16 --plots pictures",
-            "remask analyze reuse --model bundled --depth 4 --refresh-interval 4 --output reuse.json",
-        ),
-        {
-            "depth": {"type": int, "metavar": "B", "help": "shallow layers (default: the depth table's)"},
-            "refresh_interval": 8,
-            "traced": {"type": int, "default": 8, "metavar": "N", "help": "requests compared by step"},
-            "concurrency": 8,
-            "rounds": 3,
-            **RESULTS,
-        },
-        (partial(add_workload, requests=48), add_model_options),
-    ),
-    "routing": Subject(
-        "expert choices: how they change between steps, and how far caches move them, by layer",
-        (
-            "remask analyze routing --model MODEL --task tariff --requests 40 --caches reuse,bicache,dllm-cache",
-            "remask analyze routing --model llada-moe-tiny --load-format dummy --requests 2 --max-tokens 8 "
-            "--plots pictures",
-        ),
-        {**COMPARED, **RESULTS},
-        (partial(add_workload, requests=16), add_model_options),
-    ),
-    "steps": Subject(
-        "entropy, largest probability, token changes, drift, row-layers and milliseconds by pass",
-        (
-            "remask analyze steps --model bundled-transit --prompt 'from abbey go 2 , where am i ?' --caches bicache",
-            "remask analyze steps --model bundled --input requests.jsonl --plots pictures",
-        ),
-        {**COMPARED, "rounds": {"default": 3, "help": "timed turns of each policy"}, **RESULTS},
-        (add_source, add_model_options),
     ),
 }
 

@@ -11,7 +11,6 @@ import yaml
 from remask.errors import ConfigError, UnknownNameError
 from remask.text.prompts import Message
 from remask_lab.harness.formats import FORMATS, Doc, Format
-from remask_lab.harness.score import Scoring
 from remask_lab.records.jsonl import read_lines
 
 FOLDER = Path(__file__).parent / "tasks"
@@ -26,7 +25,6 @@ class Benchmark:
         task: its name.
         rules: the second part of the system prompt, which defines the form of the answer.
         max_tokens: response positions.
-        scoring: how responses are scored.
         format: how the data set's records are read.
         data: the name of the data set on the hub.
     """
@@ -34,7 +32,6 @@ class Benchmark:
     task: str
     rules: str
     max_tokens: int
-    scoring: Scoring
     format: Format
     data: str
 
@@ -77,7 +74,6 @@ def benchmark(task: str) -> Benchmark:
         task=task,
         rules=config["description"],
         max_tokens=config["generation_kwargs"]["max_gen_toks"],
-        scoring="code" if config.get("unsafe_code") else "strict",
         format=FORMATS[name],
         data=f"{source}, {config['dataset_name']}" if "dataset_name" in config else source,
     )
@@ -85,10 +81,7 @@ def benchmark(task: str) -> Benchmark:
 
 def listed() -> str:
     """Our own tasks as text, and where lm-eval finds them."""
-    lines = [f"{'task':<22}{'scored by':<12}data set"]
-    for task in task_names():
-        own = benchmark(task)
-        lines.append(f"{task:<22}{'tests' if own.scoring == 'code' else '## match':<12}{own.data}")
+    lines = [f"{'task':<22}data set", *(f"{task:<22}{benchmark(task).data}" for task in task_names())]
     lines.append(f"\nFor lm-eval's own command line: --include_path {FOLDER}")
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ where something is missing.
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -23,27 +23,18 @@ class Doc:
 
     Attributes:
         asked: the user's turn.
-        right: the right answer, or for code the tests.
-        before: of code, what the tests use beside it; with an `entry`, it also stands before the code.
-        entry: of code, the function under test; empty: the names that the tests use and do not define.
+        right: the right answer.
         solution: a response that is right, in the form that the task asks for; empty where the record holds none.
     """
 
     asked: str
     right: str
-    before: str = ""
-    entry: str = ""
     solution: str = ""
 
 
 def _answered(asked: str, right: str, worked: str = "") -> Doc:
     """A question whose answer is matched. `worked` leads to the answer."""
     return Doc(asked, right, solution=f"{worked.strip()}\n{SEPARATOR} {right}".lstrip())
-
-
-def _coded(line: Line, field: str, before: str = "") -> str:
-    """The record's own code in a fenced block; empty where it has none."""
-    return f"```python\n{before}{line.text(field).rstrip()}\n```" if line.has(field) else ""
 
 
 _CALCULATOR = re.compile(r"<<.*?>>")  # GSM8K's annotations
@@ -112,25 +103,6 @@ def _bbh(line: Line) -> Doc:
     return _answered(line.text("input"), line.text("target").strip())
 
 
-def _humaneval(line: Line) -> Doc:
-    if line.has("messages"):
-        raise line.error(
-            "is a conversation without tests, so nothing can be judged: give the problems in the shape of the "
-            "published data set, with the fields 'prompt', 'entry_point' and 'test'"
-        )
-    prompt = line.text("prompt")
-    tests = f"{line.text('test')}\ncheck({line.text('entry_point')})"
-    asked = f"Complete this function:\n\n```python\n{prompt.rstrip()}\n```"
-    return Doc(asked, tests, prompt, line.text("entry_point"), _coded(line, "canonical_solution", prompt))
-
-
-def _mbpp(line: Line) -> Doc:
-    tests = "\n".join(line.texts("test_list"))
-    setup = line.get("test_setup_code") if line.has("test_setup_code") else ""
-    asked = f"{line.text('text').strip()}\nThe code must pass these tests:\n\n{tests}"
-    return Doc(asked, tests, setup or "", solution=_coded(line, "code"))
-
-
 def _choice(question: str, choices: Sequence[str], right: int) -> Doc:
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
     return _answered(f"{question.strip()}\n\n{listed}", LETTERS[right])
@@ -145,8 +117,6 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "mmlu": Format(_mmlu, ("question", "choices", "answer")),
         "mmlu_pro": Format(_mmlu_pro, ("question", "options", "answer")),
         "bbh": Format(_bbh, ("input", "target")),
-        "humaneval": Format(_humaneval, ("prompt", "entry_point", "test")),
-        "mbpp": Format(_mbpp, ("text", "test_list")),
     }
 )
 """By the benchmark's name."""

@@ -18,7 +18,7 @@ from remask_lab.bench.reference import Reference, mean_loss, measured_loss
 from remask_lab.bench.workload import seeded
 from remask_lab.harness.benchmark import Benchmark
 from remask_lab.harness.formats import Doc
-from remask_lab.harness.score import score, shares
+from remask_lab.harness.score import judge, shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,7 @@ def run_local(
     `shots` are worked examples that stand before every question, and are shared like the system prompt. With `losses`
     the loss of the solutions is measured in place of scores.
 
-    With `own.scoring` "code" scoring runs the code that the model wrote. Raises `ConfigError`, before anything runs,
-    where the model has no chat template, and where a question is too long.
+    Raises `ConfigError`, before anything runs, where the model has no chat template, and where a question is too long.
     """
     tokenizer = chat_tokenizer(llm, own.task)
     params = sampling_of(llm, sampling, own.max_tokens)
@@ -147,14 +146,13 @@ def run_local(
         return with_losses(llm, generation, known, policy, seed)
     samples = []
     for doc, output in zip(docs, generation.outputs, strict=True):
-        found = score(own.scoring, output.text or "", doc.right, doc.before, doc.entry)
+        found = judge(output.text or "", doc.right)
         samples.append(
             {
                 "text": output.text,
                 "token_ids": list(output.token_ids),
                 "right": doc.right,
                 "answer": found.answer,
-                "failure": found.failure,
                 **found.metrics,
             }
         )

@@ -1,4 +1,4 @@
-"""Scores of responses, the same on local data and through lm-eval: an answer that matches, or code that passes tests.
+"""Scores of responses, the same on local data and through lm-eval: an answer that matches.
 
 The final answer is what follows the last `##` of a response. The last one, because a response may quote the rule that
 it is under, or correct itself, before it answers. GSM8K's own `####` ends in `##` too.
@@ -14,47 +14,12 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from remask.tasks.transit import final_answer
-from remask_lab.harness.execute import run_tests
 from remask_lab.records.interval import wilson
 
-Scoring = Literal["strict", "code"]
-
-METRICS = ("strict_match", "pass_at_1", "same_answer")  # each 0 or 1; a task's score is the first one that it has
-
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The score of one response.
-
-    Attributes:
-        metrics: 0 or 1 by name.
-        answer: the final answer, or the code. None without one.
-        failure: why the code fails its tests.
-    """
-
-    metrics: dict[str, float]
-    answer: str | None
-    failure: str | None = None
-
-
-def score(scoring: Scoring, response: str, right: str, before: str = "", entry: str = "") -> Score:
-    """Scores a response. With "code" its code is run against the tests `right`.
-
-    `before` and `entry` are those of `Doc`. Raises `SandboxError` where generated code cannot be confined.
-    """
-    if scoring == "strict":
-        verdict = judge(response, right)
-        return Score({"strict_match": float(verdict.strict), "same_answer": float(verdict.same)}, verdict.answer)
-    code = code_of(response)
-    if code is None:
-        return Score({"pass_at_1": 0.0}, None, "the response has no fenced block of code")
-    failure = run_tests(f"{before}\n{code}\n" if entry else code, right, before, entry)
-    return Score({"pass_at_1": float(failure is None)}, code, failure)
+METRICS = ("strict_match", "same_answer")  # each 0 or 1; a task's score is the first one that it has
 
 
 def shares(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -66,12 +31,6 @@ def shares(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             right = int(sum(values))
             found[name] = {"value": right / len(values), "interval": list(wilson(right, len(values)))}
     return found
-
-
-def code_of(response: str) -> str | None:
-    """The first fenced block of Python, up to its end or the response's end. None without one."""
-    found = _BLOCK.search(response)
-    return None if found is None else found[1]
 
 
 _WRAPPED = re.compile(
@@ -98,6 +57,11 @@ class Verdict:
     answer: str | None
     strict: bool
     same: bool
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """0 or 1 by name, as `METRICS` has them."""
+        return {"strict_match": float(self.strict), "same_answer": float(self.same)}
 
 
 def judge(text: str, answer: str) -> Verdict:

@@ -19,7 +19,7 @@ from remask.depth.conversations import (
     transit_prompts,
 )
 from remask.depth.profile import Cut, Cuts
-from remask.depth.prompts import default_prompts, reads
+from remask.depth.prompts import default_prompts
 from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
 from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
 from remask.engine.pack import pack_uncached
@@ -27,7 +27,7 @@ from remask.errors import ConfigError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
-from remask.tasks import gsm8k, tariff, transit
+from remask.tasks import tariff, transit
 
 RULES = tuple(DepthRule(*parts) for parts in product(OVER_LAYERS, OVER_REQUESTS, AT_BOUNDARY))
 """All rules, the default one first."""
@@ -41,7 +41,7 @@ def run_depth(similarity: Sequence[float], tau: float) -> int:
 def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
     """Return the tasks on which `model` can be profiled, by name. The task of its default prompts comes first.
 
-    Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; the kinds of questions of the task tariff,
+    Arithmetic (GSM8K) for a tokenizer that reads it; the kinds of questions of the task tariff,
     the task relay, or rides of one, two and three hops, for those of the bundled models; random token ids for every
     model.
     """
@@ -57,9 +57,6 @@ def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
             sets = {default.task: default}
     elif tokenizer is not None and isinstance(default, ChatPrompts):
         sets["arithmetic"] = default
-        code = gsm8k.conversations("humaneval")
-        if reads(tokenizer, code[0][0]["content"]):
-            sets["code"] = ChatPrompts(f"{len(code)} problems of HumanEval", code, tokenizer)
     return {**sets, "random tokens": RandomPrompts(model.config, "random token ids")}
 
 

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 def _tasks(subjects: Any) -> None:
     parser = subjects.add_parser(
         "tasks",
-        help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, HumanEval, ...) under several cache policies",
+        help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, ...) under several cache policies",
         description="The names of our own tasks begin with 'remask_'. Their questions share a system prompt, and their "
         "answers are matched strictly. Any other name is a task of lm-eval. Without --data, data sets come from the "
         "hub, through lm-eval.",
@@ -67,7 +67,7 @@ def _tasks(subjects: Any) -> None:
     parser.add_argument(
         "--allow-code-execution",
         action="store_true",
-        help="run what the model writes (HumanEval, MBPP), as confined as this machine allows; what is not is logged",
+        help="let tasks of lm-eval run what the model writes (humaneval, mbpp); best in a container",
     )
     add_draw_options(parser)
     add_model_options(parser)

@@ -13,7 +13,7 @@ import xxhash
 
 from remask.checks.plugins import install_line
 from remask.cli.options import check_folder, engine_config, open_llm, sampling_option
-from remask.errors import ConfigError
+from remask.errors import LEFT, ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask.request.sampling_params import layered
@@ -30,7 +30,6 @@ from remask_lab.harness.benchmark import (
     task_names,
     turns_of,
 )
-from remask_lab.harness.execute import offered
 from remask_lab.harness.presets import TaskSettings, task_settings
 from remask_lab.harness.report import table
 from remask_lab.harness.run import chat_tokenizer, check_first, run_local
@@ -45,8 +44,6 @@ Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, and write each row to the file of `--output`."""
     tasks = _tasks(args)
-    if args.metric != "agreement" and any(is_own(task) and benchmark(task).scoring == "code" for task in tasks):
-        offered()  # logs how far generated code is confined, before anything long begins
     check_folder("--output", args.output)
     if args.include_path is not None and not Path(args.include_path).is_dir():
         raise ConfigError(f"--include-path: there is no folder {args.include_path!r}")
@@ -95,12 +92,9 @@ def _tasks(args: argparse.Namespace) -> list[str]:
     if not tasks:
         raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
     check_least(args, limit=1, shots=0)
-    for task in [task for task in tasks if is_own(task)]:
-        if benchmark(task).scoring == "code" and args.metric != "agreement" and not args.allow_code_execution:
-            raise ConfigError(
-                f"{task} runs code that the model writes on this machine. Allow it with --allow-code-execution, best "
-                "in a container; or leave the task out"
-            )
+    for task in tasks:
+        if task in LEFT:
+            raise UnknownNameError("task", task, task_names())
     if args.data is not None and (len(tasks) > 1 or not is_own(tasks[0])):
         raise ConfigError(
             f"--data holds the questions of one of our own tasks ({', '.join(task_names())}); got --tasks {args.tasks}"

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from remask_lab.harness.formats import FORMATS
-from remask_lab.harness.score import score
+from remask_lab.harness.score import judge
 from remask_lab.records.jsonl import Line
 
 BBH = (
@@ -49,12 +49,7 @@ def bbh_dataset(**_: Any) -> Mapping[str, Any]:
 
 def strict(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Whether the final answer matches strictly, and whether it is equal up to notation."""
-    return score("strict", results[0], doc["right"]).metrics
-
-
-def passes(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Runs the generated code, and returns whether it passes its tests."""
-    return score("code", results[0], doc["right"], doc["before"], doc["entry"]).metrics
+    return judge(results[0], doc["right"]).metrics
 
 
 def _prepared(name: str, dataset: Any) -> Any:
@@ -63,7 +58,7 @@ def _prepared(name: str, dataset: Any) -> Any:
 
     def prepare(doc: Mapping[str, Any], number: int) -> dict[str, str]:
         found = read(Line(f"{name}, record {number}:", doc, {}))
-        return {"asked": found.asked, "right": found.right, "before": found.before, "entry": found.entry}
+        return {"asked": found.asked, "right": found.right}
 
     return dataset.map(prepare, with_indices=True)
 
