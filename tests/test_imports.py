@@ -67,7 +67,6 @@ ORDER = (
     "remask_lab.ops",
     "remask_lab.bench",
     "remask_lab.likelihood",
-    "remask_lab.load",
     "remask_lab.harness",
     "remask_lab.asked",
     "remask_lab.instruments",

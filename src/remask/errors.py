@@ -21,6 +21,7 @@ LEFT: Final[Mapping[str, str]] = {
     "speculate": "leave it out: the answer is the same; on a model of three modes use mode 'linear_speculation'",
     "remask_humaneval": "use lm-eval's own task, 'humaneval'",
     "remask_mbpp": "use lm-eval's own task, 'mbpp'",
+    "bench serve": "use guidellm or 'vllm bench serve', as docs/load.md shows",
     "analyze decoding": "use 'remask analyze drift', or that version",
     "analyze features": "use 'remask analyze drift', or that version",
     "analyze leakage": "use 'remask analyze first-predictions', or that version",

@@ -69,8 +69,8 @@ def test_a_misspelled_word_is_named_with_the_nearest(line: str, capsys: pytest.C
 
 
 def test_the_second_word_of_a_command_counts_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "serv", "--base-url", "x"]) == 2
-    assert "Unknown command 'bench serv'. Did you mean 'bench serve'?" in capsys.readouterr().err
+    assert main(["models", "pul", "x"]) == 2
+    assert "Unknown command 'models pul'. Did you mean 'models pull'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -91,7 +91,7 @@ def test_abbreviations_and_values_are_no_misspellings() -> None:
     "words", ["--quiet --log-level info --log-format json {}", "{} --quiet --log-level=info --log-format json"]
 )
 @pytest.mark.parametrize(
-    "command", ["generate --model x --prompt y", "bench serve --base-url z", "analyze drift --model x --prompt y"]
+    "command", ["generate --model x --prompt y", "models pull z", "analyze drift --model x --prompt y"]
 )
 def test_what_all_commands_have_stands_before_or_after_them(words: str, command: str) -> None:
     args = parse(shlex.split(words.format(command)))
@@ -267,7 +267,7 @@ EARLY = {
     "bench --caches none,bicahe": "Did you mean 'bicache'",
     "bench --json nowhere/bench.json": "--json: there is no folder 'nowhere'",
     "analyze drift --input nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
-    "analyze steps --prompt x --caches bicahe": "Did you mean 'bicache'",
+    "analyze grid --cache bicahe": "Did you mean 'bicache'",
     "eval tasks --tasks remask_gsm8q --data nowhere.jsonl": "remask_gsm8k",
     "eval gen-ppl --judge x --prompts nowhere.txt": "--prompts: there is no file 'nowhere.txt'",
 }

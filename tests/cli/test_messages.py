@@ -69,8 +69,8 @@ def test_in_json_nothing_else_is_on_stderr(capsys: pytest.CaptureFixture[str]) -
     assert error["level"] == "ERROR"
     assert "Did you mean 'bicache'" in error["message"]
     # What fails before words are parsed, too.
-    assert main(["--log-format=json", "bench", "serv"]) == 2
-    assert "Did you mean 'bench serve'" in objects(capsys.readouterr().err)[0]["message"]
+    assert main(["--log-format=json", "models", "pul"]) == 2
+    assert "Did you mean 'models pull'" in objects(capsys.readouterr().err)[0]["message"]
 
 
 def test_lines_of_json_have_tracebacks_fields_and_warnings(

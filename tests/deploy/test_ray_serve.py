@@ -17,24 +17,21 @@ from pathlib import Path
 import httpx
 import pytest
 
-from remask_lab.load.load import Load, run_load
-from remask_lab.load.mix import HttpRequest, PromptMix, find_target
-from remask_lab.speed.routing import BUNDLED, ROUTER, emptied, fleet, named, router, two_servers
+from tests import http_load
+from tests.deploy.fleets import ROUTER, emptied, fleet, named, router, two_servers
+from tests.http_load import Ask
 from tests.server.serving import CHATS, URL
 from tests.waiting import LONGEST_S, eventually
 
 pytestmark = pytest.mark.soak
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: make soak EXTRAS=dev,ray")
 BUDGET = 1300  # tokens: five prefixes of the eight
-ASKS: Sequence[HttpRequest] = PromptMix(num_prompts=40, prefixes=8, seed=3).draw(BUNDLED)
+ASKS: Sequence[Ask] = http_load.asks(40, prefixes=8, seed=3)
 
 
-def hit_ratio(base_url: str, asks: Sequence[HttpRequest] = ASKS) -> float:
+def hit_ratio(base_url: str, asks: Sequence[Ask] = ASKS) -> float:
     """Share of the prompt tokens that were read from stores, of all requests sent to one address."""
-    outcomes = asyncio.run(run_load(find_target(base_url), asks, Load(max_concurrency=2))).outcomes
-    assert [outcome.message for outcome in outcomes if outcome.error is not None] == []
-    assert all(outcome.correct for outcome in outcomes)
-    return sum(outcome.cached_tokens for outcome in outcomes) / sum(outcome.input_tokens for outcome in outcomes)
+    return http_load.hit_ratio(asyncio.run(http_load.send_all(base_url, asks, at_a_time=2)))
 
 
 @pytest.fixture(autouse=True)

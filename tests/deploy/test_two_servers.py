@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from remask.deploy.routing import Spill, prefix_identity
-from remask_lab.load.client import RequestOutcome, send
 from tests.deploy.test_ray_serve import ASKS, BUDGET
+from tests.http_load import Told, hit_ratio, send
 from tests.server.serving import Running, make_llm, serving
 
 Choose = Callable[[Mapping[str, Any], Mapping[str, int]], str]
@@ -24,21 +24,19 @@ def fleet() -> Iterator[dict[str, Running]]:
         yield {name: stack.enter_context(serving(make_llm(store_budget_tokens=BUDGET), max_queue=64)) for name in "ab"}
 
 
-async def ask_all(
-    servers: Mapping[str, Running], choose: Choose, at_a_time: int
-) -> tuple[list[RequestOutcome], dict[str, int]]:
+async def ask_all(servers: Mapping[str, Running], choose: Choose, at_a_time: int) -> tuple[list[Told], dict[str, int]]:
     """Outcomes of all requests, and the most that each server had open."""
     turns = asyncio.Semaphore(at_a_time)
     loads = dict.fromkeys(servers, 0)
     peaks = dict(loads)
 
-    async def one(client: Mapping[str, httpx.AsyncClient], number: int) -> RequestOutcome:
+    async def one(client: Mapping[str, httpx.AsyncClient], number: int) -> Told:
         async with turns:
             name = choose(ASKS[number].body, loads)
             loads[name] += 1
             peaks[name] = max(peaks[name], loads[name])
             try:
-                return await send(client[name], ASKS[number], {}, 0.0)
+                return await send(client[name], ASKS[number])
             finally:
                 loads[name] -= 1
 
@@ -48,12 +46,8 @@ async def ask_all(
     finally:
         for client in clients.values():
             await client.aclose()
-    assert all(outcome.error is None and outcome.correct for outcome in outcomes)
+    assert all(outcome.right for outcome in outcomes)
     return outcomes, peaks
-
-
-def hit_ratio(outcomes: list[RequestOutcome]) -> float:
-    return sum(outcome.cached_tokens for outcome in outcomes) / sum(outcome.input_tokens for outcome in outcomes)
 
 
 @pytest.mark.thorough

@@ -17,8 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from remask_lab.load.load import Load, run_load
-from remask_lab.load.mix import PromptMix, find_target
+from tests import http_load
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, held, left_alone, make_llm, serving
 from tests.waiting import LONGEST_S, eventually
 
@@ -180,15 +179,15 @@ def test_a_dead_engine_is_seen_by_all() -> None:
 def test_accepted_requests_end_in_bounded_time_at_four_times_the_capacity() -> None:
     """Arrivals at four times the rate that full slots and a full queue keep up with, both measured here."""
     with serving(make_llm(max_num_seqs=2), max_queue=2) as running:
-        target = find_target(running.base)
-        asks = PromptMix(num_prompts=240, prefixes=4).draw(target)
-        full = asyncio.run(run_load(target, asks[:80], Load(max_concurrency=4)))
-        assert all(outcome.error is None for outcome in full.outcomes), "so many are always accepted"
-        rate = len(full.outcomes) / full.seconds
-        over = asyncio.run(run_load(target, asks, Load(request_rate=4 * rate)))
-        assert {outcome.error for outcome in over.outcomes} == {None, "429"}
-        accepted = [outcome.elapsed_s for outcome in over.outcomes if outcome.error is None]
-        usual, slow = (np.percentile(times, 99) for times in ([each.elapsed_s for each in full.outcomes], accepted))
+        asks = http_load.asks(240, prefixes=4, seed=0)
+        started = time.monotonic()
+        full = asyncio.run(http_load.send_all(running.base, asks[:80], at_a_time=4))
+        rate = len(full) / (time.monotonic() - started)
+        assert all(told.status == 200 for told in full), "so many are always accepted"
+        over = asyncio.run(http_load.send_all(running.base, asks, rate=4 * rate))
+        assert {told.status for told in over} == {200, 429}
+        accepted = [told.seconds for told in over if told.status == 200]
+        usual, slow = (np.percentile(times, 99) for times in ([told.seconds for told in full], accepted))
         print(
             f"overload: capacity {rate:.1f}/s, offered {4 * rate:.1f}/s; {len(accepted)} of {len(asks)} accepted; "
             f"p99 {slow:.2f} s, at capacity {usual:.2f} s"

@@ -24,11 +24,10 @@ from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.machine.transfers import Arrival
 from remask.model.attention import Attention, Sink
-from remask.model.mixture import Routes
 from remask.model.pool import Pool
 from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
-from remask.model.weights import LayerWeights, MixtureWeights
+from remask.model.weights import LayerWeights
 from remask.model.work_list import WorkList
 from remask.plan.cost import NOTHING, PassCost, Widths
 from remask.plan.ledger import UNWRITTEN, Ledger
@@ -272,55 +271,6 @@ def replace_attention(engine: Engine, attention: Attention) -> EngineObserver:
     """Make `engine` compute attention by `attention`, until what is returned is detached. It keeps its memory."""
     _check_one_process(engine)
     return _attached(engine, _Replaced(lambda model, pool: Runner(model.with_attention(attention), pool)))
-
-
-@dataclass(frozen=True, slots=True)
-class RoutedRows:
-    """Rows that a layer's router gave to experts.
-
-    Attributes:
-        layer: counted from 0.
-        positions: of the rows on their canvas, int64 [N]. Rows of all canvases of the pass stand one after the other.
-        experts: of each row, in the order of their scores, int64 [N, k].
-    """
-
-    layer: int
-    positions: Tensor
-    experts: Tensor
-
-
-def observe_routes(engine: Engine, observer: Callable[[RoutedRows], None]) -> EngineObserver:
-    """Call `observer` whenever a layer of `engine` routes rows, until what is returned is detached from it.
-
-    Those of passes over prefixes alone are included. Raises `ConfigError` where no layer has experts.
-    """
-    if engine.model.config.mixture is None:
-        raise ConfigError("this model has no experts, so there are no routes to observe")
-    return _attached(engine, _Replaced(lambda model, pool: Runner(_RoutedTransformer(model, observer), pool)))
-
-
-class _RoutedTransformer(Transformer):
-    def __init__(self, model: Transformer, observer: Callable[[RoutedRows], None]) -> None:
-        super().__init__(model.config, model.weights, model.attention, model.arithmetic, kernels=model.kernels)
-        self.observer = observer
-        self.layers = {id(w.mixture): layer for layer, w in enumerate(model.weights.layers)}
-        self.stage: Stage | None = None
-
-    def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
-        self.stage = stage
-        return super().run(stage, h, pool)
-
-    def route(self, x: Tensor, w: MixtureWeights) -> Routes:
-        routes, stage = super().route(x, w), self.stage
-        assert stage is not None
-        positions = stage.positions
-        if stage.partial is not None:
-            rows = stage.partial.computed
-            for pick in stage.partial.picks:
-                rows = rows.index_copy(0, pick.target, pick.chosen[-1])  # those that this layer chose
-            positions = positions[rows]
-        self.observer(RoutedRows(self.layers[id(w)], positions, routes.experts))
-        return routes
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]

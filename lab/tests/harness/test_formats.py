@@ -28,7 +28,7 @@ def line(record: dict[str, Any], names: dict[str, str] | None = None) -> Line:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_perfect_answer_is_right_and_another_is_not(name: str) -> None:
     record, right = RECORDS[name]
-    own, doc = benchmark(f"remask_{name}"), FORMATS[name].read(line(record))
+    doc = FORMATS[name].read(line(record))
     assert doc.right == right
     assert set(judge(perfect(name), doc.right).metrics.values()) == {1.0}
     wrong = judge("## wrong", doc.right)

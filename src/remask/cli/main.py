@@ -119,10 +119,10 @@ def _place(words: list[str]) -> int:
 
 
 def _joined(words: list[str], known: Collection[str]) -> list[str]:
-    """Return `words` with a command of two words, such as `bench serve`, joined to one.
+    """Return `words` with a command of two words, such as `models pull`, joined to one.
 
-    Raises `UnknownNameError` where the second of them is misspelled or the command has left, and `ConfigError` on a command that has moved, or
-    whose package is not installed.
+    Raises `UnknownNameError` where the second of them is misspelled or the command has left, and `ConfigError` on a
+    command that has moved, or whose package is not installed.
     """
     place = _place(words)
     name = " ".join(words[place : place + 2])

@@ -31,15 +31,6 @@ COMMANDS: Mapping[str, Command] = {
             "remask analyze curves --model {model} moves every knob of every cache",
         ),
     ),
-    "bench serve": Command(
-        "remask_lab.cli.bench_serve",
-        "put load on a running server",
-        "server",
-        examples=(
-            "remask bench serve --base-url http://127.0.0.1:8000 --max-concurrency 8",
-            "remask bench serve --base-url http://127.0.0.1:8000 --request-rate 2 --num-prompts 100 --json load.json",
-        ),
-    ),
     "profile ops": Command(
         "remask_lab.cli.profile_ops",
         "time a policy's operations, and set them against the machine's roofline",
@@ -59,7 +50,7 @@ COMMANDS: Mapping[str, Command] = {
         "look into a model while it denoises",
         "lab",
         examples=(
-            "remask analyze reuse --model bundled --plots pictures",
+            "remask analyze first-predictions --model bundled --plots pictures",
             "remask analyze drift --model bundled --input requests.jsonl --output drift.json",
         ),
         banner=(

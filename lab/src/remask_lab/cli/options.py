@@ -19,7 +19,6 @@ ALL = "all"
 REQUESTS = 200  # of a bench, where no number is asked for
 TAU = ProfileSettings().tau
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "batch": {"type": int, "metavar": "N", "help": "requests at a time, against one"},
     "beside": {"metavar": "FILE,...", "help": "results of other models that pictures and reading show too"},
     "cache": {"help": "cache policy or composition"},
     "cache_config": {"metavar": "JSON", "help": 'settings, as one object per policy: {"bicache": {}}'},
@@ -118,8 +117,7 @@ def bench(parser: argparse.ArgumentParser) -> None:
     """Those of `remask bench`."""
     parser.description = (
         "Compare cache policies side by side: on --input, the own tasks of bundled models, GSM8K for a model with a "
-        "chat template, or else random tokens. 'remask bench serve' puts load on a server. --prefix-match longest asks "
-        "turns of conversations."
+        "chat template, or else random tokens. --prefix-match longest asks turns of conversations."
     )
     caches = (
         "policies, separated by commas (default: what suits the model's kind, as none,reuse,bicache or "

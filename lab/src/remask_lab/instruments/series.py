@@ -81,11 +81,6 @@ class Moments:
         r = self._correlations()
         return r[: self.layers, : self.layers], r[self.layers :, self.layers :]
 
-    def paired_correlations(self) -> Floats:
-        """Pearson's r between the drift of K and of V in each layer, [layers]; NaN where one of them never varies."""
-        found: Floats = np.diag(self._correlations()[: self.layers, self.layers :])
-        return found
-
     def means(self) -> tuple[float, float]:
         """The mean drift of K and of V, over all layers, positions and passes; NaN without a sample."""
         if self.samples == 0:

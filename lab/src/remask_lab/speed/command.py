@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from remask.llm import LLM
     from remask_lab.records.record import Record
 
-REMASK = (sys.executable, "-c", "import sys; from remask.cli import main; sys.exit(main())")
-"""The words that run `remask` with this interpreter."""
 ON = "--dtype float32 --device auto"
 """The options that choose where a model runs."""
 _LEAST = {"questions": 0, "prefix": 0, "depths": 0}  # of numbers that may be smaller than 1
@@ -118,11 +116,6 @@ def report(llm: "LLM", **figures: Any) -> dict[str, Any]:
     return {"machine": machine(llm), "commit": commit(), **figures}
 
 
-def print_line(**figures: Any) -> None:
-    """Print one line of JSON, at once: measurements of many settings take minutes."""
-    print(json.dumps(figures), flush=True)
-
-
 def in_turns(
     calls: Mapping[str, Callable[[], object]],
     turns: int,
@@ -154,10 +147,3 @@ def cpu_seconds(act: Callable[[], object]) -> float:
     start = time.process_time()
     act()
     return time.process_time() - start
-
-
-def thread_seconds(act: Callable[[], object]) -> float:
-    """CPU time of this thread in a call."""
-    start = time.thread_time()
-    act()
-    return time.thread_time() - start

@@ -1,15 +1,13 @@
 """Models, requests and engines of the measurements, and a pass' bare products."""
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from remask import LLM, EngineConfig, Output, SamplingParams
+from remask import LLM, EngineConfig, SamplingParams
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -42,26 +40,6 @@ def engine_of(llm: LLM, requests: Sequence[Request], config: EngineConfig | None
     for request in requests:
         engine.add(request)
     return engine
-
-
-def answers(
-    llm: LLM, requests: Sequence[Request], engine: Engine | None = None, config: EngineConfig | None = None
-) -> tuple[float, list[Output]]:
-    """The seconds of all requests on `engine`, by default a new one, and their outputs in order."""
-    engine = engine or llm.session.new_engine(config)
-    start = time.perf_counter()
-    outputs = {output.id: output for output in llm.session.run(requests, engine=engine, progress=False)}
-    return time.perf_counter() - start, [outputs[request.id] for request in requests]
-
-
-def under(requests: Sequence[Request], policy: CachePolicy, **terms: Any) -> list[Request]:
-    """The requests under another policy."""
-    return [replace(request, policy=policy, **terms) for request in requests]
-
-
-def row_layers(outputs: Sequence[Output]) -> int:
-    """Row-layers computed, without prefix-only passes."""
-    return sum(output.usage.row_layers for output in outputs)
 
 
 def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases: int = 1) -> Callable[[], None]:
