@@ -126,36 +126,6 @@ def test_a_depth_table_of_another_model_is_refused(tmp_path: Path, capsys: pytes
     assert "is of the model 'llada-tiny'" in capsys.readouterr().err
 
 
-def test_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output, plots = tmp_path / "r.json", tmp_path / "plots"
-    options = ["--depth", "1", "--refresh-interval", "2", "--traced", "1", "--rounds", "1"]
-    assert analyze("reuse", *DUMMY, *SHAPE, *options, "--output", str(output), "--plots", str(plots)) == 0
-    record = read_record(output, "analyze reuse")
-    assert record.about["settings"]["depth"] == 1
-    assert record.data["deep"]["depth"] == [1]
-    assert [row["cache"] for row in record.data["collapse"]] == ["none", "reuse", "bicache"]
-    assert "K/V refreshed every 2 steps" in record.data["reading"]
-    assert "of its tokens are those of no cache" in record.data["reading"]
-    for name in ("reuse-deep", "reuse-collapse"):
-        check_picture(plots / f"{name}.png")
-    assert "K/V of the prefix in deep layers" in capsys.readouterr().out
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--depth", "0"], "has no shallow layers; give a depth of 1 to"),
-        (["--depth", "99"], "exceeds the model's"),
-        (["--traced", "0"], "--traced must be a whole number from 1"),
-        (["--refresh-interval", "0"], "refresh_interval must be"),
-    ],
-)
-def test_bad_reuse(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze("reuse", *DUMMY, *SHAPE, *options) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots, prompts = tmp_path / "d.json", tmp_path / "plots", tmp_path / "p.jsonl"
     prompts.write_text('{"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7]}\n')
@@ -179,18 +149,3 @@ def test_a_task_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     prompts.write_text('{"prompt_token_ids": [1]}\n')
     assert analyze("depth", *DUMMY, "--task", f"a={prompts}", "--task", f"a={prompts}") == 2
     assert "names 'a' twice" in capsys.readouterr().err
-
-
-def test_leakage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output, plots, prompts = tmp_path / "l.json", tmp_path / "plots", tmp_path / "p.jsonl"
-    prompts.write_text('{"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7]}\n')
-    options = ["--samples", "1", "--canvas", "40", "--response", "4", "--ratios", "50", "90", "--steps", "2"]
-    files = ["--prompts", str(prompts), "--output", str(output), "--plots", str(plots)]
-    assert analyze("leakage", *DUMMY, *options, *files) == 0
-    record = read_record(output, "analyze leakage")
-    assert list(record.data["ratios"]) == ["50", "90"]
-    assert record.about["settings"]["steps"] == 2
-    check_picture(plots / "leakage.png")
-    text = " ".join(capsys.readouterr().out.split())
-    assert "1 prompts of p.jsonl" in text
-    assert record.data["reading"] in text

@@ -10,7 +10,6 @@ from lab.tests.cli.test_bench import count_answers
 from lab.tests.harness.scripted import scripted
 
 from remask.cli import main
-from remask.errors import LAST_FULL, LEFT
 from remask.tasks import transit
 from remask.tasks.gsm8k import final_number
 from remask.tasks.transit import make_workload
@@ -170,12 +169,6 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert len(read_record(output).data["rows"]) == 2
     assert gsm8k("--caches", "none", "--seed", "1", "--output", str(output)) == 2
     assert "rows of another measurement (" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("task", ["remask_humaneval", "remask_mbpp"])
-def test_tasks_that_left_are_refused(task: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tasks("--tasks", task) == 2
-    assert f"The task {task!r} left after {LAST_FULL}: {LEFT[task]}." in capsys.readouterr().err
 
 
 def test_our_own_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,10 +96,7 @@ def test_solutions_are_right_answers_in_the_form_that_is_asked_for(tmp_path: Pat
     for name in ("math500", "arc_challenge", "gpqa", "mmlu", "mmlu_pro", "bbh"):
         doc = FORMATS[name].read(line(RECORDS[name][0]))
         assert judge(doc.solution, doc.right).strict
-    bare = {"problem": "Halve 1.", "answer": "0.5"}
-    path = write_lines(tmp_path / "x.jsonl", [bare])
-    with pytest.raises(ConfigError, match=r"record 1: it holds no solution"):
-        read_shots(benchmark("remask_gsm8k"), str(path), None, 1)
+    path = write_lines(tmp_path / "x.jsonl", [RECORDS["gsm8k"][0]])
     with pytest.raises(ConfigError, match=r"--shots 3 needs as many records .* holds 1"):
         read_shots(benchmark("remask_gsm8k"), str(path), None, 3)
 
@@ -150,8 +147,8 @@ def test_the_first_bad_line_is_named(tmp_path: Path) -> None:
 def test_every_task_has_rules_and_one_system_prompt_for_all_questions() -> None:
     for task in task_names():
         own = benchmark(task)
-        assert ("##" in own.rules) == (own.scoring == "strict")
-        assert own.max_tokens in (256, 512)
+        assert "##" in own.rules
+        assert own.max_tokens == 256
         first, second = (
             own.messages("role", FORMATS[task.removeprefix("remask_")].read(line(record)))
             for record, _ in [RECORDS[task.removeprefix("remask_")]] * 2

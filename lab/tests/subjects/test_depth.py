@@ -177,8 +177,8 @@ def test_tasks_by_what_the_tokenizer_reads(tmp_path: Path) -> None:
     assert list(task_prompts(bare)) == ["random tokens"]
     assert isinstance(task_prompts(bare)["random tokens"], RandomPrompts)
     chats = task_prompts(loaded(str(with_ascii_tokenizer(FOLDER, tmp_path / "ascii"))))
-    assert list(chats) == ["arithmetic", "code", "random tokens"]
-    assert isinstance(chats["code"], ChatPrompts)
+    assert list(chats) == ["arithmetic", "random tokens"]
+    assert isinstance(chats["arithmetic"], ChatPrompts)
     rides = task_prompts(loaded(str(with_transit_tokenizer(FOLDER, tmp_path / "transit"))))
     assert list(rides) == ["1 hop", "2 hops", "3 hops", "random tokens"]
     for hops in (1, 2, 3):

@@ -38,7 +38,7 @@ class Benchmark:
     def messages(self, role: str, doc: Doc, shots: Sequence[Doc] = ()) -> list[Message]:
         """The conversation of one question: both parts of the shared system prompt, worked examples, the user's turn.
 
-        `shots` are the examples, each with a solution.
+        `shots` are the examples.
         """
         system: Message = {"role": "system", "content": f"{role}\n\n{self.rules}"}
         return [system, *turns_of(shots), {"role": "user", "content": doc.asked}]
@@ -118,14 +118,11 @@ def read_docs(
 def read_shots(own: Benchmark, path: str, names: Mapping[str, str] | None, shots: int) -> Sequence[Doc]:
     """Read the first `shots` records of a local JSONL file as worked examples.
 
-    Raises `ConfigError` as `read_docs` does, where there are fewer, and where one holds no solution.
+    Raises `ConfigError` as `read_docs` does, and where there are fewer.
     """
     docs = read_docs(own, path, names, shots)
     if len(docs) < shots:
         raise ConfigError(f"--shots {shots} needs as many records in {path}, which holds {len(docs)}; lower --shots")
-    for number, doc in enumerate(docs, start=1):
-        if not doc.solution:
-            raise ConfigError(f"{path}, record {number}: it holds no solution, so it cannot be a worked example")
     return docs
 
 

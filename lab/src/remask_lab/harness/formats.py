@@ -24,7 +24,7 @@ class Doc:
     Attributes:
         asked: the user's turn.
         right: the right answer.
-        solution: a response that is right, in the form that the task asks for; empty where the record holds none.
+        solution: a response that is right, in the form that the task asks for.
     """
 
     asked: str
