@@ -5,8 +5,10 @@ import pytest
 from remask.cli import main
 from remask.errors import LAST_FULL, LEFT, UnknownNameError
 from remask.request.sampling_params import SamplingParams
+from remask.request.terms import Terms
 
 FIELDS = ("speculate",)
+TERMS = ("replay", "segments")
 TASKS = ("remask_humaneval", "remask_mbpp")
 COMMANDS = tuple(name for name in LEFT if " " in name)
 
@@ -22,6 +24,13 @@ def test_a_sampling_parameter_that_left_says_what_to_use(name: str) -> None:
     assert str(caught.value) == sentence("sampling parameter", name)
 
 
+@pytest.mark.parametrize("name", TERMS)
+def test_a_field_that_left_says_what_to_use(name: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        Terms.from_mapping({name: []})
+    assert str(caught.value) == sentence("term", name)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_left_says_what_to_use(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quiet", *name.split(), "--model", "x"]) == 2
@@ -35,7 +44,7 @@ def test_a_task_that_left_says_what_to_use(name: str, capsys: pytest.CaptureFixt
 
 
 def test_all_that_left_is_listed_here() -> None:
-    assert {*FIELDS, *TASKS, *COMMANDS} == LEFT.keys()
+    assert {*FIELDS, *TERMS, *TASKS, *COMMANDS} == LEFT.keys()
 
 
 def test_another_name_is_merely_unknown() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from remask import LLM, EngineConfig, RemaskError, SamplingParams
 from remask.engine.engine import Engine
-from remask.request.parts import Segment
 from tests.goldens import model_dir, request_line, runs
 from tests.sampling_fields import flat_params
 
@@ -72,20 +71,6 @@ def test_parameters_per_prompt(golden: LLM) -> None:
     assert [len(output.token_ids) for output in outputs] == [4, 8]
     with pytest.raises(RemaskError, match="one per prompt"):
         golden.generate(prompts, each[:1])
-
-
-def test_parts_of_all_prompts_or_of_each(golden: LLM) -> None:
-    prompts = [[1, 2, 3, 4, 9, 5], [7, 1, 2, 3, 4, 6]]
-    own: list[list[Segment | dict[str, int]]] = [[Segment(0, 4)], [{"start": 1, "length": 4}]]
-    found = golden.generate(prompts, SamplingParams(max_tokens=4), segments=own)
-    assert [output.usage.prefix_tokens for output in found] == [4, 4]
-    assert [output.usage.cached_tokens for output in found] == [0, 4]
-    same = golden.generate(prompts, SamplingParams(max_tokens=4), segments=[Segment(1, 2)])
-    assert [output.usage.cached_tokens for output in same] == [0, 0], "other tokens, so other parts"
-    with pytest.raises(RemaskError, match="segments: one list for all prompts or one per prompt"):
-        golden.generate(prompts, SamplingParams(max_tokens=4), segments=[[Segment(1, 2)]])
-    with pytest.raises(RemaskError, match="segments and prefix_length=3 both say"):
-        golden.generate(prompts, SamplingParams(max_tokens=4), segments=[Segment(1, 2)], prefix_length=3)
 
 
 def test_a_bad_prompt_leaves_nothing_behind(golden: LLM) -> None:

@@ -2,10 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from remask.depth.similarity import Measure, PrefixProbe
-from remask.errors import ConfigError
 from remask.plan import canvas as canvases
-from remask_lab.instruments.depths import behind, first_predictions, row_cosines, run_depth
+from remask_lab.instruments.depths import first_predictions, row_cosines, run_depth
 from tests import goldens
 from tests.depth.models import loaded, transformer
 from tests.oracles import bicache, dense
@@ -15,29 +13,6 @@ from tests.oracles.canvas import Canvas
 def test_depth_is_a_run_of_leading_layers_strictly_above_tau() -> None:
     assert run_depth([1, 0.98, 0.97, 0.99], 0.97) == 2
     assert run_depth([0.9, 1.0], 0.97) == 0
-
-
-@pytest.mark.parametrize("measure", ["flat", "joint", "official"])
-def test_an_affix_behind_the_masks(measure: Measure) -> None:
-    """Against passes of the oracle, whose keys are those before RoPE and so need no turning."""
-    probe = PrefixProbe(transformer(loaded(str(goldens.model_dir("llada")))), 512)
-    model, (prompt, affix) = dense.load(goldens.model_dir("llada")), (goldens.prompts()["s0a"], [5, 6, 7, 8, 9, 1, 2])
-    whole = torch.tensor([*prompt, *[model.mask_id] * 6, *affix])
-    within, alone = model.forward(whole).kv, model.forward(torch.tensor(affix)).kv
-    found = behind(probe, prompt, 6, affix, measure)
-    for layer in range(model.layers):
-        k, v = ((a[layer, -len(affix) :], b[layer]) for a, b in ((within.k, alone.k), (within.v, alone.v)))
-        if measure == "joint":
-            wanted = [cosine(torch.stack([k[0], v[0]]), torch.stack([k[1], v[1]]), 0)] * 2
-        else:
-            wanted = [cosine(*pair, 0 if measure == "flat" else 1) for pair in (k, v)]
-        np.testing.assert_allclose(found[:, layer], wanted, atol=1e-5)
-    np.testing.assert_allclose(found[:, 0], 1, atol=1e-6)
-    assert (found[:, 1:] < 0.999).all()
-    with pytest.raises(ConfigError, match="is empty"):
-        behind(probe, prompt, 6, [])
-    with pytest.raises(ConfigError, match="exceeds the probe's 512"):
-        behind(probe, prompt, 500, affix)
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor, start: int) -> float:

@@ -19,6 +19,8 @@ class ConfigError(RemaskError, ValueError):
 LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
 LEFT: Final[Mapping[str, str]] = {
     "speculate": "leave it out: the answer is the same; on a model of three modes use mode 'linear_speculation'",
+    "replay": "run the request of the trace again with its `sampling`, `cache` and `cache_config`",
+    "segments": "send documents that several requests share in one order, as a shared prefix (`prefix_length`)",
     "remask_humaneval": "use lm-eval's own task, 'humaneval'",
     "remask_mbpp": "use lm-eval's own task, 'mbpp'",
     "bench serve": "use guidellm or 'vllm bench serve', as docs/load.md shows",

@@ -32,11 +32,11 @@ from remask.request.parts import Part
 from remask.request.questions import Decisions
 from remask.request.result import Usage
 from remask.request.terms import Terms
-from remask.session import Canvas, Sampling, Segments, Session, check_idle, events_of
+from remask.session import Canvas, Sampling, Session, check_idle, events_of
 from remask.text.prompts import Message, Prompt, as_prompts, conversations, encode
 from remask.text.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Canvas", "Decided", "Output", "Sampling", "Segments", "StreamedOutput"]
+__all__ = ["LLM", "Canvas", "Decided", "Output", "Sampling", "StreamedOutput"]
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +235,6 @@ class LLM:
         params: Sampling | Sequence[Sampling] | None = None,
         *,
         prefix_length: int | None = None,
-        segments: Segments | Sequence[Segments] | None = None,
         cache: str | CachePolicy | None = None,
         cache_config: Mapping[str, Any] | None = None,
         trace: bool = False,
@@ -249,9 +248,7 @@ class LLM:
 
         A prompt is text, token ids, chat messages, or as in vLLM an object: `{"prompt": ...}` or `{"prompt_token_ids":
         [...]}`. `prefix_length` leading tokens are shared with other requests;
-        by default everything before the last user turn with messages, and nothing with text or token ids. `segments`
-        are shared in its place: parts that may stand anywhere in the prompt, each an object of `start` and `length`;
-        one list for all prompts, or one per prompt. `params` as
+        by default everything before the last user turn with messages, and nothing with text or token ids. `params` as
         `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves the rest to the
         checkpoint's own defaults, as `Session.params` resolves them. `cache` and
         `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
@@ -266,7 +263,6 @@ class LLM:
             prompts,
             params,
             prefix_length=prefix_length,
-            segments=segments,
             policy=self.session.chosen_policy(cache, cache_config, adapter),
             control_tokens=control_tokens,
             adapter=adapter,

@@ -29,7 +29,7 @@ from remask.policies.registry import from_file
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
 from remask.request.forms import StructuredOutputs
-from remask.request.parts import Part, Segment
+from remask.request.parts import Part
 from remask.request.questions import Decisions
 from remask.request.result import Event
 from remask.request.sampling_params import SamplingParams
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
-Segments: TypeAlias = Sequence[Segment | Mapping[str, Any]]
 NO_TABLE = (
     "no depth table of %r is at hand, so cache auto is %s, and shared prefixes are computed with each request. "
     "Measure one with 'remask profile --model %s --output FILE', from prompts like yours, and give it as "
@@ -280,7 +279,7 @@ class Session:
     ) -> tuple[SamplingParams, Template | None]:
         """The sampling parameters of a request, as `params` resolves them, and its template, if it has one.
 
-        `terms` hold its canvas, its suffix or its replay. What it leaves out and the `command` sets is taken as it is,
+        `terms` hold its canvas or its suffix. What it leaves out and the `command` sets is taken as it is,
         too; but the parts of a canvas say its length. `around` are texts before and behind the response that are part
         of it and not shown. Raises `ConfigError` where these and the parameters contradict each other.
         """
@@ -339,7 +338,6 @@ class Session:
         params: Sampling | Sequence[Sampling] | None = None,
         *,
         prefix_length: int | None = None,
-        segments: Segments | Sequence[Segments] | None = None,
         policy: CachePolicy | None = None,
         control_tokens: bool | None = None,
         variables: Mapping[str, Any] | None = None,
@@ -356,7 +354,6 @@ class Session:
         if len(each) != len(items):
             raise ConfigError(f"params: one for all prompts or one per prompt ({len(items)}), got {len(each)}")
         chosen = policy or self.policy(*self.default_cache(adapter), adapter=adapter)
-        parts = None if segments is None else _each_parts(segments, len(items))
         requests = []
         for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
             tokens, shared = encode(
@@ -369,11 +366,8 @@ class Session:
             )
             if not isinstance(own, SamplingParams):
                 own = self.params(own, prompt_tokens=len(tokens))
-            if parts is None:
-                length = shared if prefix_length is None else prefix_length
-                request = Request(str(index), tokens, own, length, chosen, find_prefix=prefix_length is None)
-            else:  # what a conversation shares by default gives way to them
-                request = Request(str(index), tokens, own, prefix_length or 0, chosen, segments=parts[index])
+            length = shared if prefix_length is None else prefix_length
+            request = Request(str(index), tokens, own, length, chosen, find_prefix=prefix_length is None)
             continues = continue_final_message and bool(prompt[-1]["content"])  # type: ignore[index]
             requests.append(replace(request, adapter=adapter, continues=continues))
         return requests
@@ -400,15 +394,6 @@ class Session:
                     if event.result is not None:
                         bar.update()
                         yield Output.of(by_id[event.id], event.result, self.tokenizer, trace=trace)
-
-
-def _each_parts(segments: Segments | Sequence[Segments], prompts: int) -> list[Sequence[Segment]]:
-    """The parts of each of so many prompts, from one list for all of them or from one per prompt."""
-    several = not all(isinstance(each, Segment | Mapping) for each in segments)
-    given: Sequence[Any] = segments if several else [segments] * prompts
-    if len(given) != prompts:
-        raise ConfigError(f"segments: one list for all prompts or one per prompt ({prompts}), got {len(given)}")
-    return [Terms(segments=each).parts for each in given]
 
 
 def check_idle(engine: Engine) -> None:

@@ -323,20 +323,6 @@ def test_an_error_names_the_field_that_asks_for_a_form(served: Running, url: str
     assert told.startswith(f"{name} and structured_outputs both say")
 
 
-@pytest.mark.parametrize("cache", ["none", "dllm-cache", "bicache"])
-def test_a_replay_of_an_answer_with_a_form_ends_as_the_answer_did(served: Running, cache: str) -> None:
-    """The answer fills all places, so no token after it tells that it is whole."""
-    body = {"messages": [USER], "return_trace": True}
-    form = {"structured_outputs": {"regex": "[0-9]{2}-[a-z]{2,9}"}, "max_tokens": 5, "cache": cache}
-    (first,) = served.client.post(URL, json=body | form).json()["choices"]
-    written = [place for event in first["remask"]["trace"]["events"] for place in event["positions"]]
-    assert (first["finish_reason"], sorted(written)) == ("stop", [*range(5)])
-    for beside in ({}, {"structured_outputs": form["structured_outputs"]}):
-        (again,) = served.client.post(URL, json=body | beside | {"replay": first["remask"]["trace"]}).json()["choices"]
-        assert (again["message"], again["finish_reason"]) == (first["message"], "stop")
-        assert again["remask"]["trace"]["formed"] is True
-
-
 def test_a_form_is_compiled_once(llm: LLM) -> None:
     one = llm.session.constraint({"choice": ["one", "other"]})
     assert llm.session.constraint(StructuredOutputs(choice=["one", "other"])) is one

@@ -9,6 +9,7 @@ import pytest
 
 from remask import LLM
 from remask.cli import main
+from remask.errors import LAST_FULL, LEFT
 from remask.policies import Dense
 from remask.tasks import relay
 from tests.goldens import model_dir
@@ -27,13 +28,6 @@ def run(tmp_path: Path, lines: list[Any], *options: str, model: str = LLADA) -> 
     if not target.exists():
         return status, []
     return status, [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-
-
-def test_parts_of_a_line_are_found_by_later_ones(tmp_path: Path) -> None:
-    parts = [{**GOOD, "id": str(n), "prompt_token_ids": [n, *range(40, 60), n], "cache": "reuse"} for n in (1, 2)]
-    status, answers = run(tmp_path, [{**each, "segments": [{"start": 1, "length": 20}]} for each in parts])
-    assert status == 0
-    assert [(a["usage"]["prefix_tokens"], a["usage"]["cached_tokens"]) for a in answers] == [(20, 0), (20, 20)]
 
 
 def test_an_answer_has_all_documented_keys(tmp_path: Path) -> None:
@@ -67,7 +61,7 @@ def test_a_second_line_of_one_id_is_refused_by_its_number(tmp_path: Path) -> Non
     assert "used by line 11" in errors[11]
 
 
-def test_a_line_tells_its_log_probabilities_and_its_rollout_and_is_replayed(tmp_path: Path) -> None:
+def test_a_line_tells_its_log_probabilities_and_its_rollout(tmp_path: Path) -> None:
     sampling = {"max_tokens": 8, "temperature": 1.0, "seed": 3, "ignore_eos": True}
     asked = {**GOOD, "sampling": sampling, "top_logprobs": 2, "return_trace": True, "return_step_maps": True}
     _, (first,) = run(tmp_path, [asked], "--trace")
@@ -79,12 +73,11 @@ def test_a_line_tells_its_log_probabilities_and_its_rollout_and_is_replayed(tmp_
         assert read["token_id"] == first["token_ids"][place]
         assert read["step"] + 1 == first["step_maps"][place]
         assert len(read["top"]) == 2
-    again = {"id": "good", "prompt_token_ids": [1, 2, 3], "replay": trace, "top_logprobs": 2}
-    _, (second,) = run(tmp_path, [{**again, "return_trace": True, "return_step_maps": True}])
+    _, (second,) = run(tmp_path, [{**asked, "sampling": trace["sampling"]}])
     assert second == first
-    status, (refused,) = run(tmp_path, [{**again, "sampling": {"seed": 1}}])
+    status, (refused,) = run(tmp_path, [{**asked, "replay": trace}])
     assert status == 1
-    assert refused["error"] == "seed: a replay has the sampling parameters of its trace; leave it out"
+    assert f"'replay' left after {LAST_FULL}: {LEFT['replay']}." in refused["error"]
     _, (drawn,) = run(tmp_path, [{**GOOD, "return_trace": True}])
     assert drawn["trace"]["sampling"]["seed"] >= 0
 
@@ -116,7 +109,6 @@ BAD_LINES: list[tuple[Any, str]] = [
     ('{"id": "nan", "prompt_token_ids": [1], "sampling": {"temperature": NaN}}', "temperature must be"),
     ({**GOOD, "prefix_length": 4}, "prefix_length must be from 0 to the prompt's 3 tokens, got 4"),
     ({**GOOD, "prefix_length": "2"}, "prefix_length must be"),
-    ({**GOOD, "segments": [{"start": 1, "length": 3}]}, "segments: start=1 and length=3 end at 4"),
     ({**GOOD, "prompt_token_ids": []}, "the prompt is empty"),
     ({**GOOD, "prompt_token_ids": [1, 256]}, "token ids are whole numbers from 0 to 255"),
     ({**GOOD, "prompt_token_ids": [1, "a"]}, "prompt_token_ids holds 'a'"),

@@ -112,7 +112,7 @@ def test_requests_name_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     marker = tmp_path / "ran"
     file = tmp_path / "policy.py"
     file.write_text(f"open({str(marker)!r}, 'w').close()", encoding="utf-8")
-    assert CompletionBody.model_validate({"prompt": "x", "cache": f"{file}:P"}).terms.policy[0] == f"{file}:P"
+    assert CompletionBody.model_validate({"prompt": "x", "cache": f"{file}:P"}).terms.cache == f"{file}:P"
     status, _ = run(tmp_path, [{**GOOD, "cache": f"{file}:P"}])
     assert status != 0
     assert not marker.exists()

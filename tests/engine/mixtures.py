@@ -22,7 +22,6 @@ from remask.readers.base import Reader
 from remask.readers.decision import Reading
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
-from remask.request.parts import Segment
 from remask.request.sampling_params import SamplingParams
 from remask.request.trace import TOP_LOGPROBS
 from remask.sampling.rules import names_on
@@ -307,10 +306,7 @@ class Drawing:
             template=template,
         )
         if rng.random() < 0.7:
-            if rng.random() < 0.3:
-                asked = replace(asked, segments=self._segments(len(prompt)))
-            else:
-                asked = replace(asked, prefix_length=rng.randint(0, len(prompt)), find_prefix=rng.random() < 0.3)
+            asked = replace(asked, prefix_length=rng.randint(0, len(prompt)), find_prefix=rng.random() < 0.3)
         if rng.random() < 0.08:
             reading = random_reading(rng)
             params = SamplingParams(max_tokens=len(reading.token_ids))
@@ -326,7 +322,3 @@ class Drawing:
         shared = random.Random(f"prompt {rng.randrange(2)}")
         lead = [shared.randrange(VOCAB) for _ in range(16)][: rng.randint(1, 16)]
         return lead + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 4))]
-
-    def _segments(self, prompt: int) -> list[Segment]:
-        cuts = sorted(self.rng.sample(range(prompt + 1), min(prompt + 1, 2 * self.rng.randint(1, 2))))
-        return [Segment(start, stop - start) for start, stop in zip(cuts[::2], cuts[1::2], strict=False)]

@@ -28,7 +28,6 @@ from remask.plan.spans import Span
 from remask.policies import parse
 from remask.policies.bicache import DepthLookup
 from remask.readers.logprobs import Logprobs
-from remask.request.parts import Segment
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from remask.store.pages import PageRange
@@ -219,16 +218,12 @@ def test_answers_are_those_of_merged_models(name: str, policy: str, invariant: b
     assert len({result.token_ids for result in found.values()}) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "policy", "segments"),
-    [("llada", "reuse", False), ("dream", "bicache", False), ("sdar", "exact", False), ("llada", "reuse", True)],
-)
-def test_no_stored_state_crosses(name: str, policy: str, segments: bool) -> None:
+@pytest.mark.parametrize(("name", "policy"), [("llada", "reuse"), ("dream", "bicache"), ("sdar", "exact")])
+def test_no_stored_state_crosses(name: str, policy: str) -> None:
     """One after the other on one engine, with one prompt: a request finds what its own adapter has stored alone."""
     engine = poisoned_engine(family(name).model, max_model_len=32, store_budget_tokens=64, page_size=4)
-    shared: dict[str, Any] = {"segments": (Segment(0, 4), Segment(5, 3))} if segments else {}
     asked = [
-        request(f"{number} {adapter}", adapter, policy, prefix=0 if segments else 8, **shared)
+        request(f"{number} {adapter}", adapter, policy, prefix=8)
         for number, adapter in enumerate([None, "one", "two", "one", None, "two"])
     ]
     results = served(engine, *(Work(each, each.policy) for each in asked))

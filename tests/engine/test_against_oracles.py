@@ -19,7 +19,6 @@ from torch import Tensor
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.engine.request import Request
-from remask.request.parts import Segment
 from remask.request.result import Result
 from tests import goldens
 from tests.checkpoint import checkpoints
@@ -225,13 +224,7 @@ LLADA: dict[str, Kind] = {
     "block-prefix": (llada_sampling, no_config),
     "block-dual": (llada_sampling, no_config),
     "bicache+block-dual": (fixed, bicache_dual_config),
-    "reuse, of parts": (llada_sampling, no_config),
-    "bicache, of parts": (llada_sampling, bicache_config),
-    "bicache, of other parts": (llada_sampling, bicache_config),
-    "bicache+block-dual, of parts": (fixed, bicache_dual_config),
     "acache": (llada_sampling, acache_config),
-    "acache, of parts": (llada_sampling, acache_config),
-    "acache+block-dual, of parts": (fixed, acache_config),
     "dkv-decode": (llada_sampling, dkv_config),
     "dkv-greedy": (ordered, greedy_config),
     "dkv-greedy, around the last step": (ordered, greedy_previous_config),
@@ -261,9 +254,6 @@ DREAM: dict[str, Kind] = {
     "reuse": (whole_canvas, no_config),
     "bicache": (whole_canvas, bicache_config),
     "bicache, another": (whole_canvas, bicache_config),
-    "reuse, of parts": (whole_canvas, no_config),
-    "bicache, of parts": (whole_canvas, bicache_config),
-    "acache, of parts": (whole_canvas, acache_config),
     "block-prefix": (dream_blocks, no_config),
     "block-dual": (dream_blocks, no_config),
     "dkv-decode": (whole_canvas, dkv_dream_config),
@@ -305,23 +295,7 @@ def draw_line(rng: random.Random, name: str, kind: Kind, layers: int) -> Line:
     if "window" in line["cache_config"]:
         window = min(line["cache_config"]["window"], line["sampling"]["max_tokens"])
         line["cache_config"] = line["cache_config"] | {"window": window}
-    if "parts" in name:
-        return line | in_parts(rng)
     return line | {"prompt_token_ids": prompt, "prefix_length": length}
-
-
-def in_parts(rng: random.Random) -> Line:
-    """A prompt made of one to three documents out of few, in any order, with and without tokens between them."""
-    prompt: list[int] = []
-    segments: list[Line] = []
-    for _ in range(rng.randint(1, 3)):
-        prompt += [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 3]))]
-        length = rng.choice([1, 2, 5])
-        shared = random.Random(f"{length} {rng.randrange(2)}")
-        segments.append({"start": len(prompt), "length": length})
-        prompt += [shared.randrange(VOCAB) for _ in range(length)]
-    prompt += [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
-    return {"prompt_token_ids": prompt, "segments": segments}
 
 
 class WatchedCanvas(Canvas):
@@ -363,9 +337,8 @@ def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, 
 def work_of(line: Line, name: str, joins: int) -> Work:
     sampling = flat_params({"temperature": 0.0, "ignore_eos": True, "growing_canvas": False, **line["sampling"]})
     policy = policy_of(line["cache"], **line["cache_config"])
-    segments = [Segment(**each) for each in line.get("segments", ())]
-    prompt, prefix = line["prompt_token_ids"], line.get("prefix_length", 0)
-    return Work(Request(name, prompt, sampling, prefix, segments=segments), policy, joins)
+    prompt, prefix = line["prompt_token_ids"], line["prefix_length"]
+    return Work(Request(name, prompt, sampling, prefix), policy, joins)
 
 
 def left_out(line: Line, expected: Decode, shift: int) -> int:
@@ -399,7 +372,7 @@ def compare(line: Line, expected: Decode, result: Result, shift: int) -> None:
     usage = result.usage
     lent = len(line["prompt_token_ids"]) - shift
     shares = any(start < min(start + length, lent) for start, length in parts_of(line))
-    # Passes that transfer nothing are not run. Without a part `acache` is the policy within it.
+    # Passes that transfer nothing are not run. Without a prefix `acache` is the policy within it.
     if line["cache"] == "none" or (line["cache"] == "acache" and not shares):
         assert usage.forwards == len(expected.transfers)
         assert usage.row_layers == sum(sum(expected.rows[number]) for number, _, _ in expected.transfers)

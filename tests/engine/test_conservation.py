@@ -49,7 +49,8 @@ def slots_have_one_owner(engine: Engine) -> None:
         for layer in range(LAYERS):
             owned[layer].append(entry.extent.slots())
     for running in engine._lifecycle.unfinished():
-        for lease in running.claim.leases:
+        lease = running.claim.lease
+        if lease is not None:
             assert any(lease.entry is entry for entry in engine.store.entries)
         for branch in running.canvases:
             covered = [layer for table in branch.tables for layer in table.layers]

@@ -16,8 +16,8 @@ from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies.dense import Dense
 from remask.policies.exact import Exact
 from remask.readers.constraint import Classes, Constraint
+from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
-from remask.readers.replay import Replay
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
@@ -120,7 +120,7 @@ def test_log_probabilities_are_those_of_the_tokens_that_were_taken() -> None:
     params = SamplingParams(max_tokens=LENGTH)
     asked = Request("r", [1, 2, 3], params, readers=(constraint, Logprobs(2)))
     told = run(make_engine(), [Work(asked, Dense())])["r"]
-    again = run(make_engine(), [Work(replace(asked, readers=(Logprobs(2), Replay(told.trace))), Dense())])["r"]
+    again = run(make_engine(), [Work(replace(asked, readers=(Logprobs(2), ForcedTokens(told.trace))), Dense())])["r"]
     for one, other in zip(again.trace, told.trace, strict=True):
         assert (one.positions, one.token_ids) == (other.positions, other.token_ids)
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)

@@ -15,8 +15,8 @@ from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.bicache import DepthLookup
 from remask.policies.block import BlockDual
 from remask.policies.dkv import DkvGreedy
+from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
-from remask.readers.replay import Replay
 from remask.request.result import Event, Result
 from remask.store.pages import PageRange
 from tests.engine import kinds
@@ -191,20 +191,16 @@ def test_stops_span_blocks_and_end_tokens_end_a_block() -> None:
     assert len(found.token_ids) <= 8
 
 
-def test_log_probabilities_and_replays_of_all_blocks() -> None:
+def test_log_probabilities_and_forced_tokens_of_all_blocks() -> None:
     asked = growing("r", tokens=10, temperature=0.8, seed=4).with_readers(Logprobs(2))
     (found,) = run(make_engine(), [Work(asked, BlockDual())]).values()
     written = [position for transfer in found.trace for position in transfer.positions]
     assert sorted(written) == list(range(8, 18))
     assert all(len(transfer.logprobs) == len(transfer.positions) for transfer in found.trace)
     assert [transfer.step for transfer in found.trace] == list(range(10))
-    again = asked.with_readers(Replay(found.trace))
+    again = asked.with_readers(ForcedTokens(found.trace))
     (other,) = run(make_engine(), [Work(again, BlockDual())]).values()
     assert (other.token_ids, other.error) == (found.token_ids, None)
-    with pytest.raises(ConfigError, match=r"it writes position \d of the response, which is not open then"):
-        make_engine().check(replace(again, params=replace(asked.params, block_length=6)))
-    with pytest.raises(ConfigError, match="end before the response is complete"):
-        make_engine().check(asked.with_readers(Replay(found.trace[:4])))
 
 
 @pytest.mark.parametrize("seed", range(3))

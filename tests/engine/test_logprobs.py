@@ -1,4 +1,4 @@
-"""Log-probabilities of settled tokens, against dense models that know nothing of this package; and replays of runs."""
+"""Log-probabilities of settled tokens, against dense models that know nothing of this package; and forced tokens."""
 
 import random
 from collections.abc import Sequence
@@ -14,14 +14,13 @@ from remask.answers.answer import trace_of
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
+from remask.readers.forced import ForcedTokens, Given
 from remask.readers.logprobs import MIN_LOGPROB, Logprobs, PredictedLogprobs, Ranking, width
-from remask.readers.replay import Given, Replay
 from remask.request.result import Result, Transfer
 from remask.request.sampling_params import SamplingParams
-from remask.request.trace import TokenLogprob, Trace, step_map, token_logprobs
+from remask.request.trace import TokenLogprob, step_map, token_logprobs
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
 from tests.engine import kinds, support
@@ -139,8 +138,8 @@ def plain(trace: Sequence[Transfer]) -> list[tuple[Any, ...]]:
 @pytest.mark.few(3)
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("seed", range(5))
-def test_asking_changes_nothing_and_a_replay_is_the_run(family: str, seed: int) -> None:
-    """Random requests under random policies and samplers: same tokens, steps, work; then again from the trace alone."""
+def test_asking_changes_nothing_and_forced_tokens_are_the_run(family: str, seed: int) -> None:
+    """Random requests under random policies and samplers: same tokens, steps, work; then forced to write the same."""
     rng = random.Random(f"{family} {seed} replay")
     for number in range(2):
         item = support.random_work(rng, family, str(number))
@@ -149,15 +148,14 @@ def test_asking_changes_nothing_and_a_replay_is_the_run(family: str, seed: int) 
         told = run(make_engine(family), [Work(asked, item.policy)])[str(number)]
         assert plain(told.trace) == plain(silent.trace)
         assert support.work_of(told.usage) == support.work_of(silent.usage)
-        trace = Trace.from_mapping(trace_of(asked.with_policy(item.policy), told.trace, told.usage, "m").content)
-        again = asked.with_readers(Replay(trace.transfers(len(asked.prompt_token_ids))))
-        replayed = run(make_engine(family), [Work(again, item.policy)])[str(number)]
-        assert support.outcome(replayed) == support.outcome(told), (item.policy, asked.params)
+        again = asked.with_readers(ForcedTokens(told.trace))
+        forced = run(make_engine(family), [Work(again, item.policy)])[str(number)]
+        assert support.outcome(forced) == support.outcome(told), (item.policy, asked.params)
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", [*kinds.BLOCK_CAUSAL[:2], "llada2", *kinds.UNIFORM[:2]])
-def test_replays_on_other_kinds_of_models(name: str) -> None:
+def test_forced_tokens_on_other_kinds_of_models(name: str) -> None:
     checkpoint, rng = kinds.checkpoint(name), random.Random(name)
     uniform = name in kinds.UNIFORM
     rules: tuple[dict[str, Any], ...] = ({"temperature": 1.0}, {}, {"stop_token_ids": list(range(12))})
@@ -174,16 +172,16 @@ def test_replays_on_other_kinds_of_models(name: str) -> None:
             return poisoned_engine(checkpoint.model, page_size=checkpoint.block * 4)
 
         told = run(engine(), [Work(asked, asked.policy)])["r"]
-        again = run(engine(), [Work(asked.with_readers(Replay(told.trace)), asked.policy)])["r"]
+        again = run(engine(), [Work(asked.with_readers(ForcedTokens(told.trace)), asked.policy)])["r"]
         assert support.outcome(again) == support.outcome(told), rule
 
 
-def test_a_replay_forces_tokens_that_the_model_would_not_take() -> None:
-    """What is written is the trace's, and its log-probability is this model's for that token: the oracle's."""
+def test_tokens_are_forced_that_the_model_would_not_take() -> None:
+    """What is written is given, and its log-probability is this model's for that token: the oracle's."""
     oracle = dense("llada")
     prompt, params = [4, 8, 15, 16], SamplingParams(max_tokens=4, ignore_eos=True)
     forced = (Transfer(0, (6,), (23,)), Transfer(1, (4,), (42,)), Transfer(2, (5,), (1,)), Transfer(3, (7,), (0,)))
-    asked = Request("r", prompt, params, readers=(Logprobs(1), Replay(forced)))
+    asked = Request("r", prompt, params, readers=(Logprobs(1), ForcedTokens(forced)))
     result = run(poisoned_engine(model_of("llada")), [Work(asked, asked.policy)])["r"]
     assert result.token_ids == (42, 1, 23, 0)
     canvas, expected = [*prompt, *[oracle.mask_id] * 4], []
@@ -193,36 +191,28 @@ def test_a_replay_forces_tokens_that_the_model_would_not_take() -> None:
     check(result.trace, expected, oracle.mask_id, 1)
 
 
-BAD_REPLAYS: tuple[tuple[tuple[Transfer, ...], str], ...] = (
-    ((), "its events end before the response is complete"),
-    ((Transfer(0, (8,), (1,)),), "its events end before"),
-    ((Transfer(1, (8,), (1,)), Transfer(0, (9,), (1,))), "steps of its events must ascend"),
-    ((Transfer(0, (9, 8), (1, 1)),), "positions of step 0 must ascend"),
-    ((Transfer(0, (8,), (64,)),), "token id 64, which this model does not write"),
-    ((Transfer(0, (8,), (support.MASK_ID,)),), f"token id {support.MASK_ID}, which"),
-    (
-        (Transfer(0, (12,), (1,)),),
-        "writes position 4 of the response, which is not open then; open are noisy ones from 0",
-    ),
-    ((Transfer(0, (7,), (1,)),), "writes position -1"),
-    ((Transfer(0, (8,), (1,)), Transfer(1, (8,), (2,))), "in step 1 it writes position 0"),
-    ((Transfer(0, tuple(range(8, 12)), (1,) * 4), Transfer(1, (12,), (1,))), "in step 1 it writes position 4"),
-    ((*(Transfer(n, (8 + n,), (1,)) for n in range(8)), Transfer(99, (8,), (1,))), "step 99 of its events is no step"),
+@pytest.mark.parametrize(
+    ("forced", "error"),
+    [
+        ((), "they end before the response is complete"),
+        ((Transfer(0, (8,), (1,)),), "they end before"),
+        ((Transfer(0, (12,), (1,)),), "step 0 is to write position 12, and denoises 8 to 11"),
+        ((Transfer(0, (7,), (1,)),), "step 0 is to write position 7"),
+    ],
 )
+def test_what_cannot_be_written_ends_its_own_request(forced: tuple[Transfer, ...], error: str) -> None:
+    asked = request("bad", block_length=4, steps=8).with_readers(ForcedTokens(forced))
+    results = run(make_engine(), [Work(asked, BlockDual()), Work(request("good"), Dense())])
+    assert results["bad"].finish_reason == "error"
+    assert f"forced tokens: {error}" in (results["bad"].error or "")
+    assert results["good"].finish_reason == "length"
 
 
-@pytest.mark.parametrize(("replay", "error"), BAD_REPLAYS)
-def test_what_no_run_could_have_written_is_refused(replay: tuple[Transfer, ...], error: str) -> None:
-    asked = request(block_length=4, steps=8).with_readers(Replay(replay))
-    with pytest.raises(ConfigError, match="replay: .*" + error):
-        make_engine().check(asked)
-
-
-def test_a_correction_is_not_replayed_and_uniform_tokens_have_no_one_log_probability() -> None:
+def test_a_correction_is_not_forced_and_uniform_tokens_have_no_one_log_probability() -> None:
     engine = poisoned_engine(kinds.checkpoint("gidd").model)
     params = flat_params(max_tokens=4, canvas_length=16, correction_steps=2)
-    with pytest.raises(ConfigError, match="leave correction_steps out"):
-        engine.check(Request("r", [1], params, readers=(Replay(()),)))
+    with pytest.raises(ConfigError, match="what correction_steps writes depends"):
+        engine.check(Request("r", [1], params, readers=(ForcedTokens(()),)))
     with pytest.raises(ConfigError, match="top_logprobs: a uniform model"):
         engine.check(
             Request(
@@ -305,17 +295,3 @@ def test_draws_differ_and_a_trace_has_one_text() -> None:
     assert texts[0] == texts[1]
     others = {ran(replace(asked, params=replace(asked.params, seed=seed))).token_ids for seed in range(8)}
     assert len(others) >= 7
-
-
-def test_a_replay_under_a_block_cache_opens_each_block_with_its_first_token() -> None:
-    """Later passes of the block lack the row that predicts it on Dream."""
-    late = (Transfer(0, (9,), (3,)), Transfer(1, (8,), (4,)))
-    early = (Transfer(0, (8,), (4,)), Transfer(1, (9,), (3,)))
-    for family, replay, fits in (("dream", late, False), ("dream", early, True), ("llada", late, True)):
-        asked = request(prompt=8, max_tokens=2, remasking="low_confidence").with_readers(Replay(replay))
-        for policy in (Dense(), BlockDual(), BiCache(BlockDual(), 1)):
-            if fits or isinstance(policy, Dense):
-                assert run(make_engine(family), [Work(asked, policy)])["r"].token_ids == (4, 3)
-            else:
-                with pytest.raises(ConfigError, match="step 0 begins a block and leaves its first position open"):
-                    make_engine(family).check(asked.with_policy(policy))

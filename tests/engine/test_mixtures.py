@@ -11,12 +11,11 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
 from remask.policies.registry import names_for
-from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
-from remask.readers.replay import Replay
+from remask.readers.forced import ForcedTokens
 from remask.request.result import Result
 from remask.sampling.rules import names_on
-from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of, random_policy
+from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of
 from tests.engine.support import DEADLINE, Work, let_pass, run, work_of, written
 
 COUNT = 25
@@ -43,10 +42,10 @@ class Mixture:
         self.engine = engine_for(family, **self.limits)
         self.asked: dict[str, Request] = {}
         self.results: dict[str, Result] = {}
-        self.replays: dict[str, str] = {}  # of which request each one is
+        self.forced: dict[str, str] = {}  # of which request each one is
 
     def run(self, count: int) -> None:
-        """They join while others run; some are cancelled, or late, and some that have ended are replayed."""
+        """They join while others run; some are cancelled, or late, and some that have ended are forced again."""
         rng, engine = self.rng, self.engine
         joins: dict[int, list[Request]] = {}
         for asked in Drawing(rng, engine).requests(count):
@@ -76,32 +75,23 @@ class Mixture:
         asked = self.asked[result.id]
         assert result.error is None, (self.limits, asked, result.error)
         self.results[result.id] = result
-        original = asked.reader(Replay) is None and asked.reader(Reading) is None and result.finish_reason in ENDED
+        original = (
+            asked.reader(ForcedTokens) is None and asked.reader(Reading) is None and result.finish_reason in ENDED
+        )
         if original and self.rng.random() < 0.25:
-            self.replay(asked, result)
+            self.force(asked, result)
 
-    def replay(self, asked: Request, result: Result) -> None:
-        """Queue the run again, under its own policy or another one."""
-        params, kind = asked.params, self.engine.model.config.kind
-        constraint = asked.reader(Constraint)
-        kept = self.rng.choice([None, constraint])
-        readers = tuple(each for each in asked.readers if each is not constraint or each is kept)
-        again = replace(asked, id=f"{asked.id} again", readers=readers, deadline_s=None)
-        again = again.with_readers(Replay(result.trace, formed=constraint is not None))
-        if self.rng.random() < 0.3:
-            other = again.with_policy(random_policy(self.rng, kind, self.rng.choice(["none", "none", "bicache"])))
-            try:  # which may pass over other steps, and so refuse the trace
-                self.engine.check(other)
-                again = other
-            except ConfigError:
-                pass
+    def force(self, asked: Request, result: Result) -> None:
+        """Queue a request that is made to write the same."""
+        params = asked.params
+        again = replace(asked, id=f"{asked.id} again", deadline_s=None).with_readers(ForcedTokens(result.trace))
         unwritten = self.engine.model.config.self_conditioning
         if unwritten or params.uniform.correction_steps or params.uniform.revision_tokens:
-            with pytest.raises(ConfigError, match="replay"):
+            with pytest.raises(ConfigError, match="forced tokens"):
                 self.engine.check(again)
             return
         self.submit(again)
-        self.replays[again.id] = asked.id
+        self.forced[again.id] = asked.id
 
     def compare(self) -> None:
         """Each one that has ended with itself alone."""
@@ -112,7 +102,7 @@ class Mixture:
             same(self.alone(asked, result), result, asked)
             if asked.template is not None:
                 check_kept(asked, asked.template, result)
-        for name, original in self.replays.items():
+        for name, original in self.forced.items():
             one, other = self.results[original], self.results[name]
             if other.finish_reason in ENDED:
                 assert (other.token_ids, other.finish_reason) == (one.token_ids, one.finish_reason)
@@ -122,7 +112,7 @@ class Mixture:
         """The answer of an engine that has nothing else to do."""
         limits = {**self.limits, "overlap": False, "graphs": False, "max_row_layers": None, "max_refreshes": None}
         read = result.usage.prefix_tokens
-        if read and not asked.segments and asked.policy.traits.sharing == "prefix":
+        if read and asked.policy.traits.sharing == "prefix":
             # What was read depends on who came before; how it was read does not.
             asked = replace(asked, prefix_length=read, find_prefix=False)
         return run(engine_for(self.family, **limits), [Work(replace(asked, deadline_s=None), asked.policy)])[asked.id]

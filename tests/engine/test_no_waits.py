@@ -35,7 +35,6 @@ from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
 from remask.policies.uniform_cache import UniformCache
 from remask.readers.logprobs import Logprobs
-from remask.request.parts import Segment
 from remask.sampling.choice import RANKED
 from remask.sampling.decoder import Decoder
 from remask.sampling.select import Ranked, top
@@ -237,11 +236,10 @@ def test_every_rule_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.few(2)
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("policy", [BiCache(BlockDual(), 2, 2), ACache(BlockDual(), 0.3)], ids=repr)
-def test_parts_are_copied_without_a_wait_and_anchors_read_once(
+def test_prefixes_are_copied_without_a_wait_and_anchors_read_once(
     policy: CachePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng, told = random.Random(0), list[int]()
-    parts = [Segment(1, 4), Segment(5, 3), Segment(9, 3)]
     rules: list[dict[str, Any]] = [{}, {"temperature": 0.7}, {"cfg_scale": 1.5}]
     whole = [asked(str(n), policy, rng, max_tokens=4, **more) for n, more in enumerate(rules)]
 
@@ -251,9 +249,9 @@ def test_parts_are_copied_without_a_wait_and_anchors_read_once(
 
     monkeypatch.setattr("remask.policies.on_device.fetch", weighed)
     engine = fake_engine(shape_of("llada"))
-    reads, passes = finish(engine, [replace(each, prefix_length=0, segments=parts) for each in whole], monkeypatch)
+    reads, passes = finish(engine, [replace(each, prefix_length=10) for each in whole], monkeypatch)
     assert 0 < len(reads.shapes) <= passes
-    assert engine.stats.prefix_passes == 2, "two of the parts are alike"
+    assert engine.stats.prefix_passes == 1
     assert told == ([30] if isinstance(policy, ACache) else [])
 
 

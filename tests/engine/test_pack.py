@@ -11,7 +11,6 @@ from torch import Tensor
 
 from remask.engine.canvas_state import (
     CanvasState,
-    Kept,
     leased_tables,
     new_states,
     plain_table,
@@ -68,7 +67,7 @@ class Memory:
             Ledger(LAYERS, length, hit),
             tables,
             lease,
-            (Kept(0, lease.entry.states),),
+            lease.entry.states,
             shift=shift,
             prefix=hit,
         )
@@ -164,10 +163,11 @@ def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[CanvasSt
 def label_states(items: list[tuple[CanvasState, Plan]]) -> None:
     """Boundary states say what they are; those of a shared entry name the first item that reads it."""
     for index in reversed(range(len(items))):
-        for kept in items[index][0].restored:
+        states = items[index][0].restored
+        if states is not None:
             for layer in range(LAYERS - 1):
-                for position in range(kept.start, kept.stop):
-                    kept.states[layer, position - kept.start] = code(index, layer + 1, position)
+                for position in range(states.shape[1]):
+                    states[layer, position] = code(index, layer + 1, position)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -239,9 +239,9 @@ def test_a_refresh_restores_the_prefix_at_the_boundary() -> None:
     label_states(items)
     batch = pack(items, HERE)
     restore = batch.stages[1].restore[0]
-    (kept,) = branch.restored
+    assert branch.restored is not None
     assert restore.rows == slice(0, 4)
-    assert restore.states.data_ptr() == kept.states[1].data_ptr()  # in place, not a copy
+    assert restore.states.data_ptr() == branch.restored[1].data_ptr()  # in place, not a copy
     check(batch, items)
 
 
@@ -344,7 +344,7 @@ def test_packing_may_begin_at_a_later_layer(first: int) -> None:
     lone, lease = memory.branch(5, 3), memory.branch(6, 3, 4, 2)
     rows = np.arange(8) % 3 != 0
     whole = tuple(Span(range(i, i + 1), rows if i < first else np.ones(8, dtype=np.bool_)) for i in range(LAYERS))
-    lone.restored = (Kept(0, new_states(LAYERS, 1, torch.float64, CPU, 8)),)
+    lone.restored = new_states(LAYERS, 1, torch.float64, CPU, 8)
     items = [(lone, Plan(whole, predict=np.arange(8) == 7)), (lease, Reuse().plan(view(lease, 1)))]
     label_states(items)
     everything, rest = pack(items, HERE), pack(items, HERE, first=first)

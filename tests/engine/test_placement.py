@@ -62,14 +62,14 @@ def test_a_plan_names_what_a_request_leases_and_owns() -> None:
     asked = request("r", 12, 8, cfg_scale=1.0).with_policy(BiCache(depth=2))
     first = planned(engine, asked)
     assert first.lease is not None
-    assert (first.lease.prefix, first.lease.entries) == (PrefixHit(8, 2, 3), ())
+    assert (first.lease.prefix, first.lease.entry) == (PrefixHit(8, 2, 3), None)
     # The conditional canvas has 20 positions, 8 of which it leases in 3 layers; the other canvas is all its own.
     assert own_tokens(first) == [[(12, range(3)), (20, range(3, LAYERS))], [(20, range(LAYERS))]]
     assert (first.policy, first.unread) == (asked.policy, None)
     run(engine, [Asked(asked, asked.policy)])
     again = planned(engine, replace(asked, id="again"))
     assert again.lease is not None
-    assert again.lease.entries[0] is engine.store.entries[0]
+    assert again.lease.entry is engine.store.entries[0]
 
 
 def test_a_request_without_a_lease_runs_without_its_prefix_policy() -> None:
@@ -95,7 +95,7 @@ def test_a_plan_says_whether_evicting_helps() -> None:
     same = engine.memory.plan(engine.check(request("same", 12, 8).with_policy(Reuse())))
     assert isinstance(same, NoRoom)
     assert same.evictable
-    assert same.entries[0] is engine.store.entries[0]
+    assert same.entry is engine.store.entries[0]
     engine.allocator.release(taken)
     run(engine, [])
 

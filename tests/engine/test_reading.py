@@ -15,8 +15,8 @@ from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.readers.base import Reader
 from remask.readers.decision import Reading
+from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
-from remask.readers.replay import Replay
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
@@ -108,9 +108,9 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mask token 255": ({"slots": {1: (255,)}}, {}),
     "no sampling parameters but max_tokens": ({}, {"params": SamplingParams(max_tokens=3, temperature=1.0)}),
     "the length of its answer": ({}, {"params": SamplingParams(max_tokens=4)}),
-    "replay is about": ({}, {}),
+    "forced tokens": ({}, {}),
 }
-BESIDE: dict[str, tuple[Reader, ...]] = {"replay is about": (Replay(()),)}
+BESIDE: dict[str, tuple[Reader, ...]] = {"forced tokens": (ForcedTokens(()),)}
 
 
 @pytest.mark.parametrize("message", BAD)

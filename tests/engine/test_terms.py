@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 
 from remask.engine.engine import Engine
-from remask.engine.request import request_of
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.families import preset
 from remask.policies import Dense, Reuse
 from remask.policies.exact import Exact
-from remask.request.terms import Terms
-from remask.request.trace import MAX_EVENTS
 from tests.engine.support import (
     CheckedTransformer,
     Work,
@@ -27,9 +24,7 @@ from tests.engine.support import (
     poisoned_engine,
     request,
     run,
-    small_config,
 )
-from tests.sampling_fields import flat_params
 
 
 def started(engine: Engine) -> list[str]:
@@ -205,23 +200,3 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
                     assert engine.running_canvases == 1
                     engine.add(again)
     assert ended == 2
-
-
-@pytest.mark.parametrize(
-    ("family", "sampling", "most"),
-    [
-        ("llada", {"max_tokens": 2 * MAX_EVENTS}, 2 * MAX_EVENTS),
-        ("llada", {"max_tokens": 8, "steps": MAX_EVENTS + 8}, MAX_EVENTS + 8),
-        ("llada", {"max_tokens": 8, "block_length": 4, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),
-        ("diffusion-gemma", {"max_tokens": 9, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),  # in canvases of 8
-        ("llada2", {"max_tokens": MAX_EVENTS, "remasking": "joint_threshold"}, MAX_EVENTS + (MAX_EVENTS // 8 + 1) * 16),
-        ("llada2", {"max_tokens": 8, "remasking": "joint_threshold", "max_post_steps": MAX_EVENTS}, 8 + 2 * MAX_EVENTS),
-    ],
-)
-def test_a_trace_that_could_not_be_replayed_is_refused_before_the_run(
-    family: str, sampling: dict[str, Any], most: int
-) -> None:
-    params, terms, shape = flat_params(**sampling), Terms(return_trace=True), small_config(family)
-    with pytest.raises(ConfigError, match=rf"return_trace: a trace holds at most {MAX_EVENTS} steps.* may take {most}"):
-        request_of("r", [1], params, Dense(), terms, shape, shared=0)
-    request_of("r", [1], params, Dense(), Terms(), shape, shared=0)

@@ -9,7 +9,6 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, ElasticCache, Reuse
 from remask.policies.bicache import DepthLookup
-from remask.request.parts import Segment
 from remask.request.result import Result, Usage
 from tests.engine.support import LAYERS, Work, alone, make_engine, request, run
 
@@ -28,7 +27,6 @@ def served(engine: Engine, *items: Request) -> list[Result]:
     return [run(engine, [Work(each, each.policy)])[each.id] for each in items]
 
 
-PARTS = replace(request("r", 12), segments=(Segment(0, 4),))
 UNREAD: list[tuple[str, str, Request, CachePolicy, dict[str, Any]]] = [
     ("depth", "8 tokens, 40 % of the canvas: the depth table gives 0", request("r", 12, 8), BiCache(depth=TABLE), {}),
     ("short", "10 % of the canvas: the depth table begins at 20 %", request("r", 12, 2), BiCache(depth=TABLE), {}),
@@ -41,9 +39,6 @@ UNREAD: list[tuple[str, str, Request, CachePolicy, dict[str, Any]]] = [
     ("off", "prefix_sharing is off", request("r", 12, 8), DEEP, {"prefix_sharing": "off"}),
     ("budget", "exceeds the store's budget of 8", request("r", 12, 8), DEEP, {"store_budget_tokens": 8}),
     ("salt", "of this cache_salt is stored yet", replace(request("r", 12, 8), cache_salt="mine"), DEEP, {}),
-    ("depth", "gives 0 there", PARTS, BiCache(depth=TABLE), {}),
-    ("policy", "reads no shared prefix", PARTS, Dense(), {}),
-    ("salt", "of this cache_salt is stored yet", replace(PARTS, cache_salt="mine"), DEEP, {}),
 ]
 
 
@@ -88,13 +83,6 @@ def test_a_request_reports_the_pass_over_the_prefix_that_it_brought(budget: int 
     assert [results[name].usage.prefix_row_layers for name in names] == [8 * LAYERS, 0]
     assert reads.usage.prefix_row_layers == 0
     assert engine.stats.prefix_row_layers == 8 * LAYERS
-
-
-def test_a_request_reports_the_passes_over_all_parts_that_it_brought() -> None:
-    engine = make_engine()
-    parts = (Segment(0, 3), Segment(5, 4))
-    (result,) = served(engine, replace(request("r", 12), segments=parts).with_policy(DEEP))
-    assert result.usage.prefix_row_layers == 7 * LAYERS == engine.stats.prefix_row_layers
 
 
 @pytest.mark.parametrize(

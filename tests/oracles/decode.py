@@ -164,9 +164,7 @@ def _decode_either(
 
 
 def parts_of(line: Line) -> list[bicache.Part]:
-    """What a line shares: its segments, or the prefix as the part at the front."""
-    if "segments" in line:
-        return [(each["start"], each["length"]) for each in line["segments"]]
+    """What a line shares: its prefix."""
     return [(0, line["prefix_length"])]
 
 

@@ -85,12 +85,11 @@ def test_passes_are_queued_ahead_on_all_ranks(two: LLM) -> None:
 
 
 @pytest.mark.parametrize(("cache", "settings"), [("bicache", {"depth": 2}), ("acache", {"ratio": 0.3})])
-def test_stored_parts_are_those_of_one_process(two: LLM, cache: str, settings: dict[str, Any]) -> None:
-    parts = [{"start": 3, "length": 9}, {"start": 14, "length": 11}]
-    prompts = [[*range(first, first + 28)] for first in (3, 40)]
+def test_a_stored_prefix_is_that_of_one_process(two: LLM, cache: str, settings: dict[str, Any]) -> None:
+    prompts = [[*range(3, 23), *range(first, first + 8)] for first in (30, 40)]
     one = LLM(GOLDEN, engine=EngineConfig(max_model_len=64), **COMMON)
     outputs = [
-        llm.generate(prompts, SAMPLING, segments=parts, cache=cache, cache_config=settings) for llm in (two, one)
+        llm.generate(prompts, SAMPLING, prefix_length=20, cache=cache, cache_config=settings) for llm in (two, one)
     ]
     assert [each.token_ids for each in outputs[0]] == [each.token_ids for each in outputs[1]]
     assert outputs[0][0].usage.prefix_tokens == 20

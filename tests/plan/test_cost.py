@@ -295,7 +295,7 @@ def test_models_whose_layers_differ_cost_what_their_matrices_hold(seed: int) -> 
 
 LAYERS, PREFIX, LENGTH = 6, 5, 12
 HIT = PrefixHit(PREFIX, 4)
-LEAD = rows_of([range(PREFIX)], LENGTH)
+LEAD = rows_of(range(PREFIX), LENGTH)
 
 
 def some(*positions: int) -> Mask:
@@ -345,6 +345,6 @@ def test_held_and_chosen_rows(prefix: int) -> None:
     everything = np.ones(LENGTH, dtype=np.bool_)
     held = Span(range(2), everything, held=some(0, 1, 2))
     pick = Span(range(2, LAYERS), everything, pick=TopRho(some(0, 1, 10), 2))
-    first, second = layer_work(Plan((held, pick), some(11)), rows_of([range(prefix)], LENGTH), None)
+    first, second = layer_work(Plan((held, pick), some(11)), rows_of(range(prefix), LENGTH), None)
     assert (first.rows, first.reused, first.refreshed) == (9, min(prefix, 3), max(prefix - 3, 0))
     assert (second.rows, second.reused, second.refreshed) == (11, min(prefix, 2), max(prefix - 2, 0))

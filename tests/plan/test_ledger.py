@@ -121,11 +121,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, PrefixHit | None, list[Plan]]:
     layers, length = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     prefix = None
     if draw(st.booleans()):
-        start = draw(st.integers(0, length - 1))
-        lent = [range(start, draw(st.integers(start + 1, length)))]
-        if start > 1 and draw(st.booleans()):
-            lent.insert(0, range(start - 1))
-        prefix = PrefixHit(sum(map(len, lent)), draw(st.integers(1, layers)), 0, tuple(lent), draw(st.booleans()))
+        prefix = PrefixHit(draw(st.integers(1, length)), draw(st.integers(1, layers)), 0, draw(st.booleans()))
     # Mostly live rows, or nearly every plan would be refused at once.
     bits = st.lists(st.sampled_from([True, True, False]), min_size=length, max_size=length)
     masks = bits.map(lambda values: np.array(values, dtype=np.bool_))

@@ -14,8 +14,8 @@ from remask.policies.acache import Weigh
 from tests.policies.views import no_table
 
 LAYERS, LENGTH = 3, 14
-HIT = PrefixHit(5, LAYERS, LAYERS, (range(2), range(4, 7)), copied=True)
-STORED = [0, 1, 4, 5, 6]
+HIT = PrefixHit(5, LAYERS, LAYERS, copied=True)
+STORED = [0, 1, 2, 3, 4]
 
 
 def view(step: int = 0, block_step: int = 0, weights: Any = None, **more: Any) -> View:
@@ -28,7 +28,7 @@ def view(step: int = 0, block_step: int = 0, weights: Any = None, **more: Any) -
     return replace(found, **more)
 
 
-WEIGHTS = [0.1, 0.7, 0, 0, 0.7, 0.2, 0.9, *[0.0] * 7]
+WEIGHTS = [0.1, 0.7, 0.7, 0.2, 0.9, *[0.0] * 9]
 
 
 def rows(plan: Plan) -> list[list[int]]:
@@ -48,7 +48,7 @@ def test_the_first_pass_computes_what_is_not_stored_and_predicts_nothing() -> No
 
 
 @pytest.mark.parametrize(
-    ("ratio", "anchors"), [(0.1, [6]), (0.2, [6]), (0.21, [1, 6]), (0.6, [1, 4, 6]), (0.8, [1, 4, 5, 6])]
+    ("ratio", "anchors"), [(0.1, [4]), (0.2, [4]), (0.21, [1, 4]), (0.6, [1, 2, 4]), (0.8, [1, 2, 3, 4])]
 )
 def test_anchors_are_those_with_the_most_attention_and_the_first_of_equal_ones(
     ratio: float, anchors: list[int]
@@ -70,22 +70,22 @@ def test_all_and_no_anchors_need_no_telling() -> None:
 def test_anchors_are_computed_where_blocks_begin() -> None:
     policy = ACache(ratio=0.2)
     later = view(step=1, block_step=1, weights=WEIGHTS)
-    assert rows(policy.plan(later))[0] == [2, 3, *range(7, LENGTH)]
+    assert rows(policy.plan(later))[0] == [*range(5, LENGTH)]
     assert not policy.plan(later).refreshes
-    assert 6 in rows(policy.plan(view(step=3, weights=WEIGHTS)))[0]
+    assert 4 in rows(policy.plan(view(step=3, weights=WEIGHTS)))[0]
     dual = ACache(BlockDual(), 0.2)
     assert rows(dual.plan(later)) == [[8, 9, 10]] * LAYERS
-    assert rows(dual.plan(view(step=3, weights=WEIGHTS))) == [[2, 3, *range(6, LENGTH)]] * LAYERS
+    assert rows(dual.plan(view(step=3, weights=WEIGHTS))) == [[*range(4, LENGTH)]] * LAYERS
 
 
 def test_anchors_may_be_computed_within_a_block_too() -> None:
     policy, first = ACache(ratio=0.2, anchor_interval=2), view(step=1, block_step=1, weights=WEIGHTS)
-    assert 6 not in rows(policy.plan(first))[0]
+    assert 4 not in rows(policy.plan(first))[0]
     third = policy.plan(view(step=2, block_step=2, weights=WEIGHTS))
-    assert rows(third) == [[2, 3, *range(6, LENGTH)]] * LAYERS
+    assert rows(third) == [[*range(4, LENGTH)]] * LAYERS
     assert third.refreshes
     dual = ACache(BlockDual(), 0.2, 2)
-    assert rows(dual.plan(view(step=2, block_step=2, weights=WEIGHTS))) == [[6, 8, 9, 10]] * LAYERS
+    assert rows(dual.plan(view(step=2, block_step=2, weights=WEIGHTS))) == [[4, 8, 9, 10]] * LAYERS
     assert [policy.repeats(view(step=at, block_step=at, weights=WEIGHTS)) for at in (1, 2)] == [0, 0]
     wide = ACache(ratio=0.2, anchor_interval=5)
     assert [wide.repeats(view(step=at, block_step=at, weights=WEIGHTS)) for at in (1, 2)] == [3, 2]
@@ -96,7 +96,7 @@ def test_a_fill_pass_of_the_inner_policy_follows_the_first_one() -> None:
     fill = policy.plan(view(pass_index=1, weights=WEIGHTS))
     assert fill.fills
     assert fill.hook is None
-    assert 6 in rows(fill)[0]
+    assert 4 in rows(fill)[0]
     assert rows(policy.plan(view(pass_index=2, weights=WEIGHTS))) == [[8, 9, 10]] * LAYERS
 
 

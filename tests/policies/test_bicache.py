@@ -51,16 +51,15 @@ def test_canvases_that_lease_alike_have_the_same_spans(
 
 
 @given(views(prefix=False), INTERVALS, st.data())
-def test_at_depth_0_parts_are_refreshed_within_the_request(
+def test_at_depth_0_the_prefix_is_refreshed_within_the_request(
     view: View, interval: int | None, data: st.DataObject
 ) -> None:
     """Equation 5 with b = 0: all layers are deep ones."""
-    start = data.draw(st.integers(0, view.prompt - 1))
-    parts = (range(start, data.draw(st.integers(start + 1, view.prompt))),)
-    policy = BiCache(depth=0, refresh_interval=interval, within_request=True).within(parts)
+    prefix = data.draw(st.integers(1, view.prompt))
+    policy = BiCache(depth=0, refresh_interval=interval, within_request=True).within(prefix)
     plan = policy.plan(view)
     refresh = view.step == 0 or (interval is not None and view.step % interval == 0)
-    live = [refresh or p not in parts[0] for p in range(view.length)]
+    live = [refresh or p >= prefix for p in range(view.length)]
     for layer in range(view.layers):
         assert layer_rows(plan, layer) == (live, [False] * view.length)
     assert plan.predict.tolist() == view.candidates.tolist()
@@ -70,15 +69,15 @@ def test_at_depth_0_parts_are_refreshed_within_the_request(
         ledger.enter(policy.plan(replace(view, step=step)))
 
 
-def test_when_parts_are_refreshed_within_the_request() -> None:
-    parts, table = (range(3),), DepthLookup({90: 2})
+def test_when_a_prefix_is_refreshed_within_the_request() -> None:
+    table = DepthLookup({90: 2})
     for policy in (BiCache(depth=table, within_request=True), BiCache(depth=0, within_request=True)):
-        assert policy.within(parts) == WithinRequest(Dense(), parts, 16)
-        assert policy.within(()) == Dense()
-        assert policy.within(parts).traits.schedule.idle_passes == "all"
+        assert policy.within(3) == WithinRequest(Dense(), 3, 16)
+        assert policy.within(0) == Dense()
+        assert policy.within(3).traits.schedule.idle_passes == "all"
     for policy in (BiCache(depth=0), BiCache(depth=table)):
-        assert policy.within(parts) == Dense()
-    assert Reuse().within(parts) == Reuse().without_prefix
+        assert policy.within(3) == Dense()
+    assert Reuse().within(3) == Reuse().without_prefix
 
 
 def test_depth_0_leases_nothing() -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from remask.readers.biases import Added, AtLeast, Penalized
 from remask.readers.decision import Labels
+from remask.readers.forced import Given
 from remask.readers.guidance import Guide, Guided, Residual
 from remask.readers.implied import Barred, Best, Entropies
 from remask.readers.logprobs import Ranking
-from remask.readers.replay import Given
 from remask.sampling import filters
 from remask.sampling import score as scoring
 from remask.sampling.noise import Noise

@@ -27,7 +27,6 @@ _CHOSEN = (
     "max_tokens",
     "block_length",
     "canvas_length",
-    "replay",
     "top_logprobs",
 )
 
@@ -129,8 +128,8 @@ def bodies(
     draw: st.DrawFn, kind: ModelKind, policies: tuple[str, ...], vocab: int, usual: bool = True
 ) -> dict[str, Any]:
     """A body of `/v1/completions` whose fields are declared for this kind of model."""
-    # Most lists of parts are none of a canvas, nor of a prompt.
-    apart = {*_CHOSEN, "canvas", "segments"} if usual else set(_CHOSEN)
+    # Most lists of parts are none of a canvas.
+    apart = {*_CHOSEN, "canvas"} if usual else set(_CHOSEN)
     if usual and kind == "block_causal":
         apart.add("suffix")  # refused, as a hole stands before it
     terms = {name: declaration for name, declaration in declared(Terms).items() if name not in apart}
@@ -160,9 +159,6 @@ def bodies(
     shortest = 1 if isinstance(body["prompt"], str) else min(map(len, _lists(body["prompt"])))
     if usual and "prefix_length" in body:
         body["prefix_length"] = min(body["prefix_length"], shortest)
-    elif usual and kind == "masked" and draw(st.integers(0, 3)) == 0:
-        start = draw(st.integers(0, shortest - 1))
-        body["segments"] = [{"start": start, "length": draw(st.integers(1, shortest - start))}]
     if usual and kind != "block_causal" and draw(st.integers(0, 5)) == 0:
         body.pop("suffix", None)
         del body["max_tokens"]  # the parts of a canvas say it

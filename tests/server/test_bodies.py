@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from remask.errors import LAST_FULL, LEFT
 from tests.server.described import events
 from tests.server.serving import CHATS, URL, Running
 from tests.waiting import Clock
@@ -50,13 +51,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"steps_per_block": 4096, "max_tokens": 4, "block_length": 2}, "steps_per_block", "make 8192 steps, more than"),
     ({"stop": 5}, "stop", "or a list of at most 16 such texts, got 5"),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
-    ({"replay": {"events": [{"step": -1}]}}, "replay", "replay.events.step must be"),
-    ({"replay": {"events": [{"steps": 1}]}}, "replay", "Did you mean 'step'"),
-    ({"replay": {"events": [{"positions": [1]}]}}, "replay", "1 positions and 0 token_ids"),
-    ({"replay": {"prompt_tokens": 3}}, "replay", "a prompt of 3 tokens, and this one has"),
-    ({"replay": {"prompt_tokens": 3}, "temperature": 1.0}, "temperature", "has the sampling parameters of its trace"),
-    ({"replay": {"sampling": {"top_q": 3}}}, None, "Did you mean 'top_p'"),
-    ({"replay": {}, "n": 2}, "replay", "send one"),
+    ({"replay": {}}, "replay", f"left after {LAST_FULL}: {LEFT['replay']}"),
+    ({"segments": []}, "segments", f"left after {LAST_FULL}: {LEFT['segments']}"),
+    ({"speculate": 2}, "speculate", f"left after {LAST_FULL}: {LEFT['speculate']}"),
     ({"remasking": "best"}, "remasking", "Available"),
     ({"threshold": 0.5, "remasking": {"factor": 1.0}}, "threshold", "set one of them"),
     ({"eps": 0.5}, "eps", "eps stands in remasking: remasking={'eps': ...}"),

@@ -33,8 +33,6 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
 EVENT = {"step": 0, "positions": [1], "token_ids": [5]}
 RIGHT: list[tuple[Any, dict[str, Any]]] = [
     (CompletionBody, {"prompt": ["a", "b"], "temperature": 0.5, "stop": ["x"], "n": 2}),
-    (CompletionBody, {"prompt": [1, 2, 3], "segments": [{"start": 1, "length": 2}]}),
-    (CompletionBody, {"prompt": "a", "replay": {"cache": "none", "events": [EVENT]}}),
     (CompletionBody, {"prompt": "a", "canvas": [{"mask": 3}, {"text": "x"}], "remasking": {"order": [[0], [1, 2]]}}),
     (ChatBody, {**CHAT, "response_format": {"type": "json_object"}}),
     (ChatBody, {**CHAT, "structured_outputs": {"regex": "[ab]+"}, "chat_template_kwargs": {"a": [1, None]}}),

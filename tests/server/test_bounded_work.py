@@ -17,7 +17,6 @@ from remask.request import json_schema, schema_parts
 from remask.request.forms import MAX_PATTERN, StructuredOutputs
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.request.trace import MAX_EVENTS, TraceEvent
 from remask.server.bodies import items_in, read_body
 from remask.server.errors import ApiError
 from remask.server.protocol.generation import ChatBody, CompletionBody
@@ -46,30 +45,6 @@ def refused(body: type[BaseModel], fields: dict[str, Any]) -> str:
     with pytest.raises((ConfigError, ValidationError)) as error:
         body.model_validate(fields)
     return str(error.value)
-
-
-def test_each_event_of_a_replay_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = [{"step": step, "positions": [step], "token_ids": [5]} for step in range(50)]
-    with counted(monkeypatch, TraceEvent, "__post_init__") as calls:
-        body = CompletionBody.model_validate({"prompt": "a", "replay": {"cache": "none", "events": events}})
-        for _ in range(3):
-            assert body.terms.replay is not None
-    assert calls["__post_init__"] == len(events)
-
-
-def test_more_events_than_a_trace_may_hold_are_refused_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    with counted(monkeypatch, TraceEvent, "__post_init__") as calls:
-        message = refused(CompletionBody, {"prompt": "a", "replay": {"events": [{}] * (MAX_EVENTS + 1)}})
-    assert str(MAX_EVENTS) in message
-    assert not calls
-
-
-def test_positions_of_all_events_are_counted_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    event = {"positions": list(range(1000)), "token_ids": [1] * 1000}
-    with counted(monkeypatch, TraceEvent, "__post_init__") as calls:
-        message = refused(CompletionBody, {"prompt": "a", "replay": {"events": [event] * 1000}})
-    assert "altogether" in message
-    assert not calls
 
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody])

@@ -13,7 +13,7 @@ from remask.tasks.cards import card
 from tests.answers.test_structured import ROBOT, matches
 from tests.server.serving import Running, serving
 from tests.server.test_kinds_served import sdar
-from tests.server.test_tools import BUY, NAMED, forms, spelled
+from tests.server.test_tools import BUY, NAMED, forms, saying
 
 OPEN: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
 
@@ -193,9 +193,8 @@ def test_tools_stand_in_the_history_and_behind_the_given_part(taught: Running) -
     (made,) = told["choices"][0]["message"]["tool_calls"]
     assert json.loads(made["function"]["arguments"])["who"] in ("Nina", "Ruth")
     free = '<tool_call>\n{"name": "buy", "arguments": {"who": "Nina", "price": 5}}\n</tool_call>'
-    replay = spelled(taught, free) | {"prompt_tokens": len(told["prompt_token_ids"])}
-    own = {name: value for name, value in asking.items() if name != "max_tokens"}
-    choice = taught.chat({**own, "replay": replay}).json()["choices"][0]
+    with saying(taught, free):
+        choice = taught.chat(asking).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls", choice
     refused = taught.chat({"messages": history[:2], **OPEN})
     assert "calls tools, so their results follow it" in refused.json()["error"]["message"]

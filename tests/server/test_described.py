@@ -17,7 +17,7 @@ from tests.server.test_decisions import STATE, question
 from tests.server.test_infill import CANVAS, PROMPT
 from tests.server.test_messages_api import OTHER, TOOL
 from tests.server.test_responses_api import BUYS, STOPS
-from tests.server.test_tools import ASK, BUY, NAMED, ORDER, STOP, spelled
+from tests.server.test_tools import ASK, BUY, NAMED, ORDER, STOP, saying
 from tests.waiting import Clock, eventually
 
 ORDERS = Path(__file__).with_name("key_orders.json")
@@ -36,12 +36,12 @@ ALL = {
 }
 TOLD = {"stream_options": {"include_usage": True}, "stream_drafts": True}
 COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stream": True}
-SHARED = {"segments": [{"start": 0, "length": 4}], "return_trace": True, "cache": "none"}
+SHARED = {"prefix_length": 4, "return_trace": True, "cache": "reuse"}
 # What takes another kind of model, another rule, or decisions over a prefix that the store has no room for.
 RARE = {
     ("Work", "correction_steps"),
     ("WrittenStep", "edits"),
-    *(("ReadWork", key) for key in ("accepted", "correction_steps", "prefix_note")),
+    *(("ReadWork", key) for key in ("correction_steps", "prefix_note")),
 }
 
 
@@ -128,13 +128,16 @@ def ask_for_text(ask: Asking, taught: Asking) -> None:
     for tools, choice in (([BUY, STOP], NAMED), ([STOP], "required")):
         taught.both("/v1/chat/completions", {**ASK, "tools": tools, "tool_choice": choice, "seed": 5})
     call = '<tool_call>{"name": "buy", "arguments": {}}</tool_call>'
-    replay = spelled(taught.running, f"Sure. {call}")
-    taught.both("/v1/chat/completions", {"messages": ASK["messages"], "replay": replay, "tools": [BUY, STOP]})
-    ask_for_responses(taught, replay)
-    ask_for_messages(taught, replay)
+    with saying(taught.running, f"Sure. {call}"):
+        taught.both("/v1/chat/completions", {"messages": ASK["messages"], "tools": [BUY, STOP]})
+        taught.both("/v1/responses", {"input": "Buy it", "tools": [BUYS, STOPS]})
+        tools = [{**TOOL, "description": "Buys."}, OTHER]
+        taught.both("/v1/messages", {"messages": ASK["messages"], "max_tokens": 8, "tools": tools})
+    ask_for_responses(taught)
+    ask_for_messages(taught)
 
 
-def ask_for_responses(taught: Asking, replay: dict[str, Any]) -> None:
+def ask_for_responses(taught: Asking) -> None:
     form = {"type": "json_schema", "name": "a", "description": "b", "strict": True, "schema": ORDER}
     tools = [BUYS, STOPS]
     bodies: list[dict[str, Any]] = [
@@ -147,7 +150,6 @@ def ask_for_responses(taught: Asking, replay: dict[str, Any]) -> None:
             "text": {"format": form},
             "instructions": "Be brief.",
         },
-        {"tools": tools, "replay": replay},
         {"max_output_tokens": 8, "tools": [STOPS], "tool_choice": "required"},
         {"max_output_tokens": 8, "tools": tools, "tool_choice": {"type": "function", "name": "stop"}},
     ]
@@ -155,12 +157,11 @@ def ask_for_responses(taught: Asking, replay: dict[str, Any]) -> None:
         taught.both("/v1/responses", {"input": "Buy it", **body})
 
 
-def ask_for_messages(taught: Asking, replay: dict[str, Any]) -> None:
+def ask_for_messages(taught: Asking) -> None:
     hello, tools = ASK["messages"], [{**TOOL, "description": "Buys."}, OTHER]
     bodies: list[dict[str, Any]] = [
         {"max_tokens": 8, "ignore_eos": True},
         {"max_tokens": 8, "stop_sequences": ["a", "e", "t"]},
-        {"tools": tools, "replay": replay},
         {"max_tokens": 8, "tools": tools, "tool_choice": {"type": "tool", "name": "stop"}},
     ]
     for body in bodies:

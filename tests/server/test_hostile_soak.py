@@ -43,8 +43,6 @@ COMPLETIONS = "/v1/completions"
 SMALL = {"prompt": "from ivy", "max_tokens": 16}
 LARGE: list[tuple[str, dict[str, Any]]] = [
     # What froze servers, or let one client starve the others.
-    (COMPLETIONS, {**SMALL, "replay": {"events": [{}] * 100_000}}),
-    (COMPLETIONS, {**SMALL, "replay": {"events": [{"positions": list(range(1000))}] * 300}}),
     (COMPLETIONS, {**SMALL, "structured_outputs": {"json": {"type": "string", "pattern": "(a|b)" * 200_000}}}),
     (COMPLETIONS, {**SMALL, "structured_outputs": {"json": {"prefixItems": [{"type": "null"}] * 100_000}}}),
     (COMPLETIONS, {**SMALL, "uniform": {"initial_canvas": [5] * 500_000}}),

@@ -100,19 +100,6 @@ def test_log_probabilities_and_step_maps_are_of_what_was_filled(server: Running)
     assert len(fill["token_ids"]) == len(fill["remask"]["step_maps"]) == len(fill["logprobs"]["tokens"]) == 3
 
 
-def test_a_trace_of_a_canvas_is_replayed(server: Running) -> None:
-    for shape in ({"canvas": CANVAS}, {"suffix": " arch", "max_tokens": 5}):
-        fields = {**shape, "temperature": 1.5, "return_trace": True}
-        (first,) = complete(server, **fields)["choices"]
-        kept = {name: value for name, value in shape.items() if name != "max_tokens"}
-        (again,) = complete(server, **kept, return_trace=True, replay=first["remask"]["trace"])["choices"]
-        assert again == first
-    error = server.client.post(
-        URL, json={"prompt": PROMPT, "suffix": " arch" * 40, "replay": first["remask"]["trace"]}
-    ).json()["error"]
-    assert "the replayed trace is of a shorter response" in error["message"]
-
-
 def test_drafts_show_what_is_fixed(server: Running) -> None:
     chunks = server.stream({"messages": CHATS[0], "canvas": CANVAS, "stream_drafts": True, "block_length": 1})
     blocks = next(chunk["remask"]["blocks"][0] for chunk in chunks if "blocks" in chunk.get("remask", {}))

@@ -16,7 +16,7 @@ from remask.server.protocol.messages import FOREIGN_TO_MESSAGES, CountTokensBody
 from remask.server.tools import CallPiece
 from tests.server.described import events
 from tests.server.serving import CHATS, Running, serving
-from tests.server.test_tools import ORDER, spelled
+from tests.server.test_tools import ORDER, saying
 
 PATH = "/v1/messages"
 SYSTEM, USER = CHATS[0][0]["content"], CHATS[0][1]
@@ -81,8 +81,9 @@ def test_calls_that_the_model_makes_stand_behind_its_text(taught: Running) -> No
     call = '<tool_call>\n{"name": "buy", "arguments": {"who": "Nina", "price": 5}}\n</tool_call>'
     turn = {"role": "user", "content": "Buy it"}
     tools = [{**TOOL, "description": "Buys."}, OTHER]
-    body = {"messages": [turn], "tools": tools, "replay": spelled(taught, f"Sure. {call}")}
-    told = taught.client.post(PATH, json=body).json()
+    body = {"messages": [turn], "tools": tools}
+    with saying(taught, f"Sure. {call}"):
+        told = taught.client.post(PATH, json=body).json()
     assert "content" in told, told
     text, made = told["content"]
     assert text == {"type": "text", "text": "Sure. "}

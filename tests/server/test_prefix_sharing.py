@@ -50,44 +50,20 @@ def test_texts_share_too_and_in_one_body(auto: Running) -> None:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["remask"]["prefix_tokens"] > 100
 
 
-def test_a_trace_names_what_was_read_and_its_replay_reads_it(auto: Running) -> None:
+def test_a_trace_names_what_was_read(auto: Running) -> None:
     body = {**FIELDS, "cache_salt": "traces", "return_trace": True}
     asked = [{**body, "prompt": [*HEAD, tail, 5]} for tail in (1, 2)]
     answers = [auto.client.post(COMPLETIONS, json=each).json() for each in asked]
     trace = answers[1]["choices"][0]["remask"]["trace"]
     assert trace["prefix_length"] == answers[1]["remask"]["prefix_tokens"] == 100
-    replayed = auto.client.post(COMPLETIONS, json={"prompt": asked[1]["prompt"], "replay": trace}).json()
-    assert replayed["remask"]["prefix_tokens"] == 100
-    assert replayed["choices"][0]["text"] == answers[1]["choices"][0]["text"]
 
 
-def test_parts_are_read_wherever_they_stand(auto: Running) -> None:
-    first, second = list(range(20, 50)), list(range(60, 85))
-    fields: dict[str, Any] = {"cache_salt": "parts", "return_trace": True, "seed": 3}
-    both = [{"start": 2, "length": 30}, {"start": 33, "length": 25}]
-    prompt = [5, 6, *first, 7, *second, 8]
-    assert told(auto, prompt, **fields, segments=both) == (55, 0)
-    turned = [{"start": 25, "length": 30}, {"start": 0, "length": 25}]
-    for cache, settings in (("bicache", {"depth": 4}), ("acache", {"ratio": 0.3})):
-        own = {"cache": cache, "cache_config": settings, "segments": turned}
-        assert told(auto, [*second, *first, 9, 10], **fields, **own) == (55, 55)
-    body = {**FIELDS, **fields, "prompt": prompt, "segments": both}
-    answer = auto.client.post(COMPLETIONS, json=body).json()
-    trace = answer["choices"][0]["remask"]["trace"]
-    assert (trace["segments"], trace["prefix_length"]) == (both, 0)
-    replayed = auto.client.post(COMPLETIONS, json={"prompt": prompt, "replay": trace}).json()
-    assert replayed["choices"][0]["text"] == answer["choices"][0]["text"]
-    assert replayed["remask"]["prefix_tokens"] == 55
-
-
-def test_bad_parts_are_refused_by_name(auto: Running) -> None:
+def test_what_is_shared_is_said_once(auto: Running) -> None:
     marked = {"role": "system", "content": "from ivy", "cache_control": {"type": "ephemeral"}}
-    chat = {**FIELDS, "messages": [marked, CHATS[0][1]], "segments": [{"start": 0, "length": 2}]}
-    far = {**FIELDS, "prompt": HEAD, "segments": [{"start": 90, "length": 20}]}
-    refused = [auto.chat(chat), auto.client.post(COMPLETIONS, json=far)]
-    assert [each.status_code for each in refused] == [400, 400]
-    assert "segments and cache_control both say" in refused[0].json()["error"]["message"]
-    assert "start=90 and length=20 end at 110" in refused[1].json()["error"]["message"]
+    chat = {**FIELDS, "messages": [marked, CHATS[0][1]], "prefix_length": 2}
+    refused = auto.chat(chat)
+    assert refused.status_code == 400
+    assert "prefix_length and cache_control both say" in refused.json()["error"]["message"]
 
 
 def test_who_reads_no_prefix_is_told_why_and_counted(server: Running) -> None:

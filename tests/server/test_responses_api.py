@@ -12,7 +12,7 @@ from remask.server.answers.responses import ResponsesAnswer
 from remask.server.errors import FIELDS, ApiError
 from remask.server.protocol.responses import FOREIGN_TO_RESPONSES, ResponsesBody
 from tests.server.serving import CHATS, Running
-from tests.server.test_tools import ASK, ORDER, spelled
+from tests.server.test_tools import ASK, ORDER, saying
 
 PATH = "/v1/responses"
 BUYS: Any = {"type": "function", "name": "buy", "description": "Buys.", "parameters": ORDER, "strict": True}
@@ -82,8 +82,8 @@ def test_an_answer_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
 
 def test_calls_that_the_model_makes_stand_behind_its_text(taught: Running) -> None:
     call = '<tool_call>\n{"name": "buy", "arguments": {"who": "Nina", "price": 5}}\n</tool_call>'
-    trace = spelled(taught, f"Sure. {call}\n{call}")
-    response = taught.client.post(PATH, json={"input": "Buy it", "tools": [BUYS, STOPS], "replay": trace})
+    with saying(taught, f"Sure. {call}\n{call}"):
+        response = taught.client.post(PATH, json={"input": "Buy it", "tools": [BUYS, STOPS]})
     first, *calls = response.json()["output"]
     assert first["content"][0]["text"] == "Sure. "
     assert [each["arguments"] for each in calls] == ['{"who": "Nina", "price": 5}'] * 2

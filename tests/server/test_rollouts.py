@@ -1,4 +1,4 @@
-"""Log-probabilities, traces, step maps and replays over HTTP."""
+"""Log-probabilities, traces and step maps over HTTP."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_completions_list_the_chosen_token_too(server: Running) -> None:
         assert list(top.values()) == sorted(top.values(), reverse=True)
 
 
-def test_a_trace_is_a_run_and_its_replay_the_same_bytes(server: Running) -> None:
+def test_a_trace_holds_all_that_its_run_depended_on(server: Running) -> None:
     fields: dict[str, Any] = {"seed": 9, "return_trace": True, "return_step_maps": True, "block_length": 4, "steps": 4}
     first, second = (complete(server, **fields) for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
@@ -82,7 +82,9 @@ def test_a_trace_is_a_run_and_its_replay_the_same_bytes(server: Running) -> None
     for event in trace["events"]:
         assert [steps[place] for place in event["positions"]] == [event["step"] + 1] * len(event["positions"])
         assert all(value < 0 for value in event["logprobs"])
-    again = server.client.post(URL, json={"prompt": PROMPT, "replay": trace, "return_trace": True}).json()["choices"][0]
+    kept = {name: trace[name] for name in ("cache", "cache_config", "prefix_length")}
+    body = {"prompt": PROMPT, **kept, "sampling": trace["sampling"], "return_trace": True}
+    again = server.client.post(URL, json=body).json()["choices"][0]
     assert json.dumps(again["remask"]["trace"]) == json.dumps(trace)
     assert again["text"] == first["text"]
     assert again["finish_reason"] == first["finish_reason"] == "length"
@@ -95,27 +97,11 @@ def test_a_trace_without_a_seed_says_which_was_drawn(server: Running) -> None:
     assert again["remask"]["trace"] == trace
 
 
-def test_a_replay_under_another_policy_keeps_the_tokens(server: Running) -> None:
-    fields = {"seed": 3, "return_trace": True, "cache": "block-dual", "block_length": 4, "steps": 8}
-    first = complete(server, **fields)
-    body = {"prompt": PROMPT, "replay": first["remask"]["trace"], "cache": "none", "return_trace": True, "logprobs": 1}
-    exact = server.client.post(URL, json=body).json()["choices"][0]
-    assert exact["text"] == first["text"]
-    told, cached = exact["remask"]["trace"], first["remask"]["trace"]
-    assert told["cache"] == "none"
-    assert [event["token_ids"] for event in told["events"]] == [event["token_ids"] for event in cached["events"]]
-    assert told["events"] != cached["events"], "the cached passes read other log-probabilities"
-
-
-def test_a_chat_is_replayed_with_its_stop(server: Running) -> None:
+def test_a_chat_has_as_many_steps_as_tokens(server: Running) -> None:
     whole = server.ask(return_trace=True, return_step_maps=True, return_token_ids=True)
     choice = whole.json()["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert len(choice["remask"]["step_maps"]) == len(choice["token_ids"]) == whole.json()["usage"]["completion_tokens"]
-    again = server.ask(
-        replay=choice["remask"]["trace"], return_trace=True, return_step_maps=True, return_token_ids=True
-    )
-    assert again.json()["choices"] == whole.json()["choices"]
 
 
 def test_choices_really_differ(server: Running) -> None:
@@ -162,8 +148,6 @@ def test_a_uniform_model_tells_its_trace_alone() -> None:
         trace = choice["remask"]["trace"]
         assert trace["events"]
         assert "logprobs" not in trace["events"][0]
-        again = running.client.post(URL, json={"prompt": body["prompt"], "replay": trace, "return_trace": True})
-        assert again.json()["choices"][0] == choice
 
 
 def test_a_block_causal_model_tells_all(tmp_path: Path) -> None:
@@ -173,6 +157,3 @@ def test_a_block_causal_model_tells_all(tmp_path: Path) -> None:
         told = running.client.post(URL, json={**body, "return_trace": True, "return_step_maps": True, "logprobs": 2})
         choice = told.json()["choices"][0]
         assert [step + 1 for step in choice["logprobs"]["steps"]] == choice["remask"]["step_maps"]
-        replay = {"prompt": body["prompt"], "replay": choice["remask"]["trace"]}
-        again = running.client.post(URL, json={**replay, "return_trace": True, "return_step_maps": True, "logprobs": 2})
-        assert again.json()["choices"][0] == choice

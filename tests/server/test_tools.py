@@ -3,8 +3,10 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import openai
 import pytest
@@ -12,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.checkpoint.tokenizer import byte_tokenizer
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.readers.forced import ForcedTokens
+from remask.request.result import Transfer
 from remask.server.config import ServerConfig
 from remask.server.intake import Intake
 from remask.server.protocol.generation import ChatBody
@@ -119,37 +124,47 @@ def test_a_stream_carries_the_same_call(client: openai.OpenAI, choice: Any) -> N
     assert len(pieces) > 1 or choice == "required", "the arguments of a named call come as they settle"
 
 
-def spelled(running: Running, text: str) -> dict[str, Any]:
-    """A trace of a run that answers with `text`."""
+@contextmanager
+def saying(running: Running, text: str) -> Iterator[None]:
+    """While this is open the server's model says `text`, for which it was not trained."""
     tokens = running.service.intake.tokenizer.encode(text, add_special_tokens=False)
-    fields = {**ASK, "max_tokens": len(tokens), "block_length": len(tokens), "ignore_eos": True, "steps": 1}
-    told = running.chat({**fields, "tools": [BUY, STOP], "return_trace": True}).json()
-    trace: dict[str, Any] = told["choices"][0]["remask"]["trace"]
-    trace["events"] = [{"step": 0, "positions": list(range(len(tokens))), "token_ids": tokens}]
-    return trace
+    length = len(tokens)
+    made = Intake._requests
+
+    def forced(asked: Request) -> Request:
+        params = replace(asked.params, max_tokens=length, block_length=length, steps=1, ignore_eos=True)
+        start = len(asked.prompt_token_ids)
+        said = Transfer(0, tuple(range(start, start + length)), tuple(tokens))
+        return replace(asked, params=params).with_readers(*asked.readers, ForcedTokens([said]))
+
+    def requests(*given: Any, **more: Any) -> list[Request]:
+        return [forced(asked) for asked in made(*given, **more)]
+
+    with patch.object(Intake, "_requests", requests):
+        yield
 
 
 def test_calls_that_the_model_makes_are_read(client: openai.OpenAI, taught: Running) -> None:
     """The model is made to say so: it was not trained for it."""
     call = '<tool_call>\n{"name": "buy", "arguments": {"who": "Nina", "price": 5}}\n</tool_call>'
-    trace = spelled(taught, f"Sure. {call}\n{call}")
-    fields: dict[str, Any] = {"tools": [BUY, STOP], "replay": trace}
+    fields: dict[str, Any] = {"tools": [BUY, STOP]}
     body = {"messages": ASK["messages"], **fields}
-    (choice,) = taught.chat(body).json()["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == "Sure. "
-    first, second = choice["message"]["tool_calls"]
-    assert first["function"] == second["function"] == {"name": "buy", "arguments": '{"who": "Nina", "price": 5}'}
-    assert first["id"] != second["id"]
-    single = taught.chat({**body, "parallel_tool_calls": False}).json()["choices"][0]
-    assert len(single["message"]["tool_calls"]) == 1
-    chunks = taught.stream(body)
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    assert "".join(delta.get("content", "") for delta in deltas) == "Sure. "
-    streamed = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
-    assert [piece["index"] for piece in streamed] == [0, 1]
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    plain = taught.chat({**body, "tool_choice": "none", "replay": None, "max_tokens": 8}).json()["choices"][0]
+    with saying(taught, f"Sure. {call}\n{call}"):
+        (choice,) = taught.chat(body).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "Sure. "
+        first, second = choice["message"]["tool_calls"]
+        assert first["function"] == second["function"] == {"name": "buy", "arguments": '{"who": "Nina", "price": 5}'}
+        assert first["id"] != second["id"]
+        single = taught.chat({**body, "parallel_tool_calls": False}).json()["choices"][0]
+        assert len(single["message"]["tool_calls"]) == 1
+        chunks = taught.stream(body)
+        deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+        assert "".join(delta.get("content", "") for delta in deltas) == "Sure. "
+        streamed = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
+        assert [piece["index"] for piece in streamed] == [0, 1]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    plain = taught.chat({**body, "tool_choice": "none", "max_tokens": 8}).json()["choices"][0]
     assert plain["finish_reason"] in ("stop", "length")
     assert "tool_calls" not in plain["message"]
 

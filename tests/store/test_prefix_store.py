@@ -188,7 +188,7 @@ def test_an_operator_sees_what_is_held() -> None:
 def test_a_tenant_with_the_same_prefix_evicts_nobody_while_there_is_room() -> None:
     store = make(20)
     put(store, [1, 2])
-    assert store.has_room([[1, 2]], "theirs")
+    assert store.has_room([1, 2], "theirs")
     lease = store.reserve([1, 2], BOUNDARY, "theirs")
     assert lease is not None
     assert [entry.cache_salt for entry in store.entries] == ["", "theirs"]

@@ -226,7 +226,7 @@ class Store(RuleBasedStateMachine):
         spare = data.draw(st.sampled_from([None, *self.model.line]))
         idle = [kept for kept in self.model.line if kept.ready and not kept.leases and kept is not spare]
         entry = None if spare is None else self.store.find(spare.tokens, spare.salt)
-        assert self.store.give_way(() if entry is None else (entry,)) == bool(idle)
+        assert self.store.give_way(entry) == bool(idle)
         self.evictions += bool(idle)
         self.model.line = [kept for kept in self.model.line if not idle or kept is not idle[0]]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from remask.depth.conversations import ChatPrompts, Conversation, RandomPrompts, TaskPrompts
 from remask.depth.rule import ProfileSettings
@@ -81,29 +80,6 @@ def test_depths_of_every_task_are_those_of_dense_passes(report: DepthReport) -> 
             assert task.spread[ratio] == pytest.approx(np.std(depths))
         means.append(list(task.mean.values()))
     assert list(report.over_tasks.values()) == pytest.approx(np.std(means, axis=0).tolist())
-
-
-def test_what_is_shared_may_stand_behind_the_masks() -> None:
-    """The same cuts, with prefix and rest the other way round."""
-    prompts, model = Few(0, 100), load(FOLDER)
-    llm = open_model(str(FOLDER))
-    found = measure_depths(llm.session, {"low": prompts}, replace(SETTINGS, samples=3), HEADS, behind=True).tasks[0]
-    in_front = measure_depths(llm.session, {"low": prompts}, replace(SETTINGS, samples=3), HEADS).tasks[0]
-    assert found.mean != in_front.mean
-    for ratio, (shared, total) in {50: (16, 32), 80: (16, 20)}.items():
-        depths, masks = [], min(MASKS, (total - shared) // 2)
-        for number in range(3):
-            tokens = conversation(prompts, number)
-            rest = tokens[len(tokens) - (total - shared - masks) :]
-            whole = model.forward(torch.tensor([*rest, *[model.mask_id] * masks, *tokens[:shared]])).kv
-            alone = model.forward(torch.tensor(tokens[:shared])).kv
-            sides = [
-                torch.nn.functional.cosine_similarity(a[:, -shared:].flatten(1), b.flatten(1), dim=1)
-                for a, b in ((whole.k, alone.k), (whole.v, alone.v))
-            ]
-            both = (sides[0] + sides[1]) / 2
-            depths.append(sum(1 for _ in takewhile(lambda value: value > TAU, both.tolist())))
-        assert found.mean[ratio] == pytest.approx(np.mean(depths))
 
 
 def test_convergence_is_told_for_every_doubling(report: DepthReport) -> None:

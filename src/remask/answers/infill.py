@@ -43,12 +43,12 @@ def response_of(
         _check_length(prompt, holes, longest)
         template = template_of(terms.canvas, tokenizer, control_tokens=control)
         length = {"max_tokens": len(template)}
-        params = terms.params(own, lambda: resolve({**own, **length}, prompt, template))
+        params = resolve({**own, **length}, prompt, template)
     elif around is not None:
         before, behind = (_encoded(text, tokenizer, trusted) for text in around)
-        params, template = _between(terms, own, prompt, before, behind, resolve, longest)
+        params, template = _between(own, prompt, before, behind, resolve, longest)
     else:
-        return terms.params(own, lambda: resolve(own, prompt, None)), None
+        return resolve(own, prompt, None), None
     return params, template if params.ignore_eos else replace(template, padding=tuple(stop_ids))
 
 
@@ -72,7 +72,6 @@ def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None, *, control_t
 
 
 def _between(
-    terms: Terms,
     own: Mapping[str, Any],
     prompt: int,
     before: list[int],
@@ -80,18 +79,13 @@ def _between(
     resolve: Resolve,
     longest: int,
 ) -> tuple[SamplingParams, Template]:
-    """A hole of `max_tokens` between fixed tokens. The parameters of a replayed trace count all of them."""
+    """A hole of `max_tokens` between fixed tokens."""
     fixed = len(before) + len(behind)
-    if terms.replay is None:
-        hole = resolve(own, prompt + fixed, None).max_tokens
-    else:
-        hole = terms.params(own, SamplingParams).max_tokens - fixed
-        if hole < 1:
-            raise ConfigError("suffix: the replayed trace is of a shorter response; send the suffix of that run")
+    hole = resolve(own, prompt + fixed, None).max_tokens
     _check_length(prompt + fixed, hole, longest)
     places = (*before, *[OPEN] * hole, *behind)
     template = Template(places, (Hole(len(before), len(before) + hole),), fill_only=True)
-    return terms.params(own, lambda: resolve({**own, "max_tokens": len(template)}, prompt, template)), template
+    return resolve({**own, "max_tokens": len(template)}, prompt, template), template
 
 
 def _check_length(given: int, holes: int, longest: int) -> None:

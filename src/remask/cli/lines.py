@@ -63,7 +63,7 @@ def _tokens(llm: LLM, kind: str, value: Any, control_tokens: bool | None) -> tup
 
 def _policy(llm: LLM, terms: Terms) -> CachePolicy:
     cache: str | CachePolicy | None
-    cache, settings = terms.policy
+    cache, settings = terms.cache, terms.cache_config
     if cache is None:
         cache, settings = llm.session.default_cache(terms.adapter, settings)
     return llm.session.policy(cache, settings, adapter=terms.adapter)

@@ -26,47 +26,27 @@ _NOWHERE: Positions = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """The K/V slots of a canvas in a range of layers: a shared part that is read in place, then its own slots."""
+    """The K/V slots of a canvas in a range of layers: a shared prefix that is read in place, then its own slots."""
 
     layers: range
     slots: NDArray[np.int64]  # [T]
-    common: tuple[Run, ...]  # slots of the shared part at the front; empty without one
+    common: tuple[Run, ...]  # slots of the shared prefix; empty without one
     own: NDArray[np.int64]  # slots of the positions after it
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Hidden states of consecutive positions of a canvas.
-
-    Attributes:
-        start: the first of the positions.
-        states: [layers - 1, positions, D]; index l holds the states that leave layer l.
-    """
-
-    start: int
-    states: Tensor
-
-    @property
-    def stop(self) -> int:
-        """The position after the last."""
-        return self.start + self.states.shape[1]
-
-
-@dataclass(frozen=True, slots=True)
 class Move:
-    """K/V of a stored part that a canvas needs at other positions than where it was computed.
+    """Stored K/V that a canvas needs a copy of.
 
     Attributes:
         source: slots of the store, [positions].
         target: slots of the canvas, [positions].
         layers: K/V of layers 0 .. layers - 1 are copied.
-        by: the distance that the part moves, in positions.
     """
 
     source: NDArray[np.int64]
     target: NDArray[np.int64]
     layers: int
-    by: int
 
 
 @dataclass(slots=True)
@@ -74,14 +54,14 @@ class CanvasState:
     """A canvas with its memory on the device. A guided request has two, every other request has one.
 
     `Span.save` puts hidden states into `states`, [layers - 1, T, D]; index l holds the states that leave layer l. Rows
-    restart from `restored`, which stand in ascending order.
+    restart from `restored`, which has the same form and may hold leading positions alone.
     """
 
     canvas: Canvas
     ledger: Ledger
     tables: tuple[SlotTable, ...]
-    lease: Lease | None = None  # of the shared part at its front
-    restored: tuple[Kept, ...] = ()
+    lease: Lease | None = None  # of the prefix that it reads in place
+    restored: Tensor | None = None
     states: Tensor | None = None
     shift: int = 0
     adapter: str | None = None  # that its rows are computed with

@@ -18,7 +18,6 @@ from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
 from remask.readers.biases import biases_of
-from remask.request.parts import stored_parts
 from remask.request.sampling_groups import RenoisingParams
 from remask.request.sampling_params import SPECULATION, SamplingParams
 from remask.request.terms import Terms
@@ -91,7 +90,6 @@ def check_request(
         raise UnknownNameError("adapter", request.adapter, adapters)
     _check_terms(request)
     _check_prompt(request, shape)
-    _check_segments(request, shape)
     _check_template(request, shape)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
@@ -243,28 +241,6 @@ def _check_template(request: Request, shape: ModelConfig) -> None:
     bad = [token for token in template.tokens if token != OPEN and not 0 <= token < shape.vocab]
     if bad:
         raise ConfigError(f"canvas holds the token id {bad[0]}; token ids go from 0 to {shape.vocab - 1}")
-
-
-def _check_segments(request: Request, shape: ModelConfig) -> None:
-    """Raise `ConfigError` on stored parts that cannot be read on this model, by this policy, or in this prompt."""
-    segments = request.segments
-    if not segments:
-        return
-    if shape.kind != "masked":
-        why = {
-            "uniform": "completed blocks change the K/V of all clean rows, so a part's own are not theirs",
-            "block_causal": "K/V depend on all that stands before them, so only a prefix is the same in two prompts",
-        }[shape.kind]
-        raise ConfigError(
-            f"segments: stored parts that stand anywhere are not defined on {in_words((shape.kind,))} models "
-            f"({shape.family}): {why}; leave segments out"
-        )
-    if request.prefix_length:
-        raise ConfigError(
-            f"segments and prefix_length={request.prefix_length} both say what is shared; give one of them (a prefix "
-            "is the part at start 0)"
-        )
-    stored_parts(segments, len(request.prompt_token_ids))
 
 
 def _check_prompt(request: Request, shape: ModelConfig) -> None:

@@ -150,7 +150,8 @@ class Lifecycle:
         if isinstance(member, PrefixPass):
             self.scheduler.remove(member)
             for running in self.requests():
-                running.ready = all(lease.entry.ready for lease in running.claim.leases)
+                lease = running.claim.lease
+                running.ready = lease is None or lease.entry.ready
         elif isinstance(member, RunningRequest):
             if member.closing:
                 self._release(member)
@@ -170,7 +171,8 @@ class Lifecycle:
         if isinstance(member, PrefixPass):
             self.scheduler.remove(member)
             for running in self.requests():
-                if any(lease.entry is member.entry for lease in running.claim.leases):
+                lease = running.claim.lease
+                if lease is not None and lease.entry is member.entry:
                     self.fail(running, error, PREFIX_FAILED)
             member.store.withdraw(member.entry)
             member.ended = True
@@ -286,7 +288,7 @@ class Admission:
         if running is None:
             return
         self._lifecycle.begin(running)
-        for lease in running.claim.leases:
-            work = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running)
-            if work is not None:
-                self._lifecycle.add(work)
+        lease = running.claim.lease
+        work = None if lease is None else PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running)
+        if work is not None:
+            self._lifecycle.add(work)

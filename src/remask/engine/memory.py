@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states, plain_table
+from remask.engine.canvas_state import CanvasState, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, page_size, token_bytes
 from remask.engine.config import EngineConfig
 from remask.engine.exact_pages import Pages
-from remask.engine.leases import Parts, Prefixes
+from remask.engine.leases import Prefixes
 from remask.engine.placement import Claim, Decision, NoRoom, Placement, Shared, Sharing
 from remask.engine.request import PendingRequest, Request
 from remask.engine.running import Record, RunningRequest
@@ -75,7 +75,6 @@ class Memory:
             new_states=self.new_states,
         )
         self._prefixes = Prefixes(config, self.shape, self.store, self.recent)
-        self._parts = Parts(config, self.shape, self.store)
         self._exact = Pages(self.chain, self.shape.layers)
 
     def reset(self) -> None:
@@ -140,7 +139,7 @@ class Memory:
 
         False where nothing is left. Entries that the request would read itself are kept.
         """
-        return waiting.evictable and (self.store.give_way(waiting.entries) or self.chain.give_way(waiting.pages))
+        return waiting.evictable and (self.store.give_way(waiting.entry) or self.chain.give_way(waiting.pages))
 
     def place(
         self, pending: PendingRequest, placement: Placement, before: RunningRequest | None = None
@@ -184,7 +183,7 @@ class Memory:
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING, adapter))
         record = _record(pending, placement, shared) if before is None else before.record
         owned += [page.extent for page in shared.pages]
-        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))))
+        claim = Claim(owned, shared.lease, shared.publishes, shared.moves(first.slots(0)))
         return RunningRequest(pending, placement.policy, tuple(states), claim, record, self.shape, before)
 
     def free(self, running: RunningRequest) -> None:
@@ -196,9 +195,9 @@ class Memory:
         for state in running.canvases:
             self.extra_bytes -= state.extra_bytes
             state.states = state.hook_state = None
-        for lease in claim.leases:
-            self.store.release(lease)
-        claim.leases = ()
+        if claim.lease is not None:
+            self.store.release(claim.lease)
+            claim.lease = None
         if claim.shares is not None:
             claim.shares.release()
             claim.shares = None
@@ -216,7 +215,7 @@ class Memory:
         owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
         for running in requests:
             owned += running.claim.owned
-            for lease in running.claim.leases:
+            if (lease := running.claim.lease) is not None:
                 owned.append(lease.extent)
                 leases[id(lease.entry)] = leases.get(id(lease.entry), 0) + 1
         for extent in owned:
@@ -232,7 +231,7 @@ class Memory:
         """How a request shares K/V with others."""
         if pending.request.policy.traits.sharing == "pages":
             return self._exact
-        return self._parts if pending.request.segments else self._prefixes
+        return self._prefixes
 
     def _state(
         self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, shared: Shared, adapter: str | None
@@ -241,16 +240,13 @@ class Memory:
         watched = "attention" in traits.keeps
         asks = "inputs" in traits.keeps and prefix is not None
         states = self.new_states(len(canvas)) if watched or asks else None
-        restored = [] if states is None else [Kept(0, states)]
-        if shared.leases and prefix is not None:
-            restored = [Kept(p.start, each.entry.states) for p, each in zip(prefix.parts, shared.leases, strict=True)]
         return CanvasState(
             canvas=canvas,
             ledger=Ledger(shape.layers, len(canvas), prefix),
             tables=tables,
             prefix=prefix,
             lease=shared.front,
-            restored=tuple(restored),
+            restored=states if shared.lease is None else shared.lease.entry.states,
             states=states,
             shift=shape.shift,
             adapter=adapter,

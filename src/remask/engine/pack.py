@@ -356,18 +356,13 @@ def _restores(layer: int, parts: list[StageRows], before: list[StageRows], devic
     restores = []
     for part, old in zip(parts, before, strict=True):
         crossed = crossing(old.span, part.span)
-        joining, places, found = crossed.joining, crossed.joined, 0
+        joining, places, states = crossed.joining, crossed.joined, part.state.restored
         if not len(joining):
             continue
-        for kept in part.state.restored:
-            inside = slice(*np.searchsorted(places, [kept.start, kept.stop]))
-            if inside.start < inside.stop:
-                rows = send_run(part.rows.start + joining[inside], device)
-                positions = send_run(places[inside] - kept.start, device)
-                restores.append(Restore(rows, kept.states[layer - 1], positions))
-                found += inside.stop - inside.start
-        if found < len(places):
+        if states is None or places[-1] >= states.shape[1]:
             raise PlanError(f"rows that join at layer {layer} must have stored states")
+        rows, positions = send_run(part.rows.start + joining, device), send_run(places, device)
+        restores.append(Restore(rows, states[layer - 1], positions))
     return tuple(restores)
 
 

@@ -95,52 +95,31 @@ class Claim:
 
     Attributes:
         owned: pages that it references, without those of its leases.
-        leases: the stored parts that it reads, in the order of its canvas.
+        lease: of the stored prefix that it reads.
         shares: publishes its pages, if these are shared.
-        moves: stored K/V to be copied before its first pass, because it reads them at other positions.
+        moves: stored K/V to be copied before its first pass, because it computes some of them anew.
     """
 
     owned: list[PageRange]
-    leases: tuple[Lease, ...] = ()
+    lease: Lease | None = None
     shares: PageSharing | None = None
     moves: list[Move] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class PartPlan:
-    """One stored part that a request leases: a prefix, or tokens anywhere in its prompt.
-
-    Attributes:
-        asked: positions of the tokens that the request may share.
-        entry: the entry that holds them, or of a prefix the first of them. None where a pass over them alone, on behalf
-            of this request, publishes them.
-    """
-
-    asked: range
-    entry: PrefixEntry | None
-
-
-@dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """What a request leases.
+    """The prefix that a request leases.
 
     Attributes:
-        prefix: all parts together, as the policy sees them.
-        parts: the parts, in the order of `prefix.parts`.
+        prefix: what is read of it, as the policy sees it.
+        asked: leading tokens of the prompt that the request may share.
+        entry: the entry that holds the first of them. None where a pass over all of them, on behalf of this request,
+            publishes one.
     """
 
     prefix: PrefixHit
-    parts: tuple[PartPlan, ...]
-
-    @property
-    def entries(self) -> tuple[PrefixEntry, ...]:
-        """The entries that are stored."""
-        return tuple(part.entry for part in self.parts if part.entry is not None)
-
-    @property
-    def asked(self) -> int:
-        """Tokens that the request may share."""
-        return sum(len(part.asked) for part in self.parts)
+    asked: int
+    entry: PrefixEntry | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +144,9 @@ class Placement:
     Attributes:
         policy: the policy that it runs under: the variant without a prefix if it leases none.
         own: free pages that become its own, for each of its canvases.
-        lease: the shared prefix or parts that it leases, if any.
+        lease: the shared prefix that it leases, if any.
         pages: the exact pages that it reads, if its policy shares pages.
-        unread: why it reads no shared prefix, or not all parts; None where it reads them, or brings them.
+        unread: why it reads no shared prefix; None where it reads one, or brings it.
     """
 
     policy: CachePolicy
@@ -179,15 +158,15 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """A request waits for pages. Entries that it would read must not be evicted for it.
+    """A request waits for pages. What it would read must not be evicted for it.
 
     Attributes:
-        entries: entries that it would lease.
+        entry: the entry that it would lease.
         pages: identities of the exact pages that it would read.
         evictable: whether evicting idle entries helps. It does not if leased entries fill the store.
     """
 
-    entries: tuple[PrefixEntry, ...] = ()
+    entry: PrefixEntry | None = None
     pages: frozenset[int] = frozenset()
     evictable: bool = True
 
@@ -205,27 +184,27 @@ class Shared:
     """The stored K/V that a request has claimed.
 
     Attributes:
-        prefix: all parts together, as the policy sees them.
-        leases: the stored parts that it reads, in the order of its canvas.
+        prefix: what is read, as the policy sees it.
+        lease: of the stored prefix that it reads.
         pages: the exact pages that its canvas begins with.
         publishes: publishes its own pages.
     """
 
     prefix: PrefixHit | None = None
-    leases: tuple[Lease, ...] = ()
+    lease: Lease | None = None
     pages: tuple[Page, ...] = ()
     publishes: PageSharing | None = None
 
     @property
     def front(self) -> Lease | None:
-        """The lease of the part at the front of its canvas, which is read in place."""
-        return self.leases[0] if self.leases and self.prefix is not None and self.prefix.lead else None
+        """The lease of the prefix, where it is read in place."""
+        return self.lease if self.prefix is not None and self.prefix.lead else None
 
     @property
     def found_tokens(self) -> int:
         """Tokens that it reads and that were stored before it began."""
-        if self.leases:
-            return sum(len(lease.entry) for lease in self.leases if lease.hit)
+        if self.lease is not None:
+            return len(self.lease.entry) if self.lease.hit else 0
         return 0 if self.prefix is None else self.prefix.length
 
     def tables(self, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
@@ -237,15 +216,11 @@ class Shared:
         return (shared_table(pages, own[0]) if pages else plain_table(own[0]),)
 
     def moves(self, slots: NDArray[np.int64]) -> list[Move]:
-        """Copies to `slots` [T] of its canvas before the first pass: parts at other positions than where computed."""
+        """Copies to `slots` [T] of its canvas before the first pass, where stored K/V are not read in place."""
         hit = self.prefix
-        if hit is None or not self.leases:
+        if hit is None or self.lease is None or not hit.copied:
             return []
-        return [
-            Move(lease.entry.extent.slots(), slots[part.start : part.stop], hit.layers, part.start)
-            for part, lease in zip(hit.parts, self.leases, strict=True)
-            if part.start or hit.copied
-        ]
+        return [Move(self.lease.entry.extent.slots(), slots[: hit.length], hit.layers)]
 
 
 class Sharing(Protocol):

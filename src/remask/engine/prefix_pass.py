@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from remask.engine.canvas_state import CanvasState, Kept, Move, prefix_canvas
+from remask.engine.canvas_state import CanvasState, Move, prefix_canvas
 from remask.engine.member import CanvasPlans, EngineStats, Reads, Scores, Tally, Turn
 from remask.engine.running import RunningRequest
 from remask.plan.spans import Span
@@ -42,7 +42,7 @@ class PrefixPass:
         self.entry, self.store, self.id, self.owner = entry, store, cause.id, cause.owner
         self.usage = cause.record.usage
         state, self._whole = prefix_canvas(entry, layers, cause.request.adapter)
-        state.restored = (Kept(0, entry.states),)
+        state.restored = entry.states
         self.canvases: tuple[CanvasState, ...] = (state,)
         self.turn: Turn | None = None
         self.done = self.ended = False

@@ -115,7 +115,8 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
     holders = []
     held: dict[str, Held] = {}
     for running in requests:
-        extents = [*running.claim.owned, *(lease.extent for lease in running.claim.leases)]
+        lease = running.claim.lease
+        extents = [*running.claim.owned, *([] if lease is None else [lease.extent])]
         name, tokens = running.request.id, sum(len(state.canvas) for state in running.canvases)
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
         holders.append(_holder(name, tokens, extents, counts, filled, running.record.usage.cached_tokens, tables))

@@ -15,14 +15,10 @@ from remask.readers.base import Reader
 from remask.readers.constraint import Constraint
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
-from remask.readers.replay import Replay
-from remask.request.parts import Segment
 from remask.request.result import FinishReason, Result, Usage
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import PRIORITY_STEP_S, Terms
-from remask.request.trace import MAX_EVENTS
 from remask.sampling.decoder import Decoding
-from remask.sampling.rules import MAX_POST_STEPS
 from remask.text.incremental import MAX_CHAR_TOKENS, StopRule
 
 R = TypeVar("R", bound=Reader)
@@ -46,7 +42,6 @@ class Request:
         prefix_length: number of leading tokens that may be shared with other requests. 0 shares nothing.
         find_prefix: `prefix_length` is a guess: nobody said what is shared. An engine with `prefix_sharing="auto"` may
             find it, where the guess is too short to be worth sharing.
-        segments: parts of the prompt that may be shared with other requests, wherever they stand, in place of a prefix.
         policy: the cache policy. The default caches nothing.
         adapter: name of the adapter that the model computes it with; None: the base alone.
         cache_salt: only requests with the same salt share stored prefixes. One salt per tenant keeps tenants apart.
@@ -67,7 +62,6 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     prefix_length: int = 0
     find_prefix: bool = field(default=False, kw_only=True)
-    segments: Sequence[Segment] = field(default=(), kw_only=True)
     policy: CachePolicy = Dense()  # noqa: RUF009 - policies are frozen
     adapter: str | None = field(default=None, kw_only=True)
     cache_salt: str = ""
@@ -195,19 +189,13 @@ def request_of(
     Without `find_prefix` the client named that default, by other means than a term. `constraint` is the compiled
     `structured_outputs` of the terms; `template` is made of its canvas or suffix. `continues` is that of `Request`.
 
-    If the trace is to be returned, the seed is drawn here, so that the run can be repeated. Raises
-    `ConfigError` on terms that the kind of model, or a replay of another prompt, cannot meet.
+    If the trace is to be returned, the seed is drawn here, so that the trace holds it. Raises `ConfigError` on terms
+    that the kind of model cannot meet.
     """
     if terms.return_step_maps and shape.kind == "uniform":
         raise ConfigError(
             "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
             "step that wrote one says nothing of the last; send return_trace, which tells all of them"
-        )
-    most = _most_steps(params, shape)
-    if terms.return_trace and most > MAX_EVENTS:
-        raise ConfigError(
-            f"return_trace: a trace holds at most {MAX_EVENTS} steps, and max_tokens={params.max_tokens} with these "
-            f"steps may take {most}; ask for fewer, or leave return_trace out"
         )
     if terms.return_trace and params.seed is None:
         params = replace(params, seed=secrets.randbits(62))
@@ -218,9 +206,8 @@ def request_of(
         id=name,
         prompt_token_ids=tokens,
         params=params,
-        prefix_length=terms.shared(shared),
-        find_prefix=find_prefix and terms.prefix_length is None and terms.segments is None and terms.replay is None,
-        segments=terms.parts,
+        prefix_length=shared if terms.prefix_length is None else terms.prefix_length,
+        find_prefix=find_prefix and terms.prefix_length is None,
         policy=policy,
         adapter=terms.adapter,
         cache_salt=terms.cache_salt,
@@ -228,34 +215,15 @@ def request_of(
         deadline_s=terms.deadline_s,
         template=template,
         continues=continues,
-        readers=tuple(_readers(terms, len(tokens), top, constraint, drafts=drafts)),
+        readers=tuple(_readers(top, constraint, drafts=drafts)),
     )
 
 
-def _readers(
-    terms: Terms, prompt: int, top: int | None, constraint: Constraint | None, *, drafts: bool
-) -> Iterator[Reader]:
-    """The readers of these terms, for a prompt of `prompt` tokens."""
+def _readers(top: int | None, constraint: Constraint | None, *, drafts: bool) -> Iterator[Reader]:
+    """The readers of a request's terms."""
     if constraint is not None:
         yield constraint
-    if terms.replay is not None:
-        yield Replay(terms.replay.transfers(prompt), formed=terms.replay.formed)
     if top is not None:
         yield Logprobs(top)
     if drafts:
         yield Drafts()
-
-
-def _most_steps(params: SamplingParams, shape: ModelConfig) -> int:
-    """An upper bound of the steps that write something: one for each token, or the steps that were asked for.
-
-    Steps that correct, or that edit a block without masks, come on top.
-    """
-    blocks = -(-params.max_tokens // (params.block_length or shape.block_length or params.max_tokens))
-    asked = max(params.steps or 0, (params.steps_per_block or 0) * blocks)
-    if shape.kind == "block_causal" and not shape.self_conditioning:  # each step fills a mask
-        asked = 0
-    more, edits = params.uniform.correction_steps or 0, params.remasking.max_post_steps
-    if params.remasking.rule == "joint_threshold":
-        more += (MAX_POST_STEPS if edits is None else edits) * (blocks + 1)  # the first block may begin in the prompt
-    return max(params.max_tokens, asked) + more

@@ -159,11 +159,11 @@ class Runner:
         return {number: plan for hook in hooks for number, plan in hook.after(layer, plans).items()}
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Copy stored K/V to the slots of canvases, with keys re-rotated. The host does not wait."""
+        """Copy stored K/V to the slots of canvases. The host does not wait."""
         device, everywhere = self.model.device, self.model.ranks.everywhere
         for each in moves:
             source, target = send_run(each.source, device), send_run(each.target, device)
-            everywhere(_move, self.model, self.pool, source, target, each.layers, each.by)
+            everywhere(_move, self.pool, source, target, each.layers)
 
     @torch.inference_mode()
     def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:
@@ -220,10 +220,9 @@ def _leave(model: Transformer, h: Tensor, predict: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def _move(model: Transformer, pool: Pool, source: Run | Tensor, target: Run | Tensor, layers: int, by: int) -> None:
-    for layer, (k, v) in enumerate(zip(pool.k[:layers], pool.v[:layers], strict=True)):
-        k[target] = model.turned(k[source], by, layer)
-        v[target] = v[source].clone()  # a run is a view, and no tensor is written from a view of itself
+def _move(pool: Pool, source: Run | Tensor, target: Run | Tensor, layers: int) -> None:
+    for each in (*pool.k[:layers], *pool.v[:layers]):
+        each[target] = each[source].clone()  # a run is a view, and no tensor is written from a view of itself
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:

@@ -88,7 +88,7 @@ class RunningRequest:
         self.planner = PassPlanner(pending, policy, self.end, self.readers)
         self.turn: Turn | None = None
         self.closing = self.done = self.ended = False
-        self.ready = all(lease.entry.ready for lease in claim.leases)
+        self.ready = claim.lease is None or claim.lease.entry.ready
         self.cheapest: int | None = None
         self._predicted: NDArray[np.int64] = canvas.tokens.copy()  # [T], the last token predicted at each position
 
@@ -140,14 +140,14 @@ class RunningRequest:
         """See `Member`."""
         first, plan = items[0]
         live, prefix = plan.spans[-1].rows, first.prefix
-        leased = prefix.parts if self.claim.leases and prefix is not None else ()
+        leased = prefix.length if self.claim.lease is not None and prefix is not None else 0
         return Tally(
             cost=sum(plan.cost for _, plan in items),
             rows=sum(plan.widest for _, plan in items),
             forwards=len(items) if self.policy.traits.schedule.own_clocks else 1,
             saved=sum(len(state.canvas) * plan.layers - plan.cost for state, plan in items),
             refreshes=any(plan.refreshes for _, plan in items),
-            refreshes_prefix=any(live[part.start : part.stop].any() for part in leased),
+            refreshes_prefix=bool(live[:leased].any()),
         )
 
     def reads(self, turn: Turn) -> Reads:
@@ -311,6 +311,5 @@ class RunningRequest:
 def _layer_work(running: RunningRequest, plan: Plan) -> tuple[LayerWork, ...]:
     """The work of a pass, layer by layer, on what the request shares and on the rest."""
     state, request = running.canvases[0], running.request
-    asked = range(min(request.prefix_length, state.canvas.prompt)), *(part.positions for part in request.segments)
-    shared = asked if state.prefix is None else state.prefix.parts
-    return layer_work(plan, rows_of(shared, len(state.canvas)), state.prefix)
+    shared = min(request.prefix_length, state.canvas.prompt) if state.prefix is None else state.prefix.length
+    return layer_work(plan, rows_of(range(shared), len(state.canvas)), state.prefix)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.model.arithmetic import Arithmetic, angles, query_growth, rope, rotate
+from remask.model.arithmetic import Arithmetic, query_growth, rope, rotate
 from remask.model.attention import Attention, Sink, SizedAttention, attend_near
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
@@ -258,15 +258,6 @@ class Transformer:
         x, heads = self.norm(h, self.weights.layers[layer].attn_norm), range(self.part.heads)
         q, growth = self._project(x, layer, heads, *self.turned_by(layer, positions), adapters)[0], self.growth
         return q if growth is None else q * growth[positions]
-
-    def turned(self, keys: Tensor, by: int, layer: int = 0) -> Tensor:
-        """The keys [N, kv_heads, Dh] of rows in `layer` as they would be `by` positions later: RoPE adds both angles.
-
-        Computed in float32 at least, and rounded once.
-        """
-        wide = torch.promote_types(keys.dtype, torch.float32)
-        cos, sin = angles(self.parts[self.slides[layer]], torch.full((1,), by, device=keys.device))
-        return rotate(keys, cos.to(wide), sin.to(wide))
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
         """The experts that compute the normed rows `x` [N, D] of a layer with the mixture `w`, and their weights."""

@@ -178,35 +178,31 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The stored K/V that a request reads: a prefix, or parts anywhere in its prompt.
+    """The stored K/V of a prefix, which a request reads.
 
     Attributes:
         length: number of positions.
         boundary: their rows may restart at this layer, from the hidden states that leave the layer before it.
         layers: K/V are read from the store in layers 0 .. layers - 1. At least `boundary`, which is also the default.
-        parts: the positions of each stored part, ascending. By default the first `length` positions.
         copied: all K/V are copies of the request's own, which may be written.
     """
 
     length: int
     boundary: int
     layers: int = 0
-    parts: tuple[range, ...] = ()
     copied: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", max(self.layers, self.boundary))
-        if not self.parts:
-            object.__setattr__(self, "parts", (range(self.length),))
 
     @property
     def lead(self) -> int:
-        """Length of the part at the front, whose K/V are read in place; 0 without one."""
-        return self.parts[0].stop if self.parts[0].start == 0 and not self.copied else 0
+        """Positions whose K/V are read in place."""
+        return 0 if self.copied else self.length
 
     def rows(self, canvas: int) -> Mask:
         """A fresh mask of its positions on a canvas of this length."""
-        return rows_of(self.parts, canvas)
+        return rows_of(range(self.length), canvas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +283,7 @@ class View:
 
     def rows(self, start: int, stop: int) -> Mask:
         """A fresh mask of the positions from `start` up to `stop`."""
-        return rows_of([range(start, stop)], self.length)
+        return rows_of(range(start, stop), self.length)
 
     @property
     def length(self) -> int:
@@ -338,6 +334,6 @@ def _positions(block: range) -> Positions:
 @lru_cache(maxsize=64)
 def _over(layers: int, length: int, start: int, stop: int) -> Spans:
     """All layers over the rows from `start` up to `stop`, as one span. Canvases of one length have the same."""
-    rows = rows_of([range(start, stop)], length)
+    rows = rows_of(range(start, stop), length)
     rows.setflags(write=False)
     return Spans([Span(range(layers), rows)])

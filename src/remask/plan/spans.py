@@ -28,11 +28,10 @@ def index_of(positions: Positions) -> slice | Positions:
     return slice(first, last + 1) if last - first == len(positions) - 1 else positions
 
 
-def rows_of(parts: Iterable[range], length: int) -> Mask:
-    """A fresh mask of the positions of `parts` on a canvas of `length` positions."""
+def rows_of(positions: range, length: int) -> Mask:
+    """A fresh mask of `positions` on a canvas of `length` positions."""
     mask = np.zeros(length, dtype=np.bool_)
-    for part in parts:
-        mask[part.start : part.stop] = True
+    mask[positions.start : positions.stop] = True
     return mask
 
 

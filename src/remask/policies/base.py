@@ -86,7 +86,7 @@ class Traits:
         keeps: further tensors that the device keeps. "outputs" keeps attention and FFN outputs. "attention" lets plans
             watch attention and keeps the hidden states of all rows; such a policy reads no shared prefix. "inputs"
             keeps hidden states until a hook has reported attention (`Weigh`).
-        copies: K/V of stored parts are copied for the request, because some of their rows are recomputed.
+        copies: stored K/V are copied for the request, because some of their rows are recomputed.
         sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
             shares committed pages exactly.
         reads: further numbers that the device returns for every predicted row. "entropy" fills
@@ -130,10 +130,10 @@ class CachePolicy(ABC):
         """The policy for a request that leases no shared prefix."""
         return self
 
-    def within(self, parts: tuple[range, ...]) -> "CachePolicy":  # noqa: ARG002
-        """The policy for a request that shares the positions `parts` with others, and leases nothing: `boundary` is 0.
+    def within(self, prefix: int) -> "CachePolicy":  # noqa: ARG002
+        """The policy for a request that shares its first `prefix` tokens, and leases nothing: `boundary` is 0.
 
-        `parts` ascend and lie in the prompt. By default the policy as it is without a prefix.
+        By default the policy as it is without a prefix.
         """
         return self.without_prefix
 

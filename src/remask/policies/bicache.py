@@ -77,8 +77,7 @@ class BiCache(_Refreshing):
     Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
     rows rejoin every `refresh_interval` steps, where they restart from the stored boundary state. In between they stay
     out. K/V of the first layer above the boundary depend on that state alone, so they are the store's too. Without a
-    shared prefix this is the inner policy. Stored parts that stand elsewhere in the prompt are treated alike, all at
-    one boundary.
+    shared prefix this is the inner policy.
 
     Where the depth is 0 nothing is read from the store, and this is the inner policy; with `within_request` equation 5
     still holds for all layers: the prefix's K/V are the request's own, and renewed on refreshes alone.
@@ -124,9 +123,11 @@ class BiCache(_Refreshing):
         if self.within_request and is_whole(depth, 1):
             raise ConfigError(f"within_request=True says what happens at depth 0, and depth={depth}; leave it out")
 
-    def within(self, parts: tuple[range, ...]) -> CachePolicy:
-        """Refreshes of `parts` within the request, over the inner policy; or the inner policy alone."""
-        return WithinRequest(self.inner, parts, self.refresh_interval) if parts and self.within_request else self.inner
+    def within(self, prefix: int) -> CachePolicy:
+        """Refreshes of the prefix within the request, over the inner policy; or the inner policy alone."""
+        if prefix and self.within_request:
+            return WithinRequest(self.inner, prefix, self.refresh_interval)
+        return self.inner
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses a depth beyond the model's layers, and what the inner policy refuses."""
@@ -179,22 +180,22 @@ class BiCache(_Refreshing):
 class WithinRequest(_Refreshing):
     """BiCache at depth 0: equation 5 in all layers, for a request that reads nothing from the store.
 
-    The rows of the shared parts are computed every `refresh_interval` steps, and keep the K/V that these steps gave
+    The rows of the shared prefix are computed every `refresh_interval` steps, and keep the K/V that these steps gave
     them in between. They are the request's own, so no memory is shared.
 
     Attributes:
-        inner: the policy for everything but the parts.
-        parts: positions of the parts in the prompt, ascending.
+        inner: the policy for everything but the prefix.
+        prefix: its length in tokens.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
-    parts: tuple[range, ...] = ()
+    prefix: int = 0
     refresh_interval: int | None = 16
     name: ClassVar[str] = "bicache (within_request)"
 
     def plan(self, view: View) -> Plan:
-        """The inner plan, with the rows of the parts put in on refreshes, and taken out elsewhere."""
-        nothing_leased = PrefixHit(sum(map(len, self.parts)), 0, 0, self.parts)
+        """The inner plan, with the rows of the prefix put in on refreshes, and taken out elsewhere."""
+        nothing_leased = PrefixHit(self.prefix, 0)
         return _over_prefix(self.inner.plan(view), view, nothing_leased, 0, refresh=self._rejoins(view))
 
 

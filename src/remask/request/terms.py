@@ -1,6 +1,6 @@
 """The terms of a request: all fields other than prompt and sampling parameters. Each is declared here only."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,9 @@ from remask.checks.fields import Nested, check, declare, declared, parse, unknow
 from remask.checks.values import LARGEST, LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole, shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
-from remask.request.parts import MAX_PARTS, MAX_SEGMENTS, Part, Segment
+from remask.request.parts import MAX_PARTS, Part
 from remask.request.sampling_params import PARAMETER, SamplingParams
-from remask.request.trace import TOP_LOGPROBS, Trace
+from remask.request.trace import TOP_LOGPROBS
 
 SAMPLING = "sampling"  # the object of a request in which its sampling parameters may stand
 PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
@@ -29,13 +29,6 @@ class Terms:
         "Leading prompt tokens that may be shared with other requests, 0 for none; by default everything before the "
         "last user turn of a conversation, and nothing of a text or of token ids, unless `--prefix-sharing auto` "
         "finds it.",
-    )
-    segments: Sequence[Segment] | None = declare(
-        None,
-        ListOf(Nested(Segment, "segment field"), "parts", MAX_SEGMENTS),
-        "Parts of the prompt that may be shared with other requests wherever they stand in them, such as documents, in "
-        "place of a shared prefix; each is an object of `start` and `length`.",
-        kinds=("masked",),
     )
     cache: str | None = declare(
         None,
@@ -74,22 +67,13 @@ class Terms:
         "tokens there; null reports none.",
         kinds=("masked", "block_causal"),
     )
-    return_trace: bool = declare(
-        False, Flag(), "Report what each step wrote, and all else that `replay` needs to make the same run again."
-    )
+    return_trace: bool = declare(False, Flag(), "Report what each step wrote, and all else that the run depended on.")
     return_step_maps: bool = declare(
         False,
         Flag(),
         "Report for each token the step that first wrote it, counted from 1, as trainers read it.",
         kinds=("masked", "block_causal"),
     )
-    replay: Trace | None = declare(
-        None,
-        Nested(Trace, "trace field"),
-        "The trace of an earlier run of this prompt: each step writes what it wrote there, under its sampling "
-        "parameters and, where the request names none, its cache policy. Log-probabilities are this run's.",
-    )
-
     structured_outputs: StructuredOutputs | None = declare(
         None,
         Nested(StructuredOutputs, "structured_outputs field"),
@@ -115,47 +99,8 @@ class Terms:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.segments is not None and self.prefix_length is not None:
-            raise ConfigError(
-                "segments and prefix_length both say what is shared; send one of them (a prefix is the part at start 0)"
-            )
         if self.canvas is not None and self.suffix is not None:
             raise ConfigError("canvas and suffix both say what stands around the response; send one of them")
-
-    @property
-    def policy(self) -> tuple[str | None, Mapping[str, Any] | None]:
-        """The cache policy that is asked for and its settings: those of a replayed trace where none is named."""
-        if self.cache is None and self.replay is not None:
-            return self.replay.cache, self.replay.cache_config
-        return self.cache, self.cache_config
-
-    def shared(self, default: int) -> int:
-        """Leading prompt tokens that may be shared: as asked for, those of a replayed trace, or `default`.
-
-        None are where the request names parts.
-        """
-        if self.segments is not None:
-            return 0
-        usual = default if self.replay is None else self.replay.prefix_length
-        return usual if self.prefix_length is None else self.prefix_length
-
-    @property
-    def parts(self) -> Sequence[Segment]:
-        """Parts of the prompt that may be shared: as asked for, or those of a replayed trace."""
-        if self.segments is not None:
-            return self.segments
-        return () if self.replay is None or self.prefix_length is not None else self.replay.segments
-
-    def params(self, own: Mapping[str, Any], usual: Callable[[], SamplingParams]) -> SamplingParams:
-        """The sampling parameters of a request that sets `own`: those of a replayed trace, or the `usual` ones.
-
-        Raises `ConfigError` where a replay comes with parameters of its own.
-        """
-        if self.replay is None:
-            return usual()
-        if own:
-            raise ConfigError(f"{next(iter(own))}: a replay has the sampling parameters of its trace; leave it out")
-        return SamplingParams.from_mapping(self.replay.sampling or {})
 
     @classmethod
     def from_mapping(cls, values: object) -> "Terms":

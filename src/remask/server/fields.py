@@ -43,7 +43,7 @@ def _ignored(reason: str) -> Foreign:
 
 
 _NOT_KEPT = "nothing is kept beyond the answer"
-_OWN_CACHE = "`cache_salt`, `prefix_length`, `segments` and `cache_control` say what is shared"
+_OWN_CACHE = "`cache_salt`, `prefix_length` and `cache_control` say what is shared"
 _SPEED = "it asks for no other answer"
 _NO_REASONING = "no served model marks a part of its answer as reasoning"
 _NO_VOCABULARY = "which tokens may be chosen cannot be restricted"

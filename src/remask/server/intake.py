@@ -225,11 +225,11 @@ class Intake:
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
         marked = [place for place, message in enumerate(body.messages) if message.cache_control is not None]
-        named = next((name for name in ("prefix_length", "segments") if getattr(body.terms, name) is not None), None)
+        named = body.terms.prefix_length
         if named is not None:
             if marked:
-                raise ConfigError(f"{named} and cache_control both say what is shared; send one of them")
-            return body.terms.shared(0)
+                raise ConfigError("prefix_length and cache_control both say what is shared; send one of them")
+            return named
         messages, variables = [message.rendered for message in body.messages], body.variables
         control = body.terms.control_tokens is True
         if marked:
@@ -252,8 +252,6 @@ class Intake:
             if getattr(body, name) and not body.stream:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
         own = body.sampling
-        if terms.replay is not None and choices * len(prompts) > 1:
-            raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
         policy, shape, usual = self.policy(terms), self.llm.loaded.config, self.config.sampling
         constraint = self.llm.session.constraint(terms.structured_outputs, given)
         more: dict[str, Any] = {"constraint": constraint, "drafts": bool(body.stream_drafts)}
@@ -263,7 +261,7 @@ class Intake:
             params, template = self.llm.session.response(terms, own, len(tokens), defaults=usual, around=around)
             for choice in range(choices):
                 name = f"{request_id}-{next(self.numbers)}"
-                seeded = params if terms.replay is not None else self._seeded(params, choice)
+                seeded = self._seeded(params, choice)
                 requests.append(
                     request_of(name, tokens, seeded, policy, terms, shape, shared=shared, template=template, **more)
                 )
@@ -280,7 +278,7 @@ class Intake:
     def policy(self, terms: Terms) -> CachePolicy:
         """The cache policy of a request. Raises `ConfigError` where its terms name none that can be."""
         cache: str | CachePolicy | None
-        cache, settings = terms.policy
+        cache, settings = terms.cache, terms.cache_config
         if cache is None:
             cache, settings = self.llm.session.default_cache(terms.adapter, settings)
         return parse(cache, settings, partial(self._table, terms.adapter))

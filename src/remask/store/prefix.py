@@ -125,11 +125,6 @@ class PrefixStore:
         covered = len(entry) >= self.prefix_cover * len(tokens)
         return entry if covered and not self._index.asked(tokens, cache_salt) else None
 
-    def whole(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
-        """The entry of exactly these tokens, whatever `prefix_match` says. Changes nothing."""
-        entry = self.level(tokens, cache_salt)
-        return entry if entry is not None and len(entry) == len(tokens) else None
-
     def level(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
         """The longest entry that `tokens` begin with, whatever `prefix_match` says. Changes nothing."""
         return next(self._index.levels(tokens, cache_salt), None)
@@ -152,7 +147,7 @@ class PrefixStore:
         too large never gets room. Raises `IntegrityError` for a prefix that is stored already.
         """
         key = self._index.key(tokens, cache_salt)
-        victims = self._room([tokens], cache_salt)
+        victims = self._room(tokens, cache_salt)
         if victims is None:
             return None
         for victim in victims:
@@ -166,18 +161,9 @@ class PrefixStore:
         self._index.add(entry)
         return self._lease(entry, layers, hit=False)
 
-    def has_room(
-        self,
-        wanted: Sequence[Sequence[int]],
-        cache_salt: str = "",
-        claimed: Sequence[PageRange] = (),
-        kept: Sequence[PrefixEntry] = (),
-    ) -> bool:
-        """Whether `reserve` would return leases for all of `wanted`, one after the other. Changes nothing.
-
-        It is asked as things are once the pages of `claimed` are taken, and the entries `kept` are leased.
-        """
-        return self._room(wanted, cache_salt, claimed, kept) is not None
+    def has_room(self, tokens: Sequence[int], cache_salt: str = "", claimed: Sequence[PageRange] = ()) -> bool:
+        """Whether `reserve` would return a lease once the pages of `claimed` are taken. Changes nothing."""
+        return self._room(tokens, cache_salt, claimed) is not None
 
     def withdraw(self, entry: PrefixEntry) -> None:
         """Remove an entry whose pass cannot run. Call `release` for its leases first."""
@@ -196,13 +182,13 @@ class PrefixStore:
         lease.entry.leases -= 1
         self.allocator.release(lease.extent)
 
-    def give_way(self, spare: Sequence[PrefixEntry] = ()) -> bool:
+    def give_way(self, spare: PrefixEntry | None = None) -> bool:
         """Evict the next entry without a lease, for a request that needs pages. Returns False where there is none.
 
-        `spare` are the entries that the request itself would read. They stay, or it would need their pages again.
+        `spare` is the entry that the request itself would read. It stays, or its pages would be needed again.
         """
         for entry in self.entries:
-            if not _among(entry, spare) and entry.idle:
+            if entry is not spare and entry.idle:
                 self._evict(entry)
                 return True
         return False
@@ -221,37 +207,29 @@ class PrefixStore:
         return Lease(entry, layers, extent, hit)
 
     def _room(
-        self,
-        wanted: Sequence[Sequence[int]],
-        cache_salt: str,
-        claimed: Sequence[PageRange] = (),
-        kept: Sequence[PrefixEntry] = (),
+        self, tokens: Sequence[int], cache_salt: str, claimed: Sequence[PageRange] = ()
     ) -> list[PrefixEntry] | None:
-        """The fewest entries, in eviction order, whose eviction makes room for new ones; None where leases prevent it.
+        """The fewest entries, in eviction order, whose eviction makes room for a new one; None where leases prevent it.
 
         Raises `IntegrityError` for a prefix that is stored already.
         """
-        colliding = []
-        for tokens in wanted:
-            entry = self._index.entries.get(self._index.key(tokens, cache_salt))
-            if entry is not None and entry.holds(tokens, cache_salt):
-                raise IntegrityError("a stored prefix was reserved again")
-            if entry is not None:
-                colliding.append(entry)
+        colliding = self._index.entries.get(self._index.key(tokens, cache_salt))
+        if colliding is not None and colliding.holds(tokens, cache_salt):
+            raise IntegrityError("a stored prefix was reserved again")
         victims: list[PrefixEntry] = []
-        left = self.budget_tokens - self.tokens - sum(map(len, wanted))
+        left = self.budget_tokens - self.tokens - len(tokens)
         free = (self.allocator.references == 0).all(axis=0)
         for extent in claimed:
             free[extent.pages] = False
-        need = sum(self.allocator.pages_for(len(tokens)) for tokens in wanted)
+        need = self.allocator.pages_for(len(tokens))
+        if colliding is not None and not colliding.idle:
+            return None
         # Only one of two prefixes with equal hashes can be found, so the older one goes first.
-        line = [*colliding, *(entry for entry in self.entries if not _among(entry, colliding))]
-        for entry in line:
-            if left > 0 and free.sum() >= need and len(victims) >= len(colliding):
+        first = [] if colliding is None else [colliding]
+        for entry in [*first, *(entry for entry in self.entries if entry is not colliding)]:
+            if left > 0 and free.sum() >= need and len(victims) >= len(first):
                 return victims
-            if not entry.idle or _among(entry, kept):
-                if _among(entry, colliding):
-                    return None
+            if not entry.idle:
                 continue
             victims.append(entry)
             left += len(entry)
@@ -263,8 +241,3 @@ class PrefixStore:
         self._index.remove(entry)
         self.allocator.release(entry.extent)
         self.stats.evictions += 1
-
-
-def _among(entry: PrefixEntry, entries: Sequence[PrefixEntry]) -> bool:
-    """Whether it is one of `entries`, not one like it."""
-    return any(entry is each for each in entries)

@@ -1,8 +1,8 @@
 """The loss of a workload's reference answers under a cache policy, whether or not the model could give them itself.
 
-A reference is written as a replay writes a response: in random order, as many tokens a step as the workload's schedule
-has, each read in the step that writes it. So every token is predicted from the prompt, those that stand already, and
-what the policy caches of both. Under `none` the mean over orders is the bound that `remask eval likelihood` estimates.
+A reference is written in random order, as many tokens a step as the workload's schedule has, each read in the step
+that writes it. So every token is predicted from the prompt, those that stand already, and what the policy caches of
+both. Under `none` the mean over orders is the bound that `remask eval likelihood` estimates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
+from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
-from remask.readers.replay import Replay
 from remask.request.result import Transfer
 from remask.request.sampling_params import SamplingParams
 from remask.request.trace import TokenLogprob
@@ -83,7 +83,7 @@ def _written(llm: LLM, request: Request, tokens: Sequence[int], seed: int) -> Re
         for chosen in filter(None, [*steps, behind]):
             placed = [tokens[min(place - prompt, len(tokens) - 1)] for place in chosen]
             transfers.append(Transfer(len(transfers), tuple(chosen), tuple(placed)))
-    made = base.with_readers(Replay(transfers), Logprobs(1))
+    made = base.with_readers(ForcedTokens(transfers), Logprobs(1))
     llm.engine.check(made)
     return made
 

@@ -83,10 +83,6 @@ SUBJECTS: Mapping[str, Subject] = {
             "ratios": None,
             "samples": {"help": "requests per ratio and task (default 16)"},
             "system_prompts": {"type": int, "default": 8, "metavar": "N", "help": "how many"},
-            "behind_masks": {
-                "action": "store_true",
-                "help": "what requests share stands behind the masks, as a suffix (default: in front, as a prefix)",
-            },
             "canvas": None,
             "response": None,
             "seed": {"default": 0, "help": "of the choice of prompts"},

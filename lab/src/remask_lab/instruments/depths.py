@@ -18,12 +18,10 @@ from remask.depth.conversations import (
     tariff_prompts,
     transit_prompts,
 )
-from remask.depth.profile import Cut, Cuts
 from remask.depth.prompts import default_prompts
 from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
-from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
+from remask.depth.similarity import KV, PrefixProbe
 from remask.engine.pack import pack_uncached
-from remask.errors import ConfigError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
@@ -58,37 +56,6 @@ def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
     elif tokenizer is not None and isinstance(default, ChatPrompts):
         sets["arithmetic"] = default
     return {**sets, "random tokens": RandomPrompts(model.config, "random token ids")}
-
-
-class SuffixCuts(Cuts):
-    """Cuts in which what requests share stands behind their masks, and not in front."""
-
-    def similarity(self, cut: Cut, layers: int | None) -> NDArray[np.float64]:  # noqa: ARG002
-        """Of K and V of the suffix, in all layers."""
-        shared, own = cut.prompt[: cut.prefix], cut.prompt[cut.prefix :]
-        return behind(self.probe, own, cut.masks, shared, self.definition)
-
-
-@torch.inference_mode()
-def behind(
-    probe: PrefixProbe, prompt: Sequence[int], response: int, affix: Sequence[int], measure: Measure = "flat"
-) -> NDArray[np.float64]:
-    """As `PrefixProbe.similarity`, of an affix that stands behind the response: [2, layers] for the tokens `affix`.
-
-    The canvas is `prompt`, `response` masks and `affix`. Computed alone the affix stands at positions from 0 on, and
-    its keys are turned to where it stands on the canvas. Raises `ConfigError` where the affix is empty, or the canvas
-    exceeds the probe's.
-    """
-    if not affix:
-        raise ConfigError("the affix behind the masks is empty; give one token or more")
-    model = probe.model
-    before = [*prompt, *[model.config.mask_id] * response]
-    whole = [*before, *affix]
-    probe.check_length(len(whole))
-    model.forward(pack_uncached(model, [Canvas(tokens, (), 0) for tokens in (whole, affix)]), probe.pool)
-    keys, values = probe.kv(len(whole), len(affix))
-    moved = tuple(model.turned(k, len(before)) for k in keys)
-    return layer_cosines(probe.kv(len(before), len(affix)), (moved, values), measure)
 
 
 @torch.inference_mode()

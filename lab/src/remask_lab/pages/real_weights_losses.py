@@ -9,8 +9,8 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.plan.canvas import OPEN, Hole, Template
+from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
-from remask.readers.replay import Replay
 from remask.request.result import Transfer
 from remask.request.sampling_params import SamplingParams
 from remask_lab.pages.real_weights_sizes import SEED, NumberFormat, Source, open_model
@@ -78,4 +78,4 @@ def _half_masked(
     params = SamplingParams(max_tokens=len(response), steps=1, ignore_eos=True, blocks={"growing_canvas": False})
     written = Transfer(0, tuple((len(prompt) + masked).tolist()), tuple(response[masked].tolist()))
     request = Request(name, prompt, params, policy=llm.session.policy("none"), template=template)
-    return request.with_readers(Replay([written]), Logprobs(1)), (masked < len(answer)).tolist()
+    return request.with_readers(ForcedTokens([written]), Logprobs(1)), (masked < len(answer)).tolist()

@@ -26,7 +26,7 @@ from remask.llm import LLM
 from remask.policies.bicache import DepthLookup
 from remask_lab.asked import Outcome, open_without_pool
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_panels
-from remask_lab.instruments.depths import RULES, SuffixCuts, run_depth, task_prompts
+from remask_lab.instruments.depths import RULES, run_depth, task_prompts
 from remask_lab.instruments.series import Floats
 from remask_lab.instruments.watch import check_masked
 from remask_lab.records.markdown import text_table
@@ -52,14 +52,11 @@ def measure(args: argparse.Namespace) -> Outcome:
     tasks = _tasks(llm, args.task)
     if args.system_prompt is not None:
         tasks = {name: under_system_prompt(args.system_prompt, own, llm.loaded) for name, own in tasks.items()}
-    report = measure_depths(
-        llm.session, tasks, settings, args.system_prompts, progress=llm.session.progress, behind=args.behind_masks
-    )
-    more = {name: getattr(args, name) for name in ("task", "ratios", "system_prompts", "behind_masks", "system_prompt")}
+    report = measure_depths(llm.session, tasks, settings, args.system_prompts, progress=llm.session.progress)
+    more = {name: getattr(args, name) for name in ("task", "ratios", "system_prompts", "system_prompt")}
     del own["seed"]
     given = own | more | {"samples": report.samples, "rule": str(settings.rule)}
     header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g}, {report.definition} similarity"
-    header += ", behind the masks" if args.behind_masks else ""
     facts = about(llm, seed=args.seed, settings=given)
     return Outcome(facts, report, f"{header}\n\n{text(report)}", reading(report), lambda: figures(report))
 
@@ -198,12 +195,9 @@ def measure_depths(
     settings: ProfileSettings | None = None,
     system_prompts: int = 8,
     progress: bool = False,
-    *,
-    behind: bool = False,
 ) -> DepthReport:
     """Profile `llm` on each of `tasks` with the same settings, and on the first also under changed system prompts.
 
-    With `behind` what requests share stands behind their masks: the ratios are then those of a suffix.
     Canvases are cut as `profile` cuts them, all to one length and one number of masks that every task has. Raises
     `ConfigError` where `Cuts` does, without tasks, and for fewer than two system prompts.
     """
@@ -217,8 +211,7 @@ def measure_depths(
     canvas = settings.canvas or min(longest, llm.model.config.max_length)
     response = settings.response or min(prompts.response for prompts in tasks.values())
     settings = replace(settings, samples=samples, canvas=canvas, response=response)
-    make = SuffixCuts if behind else Cuts
-    cuts = {name: make(llm, prompts, settings) for name, prompts in tasks.items()}
+    cuts = {name: Cuts(llm, prompts, settings) for name, prompts in tasks.items()}
     first = next(iter(cuts.values()))
     total = len(first.ratios) * (samples * len(cuts) + system_prompts * QUESTIONS)
     found: list[TaskDepth] = []

@@ -26,13 +26,6 @@ from remask.server.tools import CallPiece, whole_calls
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
-class TracePart(Answer):
-    """A run of prompt tokens that could be shared."""
-
-    start: int
-    length: int
-
-
 class WrittenStep(Answer):
     """What one step wrote. Positions count from the first one of the response; what is empty is left out."""
 
@@ -44,16 +37,14 @@ class WrittenStep(Answer):
 
 
 class RunTrace(Answer):
-    """A run, as `replay` takes it."""
+    """A run of one request, with all that it depended on."""
 
     model: str
     cache: str
     cache_config: dict[str, Any] | None
     prompt_tokens: int
     prefix_length: int
-    segments: list[TracePart]
     sampling: dict[str, Any] | None
-    formed: bool
     events: list[WrittenStep]
 
 
