@@ -4,7 +4,7 @@
 PYTHON ?= python3
 EXTRAS ?= dev
 
-.PHONY: demo test check suite thorough soak docs figures figures-list
+.PHONY: demo test check suite thorough soak docs
 demo: .venv/installed-lab,server
 	@echo "Asking SmolLM2, made a diffusion model, three questions: under a minute."
 	scripts/demo
@@ -25,12 +25,6 @@ soak: .venv/installed-$(EXTRAS)
 	scripts/soak
 docs: .venv/installed-$(EXTRAS)
 	scripts/docs
-figures: .venv/installed-$(EXTRAS)
-	@echo "Figures whose inputs have changed, then all pages: hours; interrupt it at any time, it goes on where it was."
-	.venv/bin/python -m remask_lab pages figures
-figures-list: .venv/installed-$(EXTRAS)
-	.venv/bin/python -m remask_lab pages figures --list
-
 # One stamp for each set of extras. All sets go into one environment, so an installed set stays.
 .venv/installed-%: pyproject.toml lab/pyproject.toml constraints.txt
 	@echo "Installing remask, PyTorch and the extras '$*' into .venv: once, two to five minutes, more on a slow network."

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": "index.md",
     "benchmarks/README.md": "benchmarks.md",
+    "lab/README.md": "laboratory.md",
     "training/README.md": "training.md",
     "training/adapt/README.md": "training-adapt.md",
     "CONTRIBUTING.md": "contributing.md",

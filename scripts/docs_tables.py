@@ -187,7 +187,7 @@ LAB = ("remask analyze", "remask eval", "remask profile ops")
 # Where more is said of an option.
 SEE = {
     "--attention": "design.md#work-lists",
-    "--batch-invariant": "replays.md#the-same-answer-in-every-batch",
+    "--batch-invariant": "rollouts.md#the-same-answer-in-every-batch",
     "--cache": "caches.md",
     "--depth-table": "depth-table.md",
     "--gpu-memory-utilization": "models.md#memory",

@@ -41,9 +41,9 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_pictures_are_there_and_data_is_not(site: Path) -> None:
-    pictures = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs" / "lab" / "gallery").rglob("*.png")}
+    pictures = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.png")}
     assert pictures <= {path.relative_to(site) for path in site.rglob("*.png")}
-    assert not list(site.rglob("entries.toml"))
+    assert not list(site.rglob("*.toml"))
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -69,7 +69,7 @@ def test_ours_stand_before_the_thesis_s(tmp_path: Path) -> None:
     assert "| rest past | - (1.6e-4) | - |" in drift
     assert lines["| current block"].startswith("| current block | 25.0 (32.9) | 25.0 |")
     assert lines["| s512 ancestral"].startswith("| s512 ancestral | 0.60, 0.70 (0.90, 0.90) |")
-    with pytest.raises(RecordError, match=r"lacks s32\.masked\.json, .*make figures"):
+    with pytest.raises(RecordError, match=r"lacks s32\.masked\.json, .*pages results --commands"):
         read_drift(tmp_path)
 
 

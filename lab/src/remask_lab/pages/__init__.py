@@ -1,1 +1,1 @@
-"""Pages of the documentation that commands write from result files: docs/lab/results.md and docs/lab/gallery.md."""
+"""Pages of the documentation that commands write from result files: docs/lab/results.md and others."""

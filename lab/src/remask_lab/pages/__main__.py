@@ -1,10 +1,10 @@
-"""`python -m remask_lab pages NAME`: writes a page from the kept results; `figures` makes those."""
+"""`python -m remask_lab pages NAME`: writes a page from the kept results."""
 
 import argparse
 import importlib
 import sys
 
-NAMES = ("caches", "figures", "gallery", "real-weights", "results", "when-bicache")
+NAMES = ("real-weights", "results", "when-bicache")
 
 
 def main() -> int:

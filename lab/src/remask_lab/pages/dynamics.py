@@ -93,7 +93,10 @@ def read_drift(folder: Path) -> dict[str, Record]:
     """The records of `folder` by CONFIGURATION.COLUMN. Raises `RecordError` where one is missing, or is of no drift."""
     found = {name.removesuffix(".json"): folder / name for name, _ in commands()}
     if missing := [path.name for path in found.values() if not path.exists()]:
-        raise RecordError(f"{str(folder)!r} lacks {', '.join(missing)}; run: make figures")
+        raise RecordError(
+            f"{str(folder)!r} lacks {', '.join(missing)}; 'python -m remask_lab pages results --commands' prints what "
+            "makes them"
+        )
     return {name: read_record(path, SUBJECT) for name, path in found.items()}
 
 

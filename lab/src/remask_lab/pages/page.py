@@ -18,7 +18,7 @@ RESULTS, README = ROOT / "benchmarks" / "results", ROOT / "README.md"
 NOTEBOOK = Path("docs", "lab")
 """The folder of the generated pages, from the root of a checkout."""
 PAGES: Mapping[str, Path] = {
-    **{name: ROOT / NOTEBOOK / f"{name}.md" for name in ("results", "caches", "gallery", "real-weights")},
+    **{name: ROOT / NOTEBOOK / f"{name}.md" for name in ("results", "real-weights")},
     "when-bicache": ROOT / "docs" / "when-bicache.md",
 }
 

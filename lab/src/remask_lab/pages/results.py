@@ -9,6 +9,7 @@ with its model and machine. The README quotes a file of `remask bench` between `
 
 import argparse
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
 from remask_lab.gpu.results import read_kept, speed_table
 from remask_lab.pages.claims import claims_table, read_claims
-from remask_lab.pages.dynamics import read_drift, tables
+from remask_lab.pages.dynamics import commands, read_drift, tables
 from remask_lab.pages.page import PAGES, README, RESULTS, fill, page_parser, run_page
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
@@ -37,10 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGES["results"]), metavar="FILE", help="default docs/lab/results.md")
     parser.add_argument("--readme", default=str(README), metavar="FILE", help="default README.md")
+    parser.add_argument(
+        "--commands", action="store_true", help="print what makes the files of the folder drift, and end"
+    )
     return run_page(_run, parser, argv)
 
 
 def _run(args: argparse.Namespace) -> None:
+    if args.commands:
+        for name, words in commands():
+            print(f"{shlex.join(words)} --output {args.results}/drift/{name}")
+        return
     records = read_all(args.results)
     gpus = read_kept(Path(args.results) / "gpu")
     folder = Path(args.results) / "drift"
