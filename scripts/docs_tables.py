@@ -27,19 +27,33 @@ from remask.cli.models import WIDEST, line_of, text
 from remask.cli.parser import FURTHER, Parser
 from remask.families import PRESETS, preset
 from remask.model.config import ModelConfig
-from remask.plan import HookCost, LastPass, LayerHook, Plan, PrefixHit, Span, Spans, StepFacts, TopRho, View, rows_of
+from remask.plan import (
+    HookCost,
+    LastPass,
+    LayerHook,
+    Plan,
+    PrefixHit,
+    RowMeasure,
+    Span,
+    Spans,
+    StepFacts,
+    TopRho,
+    View,
+    rows_of,
+)
 from remask.plan.cost import OperationCost, PassCost
 from remask.plan.pass_cost import ExecutedPlan, pass_cost
-from remask.policies import CachePolicy, DepthLookup, RequestFacts, Schedule, Traits
-from remask.policies.on_device import Changed, DeviceHook, Hooked
+from remask.policies import Around, CachePolicy, DepthLookup, RequestFacts, Schedule, Traits
+from remask.policies.on_device import AttendingRows, Changed, DeviceHook, Hooked
+from remask.policies.registry import POLICIES
 from remask.readers import Asked, DeviceRead, Predicted, Reader, ReadPass, Start
 from remask.request.json_schema import ANNOTATIONS, REFUSED, WORKS
 from remask.request.questions import Decisions, Question
 from remask.request.sampling_groups import BlockParams, RemaskingParams, UniformParams
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.sampling.rules import REMASKING, Remasking
-from remask.sampling.slowfast import SlowFastKnobs
+from remask.sampling.rules import REMASKING, RULES, Remasking
+from remask.sampling.vocabulary import Vocabulary
 from remask.server.fields import FOREIGN, FOREIGN_TO_READS, Foreign
 from remask.server.protocol.messages import FOREIGN_TO_MESSAGES
 from remask.server.protocol.responses import FOREIGN_TO_RESPONSES
@@ -77,7 +91,7 @@ def fields(cls: type[Any]) -> str:
         rows.append(
             (
                 f"`{name}`",
-                re.sub(r"^a (whole number|number) from", r"\1", field.values.words).replace("2**63", "2^63"),
+                re.sub(r"^a (whole number|number) from", r"\1", of_remask(field.values.words)).replace("2**63", "2^63"),
                 default,
                 models,
                 field.meaning,
@@ -85,6 +99,13 @@ def fields(cls: type[Any]) -> str:
         )
     shared = len({row[3] for row in rows[1:]}) == 1
     return table([[cell for column, cell in enumerate(row) if not (shared and column == 3)] for row in rows])
+
+
+def of_remask(words: str) -> str:
+    """`words` without names of other packages that are installed here."""
+    for registry in (POLICIES, RULES):
+        words = words.replace(", ".join(registry.names()), ", ".join(registry.built_in))
+    return words
 
 
 def rules() -> str:
@@ -359,12 +380,12 @@ def escaped(text: str) -> str:
 POLICY: dict[str, tuple[Any, ...]] = {
     "What a policy is shown": (View,),
     "What a policy answers": (Plan, Span, Spans, rows_of),
-    "The policy itself": (CachePolicy, Traits),
+    "The policy itself": (CachePolicy, Around, Traits, RowMeasure),
 }
 DEVICE: dict[str, tuple[Any, ...]] = {
     "What few policies need": (PrefixHit, LastPass, StepFacts, TopRho, Schedule, RequestFacts, DepthLookup),
-    "Between layers": (LayerHook, HookCost, OperationCost, DeviceHook, Hooked, Changed),
-    "Readers": (Reader, Asked, Start, ReadPass, Predicted, DeviceRead),
+    "Between layers": (LayerHook, HookCost, OperationCost, DeviceHook, Hooked, AttendingRows, Changed),
+    "Readers": (Reader, Asked, Start, ReadPass, Predicted, DeviceRead, Vocabulary),
 }
 _ATTRIBUTES = re.compile(r"\n*^(?:Attributes|Args):\n((?:[ ]{4}.*\n?|\n)+)", re.MULTILINE)
 
@@ -527,7 +548,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "of_remasking": partial(fields, RemaskingParams),
     "of_blocks": partial(fields, BlockParams),
     "of_uniform": partial(fields, UniformParams),
-    "slowfast": partial(fields, SlowFastKnobs),
     "decisions": partial(fields, Decisions),
     "questions": partial(fields, Question),
     "remasking": rules,

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 THIN = 60  # lines under which a file counts as thin
-PACKAGES = [Path("src/remask"), Path("lab/src/remask_lab")]
-TESTS = [Path("tests"), Path("lab/tests")]
+PACKAGES = [Path("src/remask"), Path("lab/src/remask_lab"), Path("caches/src/remask_caches")]
+TESTS = [Path("tests"), Path("lab/tests"), Path("caches/tests")]
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -41,7 +41,7 @@ def row(name: str, files: list[Path]) -> str:
 
 def imports() -> Counter[tuple[str, str]]:
     """Count the files of a room that import another room, by (importing room, imported room)."""
-    rooms = {f"remask.{path.stem}" for path in Path("src/remask").iterdir()} | {"remask_lab"}
+    rooms = {f"remask.{path.stem}" for path in Path("src/remask").iterdir()} | {"remask_lab", "remask_caches"}
 
     def room(name: str) -> str:
         child = ".".join(name.split(".")[:2])

@@ -32,7 +32,6 @@ ORDER = (
     "remask.machine",
     "remask.plan",
     "remask.sampling.select",
-    "remask.sampling.slowfast",
     "remask.sampling.rules",  # what a request may name
     "remask.request",
     "remask.tasks",
@@ -90,7 +89,6 @@ NO_TENSORS = {
     "remask.checks",
     "remask.plan",
     "remask.sampling.select",
-    "remask.sampling.slowfast",
     "remask.sampling.rules",  # what a request may name
     "remask.request",
     "remask.sampling.noise",

@@ -1,15 +1,19 @@
 """What has left is refused with what to use in its place, at every door that took it."""
 
+from typing import Any
+
 import pytest
 
 from remask.cli import main
 from remask.errors import LAST_FULL, LEFT, UnknownNameError
+from remask.policies import DepthLookup, parse
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 
 FIELDS = ("speculate",)
 TERMS = ("replay", "segments")
 TASKS = ("remask_humaneval", "remask_mbpp")
+PACKAGED = ("acache", "elastic-cache", "entropy-cache", "slowfast")
 COMMANDS = tuple(name for name in LEFT if " " in name)
 
 
@@ -44,7 +48,36 @@ def test_a_task_that_left_says_what_to_use(name: str, capsys: pytest.CaptureFixt
 
 
 def test_all_that_left_is_listed_here() -> None:
-    assert {*FIELDS, *TERMS, *TASKS, *COMMANDS} == LEFT.keys()
+    assert {*FIELDS, *TERMS, *TASKS, *PACKAGED, *COMMANDS} == LEFT.keys()
+
+
+OF_CACHES = "install remask-caches (pip install ./caches), which provides it"
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other package is installed."""
+    monkeypatch.setattr("remask.checks.plugins.plugins", lambda _: {})
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("name", PACKAGED[:-1])
+def test_a_policy_of_a_package_says_how_to_install_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = f"The cache policy {name!r} left after {LAST_FULL}: {OF_CACHES}."
+    for spec in (name, f"{name}+block-dual", f"bicache+{name}"):
+        with pytest.raises(UnknownNameError) as caught:
+            parse(spec, None, lambda: DepthLookup({}))
+        assert str(caught.value) == expected
+    words = ["--quiet", "generate", "--model", "bundled-transit", "--prompt", "x"]
+    assert main([*words, "--cache", name]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("remasking", ["slowfast", {"rule": "slowfast", "config": {"window": 3}}])
+def test_a_rule_of_a_package_says_how_to_install_it(remasking: Any) -> None:
+    with pytest.raises(UnknownNameError, match=r"The remasking.rule 'slowfast' left after .* install remask-caches "):
+        SamplingParams(remasking=remasking)
 
 
 def test_another_name_is_merely_unknown() -> None:

@@ -42,7 +42,7 @@ def lines(axes: Axes) -> int:
 def test_names_of_points_that_nearly_coincide_are_all_read() -> None:
     points = [(85.0, 97.0), (100.0, 97.0), (98.0, 99.0), (97.0, 96.0), (99.0, 98.0)]
     figure, axes = panel(*points, legend=True)
-    names = ["block-prefix", "none", "uniform-cache", "reuse", "elastic-cache"]
+    names = ["block-prefix", "none", "uniform-cache", "reuse", "block-dual"]
     place_labels(
         figure, {axes: [PointLabel(name, point, needed=True) for name, point in zip(names, points, strict=True)]}
     )

@@ -204,7 +204,7 @@ def test_the_command_measures_and_writes_the_page(tmp_path: Path, left_out: set[
     assert "## GSM8K, 0 shots" in text
     none, *others = read_record(folder / "town-caches.json", "bench").data["results"]
     assert none["accuracy"] >= 0.5
-    assert {"reuse", "bicache", "block-dual", "dllm-cache", "elastic-cache"} <= {each["cache"] for each in others}
+    assert {"reuse", "bicache", "block-dual", "dllm-cache"} <= {each["cache"] for each in others}
     held = read_record(folder / f"{PUBLISHED}.json", measured.SUBJECT).data
     assert held["answers"] == TINY.held_out
     assert 0 < held["loss"] < 2

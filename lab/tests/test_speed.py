@@ -96,7 +96,7 @@ def test_every_policy_beside_none(capsys: Capture, tmp_path: Path, model: str) -
     none = rows.pop("none")
     assert (none["gain"], none["work_gain"], none["quotient"]) == (1, 1, 1)
     assert none["rows_a_layer"] == [80, 80]
-    assert set(rows) >= {"dkv-decode", "dllm-cache", "elastic-cache", "bicache+block-dual"}
+    assert set(rows) >= {"dkv-decode", "dllm-cache", "bicache+block-dual"}
     assert ("dkv-greedy" in rows) is (model == "llada-tiny")
     block = rows["block-dual"]
     assert block["work_gain"] == pytest.approx(4 * 80 / (80 + 3 * 16)), "one full pass and three over two blocks of 8"

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from remask.outputs import Output, StreamedOutput
     from remask.request.result import Usage
     from remask.request.sampling_params import SamplingParams
-    from remask.sampling.slowfast import SlowFastKnobs
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Output",
     "RemaskError",
     "SamplingParams",
-    "SlowFastKnobs",
     "StreamedOutput",
     "Usage",
     "__version__",
@@ -36,7 +34,6 @@ _HOMES = {
     "RemaskError": "remask.errors",
     "SamplingParams": "remask.request.sampling_params",
     "StreamedOutput": "remask.outputs",
-    "SlowFastKnobs": "remask.sampling.slowfast",
     "Usage": "remask.request.result",
 }
 

@@ -17,8 +17,11 @@ class ConfigError(RemaskError, ValueError):
 
 
 LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
+_CACHES: Final = "install remask-caches (pip install ./caches), which provides it"
 LEFT: Final[Mapping[str, str]] = {
     "speculate": "leave it out: the answer is the same; on a model of three modes use mode 'linear_speculation'",
+    **dict.fromkeys(("acache", "elastic-cache", "entropy-cache"), _CACHES),
+    "slowfast": f"{_CACHES}; its parameters are those of 'remasking.config'",
     "replay": "run the request of the trace again with its `sampling`, `cache` and `cache_config`",
     "segments": "send documents that several requests share in one order, as a shared prefix (`prefix_length`)",
     "remask_humaneval": "use lm-eval's own task, 'humaneval'",

@@ -41,11 +41,10 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("llada", {"cache": "exact"}, "not defined on masked models (llada); use none, reuse, bicache"),
     ("llada", {"sampling": {"steps": 20_000_000}}, "steps=20000000 is more than the"),
     ("llada", {"sampling": {"block_length": 2**62}}, "block_length must be a whole number from 1 to"),
-    ("llada", {"sampling": {"remasking": "slowfast", "threshold": 0.5}}, "threshold compares probabilities"),
+    ("llada", {"sampling": {"remasking": "random", "threshold": 0.5}}, "threshold compares probabilities"),
     ("llada", {"cache": "bicache", "cache_config": {"depth": 7}}, "exceeds the model's 6 layers; use 0 to 6"),
     ("llada", {"cache": "block-dual", "cache_config": {"fill_pass": "seperate"}}, "Did you mean 'separate'?"),
     ("llada", {"cache": "bicache+reuse", "cache_config": {"depth": 1}}, "both own the shared prefix"),
-    ("llada", {"cache": "elastic-cache"}, "window=16 exceeds the response's 8 positions; use a window from 1 to 8"),
     ("dream", {"cache": "dkv-greedy", "sampling": {"remasking": "random"}}, "(LLaDA), not Dream"),
 ]
 MODELS = sorted({model for model, _, _ in CASES})

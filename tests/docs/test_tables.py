@@ -26,7 +26,6 @@ from remask.request.sampling_groups import BlockParams, RemaskingParams, Uniform
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.sampling.rules import REMASKING
-from remask.sampling.slowfast import SlowFastKnobs
 from remask.server.fields import FOREIGN
 from remask.server.protocol.generation import ChatBody, CompletionBody
 
@@ -78,7 +77,7 @@ def test_every_table_has_a_page_and_a_stale_one_is_noticed() -> None:
 
 def test_every_field_and_rule_is_there() -> None:
     named = set(re.findall(r"^\| `(\w+)` \|", text("sampling.md"), re.MULTILINE))
-    classes = (SamplingParams, Terms, SlowFastKnobs, RemaskingParams, UniformParams, BlockParams)
+    classes = (SamplingParams, Terms, RemaskingParams, UniformParams, BlockParams)
     assert {*REMASKING, *(name for each in classes for name in declared(each))} == named
 
 

@@ -24,7 +24,7 @@ from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.request.sampling_params import SamplingParams
 from remask.request.trace import TOP_LOGPROBS
-from remask.sampling.rules import names_on
+from remask.sampling.rules import RULES, names_on
 from tests.engine.support import (
     DEADLINE,
     EOS,
@@ -117,11 +117,13 @@ def value_of(rng: random.Random, values: Values) -> Any:
         case AnyOf():
             return value_of(rng, rng.choice(values.sets))
         case Nested():
-            if values.presets and rng.random() < 0.3:
-                return rng.choice(values.presets)
-            fields = declared(values.cls).items()
-            return {name: value_of(rng, each.values) for name, each in fields if rng.random() < 0.3}
+            return fields_of(rng, values.cls)
     raise AssertionError(f"no value of {values} is drawn")
+
+
+def fields_of(rng: random.Random, cls: type) -> dict[str, Any]:
+    """Some of the fields of a declared class, each with a small value."""
+    return {name: value_of(rng, each.values) for name, each in declared(cls).items() if rng.random() < 0.3}
 
 
 def _members(hint: Any) -> Iterator[Any]:
@@ -201,7 +203,7 @@ def random_params(
 ) -> SamplingParams:
     """Any fields that have a meaning on this kind of model; those that contradict each other are drawn again."""
     flat = {path.rpartition(".")[2]: each for path, each in paths(SamplingParams).items() if kind in each.kinds}
-    fields = {name: each for name, each in flat.items() if name not in {*SHAPE, "rule"}}
+    fields = {name: each for name, each in flat.items() if name not in {*SHAPE, "rule", "config"}}
     if "rule" in flat:
         fields["remasking"] = flat["rule"]
     tokens = rng.randint(1, 8) if template is None else len(template)
@@ -210,6 +212,8 @@ def random_params(
         if rule is not None:
             values["remasking"] = rule
         shape = _shape(rng, kind, prompt, tokens, block)
+        if "remasking" in values and (own := RULES.get(values["remasking"]).config) is not None:
+            values["config"] = fields_of(rng, own)
         if values.get("remasking") == "order":
             values["order"] = _order(rng, prompt, shape, template)
         values |= shape | {"seed": rng.randrange(1000)}

@@ -24,11 +24,10 @@ from remask.policies.bicache import DepthLookup
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import SELECTS, DllmCache
-from remask.policies.elastic import ElasticCache
-from remask.policies.entropy import EntropyCache
 from remask.request.result import Event, Result, Usage
 from remask.store.pages import PageRange
 from tests.device import graphs, overlap
+from tests.engine.own_policies import Measuring, Reviving
 from tests.sampling_fields import flat_params
 
 T = TypeVar("T")
@@ -298,7 +297,6 @@ def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
     interval, dream = rng.choice([None, 1, 2, 3, 16]), family == "dream"
     shifts: tuple[Literal["un", "un_right"] | None, ...] = (None, "un", "un_right") if dream else (None,)
     fills: tuple[Literal["transfer", "separate"], ...] = ("transfer",) if dream else ("transfer", "separate")
-    masks: tuple[Literal["response", "block"], ...] = ("response", "block")
     cached = DllmCache(
         rng.choice([1, 3, 100]),
         rng.choice([1, 2, 4]),
@@ -315,7 +313,7 @@ def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
         "dkv-prefill": DkvPrefill(),
         "dkv-pd": DkvPd(interval, rng.choice(shifts)),
         "dllm-cache": cached,
-        "entropy-cache": EntropyCache(rng.choice([0.0, 3.0, 9.0]), rng.randint(0, 6), rng.choice(masks)),
+        "measuring": Measuring(rng.choice([0.0, 0.1, 1.0])),
     }
     return policies if dream else policies | {"dkv-greedy": DkvGreedy(interval, rng.randint(0, 4))}
 
@@ -326,10 +324,10 @@ def random_policy(rng: random.Random, family: str, ordered: bool) -> CachePolicy
     inner = inner_policies(rng, family)
     if not ordered:
         inner.pop("dkv-greedy", None)
-    elastic = ElasticCache(8 if ordered else rng.randint(1, 8), rng.choice([0.0, 0.5, 0.9, 0.99]))
+    reviving = Reviving(rng.randint(1, LAYERS - 1), rng.choice([1, 2, 3]))
     interval = rng.choice([None, 1, 2, 3, 16])
     over = BiCache(rng.choice([Dense(), *inner.values()]), rng.randint(0, LAYERS), interval, rng.choice(states))
-    policies: list[CachePolicy] = [Reuse(), over, over, over, elastic, *inner.values()]
+    policies: list[CachePolicy] = [Reuse(), over, over, over, reviving, *inner.values()]
     return rng.choice(policies)
 
 
@@ -348,8 +346,6 @@ SAMPLING: tuple[Mapping[str, Any], ...] = (
     {"threshold": 0.3, "block_length": 4},
     {"factor": 0.9},
     {"remasking": "confidence_threshold", "threshold": 0.4, "steps": 4},
-    {"remasking": "slowfast"},
-    {"remasking": "slowfast", "block_length": 4, "slowfast": {"threshold": 0.3, "slow_tokens": 2}},
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 5},
     {"cfg_scale": 1.5},

@@ -176,8 +176,7 @@ def request(
     name: str, adapter: str | None, policy: str, prompt: Sequence[int] = PROMPT, prefix: int = 8, **more: Any
 ) -> Request:
     params = SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
-    settings = {"window": 8} if policy == "elastic-cache" else {}
-    chosen = parse(policy, settings, lambda: DepthLookup({5: 1}))
+    chosen = parse(policy, {}, lambda: DepthLookup({5: 1}))
     return Request(name, prompt, params, prefix, policy=chosen, adapter=adapter, readers=(Logprobs(4),), **more)
 
 
@@ -197,8 +196,8 @@ def same(one: Result, other: Result) -> None:
 
 
 POLICIES = {
-    "llada": ["none", "reuse", "bicache+block-dual", "dllm-cache", "elastic-cache", "dkv-decode", "acache"],
-    "dream": ["none", "bicache", "bicache+dllm-cache", "entropy-cache"],
+    "llada": ["none", "reuse", "bicache+block-dual", "dllm-cache", "dkv-decode"],
+    "dream": ["none", "bicache", "bicache+dllm-cache"],
     "sdar": ["none", "exact"],
     "gidd": ["none", "uniform-cache"],
 }

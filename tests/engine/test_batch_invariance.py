@@ -27,7 +27,6 @@ from remask.plan.cost import NOTHING, Widths
 from remask.plan.pass_cost import pass_cost
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.dllm import DllmCache
-from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.readers.drafts import Drafts
 from remask.request.result import Draft, Result
@@ -36,6 +35,7 @@ from remask.sampling import score
 from remask.sampling.rows import RowGroup
 from remask.sampling.vocabulary import Vocabulary
 from tests.engine import kinds, support, test_block_causal_against_oracles, test_uniform_drawn_against_oracles
+from tests.engine.own_policies import Reviving
 from tests.engine.support import CPU, CheckedTransformer, Work, lively_weights, poisoned_engine, prompt_of, small_config
 
 MASKED = ("llada", "dream", "llada-moe")
@@ -253,7 +253,7 @@ def test_each_request_is_read_on_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
         return real(self, logits, mask_id)
 
     monkeypatch.setattr(Vocabulary, "greedy", greedy)
-    groups = [RowGroup(rows, "probability", "logits", 0.0, None, None, 0) for rows in (slice(0, 2), slice(2, 5))]
+    groups = [RowGroup(rows, None, "logits", 0.0, None, None, 0) for rows in (slice(0, 2), slice(2, 5))]
     logits = rows_of(5, 9, torch.float32)
     apart = score.score(logits.clone(), groups, mask_id=8, per_group=True)
     assert read == [2, 3]
@@ -291,7 +291,7 @@ def test_every_shape_that_is_multiplied_is_tried(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(TiledArithmetic, "check", tries)
     monkeypatch.setattr(TiledArithmetic, "linear", linear)
-    policies = [Dense(), ElasticCache(4, 0.9), *(DllmCache(100, 4, 0.5, select=by) for by in ("value", "key"))]
+    policies = [Dense(), Reviving(), *(DllmCache(100, 4, 0.5, select=by) for by in ("value", "key"))]
     work = [Work(support.request(str(number)), policy) for number, policy in enumerate(policies)]
     found = answers(poisoned_engine(model_of("dream", torch.float32), batch_invariant=True), work)
     assert all(bits.result is not None and bits.result.error is None for bits in found.values())

@@ -79,7 +79,7 @@ def test_rows_are_read_as_the_oracle_does(basis: Any, temperature: float) -> Non
     reads = [reader.on_device(STEP) for reader in biases_of(params, canvas)]
     assert len(reads) == 3
     noisy = NoisyRows(np.arange(ROWS)) if basis == "noisy" else None
-    group = RowGroup(slice(0, ROWS), "probability", "logits" if noisy else basis, temperature, None, None, 5, 2,
+    group = RowGroup(slice(0, ROWS), None, "logits" if noisy else basis, temperature, None, None, 5, 2,
                      np.arange(ROWS) + 40, noisy=noisy, reads=[each for each in reads if each is not None])  # fmt: skip
     x = 2 * torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(3))
     tokens, confidence = score(x.clone(), [replace(group)], MASK)

@@ -20,6 +20,7 @@ from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import RowGroup
+from remask.sampling.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.sampling.score import score
 from tests.engine import kinds, support
 from tests.engine.support import EOS, MODELS, VOCAB, Work, make_engine, poisoned_engine, run
@@ -128,7 +129,7 @@ def test_log_probabilities_are_those_of_the_tokens_that_were_taken() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("narrow", [{}, {"top_k": 2}, {"top_p": 0.4}])
-@pytest.mark.parametrize("measure", ["probability", "entropy", "margin"])
+@pytest.mark.parametrize("measure", [None, NEGATIVE_ENTROPY, MARGIN])
 def test_where_every_token_is_allowed_nothing_changes(temperature: float, narrow: dict[str, Any], measure: Any) -> None:
     """The best token of a class of all is the one that the sampler draws, with its confidence."""
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(3)) * 2

@@ -165,7 +165,6 @@ IDENTITIES: list[dict[str, Any]] = [
     {"factor": 0.9, "block_length": 4},
     {"remasking": "random", "block_length": 4, "steps": 4, "seed": 3},
     {"remasking": "topk_margin"},
-    {"remasking": "slowfast", "block_length": 4},
     {"temperature": 1.0, "seed": 3},
     {"cfg_scale": 1.0, "block_length": 4},
 ]

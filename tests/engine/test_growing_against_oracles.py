@@ -8,6 +8,7 @@ from remask.request.result import Result
 from tests.engine.support import first_clear, poisoned_engine, run
 from tests.engine.test_against_oracles import (
     DREAM,
+    INNER,
     LAYERS,
     LLADA,
     Kind,
@@ -61,7 +62,7 @@ def check(line: Line, expected: Stages, result: Result, shift: int) -> None:
     transfers = [each for _, stage in expected for each in stage.transfers]
     trace = [(list(transfer.positions), list(transfer.token_ids)) for transfer in result.trace]
     assert trace == [(positions, tokens) for _, positions, tokens in transfers]
-    if line["cache"] in ("none", "acache"):  # which run no pass that transfers nothing, the latter without a part
+    if line["cache"] in ("none", *INNER):  # which run no pass that transfers nothing
         busy = [sum(stage.rows[number]) for _, stage in expected for number, _, _ in stage.transfers]
         if line["cache"] == "none":
             assert (result.usage.forwards, result.usage.row_layers) == (len(busy), sum(busy))

@@ -13,8 +13,8 @@ from remask.model.stage import Stage
 from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View, Widths
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.block import BlockDual
-from remask.policies.elastic import ElasticCache
 from remask.policies.on_device import Changed, DeviceHook
+from tests.engine.own_policies import Reviving
 from tests.engine.support import LAYERS, Work, make_engine, request, run
 
 
@@ -86,7 +86,7 @@ class Measured(CachePolicy):
 def test_what_a_hook_finds_reaches_its_policy_in_any_batch() -> None:
     others = [
         Work(request(f"o{n}", 5 + n), policy)
-        for n, policy in enumerate((Dense(), BlockDual(), BiCache(Dense(), 2), ElasticCache(window=1, threshold=0.95)))
+        for n, policy in enumerate((Dense(), BlockDual(), BiCache(Dense(), 2), Reviving()))
     ]
     found = []
     for beside in ([], others):
@@ -107,7 +107,7 @@ def test_what_a_hook_finds_reaches_its_policy_in_any_batch() -> None:
 def test_what_a_hook_raises_ends_its_own_request_alone(layer: int) -> None:
     good = [
         Work(request("a"), Dense()),
-        Work(request("b", 4), ElasticCache(window=4)),
+        Work(request("b", 4), Reviving(at=1)),
         Work(request("c"), Measured([])),
     ]
     engine = make_engine()
@@ -122,7 +122,7 @@ def test_what_a_hook_raises_ends_its_own_request_alone(layer: int) -> None:
 
 def test_hooks_of_two_kinds_act_in_one_pass() -> None:
     """One that lets plans grow, beside one that changes none."""
-    policies = ElasticCache(window=2, threshold=0.99), Measured([])
+    policies = Reviving(every=3), Measured([])
     work = [Work(request(str(n), 3 + n), policies[n % 2], joins=n) for n in range(6)]
     together = run(make_engine(), work)
     for item in work:

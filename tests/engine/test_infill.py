@@ -3,7 +3,7 @@
 That fixed parts never change is held by `test_infill_against_oracles` and `test_mixtures`.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.policies import Dense
+from remask.policies import Dense, RequestFacts
 from remask.readers.forced import ForcedTokens
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
@@ -117,9 +117,20 @@ def test_a_block_causal_model_cannot_look_ahead() -> None:
     assert results["r"].token_ids[1] == 1
 
 
+@dataclass(frozen=True)
+class Windowed(Dense):
+    """Refuses a window beyond the response."""
+
+    window: int = 1
+
+    def check(self, facts: RequestFacts) -> None:
+        if self.window > facts.response:
+            raise ConfigError(f"window={self.window} exceeds the response's {facts.response} positions")
+
+
 def test_policies_count_the_positions_that_are_filled() -> None:
     with pytest.raises(ConfigError, match="window=7 exceeds the response's 6 positions"):
-        make_engine().check(replace(asked_with(hole_then(20)), policy=policy_of("elastic-cache", window=7)))
+        make_engine().check(replace(asked_with(hole_then(20)), policy=Windowed(7)))
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

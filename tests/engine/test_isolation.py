@@ -18,9 +18,9 @@ from remask.errors import IntegrityError
 from remask.plan.canvas import Canvas
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.dllm import DllmCache
-from remask.policies.elastic import ElasticCache
 from remask.request.result import Event, Result
 from remask.sampling.masked import MaskedDecoder, MaskedDecoding
+from tests.engine.own_policies import Reviving
 from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, request, run
 
 BAD = 33  # the first prompt token of the request that is to blame
@@ -49,8 +49,8 @@ def comparing() -> list[Work]:
         "value": DllmCache(100, 4, 0.5),
         "key": DllmCache(3, 4, 0.25, select="key"),
         "prefix": BiCache(DllmCache(100, 8, 0.5), depth=2),
-        "elastic": ElasticCache(4, 0.9),
-        "drifting": ElasticCache(4, 1.0),
+        "reviving": Reviving(),
+        "always": Reviving(at=1, every=100),
     }
     prompts = (list(range(20 + i, 28 + i)) for i in range(0, 10, 2))
     work = [

@@ -228,7 +228,7 @@ def test_a_correction_is_not_forced_and_uniform_tokens_have_no_one_log_probabili
 
 
 def group(rows: int, **more: Any) -> RowGroup:
-    return replace(RowGroup(slice(0, rows), "probability", "logits", 0.0, None, None, 0), **more)
+    return replace(RowGroup(slice(0, rows), None, "logits", 0.0, None, None, 0), **more)
 
 
 @pytest.mark.parametrize("mask_id", [0, 4, 8])

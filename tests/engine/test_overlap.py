@@ -23,13 +23,13 @@ from remask.plan.plan import Plan, View
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockPrefix
 from remask.policies.dllm import DllmCache
-from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.policies.uniform_cache import UniformCache
 from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Event, Result
 from tests.engine.kinds import checkpoint, tokens
+from tests.engine.own_policies import Reviving
 from tests.engine.support import (
     DEADLINE,
     Work,
@@ -187,7 +187,7 @@ def test_a_stop_ends_what_is_queued() -> None:
     assert engine.stats.discarded_passes == 1
 
 
-@pytest.mark.parametrize("beside", [ElasticCache(window=4), None], ids=["watched", "drafts"])
+@pytest.mark.parametrize("beside", [Reviving(), None], ids=["hooked", "drafts"])
 def test_steps_that_cannot_be_foreseen_are_counted(beside: CachePolicy | None) -> None:
     """While one request needs the host, the others wait with it; then they go on ahead."""
     long, short = Work(request("long", max_tokens=16), Dense()), Work(request("short", max_tokens=4), beside or Dense())
@@ -380,7 +380,7 @@ def test_block_causal_models(name: str) -> None:
 def test_tokens_on_the_board_are_those_of_the_canvases() -> None:
     """After each pass that was read and before another is queued, but for what the host has still to send."""
     work = [Work(request(str(n), 8, 6, block_length=4), policy) for n, policy in enumerate([Reuse(), BiCache(depth=2)])]
-    work += [Work(request("guided", cfg_scale=1.0), Dense()), Work(request("slow", remasking="slowfast"), Dense())]
+    work += [Work(request("guided", cfg_scale=1.0), Dense()), Work(request("slow", remasking="origin"), Dense())]
     _, compared = compare_boards(work)
     assert compared > 5
 

@@ -102,7 +102,6 @@ PASSES = [
     ("llada", "block-prefix"),
     ("llada", "dllm-cache"),
     ("llada", "dkv-decode"),
-    ("llada", "elastic-cache"),
     ("llada-moe", "none"),
     ("dream", "bicache"),
     ("gidd", "none"),
@@ -184,7 +183,7 @@ def test_the_estimate_holds_the_reading_of_logits(kind: str, most: int, monkeypa
     assert max(peak for peak, _ in found) > logit_bytes(config, 96) / 6
 
 
-@pytest.mark.parametrize("cache", ["none", "bicache+block-dual", "elastic-cache"])
+@pytest.mark.parametrize("cache", ["none", "bicache+block-dual"])
 def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers do not depend on it. Among the requests is a guided one, which runs alone."""
     config = small_config("llada")
@@ -203,7 +202,7 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
         engine.memory.pass_rows = most
         engine._lifecycle.scheduler.limits = replace(engine._lifecycle.scheduler.limits, rows=most)
         for number in range(3):
-            guided = {"cfg_scale": 1.0} if number == 2 and cache != "elastic-cache" else {}
+            guided = {"cfg_scale": 1.0} if number == 2 else {}
             params = flat_params({"max_tokens": 16, "ignore_eos": True, **guided})
             prefix = 16 if cache.startswith("bicache") else 0
             policy = policy_of(cache, **({"depth": 2} if prefix else {}))

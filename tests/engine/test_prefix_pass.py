@@ -10,7 +10,7 @@ import torch
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.policies import BiCache, BlockDual, Reuse
-from remask.policies.registry import policy_names
+from remask.policies.registry import POLICIES
 from tests.engine.kinds import checkpoint
 from tests.engine.support import (
     LAYERS,
@@ -200,12 +200,6 @@ MASKED: list[tuple[str, dict[str, Any], dict[str, Any], int, int]] = [
     ("dkv-greedy", {"refresh_interval": 3}, {**FOUR, "remasking": "random"}, 4, 0),
     ("dllm-cache", {"prompt_interval": 5, "response_interval": 3}, FOUR, 4, 0),  # steps 0, 3, 5 and 6
     ("dllm-cache", {"prompt_interval": 5, "response_interval": 3}, {**FOUR, "cfg_scale": 1.0}, 4, 0),
-    ("elastic-cache", {"window": 4, "threshold": 0.0}, FOUR, 1, 0),
-    ("elastic-cache", {"window": 4, "threshold": 1.0}, FOUR, 8, 0),
-    ("entropy-cache", {"threshold": 0.0}, FOUR, 8, 0),  # each step decodes a token, which is less than certain
-    ("entropy-cache", {"threshold": 20.0}, FOUR, 1, 0),
-    ("acache", {"ratio": 0.2}, FOUR, 3, 2),  # the pass that tells the anchors, and the first one of each block
-    ("acache", {"ratio": 0.0}, FOUR, 0, 0),
     ("bicache+block-dual", SHARED, FOUR, 4, 3),  # steps 0, 3 and 6, and 4, where the second block begins
     ("bicache+block-dual", {**SHARED, "fill_pass": "separate"}, FOUR, 4, 3),
 ]
@@ -272,4 +266,4 @@ def test_no_refresh_is_put_off_where_every_pass_is_one() -> None:
 
 def test_every_policy_is_counted_here() -> None:
     specs = ["exact", *(case[0] for case in MASKED), *(case[0] for case in UNIFORM)]
-    assert {name for spec in specs for name in spec.split("+")} == set(policy_names())
+    assert {name for spec in specs for name in spec.split("+")} == set(POLICIES.built_in)

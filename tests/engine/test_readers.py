@@ -14,11 +14,12 @@ from remask.policies import BiCache, Dense
 from remask.policies.block import BlockDual
 from remask.readers.base import Reader, ReadPass
 from remask.readers.drafts import Drafts
-from remask.readers.implied import Entropies
+from remask.readers.implied import Measuring
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import DeviceRead
+from remask.sampling.rules import NEGATIVE_ENTROPY
 from tests.engine.support import Work, make_engine, poisoned_engine, random_work, run
 from tests.engine.test_against_oracles import dense, model_of
 from tests.oracles import reading as oracle
@@ -88,7 +89,7 @@ def test_what_a_reader_raises_ends_its_own_request_alone(hook: str) -> None:
         name = "broken"
 
         def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-            return Entropies()
+            return Measuring(NEGATIVE_ENTROPY)
 
     def defect(*_: Any) -> Any:
         raise ZeroDivisionError("the reader's own")

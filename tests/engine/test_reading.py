@@ -12,7 +12,6 @@ from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvPd
 from remask.policies.dllm import DllmCache
-from remask.policies.elastic import ElasticCache
 from remask.readers.base import Reader
 from remask.readers.decision import Reading
 from remask.readers.forced import ForcedTokens
@@ -20,6 +19,7 @@ from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
+from tests.engine.own_policies import Reviving
 from tests.engine.support import Work, poisoned_engine, run
 from tests.engine.support import request as generating
 from tests.engine.test_against_oracles import dense, model_of
@@ -59,7 +59,7 @@ def test_many_readings_in_a_batch_with_answers_that_are_written(name: str) -> No
     model, rng = dense(name), random.Random(name)
     policies: list[CachePolicy] = [Dense(), DkvDecode(), DkvPd(), DllmCache()]
     # The first passes of these predict less, where they write.
-    policies += [ElasticCache(window=1), BlockPrefix(), BlockDual(), *([] if model.dream else [BlockDual("separate")])]
+    policies += [Reviving(), BlockPrefix(), BlockDual(), *([] if model.dream else [BlockDual("separate")])]
     work = [Work(draw(rng, str(n)), policies[n % len(policies)], joins=n // 5) for n in range(24)]
     others = [Work(generating(f"w{n}").with_readers(Logprobs(n)), Dense(), joins=n) for n in range(2)]
     alone = run(poisoned_engine(model_of(name)), [replace(others[0], joins=0)])["w0"]

@@ -7,7 +7,7 @@ import pytest
 
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.policies import BiCache, BlockDual, CachePolicy, Dense, ElasticCache, Reuse
+from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.bicache import DepthLookup
 from remask.request.result import Result, Usage
 from tests.engine.support import LAYERS, Work, alone, make_engine, request, run
@@ -97,7 +97,6 @@ def test_a_request_reports_the_pass_over_the_prefix_that_it_brought(budget: int 
         (BiCache(depth=TABLE, within_request=True), 8, "bicache (within_request)"),
         (Reuse(), 8, "reuse"),
         (Reuse(), 0, None),
-        (ElasticCache(window=8), 0, "elastic-cache"),
     ],
     ids=repr,
 )

@@ -1,21 +1,19 @@
 """The oracle's front door: decodes what one line of `remask generate --input` asks for."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.oracles import (
-    acache,
     bicache,
     block_causal,
     blocks,
     dkv,
     dllm,
-    elastic,
-    entropy,
     experts,
     gidd,
     modernbert,
@@ -36,13 +34,26 @@ from tests.oracles.sampling import (
     Ordered,
     Rule,
     Sampler,
-    SlowFast,
     Threshold,
 )
 from tests.oracles.sdar import SdarModel
 
 Line = Mapping[str, Any]
 Model = DenseModel | GiddModel | SdarModel
+
+
+@dataclass(frozen=True)
+class OwnCache:
+    """The oracle of a cache of another package: `run_out` tells whether its clocks count the steps of a schedule."""
+
+    decode: Callable[[DenseModel, Canvas, Sampler, Line], None]
+    run_out: bool
+
+
+CACHES: dict[str, OwnCache] = {}
+"""Caches of other packages, whose tests add their oracles."""
+RULES: dict[str, Callable[[Line], Rule]] = {}
+"""Their remasking rules, by the sampling parameters of a line."""
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float64) -> Model:
@@ -63,8 +74,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float64) -> Model:
 def decode(model: Model, line: Line, boundary: Boundary = "stored") -> Decode:
     """Decodes a request line at temperature 0.
 
-    Stop ids are not honoured, so the output is `max_tokens` long; but block-causal models and `elastic-cache` honour
-    `stop_token_ids`. The latter leaves masks after them.
+    Stop ids are not honoured, so the output is `max_tokens` long; but block-causal models and oracles of `CACHES` may
+    honour `stop_token_ids`. The latter leave masks after them.
     `template`, if the line has one, holds a token or null for each place of the response. `boundary` is for BiCache:
     whether refreshes restore the prefix rows or run them through the shallow layers.
     """
@@ -84,9 +95,10 @@ def decode(model: Model, line: Line, boundary: Boundary = "stored") -> Decode:
 def _decode_llada(
     model: DenseModel, canvas: Canvas, line: Line, sampling: Line, config: Line, boundary: Boundary
 ) -> None:
-    # Fast-dLLM leaves a complete block at once, and so does Elastic-Cache, which has no clocks; caches whose clocks
-    # count steps run the schedule out. Without a cache a pass over a complete block changes nothing.
-    run_out = line["cache"] not in ("none", "block-prefix", "block-dual", "elastic-cache", "entropy-cache")
+    # Fast-dLLM leaves a complete block at once; caches whose clocks count steps run the schedule out. Without a cache a
+    # pass over a complete block changes nothing.
+    own = CACHES.get(line["cache"])
+    run_out = line["cache"] not in ("none", "block-prefix", "block-dual") if own is None else own.run_out
     sampler = BlockSampler(canvas, sampling.get("block_length", sampling["max_tokens"]), _rule(sampling), run_out)
     cfg_scale = sampling.get("cfg_scale", 0.0)
     match line["cache"]:
@@ -122,7 +134,7 @@ def _decode_dream(
     sampler: Sampler
     if sampling["remasking"] == "confidence_threshold":
         sampler = DreamThreshold(canvas, sampling["threshold"], steps)
-    elif sampling["remasking"] == "slowfast":
+    elif sampling["remasking"] in RULES:
         sampler = BlockSampler(canvas, block_length, _rule(sampling))
     else:
         sampler = DreamSampler(canvas, sampling["remasking"], steps, sampling.get("eps", 1e-3))
@@ -142,16 +154,8 @@ def _decode_either(
     model: DenseModel, canvas: Canvas, sampler: Sampler, line: Line, config: Line, boundary: Boundary
 ) -> None:
     match line["cache"]:
-        case "elastic-cache":
-            scale = line["sampling"].get("cfg_scale", 0.0)
-            stops = line["sampling"].get("stop_token_ids", ())
-            elastic.elastic_cache(model, canvas, sampler, elastic.Elastic(**config), scale, stops)
-        case "entropy-cache":
-            whole = config.get("masks", "response") == "response"
-            entropy.entropy_cache(model, canvas, sampler, config["threshold"], config["recent"], whole)
-        case "acache" | "acache+block-dual" as cache:
-            every = config.get("anchor_interval")
-            acache.acache(model, canvas, sampler, parts_of(line), config["ratio"], cache != "acache", every)
+        case cache if cache in CACHES:
+            CACHES[cache].decode(model, canvas, sampler, line)
         case "reuse":
             bicache.reuse(model, canvas, sampler, parts_of(line))
         case "bicache":
@@ -169,8 +173,8 @@ def parts_of(line: Line) -> list[bicache.Part]:
 
 
 def _rule(sampling: Line) -> Rule:
-    if sampling["remasking"] == "slowfast":
-        return SlowFast(**sampling.get("slowfast", {}))
+    if sampling["remasking"] in RULES:
+        return RULES[sampling["remasking"]](sampling)
     if "threshold" in sampling:
         return Threshold(sampling["threshold"])
     if "factor" in sampling:

@@ -1,5 +1,6 @@
 """Which positions a step transfers: LLaDA's block rules (sections 1, 2.1, 5.2) and Dream's canvas rules (2.6, 6)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,22 +53,20 @@ class Factor:
     value: float
 
 
+Choosing = Generator[list[int], tuple[Tensor, list[int]], None]
+"""Is sent each step's confidences and noisy positions, and yields what to transfer."""
+
+
 @dataclass(frozen=True)
-class SlowFast:
-    """SlowFast sampling, as docs/lab/methods.md describes it."""
+class Stateful(ABC):
+    """A rule that remembers the steps of a block."""
 
-    slow_tokens: int = 1
-    slow_steps: int = 8
-    min_confidence: float = 0.1
-    window: int = 2
-    variance: float = 1.0
-    threshold: float = 0.85
-    slow_threshold: float | None = None
-    leave_early: bool = True
-    cut_tail: bool = False
+    @abstractmethod
+    def choosing(self) -> Choosing:
+        """The choices in one block. It yields an empty list first."""
 
 
-Rule = Fixed | Ordered | Threshold | Factor | SlowFast
+Rule = Fixed | Ordered | Threshold | Factor | Stateful
 
 
 def schedule(masks: int, steps: int) -> list[int]:
@@ -102,35 +101,6 @@ class Cut(list[int]):
     def __init__(self, positions: Sequence[int], tail: int | None) -> None:
         super().__init__(positions)
         self.tail = tail
-
-
-def slow_fast(knobs: SlowFast) -> Generator[list[int], tuple[Tensor, list[int]], None]:
-    """Cycles of exploring and filling: is sent each step's confidences and noisy positions, yields what to transfer."""
-
-    def by_confidence(positions: list[int]) -> list[int]:
-        return sorted(positions, key=lambda p: (-float(confidence[p]), p))
-
-    confidence, noisy = yield []
-    while True:
-        ends: list[int] = []
-        found: int | None = None
-        while len(ends) < knobs.slow_steps and (found is None or not knobs.leave_early):
-            ends.append(max([p for p in noisy if confidence[p] >= knobs.min_confidence], default=min(noisy)))
-            recent = ends[-knobs.window :]
-            mean = sum(recent) / len(recent)
-            spread = sum((end - mean) ** 2 for end in recent) / len(recent)
-            if found is None and len(recent) == knobs.window and spread < knobs.variance:
-                found = ends[-1]
-            best = by_confidence(noisy)
-            taken = best[: knobs.slow_tokens]
-            sure = [p for p in best if knobs.slow_threshold is not None and confidence[p] >= knobs.slow_threshold]
-            confidence, noisy = yield sorted({*taken, *sure}) if len(sure) >= 2 else taken
-        end = int(mean) if found is None else found
-        while any(p <= end for p in noisy):
-            taken = take_threshold(confidence, by_confidence([p for p in noisy if p <= end]), knobs.threshold)
-            # Where some of the span is left, the next pass ends with it.
-            whole = not knobs.cut_tail or len(taken) == sum(p <= end for p in noisy)
-            confidence, noisy = yield Cut(taken, None if whole else end + 1)
 
 
 def block_windows(canvas: Canvas, length: int) -> list[tuple[int, int]]:
@@ -209,9 +179,9 @@ class BlockSampler:
 
     def _start_block(self) -> None:
         self.counts: list[int] = []
-        if isinstance(self.rule, SlowFast):
-            self.cycles = slow_fast(self.rule)
-            next(self.cycles)
+        if isinstance(self.rule, Stateful):
+            self.choosing = self.rule.choosing()
+            next(self.choosing)
         if isinstance(self.rule, Fixed | Ordered) and not self.done:
             masks = int((self.canvas.noisy & self.canvas.span(self.start, self.stop)).sum())
             self.counts = schedule(masks, self.steps[self.index])
@@ -230,8 +200,8 @@ class BlockSampler:
                 return take_threshold(confidence, ranks, value)
             case Factor(value):
                 return take_factor(confidence, ranks, value)
-            case SlowFast():
-                return self.cycles.send((confidence, candidates.nonzero()[:, 0].tolist()))
+            case Stateful():
+                return self.choosing.send((confidence, candidates.nonzero()[:, 0].tolist()))
 
 
 def timesteps(steps: int, eps: float) -> Tensor:

@@ -157,9 +157,7 @@ def passed(name: str, ranks: Ranks) -> tuple[Tensor, Tensor, Pool]:
     with torch.inference_mode():
         if batch.signals is not None:
             signal = Signal(0.5, batch.predict.numpy())  # row n has slot n
-            rows = RowGroup(
-                slice(0, len(batch.predict)), "probability", "logits", 0.0, None, None, 0, free=True, signal=signal
-            )
+            rows = RowGroup(slice(0, len(batch.predict)), None, "logits", 0.0, None, None, 0, free=True, signal=signal)
             score_rows(model, model.forward(batch, pool), [rows], 0, pool)
             batch = replace(batch, signals=replace(batch.signals, slots=batch.signals.rows))
         hidden = model.forward(batch, pool)

@@ -84,7 +84,7 @@ def test_passes_are_queued_ahead_on_all_ranks(two: LLM) -> None:
     assert [each.token_ids for each in found[0]] == [each.token_ids for each in found[1]]
 
 
-@pytest.mark.parametrize(("cache", "settings"), [("bicache", {"depth": 2}), ("acache", {"ratio": 0.3})])
+@pytest.mark.parametrize(("cache", "settings"), [("bicache", {"depth": 2}), ("reuse", {})])
 def test_a_stored_prefix_is_that_of_one_process(two: LLM, cache: str, settings: dict[str, Any]) -> None:
     prompts = [[*range(3, 23), *range(first, first + 8)] for first in (30, 40)]
     one = LLM(GOLDEN, engine=EngineConfig(max_model_len=64), **COMMON)
@@ -142,7 +142,7 @@ def test_values_are_compared_over_the_heads_of_all_ranks() -> None:
 @pytest.mark.thorough
 def test_memory_of_ended_requests_is_given_back_everywhere(two: LLM) -> None:
     names = lead_of(two)._names
-    for cache in ("none", "elastic-cache", "dllm-cache", "dkv-decode"):
+    for cache in ("none", "dllm-cache", "dkv-decode"):
         two.generate([[1, 2, 3, 4]] * 3, SAMPLING | {"cfg_scale": 0.5}, cache=cache)
     # What an evicted prefix or an ended request has held is gone. The pool stays.
     assert (len(names._storages), len(names._objects)) == (0, 1)

@@ -19,7 +19,6 @@ from remask.plan.spans import Mask, Span, TopRho, rows_of
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, Reuse
 from remask.policies.block import BlockDual
 from remask.policies.dllm import DllmCache
-from remask.policies.elastic import Watch
 from tests.policies.views import Walk
 
 D, Q, K, UP, F, V, ITEM = 8, 12, 4, 20, 10, 50, 2
@@ -158,21 +157,6 @@ def test_where_rows_see_their_neighbours_each_canvas_reads_its_own_keys() -> Non
     plan, widths = plan_of(Span(range(2), rows(4, 5))), replace(WIDTHS, windows=(None, 1))
     cost = pass_cost(widths, [ExecutedPlan(plan, PrefixHit(3, 2), sharing=7)] * 3).operations["attention"]
     assert cost.kv_read == ITEM * 2 * K * (3 + 3 * 3 + 3 * 3)
-
-
-def test_watching_projects_queries_and_scores_again() -> None:
-    spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
-    widths, score = replace(WIDTHS, feeds=(FEED,) * 3), 2 * Q * (D + T)
-    first = Plan(tuple(spans), predict=rows(4), hook=Watch(rows(4, 5), ALL, 0.9, rows()))
-    later = Plan(tuple(spans), predict=rows(4), hook=Watch(rows(4, 5), ALL, 0.9, rows(0, 2, 3)))
-    assert isinstance(later.hook, Watch)
-    refreshed = later.hook.refresh(later, 1)
-    costs = [pass_cost(widths, [ExecutedPlan(plan)]).operations["watch"] for plan in (first, later, refreshed)]
-    assert costs[0].flops == 3 * 2 * score, "three layers, and the window"
-    assert costs[1].flops == (3 * 2 + 2 * 2 * 3) * score, "and what is tracked, before and after all but the last"
-    assert costs[2].flops == (3 * 2 + 2 * 1 * 3) * score, "nothing is compared where all is computed anew"
-    assert [cost.weights for cost in costs] == [layers * ITEM * D * Q for layers in (3, 5, 4)]
-    assert [cost.kv_read for cost in costs] == [layers * ITEM * T * K for layers in (3, 5, 4)]
 
 
 POLICIES: list[CachePolicy] = [

@@ -7,7 +7,7 @@ from remask.errors import PlanError
 from remask.plan.ledger import LEASED, UNWRITTEN, Ledger
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Mask, Span, TopRho
-from remask.policies.elastic import Watch
+from tests.engine.own_policies import Revive
 
 
 def rows(length: int, *positions: int) -> Mask:
@@ -186,9 +186,9 @@ def test_leased_pages_are_attended_to_in_front_of_own_rows() -> None:
     assert ledger.written.tolist() == [[LEASED, LEASED, 0, 0, UNWRITTEN, UNWRITTEN]]
 
 
-def layered(live: Mask, watch: Watch | None = None, keep: bool = True) -> Plan:
+def layered(live: Mask, hook: Revive | None = None, keep: bool = True) -> Plan:
     spans = tuple(Span(range(i, i + 1), live, save=live if i and keep else None) for i in range(3))
-    return Plan(spans, predict=np.zeros_like(live), hook=watch)
+    return Plan(spans, predict=np.zeros_like(live), hook=hook)
 
 
 def test_rows_restart_where_their_states_are_kept() -> None:
@@ -204,23 +204,20 @@ def test_rows_restart_where_their_states_are_kept() -> None:
         forgetful.enter(layered(few).refreshed(2))
 
 
-def test_what_is_watched_must_be_fit_to_be_refreshed() -> None:
-    watch = Watch(rows(4, 3), rows(4, 0), 0.5, rows(4, 0))
+def test_what_may_become_live_must_be_fit_to_restart() -> None:
+    hook = Revive(rows(4, 3), 1)
     ledger = Ledger(3, 4, None)
     with pytest.raises(PlanError, match="may make all rows live, but of position 0 no input to layer 1 is kept"):
-        ledger.enter(layered(rows(4, 0, 1, 2, 3), watch, keep=False))
+        ledger.enter(layered(rows(4, 0, 1, 2, 3), hook, keep=False))
     assert ledger.step == -1
-    ledger.enter(layered(rows(4, 0, 1, 2, 3), watch))
-    ledger.enter(layered(rows(4, 3), watch, keep=False))  # older states will do
-
-
-WATCH = Watch(rows(4, 3), rows(4, 0), 0.5, rows(4, 0))
+    ledger.enter(layered(rows(4, 0, 1, 2, 3), hook))
+    ledger.enter(layered(rows(4, 3), hook, keep=False))  # older states will do
 
 
 def test_a_plan_that_changed_while_it_ran_takes_the_place_of_the_first() -> None:
     ledger = Ledger(3, 4, None)
     ledger.enter(layered(rows(4, 0, 1, 2, 3)))
-    begun = layered(rows(4, 1, 3), WATCH)
+    begun = layered(rows(4, 1, 3), Revive(rows(4, 3), 1))
     ledger.enter(begun)
     ledger.revise(begun.refreshed(1))
     assert ledger.step == 1

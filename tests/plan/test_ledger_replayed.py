@@ -16,7 +16,7 @@ from remask.errors import PlanError
 from remask.plan.ledger import LEASED, UNWRITTEN, Ledger
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Mask, Span, Spans, TopRho
-from remask.policies.elastic import Watch
+from tests.engine.own_policies import Revive
 
 
 class RefusedError(Exception):
@@ -140,13 +140,13 @@ def test_it_is_what_a_replay_says(data: st.DataObject) -> None:
         spans = data.draw(st.sampled_from(known))
         sees = SEES[data.draw(st.sampled_from([0, 0, 0, 1, 2, 3]))]
         layered = len(spans) == LAYERS
-        watch = Watch(ONE, ONE, 0.5, ONE) if layered and data.draw(st.booleans()) else None
+        hook = Revive(ONE, 1) if layered and data.draw(st.booleans()) else None
         revises = plan is not None and plan.may_change and data.draw(st.booleans())
         start = before if revises and before is not None else replay
-        plan_now = Plan(spans, NOTHING, sees=sees, hook=watch)
+        plan_now = Plan(spans, NOTHING, sees=sees, hook=hook)
         act = ledger.revise if revises else ledger.enter
         repeats = plan is not None and plan.spans is plan_now.spans and plan.sees is sees
-        rolled_back = repeats and not revises and watch is None and data.draw(st.booleans())
+        rolled_back = repeats and not revises and hook is None and data.draw(st.booleans())
         try:
             after = start.entered(plan_now)
         except RefusedError:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from remask.errors import PlanError
 from remask.plan.plan import NEVER, Plan, PrefixHit, View
 from remask.plan.spans import Mask, Span, SpanMemo, Spans, TopRho, crossing
-from remask.policies.elastic import Watch
+from tests.engine.own_policies import Revive
 
 LENGTH = 6
 
@@ -163,19 +163,18 @@ def test_spans_stay_the_same_object() -> None:
     assert Spans(spans) is spans
 
 
-def layered(rows: Mask, layers: int = 3, watch: Watch | None = None) -> Plan:
+def layered(rows: Mask, layers: int = 3, hook: Revive | None = None) -> Plan:
     spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
-    return Plan(spans, predict=mask(4), hook=watch)
+    return Plan(spans, predict=mask(4), hook=hook)
 
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_refreshed_plans_are_whole_from_a_layer_on(at: int) -> None:
-    watch = Watch(mask(4, 5), mask(0, 1), 0.5, mask(0))
-    plan = layered(mask(1, 4, 5), watch=watch)
-    refreshed = watch.refresh(plan, at)
+    plan = layered(mask(1, 4, 5), hook=Revive(mask(4, 5), at))
+    refreshed = plan.refreshed(at)
     assert refreshed.spans[:at] == plan.spans[:at]
     assert all(span.rows.all() and span.save is not None and span.save.all() for span in refreshed.spans[at:])
-    assert (refreshed.predict, refreshed.hook) == (plan.predict, replace(watch, refreshed=at))
+    assert (refreshed.predict, refreshed.hook) == (plan.predict, plan.hook)
     assert refreshed.cost == at * 3 + (3 - at) * LENGTH
     assert plan.cost == 9
     refreshed.check(LENGTH)
@@ -203,20 +202,46 @@ def test_a_choice_that_was_made_takes_the_place_of_the_pick() -> None:
         assert unchanged.cost == plan.cost
 
 
-def test_what_cannot_be_watched_is_refused() -> None:
-    watch = Watch(mask(4, 5), mask(0, 1), 0.5, mask(0))
-    layered(mask(4), watch=watch).check(LENGTH)
-    with pytest.raises(PlanError, match="a span for each layer"):
-        Plan((Span(range(2), mask(4)),), predict=mask(4), hook=watch).check(LENGTH)
-    for bad in (Watch(mask(), mask(0), 0.5, mask()), Watch(mask(4), mask(), 0.5, mask())):
-        with pytest.raises(PlanError, match="watched of no row, or to no position"):
-            layered(mask(4), watch=bad).check(LENGTH)
-    good, short = mask(4), mask(4)[1:]
-    for bad in (Watch(short, good, 0.5, good), Watch(good, short, 0.5, good), Watch(good, good, 0.5, short)):
-        with pytest.raises(PlanError, match="for a canvas of 6 positions"):
-            layered(mask(4), watch=bad).check(LENGTH)
+def test_masks_of_a_hook_are_those_of_the_canvas() -> None:
+    layered(mask(4), hook=Revive(mask(4), None)).check(LENGTH)
+    with pytest.raises(PlanError, match="for a canvas of 6 positions"):
+        layered(mask(4), hook=Revive(mask(4)[1:], None)).check(LENGTH)
 
 
 def test_tokens_are_the_state_that_enters_the_first_layer() -> None:
     with pytest.raises(PlanError, match="tokens enter the first layer"):
         Plan((Span(range(2), mask(4), save=mask(4)),), predict=mask(4)).check(LENGTH)
+
+
+def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:
+    """By hand, on six positions of which four are left."""
+    pick = TopRho(mask(2, 3, 4, 5), 3)
+    spans = Spans(
+        [
+            Span(range(1), mask(0, 3, 5)),
+            Span(range(1, 2), mask(0, 1, 2, 3, 4, 5), mask(0, 5), mask(1, 4), pick, mask(1)),
+        ]
+    )
+    sees, memo = np.full(6, 4), SpanMemo()
+    hook = Revive(mask(3, 4), 1)
+    cut = Plan(spans, mask(3, 5), mask(5), hook=hook).below(sees, memo)
+    first, second = cut.spans
+    assert first.rows.tolist() == mask(0, 3).tolist()
+    assert second.rows.tolist() == mask(0, 1, 2, 3).tolist()
+    assert second.frozen is not None
+    assert second.save is not None
+    assert second.pick is not None
+    assert second.held is not None
+    assert [each.tolist() for each in (second.frozen, second.save, second.held)] == [
+        mask(0).tolist(),
+        mask(1).tolist(),
+        mask(1).tolist(),
+    ]
+    assert (second.pick.among.tolist(), second.pick.count) == (mask(2, 3).tolist(), 2)
+    assert (cut.predict.tolist(), cut.sees is sees) == (mask(3).tolist(), True)
+    assert cut.transfer is not None
+    assert not cut.transfer.any()
+    assert isinstance(cut.hook, Revive)
+    assert cut.hook.rows.tolist() == mask(3).tolist()
+    assert Plan(spans, mask(3)).below(sees, memo).spans is cut.spans, "so that nothing is packed anew"
+    assert cut.refreshed(1).spans[1].rows.tolist() == mask(0, 1, 2, 3).tolist(), "a refresh leaves the tail out too"

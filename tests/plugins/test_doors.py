@@ -7,6 +7,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ import torch
 
 from remask import LLM, SamplingParams
 from remask.cli import main
+from remask.engine.running import RunningRequest
 from remask.errors import ConfigError, UnknownNameError
 from remask.families import family_of
 from remask.families.llada import LLADA
@@ -124,7 +126,7 @@ def test_names_and_settings(example: Path) -> None:
         parse("late-rows", {"ever": 1}, no_table)
     with pytest.raises(UnknownNameError, match=r"Unknown cache policy 'late-row'. Did you mean 'late-rows'\?"):
         parse("late-row", None, no_table)
-    with pytest.raises(ConfigError, match="'late-rows' cannot wrap another policy; only bicache, acache can"):
+    with pytest.raises(ConfigError, match="'late-rows' cannot wrap another policy; only bicache"):
         parse("late-rows+none", None, no_table)
 
 
@@ -224,7 +226,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_code_is_the_example_packages(example: Path) -> None:
     shown = blocks("python")
-    for name in ("policy", "family", "rule"):
+    for name in ("policy", "family", "rule", "frontier", "measures"):
         assert (PACKAGE / "remask_example" / f"{name}.py").read_text(encoding="utf-8") in shown
     (test,) = [block for block in shown if "assert" in block]
     exec(compile(test, str(PAGE), "exec"), {})
@@ -249,3 +251,53 @@ def test_the_entry_points_are_the_example_packages() -> None:
     shown = [tomllib.loads(block)["project"]["entry-points"] for block in blocks("toml")]
     for group, entries in project["entry-points"].items():
         assert {group: entries} in shown
+
+
+FRONTIER = {"rule": "frontier", "config": {"reach": 3, "least": 0.02}}
+
+
+def test_a_rule_with_a_measure_parameters_and_a_state(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads its own measure, fills from the left, leaves out what is far, and a batch of many equals many of one."""
+    sampling = {"max_tokens": 16, "ignore_eos": True, "remasking": FRONTIER}
+    left_out, seen = list[int | None](), list[float]()
+    plans = RunningRequest.plan
+
+    def noting(running: RunningRequest) -> Any:
+        turn = plans(running)
+        left_out.append(None if running.decoder.cut is None else int(running.decoder.cut[0]))
+        return turn
+
+    def looking(rule: Any, step: Any) -> Any:
+        seen.extend(step.confidence.tolist())
+        return choose(rule, step)
+
+    llm = load(model)
+    params = SamplingParams.from_mapping(sampling)
+    choose = resolve_name("remask_example.frontier:Frontier").__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningRequest, "plan", noting)
+        patch.setattr("remask_example.frontier.Frontier.__call__", looking)
+        (alone,) = llm.generate([PROMPT], params)
+    assert any(left_out)
+    assert 0 < min(seen) < max(seen) < 1
+    prompts = [PROMPT, PROMPT[:9], PROMPT[3:]]
+    for cache in ("none", "block-dual", "dllm-cache", "late-rows"):
+        together = llm.generate(prompts, params, cache=cache)
+        assert [each.token_ids for each in together] == [
+            llm.generate([prompt], params, cache=cache)[0].token_ids for prompt in prompts
+        ]
+    assert alone.token_ids == llm.generate(prompts, params)[0].token_ids
+
+
+def test_parameters_of_a_rule_are_checked(example: Path) -> None:
+    assert SamplingParams(remasking=FRONTIER).knobs.config.reach == 3
+    assert SamplingParams(remasking="frontier").knobs.config.reach == 8
+    for config, message in (
+        ({"reach": 0}, "remasking.config.reach must be a whole number from 1"),
+        ({"raech": 1}, "'remasking.config.raech'. Did you mean 'reach'"),
+        ({"least": 2}, "remasking.config.least must be a number from 0 to 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SamplingParams(remasking={"rule": "frontier", "config": config})
+    with pytest.raises(ConfigError, match="follows no schedule, so steps=4 has no part in it"):
+        SamplingParams(remasking="frontier", steps=4)

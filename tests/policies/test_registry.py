@@ -174,14 +174,7 @@ def test_every_setting_is_declared_and_takes_its_values_alone(name: str) -> None
         ("dllm-cache", "response_interval", 1, 0),
         ("dllm-cache", "cfg_interval", 1, 0),
         ("dllm-cache", "select_layers", 1, 0),
-        *((name, "ratio", good, bad) for name in ("dllm-cache", "acache") for good, bad in ((0, -0.01), (1, 1.01))),
-        ("acache", "anchor_interval", 1, 0),
-        ("elastic-cache", "window", 1, 0),
-        ("elastic-cache", "track_num", 1, 0),
-        ("elastic-cache", "threshold", 0, -0.01),
-        ("elastic-cache", "threshold", 1, 1.01),
-        ("entropy-cache", "threshold", 0, -0.01),
-        ("entropy-cache", "recent", 0, -1),
+        *(("dllm-cache", "ratio", good, bad) for good, bad in ((0, -0.01), (1, 1.01))),
         ("exact", "prefill_chunk", 1, 0),
         ("uniform-cache", "refresh_next", 0, -1),
         ("uniform-cache", "drift", 2, 2.01),
@@ -195,7 +188,7 @@ def test_where_ranges_end(name: str, setting: str, good: object, bad: object) ->
 
 @pytest.mark.parametrize("name", [name for name, each in POLICIES.built_in.items() if each.inner is None])
 def test_what_wraps_nothing_stands_last_and_what_wraps_stands_before_it(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}' cannot wrap another policy; only bicache, acache can"):
+    with pytest.raises(ConfigError, match=f"'{name}' cannot wrap another policy; only bicache"):
         parse(f"{name}+bicache", None, lambda: TABLE)
     with pytest.raises(UnknownNameError, match=f"Unknown cache policy '{name}x'"):
         parse(f"{name}x", None, lambda: TABLE)

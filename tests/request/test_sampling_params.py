@@ -13,7 +13,6 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.request.sampling_groups import RemaskingParams, UniformParams
 from remask.request.sampling_params import SamplingParams, layered
 from remask.sampling.rules import REMASKING
-from remask.sampling.slowfast import SlowFastKnobs
 
 NAN, INF = math.nan, math.inf
 
@@ -174,30 +173,6 @@ def test_parameters_laid_over_others_change_single_fields_of_groups() -> None:
     assert layered(usual, {"uniform": {"sampler": None}})["uniform"] == {"tokens_per_step": 2}
 
 
-KNOBS: dict[str, list[Any]] = {
-    "slow_tokens": [0, 1.0, "1", True],
-    "slow_steps": [0, -1, 2.5],
-    "window": [0, "2", False],
-    "min_confidence": [-0.1, 1.1, NAN, "0.1"],
-    "threshold": [-0.1, 2, INF, True],
-    "variance": [-1, NAN, INF, "1"],
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in KNOBS.items() for value in values])
-def test_bad_knobs_of_slowfast_are_named(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"slowfast.{name} must be"):
-        SamplingParams.from_mapping({"remasking": "slowfast", "slowfast": {name: value}})
-
-
-def test_slowfast_takes_knobs_and_has_defaults() -> None:
-    assert SamplingParams(remasking="slowfast").slowfast == SlowFastKnobs()
-    given = {"threshold": 0.5, "slow_steps": 4, "window": None}
-    params = SamplingParams.from_mapping({"remasking": "slowfast", "slowfast": given})
-    assert params.slowfast == SlowFastKnobs(threshold=0.5, slow_steps=4)
-    assert SamplingParams(remasking="slowfast", slowfast=SlowFastKnobs(window=3)).slowfast == SlowFastKnobs(window=3)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -206,15 +181,8 @@ def test_slowfast_takes_knobs_and_has_defaults() -> None:
         ({"max_tokens": 2, "remasking": {"order": [[3, 4]]}}, "go together"),
         ({"max_tokens": 2, "remasking": "order"}, "go together"),
         ({"steps": 8, "steps_per_block": 2}, "steps and steps_per_block say the same"),
-        ({"slowfast": {}}, "slowfast holds the knobs of remasking='slowfast'; set both, or neither"),
-        ({"remasking": "random", "slowfast": {}}, "set both, or neither"),
-        ({"remasking": "slowfast", "slowfast": 3}, "slowfast must be an object of slowfast knobs, got 3"),
-        (
-            {"remasking": "slowfast", "slowfast": {"treshold": 1}},
-            r"Unknown slowfast knob 'slowfast\.treshold'. Did you mean 'threshold'",
-        ),
-        ({"remasking": "slowfast", "steps": 4}, "follows no schedule, so steps=4 has no part in it; leave steps out"),
-        ({"remasking": "slowfast", "steps_per_block": 2}, "so steps_per_block=2 has no part in it; leave steps_per_b"),
+        ({"remasking": {"config": {}}}, "remasking.config holds parameters of a rule that has some of its own$"),
+        ({"remasking": {"rule": "random", "config": {}}}, "a rule that has some of its own, and 'random' has none"),
     ],
     ids=repr,
 )

@@ -91,7 +91,7 @@ def test_no_parameter_is_left_out_of_this_table() -> None:
         | {
             "remasking.rule",
             "remasking.order",
-            "slowfast",
+            "remasking.config",
         }
         | OF_CORRECTIONS
         | OF_EDITS

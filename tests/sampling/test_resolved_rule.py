@@ -18,19 +18,20 @@ def rule(family: str, **values: Any) -> Rule:
 
 def read(found: Rule) -> tuple[str, str, float | None, bool]:
     """What the decoder takes from a rule."""
-    return found.remasking.name, found.remasking.measure, found.eps, found.remasking.filtered
+    measure = found.remasking.measure
+    return found.remasking.name, "probability" if measure is None else measure.name, found.eps, found.remasking.filtered
 
 
 @pytest.mark.parametrize(
     ("family", "values", "expected"),
     [
         ("llada", {}, ("low_confidence", "probability", None, False)),
-        ("dream", {}, ("entropy", "entropy", 1e-3, True)),
+        ("dream", {}, ("entropy", "negative entropy", 1e-3, True)),
         ("dream", {"threshold": 0.9}, ("low_confidence", "probability", None, False)),
         ("dream", {"factor": 1.0}, ("low_confidence", "probability", None, False)),
-        ("dream", {"eps": 0.1}, ("entropy", "entropy", 0.1, True)),
-        ("llada", {"remasking": "entropy"}, ("entropy", "entropy", None, True)),
-        ("llada", {"remasking": "entropy", "eps": 0.1}, ("entropy", "entropy", 0.1, True)),
+        ("dream", {"eps": 0.1}, ("entropy", "negative entropy", 0.1, True)),
+        ("llada", {"remasking": "entropy"}, ("entropy", "negative entropy", None, True)),
+        ("llada", {"remasking": "entropy", "eps": 0.1}, ("entropy", "negative entropy", 0.1, True)),
         ("llada", {"remasking": "topk_margin"}, ("topk_margin", "margin", None, True)),
         ("dream", {"remasking": "topk_margin"}, ("topk_margin", "margin", 1e-3, True)),
         ("dream", {"remasking": "maskgit_plus"}, ("maskgit_plus", "probability", 1e-3, True)),

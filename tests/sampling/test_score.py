@@ -12,16 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remask.plan import RowMeasure
 from remask.readers.biases import Added, AtLeast, Penalized
 from remask.readers.decision import Labels
 from remask.readers.forced import Given
 from remask.readers.guidance import Guide, Guided, Residual
-from remask.readers.implied import Barred, Best, Entropies
+from remask.readers.implied import Barred, Best, Measuring
 from remask.readers.logprobs import Ranking
 from remask.sampling import filters
 from remask.sampling import score as scoring
 from remask.sampling.noise import Noise
 from remask.sampling.rows import DeviceRead, Penalty, RowGroup
+from remask.sampling.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition
 
@@ -29,7 +31,7 @@ VOCAB, MASK_ID = 13, 12
 
 
 def group(count: int, **more: Any) -> RowGroup:
-    base = RowGroup(slice(0, count), "probability", "logits", 0.0, None, None, seed=5)
+    base = RowGroup(slice(0, count), None, "logits", 0.0, None, None, seed=5)
     return replace(base, **more)
 
 
@@ -64,13 +66,13 @@ def test_greedy_is_argmax_and_its_probability(seed: int, scale: float) -> None:
     assert close(confidence, softmax(x)[range(5), tokens])
 
 
-@pytest.mark.parametrize("measure", ["probability", "margin", "entropy"])
+@pytest.mark.parametrize("measure", [None, MARGIN, NEGATIVE_ENTROPY])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("basis", ["logits", "tempered", "filtered"])
 @pytest.mark.parametrize("narrow", [{}, {"top_k": 1}, {"top_k": 2}, {"top_p": 0.05}, {"top_p": 0.5, "top_k": 3}])
 @pytest.mark.parametrize("mask_id", [0, MASK_ID])
 def test_the_mask_token_is_never_chosen(
-    measure: str, temperature: float, basis: str, narrow: dict[str, Any], mask_id: int
+    measure: RowMeasure | None, temperature: float, basis: str, narrow: dict[str, Any], mask_id: int
 ) -> None:
     x = logits(6)
     x[:, mask_id] = 20.0
@@ -90,14 +92,14 @@ def test_the_mask_token_counts_in_the_probabilities() -> None:
 def test_entropy() -> None:
     x = logits(5)
     p = softmax(x)
-    _, confidence = run(x, group(5, measure="entropy"))
+    _, confidence = run(x, group(5, measure=NEGATIVE_ENTROPY))
     assert close(confidence, (p * (p + 1e-10).log()).sum(-1))
 
 
 def test_margin() -> None:
     x = logits(5)
     first, second = softmax(x).sort(-1, descending=True).values[:, :2].unbind(-1)
-    tokens, confidence = run(x, group(5, measure="margin"))
+    tokens, confidence = run(x, group(5, measure=MARGIN))
     assert close(confidence, first - second)
     assert tokens == without_mask(x).argmax(-1).tolist()
 
@@ -180,7 +182,7 @@ def test_groups_are_read_apart_and_in_order() -> None:
     groups = [
         group(2),
         group(0, rows=slice(2, 4), guide=slice(4, 6), reads=(Guide(1.0, None),)),
-        group(0, rows=slice(6, 7), measure="entropy"),
+        group(0, rows=slice(6, 7), measure=NEGATIVE_ENTROPY),
         group(0, rows=slice(7, 9), temperature=0.8, seed=3),
     ]
     tokens, confidence = run(x, *groups)
@@ -229,7 +231,7 @@ def test_groups_that_draw_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> 
         places = [np.array(each, dtype=np.int64) for each in ([3, 7], [7, 9, 11], [2], [1, 4])]
         heat, starts = (0.7, 1.0, 0.0, 0.9), (0, 2, 5, 6)
         return [
-            RowGroup(slice(at, at + len(own)), "probability", "logits", warm, None, None, 5 + at, 2, own)
+            RowGroup(slice(at, at + len(own)), None, "logits", warm, None, None, 5 + at, 2, own)
             for at, own, warm in zip(starts, places, heat, strict=True)
         ]
 
@@ -281,7 +283,7 @@ noisy_rows = st.builds(
         st.builds(Barred, tokens=st.just(np.array([1, 2])), rows=of_rows(1).map(lambda rows: rows > 0)),
         of_rows(VOCAB - 1).map(lambda tokens: Given(tokens - 1)),
         of_rows(MASK_ID - 1).map(lambda tokens: Labels(np.stack([tokens, tokens // 2], axis=1))),
-        st.sampled_from([Best(), Entropies()]),
+        st.sampled_from([Best(), Measuring(MARGIN)]),
         st.integers(0, 3).map(lambda top: Ranking(top, VOCAB)),
         st.just(Added(np.array([1, 4]), np.array([2.0, -9.0], np.float32))),
         st.just(Penalized(np.array([0, 2, 4]), 1.5, np.array([2, 4]), np.array([0.5, -0.25], np.float32))),

@@ -16,6 +16,7 @@ from remask.readers.logprobs import Ranking, width
 from remask.sampling.filters import Draws
 from remask.sampling.noise import Noise
 from remask.sampling.rows import Penalty, RowGroup
+from remask.sampling.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
@@ -119,7 +120,7 @@ def test_logits_are_changed_on_the_rank_that_holds_them(size: int) -> None:
 
 
 def group(rows: slice, **more: Any) -> RowGroup:
-    return replace(RowGroup(rows, "probability", "logits", 0.0, None, None, seed=5), **more)
+    return replace(RowGroup(rows, None, "logits", 0.0, None, None, seed=5), **more)
 
 
 def noisy(rows: int, **more: Any) -> NoisyRows:
@@ -128,7 +129,7 @@ def noisy(rows: int, **more: Any) -> NoisyRows:
 
 MEASURES = [
     {"measure": measure, "basis": basis, "temperature": temperature, **narrow}
-    for measure in ("probability", "margin", "entropy")
+    for measure in (None, MARGIN, NEGATIVE_ENTROPY)
     for basis in ("logits", "tempered", "filtered")
     for temperature in (0.0, 0.7)
     for narrow in ({}, {"top_k": 4}, {"top_p": 0.8}, {"top_p": 0.9, "top_k": 7})

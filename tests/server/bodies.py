@@ -10,7 +10,7 @@ from remask.checks.fields import Declared, Nested, declared
 from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.sampling.rules import names_on
+from remask.sampling.rules import RULES, names_on
 
 Bodies = st.SearchStrategy[dict[str, Any]]
 
@@ -96,9 +96,10 @@ def _fitted(fields: dict[str, Any]) -> dict[str, Any]:
     rule = remasking.get("rule")
     if rule not in ("entropy", "topk_margin", "maskgit_plus", "origin"):
         remasking.pop("eps", None)  # other rules know no schedule of times
-    if rule != "slowfast":
-        body.pop("slowfast", None)
-    if rule == "slowfast":
+    own = None if rule is None else RULES.get(rule)
+    if own is None or own.config is None:
+        remasking.pop("config", None)
+    if own is not None and not own.uses_steps:
         for name in ("steps", "steps_per_block"):
             body.pop(name, None)
     if rule == "confidence_threshold":

@@ -58,8 +58,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"threshold": 0.5, "remasking": {"factor": 1.0}}, "threshold", "set one of them"),
     ({"eps": 0.5}, "eps", "eps stands in remasking: remasking={'eps': ...}"),
     ({"sampling": {"early_stop": True}}, "early_stop", "early_stop stands in blocks: blocks={'early_stop': ...}"),
-    ({"leave_early": True}, "leave_early", "leave_early stands in slowfast: slowfast={'leave_early': ...}"),
-    ({"remasking": 3}, "remasking", "slowfast, or an object of remasking fields, got 3"),
+    ({"remasking": 3}, "remasking", ", or an object of remasking fields, got 3"),
     (
         {"uniform": {"presett": "s32/b32"}},
         "uniform.presett",
@@ -79,7 +78,11 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
         "remasking.order",
         "order[1][1] must be a whole number from 0",
     ),
-    ({"remasking": "slowfast", "slowfast": {"wndow": 1}}, "slowfast.wndow", "'slowfast.wndow'. Did you mean 'window'"),
+    (
+        {"remasking": {"rule": "random", "config": {"window": 1}}},
+        "remasking.config",
+        "some of its own, and 'random' has none",
+    ),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be a whole number from 1"),
     ({"cache_salt": 5}, "cache_salt", "a text of valid Unicode, of at most 1024 characters, got 5"),
     ({"cache_config": 3}, "cache_config", "an object of at most 64 settings"),

@@ -283,7 +283,7 @@ def run_in_sections(engine: Engine, section: Section) -> EngineObserver:
     """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`, until that is detached.
 
     "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
-    rows by how far they moved (dLLM-Cache, drift), "watch" reads attention (Elastic-Cache), "sampling" is everything
+    rows by how far they moved (dLLM-Cache, drift), "watch" is layer hooks, "sampling" is everything
     from logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding,
     residuals, and rows that are carried or restored between stages.
     """

@@ -63,7 +63,6 @@ def test_where_positions_are_drawn_anyway_there_is_one_baseline() -> None:
     [
         ("dream-tiny", {}, "with remasking 'random': dkv-greedy is defined for models .* not Dream"),
         ("llada-tiny", {"threshold": 0.5}, "use remasking 'random' or 'order'; .*: no schedule says"),
-        ("llada-tiny", {"remasking": "slowfast"}, "use remasking 'random' or 'order'; .*: no schedule says"),
     ],
 )
 def test_what_cannot_run_is_left_out_with_the_reason(model: str, sampling: dict[str, Any], reason: str) -> None:
@@ -79,7 +78,7 @@ def test_settings_that_nobody_could_use_are_errors() -> None:
 
 
 def test_settings_have_names_whether_they_are_shown_or_not() -> None:
-    for spec, hidden in {"none": set(), "dkv-greedy": {"extent"}, "acache+block-dual": {"anchor_interval"}}.items():
+    for spec, hidden in {"none": set(), "dkv-greedy": {"extent"}, "bicache+block-dual": {"within_request"}}.items():
         policy = parse(spec, {}, lambda: DepthLookup({}))
         assert set(setting_names(spec)) == {*settings_of(policy), *hidden}
         assert len(setting_names(spec)) == len(set(setting_names(spec)))

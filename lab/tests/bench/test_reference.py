@@ -136,25 +136,11 @@ def test_every_token_is_predicted_where_rows_predict_the_next_position(cache: st
         assert own.nats[0] == pytest.approx(none[name].nats[0], rel=1e-4), "the first pass computes everything"
 
 
-def test_tokens_that_a_window_had_not_predicted_do_not_count(tmp_path: Path) -> None:
-    llm = opened("llada", tmp_path)
-    known = [references(llm, steps=2)[2]]
-    read, reason = measured_loss(llm, known, llm.session.policy("elastic-cache", {"window": 2}), 0)
-    assert reason is None
-    none = measured_loss(llm, known, llm.session.policy("none"), 0)[0]
-    missing = sum(int(np.isnan(each.nats).sum()) for each in read.values())
-    assert missing > 0
-    assert mean_loss(read)["loss_tokens"] == mean_loss(none)["loss_tokens"] - missing
-    compared = beside(read, none, dict.fromkeys(read, 0))
-    assert np.isfinite(compared["loss_over_none"])
-    assert 0 <= compared["pass_agreement"] <= 1
-
-
 def test_what_has_no_loss_says_why(tmp_path: Path) -> None:
     llm = opened("llada", tmp_path)
-    found, reason = measured_loss(llm, references(llm), llm.session.policy("elastic-cache", {"window": 8}), 0)
+    found, reason = measured_loss(llm, references(llm), llm.session.policy("dkv-greedy"), 0)
     assert mean_loss(found)["loss"] is None
-    assert "window=8 exceeds" in (reason or "")
+    assert "use remasking 'random'" in (reason or "")
     uniform = LLM("bundled-uniform", dtype="float32", device="cpu")
     known = [Reference(task.request, task.reference or "") for task in usual_workload(uniform, 2, 0, {}).tasks]
     assert measured_loss(uniform, known, uniform.session.policy("none"), 0) == ({}, None)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.tests import installed
 
 from remask.checks import BUNDLED
 from remask.cli import main
@@ -329,7 +330,7 @@ def test_a_model_that_chats_is_asked_gsm8k(tmp_path: Path, capsys: pytest.Captur
 
 SETTINGS = {
     name: {"depth": 1} for name in ("bicache", "bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
-} | {"elastic-cache": {"window": 4}}
+} | installed.SETTINGS
 
 
 @pytest.mark.thorough
@@ -368,8 +369,6 @@ def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows["dkv-prefill"]["staleness"] == pytest.approx(sum(range(8)) / 8 * 25 / 34)
     assert rows["dllm-cache"]["extra_memory_bytes"] > 0
     assert rows["dllm-cache"]["staleness_is_upper_bound"]
-    assert rows["elastic-cache"]["extra_memory_bytes"] > 0
-    assert rows["elastic-cache"]["row_layers"] < none["row_layers"]
     assert report.about["settings"]["alone_requests"] == 2
     assert all(row["alone"]["ratio_to_none"] > 0 for row in rows.values())
     assert all(f"| {name} " in out for name in rows)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from lab.tests import installed
 
 from remask import SamplingParams
 from remask.engine.engine import Engine
@@ -27,7 +28,7 @@ from tests.engine.support import (
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "bicache": {"depth": 2, "refresh_interval": 3},
-    "elastic-cache": {"window": 4, "threshold": 0.97},
+    **installed.SETTINGS,
     "dllm-cache": {"prompt_interval": 5, "response_interval": 3, "ratio": 0.4},
     "dkv-decode": {"refresh_interval": 3},
     "dkv-greedy": {"refresh_interval": 3, "window": 2},
@@ -44,8 +45,6 @@ MASKED: list[tuple[str, dict[str, Any]]] = [(name, SETTINGS.get(name, {})) for n
     ("dllm-cache", {"response_interval": 4, "ratio": 0.0}),
     ("dllm-cache", {"response_interval": 4, "ratio": 0.5, "select": "key"}),
     ("dllm-cache", {"response_interval": 4, "ratio": 0.5, "select": "random", "cfg_interval": 3}),
-    ("elastic-cache", {"window": 8, "threshold": 1.0}),
-    ("elastic-cache", {"window": 3, "threshold": 0.0}),
 ]
 ACCEPTED = [  # Dream's canvas shifts its rows by one, which two methods do not support
     (family, name, settings)
@@ -86,18 +85,6 @@ def test_masked_models(family: str, sampling: dict[str, Any], name: str, setting
     assert cost.total.flops + cost.repeated == executed.flops, "one canvas is not padded"
     assert cost.total.flops >= 0.96 * executed.flops
     assert not cost.repeated or name.endswith(REPEATING)
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("name", ["none", "dllm-cache", "elastic-cache", "bicache"])
-def test_tails_that_are_left_out(name: str) -> None:
-    knobs = {"min_confidence": 0.17, "window": 1, "threshold": 1.0, "cut_tail": True}
-    item = Work(
-        request("r", 13, 6, max_tokens=16, remasking="slowfast", slowfast=knobs), policy(name, SETTINGS.get(name, {}))
-    )
-    executed = measured(poisoned_engine(MODELS["llada"]), [item])
-    cost = executed.meter.total
-    assert cost.total.flops + cost.repeated == executed.flops
 
 
 @pytest.mark.few(5)

@@ -100,7 +100,6 @@ def test_on_cuda_times_are_those_between_events() -> None:
         ("none", {}, set()),
         ("bicache", {"depth": 1, "refresh_interval": 3}, set()),
         ("dllm-cache", {"response_interval": 3, "ratio": 0.5}, {"selection"}),
-        ("elastic-cache", {"window": 4}, {"watch"}),
     ],
 )
 def test_parts_add_up_and_flops_are_those_counted(

@@ -5,11 +5,11 @@ A declared class is a frozen dataclass whose fields are made by `declare`. Its `
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from remask.checks import KINDS, ModelKind, in_words
-from remask.checks.values import Values, one_of, shown
+from remask.checks.values import Values, shown
 from remask.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
@@ -69,6 +69,14 @@ def declared(cls: type[Any]) -> dict[str, Declared]:
     return {item.name: item.metadata[_KEY] for item in fields(cls)}
 
 
+def is_declared(cls: object) -> bool:
+    """Whether `cls` is a declared class: a frozen dataclass all of whose fields are made by `declare`."""
+    if not isinstance(cls, type) or not is_dataclass(cls):
+        return False
+    params: Any = getattr(cls, "__dataclass_params__")  # noqa: B009 - which its type does not tell of
+    return params.frozen and all(_KEY in item.metadata for item in fields(cls))
+
+
 def check(values: Any, prefix: str = "") -> None:
     """Check the declared fields of a class, and put objects of other declared classes in place of JSON-like ones.
 
@@ -112,7 +120,7 @@ def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], wit
 
 @dataclass(frozen=True, slots=True)
 class Nested(Values):
-    """Values of another declared class, objects that `parse` makes one of, or names of presets.
+    """Values of another declared class, or objects that `parse` makes one of.
 
     `item` names a field of the class.
     """
@@ -121,12 +129,11 @@ class Nested(Values):
 
     cls: type[Any]
     item: str
-    presets: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
-        """Such as "an object of slowfast knobs"."""
-        return " or ".join([f"an object of {self.item}s", *map(repr, self.presets)])
+        """Such as "an object of renoising fields"."""
+        return f"an object of {self.item}s"
 
     def fits(self, value: object) -> bool:
         try:
@@ -137,22 +144,17 @@ class Nested(Values):
 
     def check(self, name: str, value: object) -> None:
         """Raise `ConfigError` naming the first field that is not allowed."""
-        if isinstance(value, str) and self.presets:
-            one_of(name, value, self.presets)
-        elif not isinstance(value, self.cls):
+        if not isinstance(value, self.cls):
             self.made(name, value)
 
     def made(self, name: str, value: Any) -> Any:
-        """The object that `parse` makes, or the name of a preset. Each is made once, which checks it."""
+        """The object that `parse` makes. Each is made once, which checks it."""
         if isinstance(value, self.cls):
-            return value
-        if isinstance(value, str) and self.presets:
-            self.check(name, value)
             return value
         return parse(self.cls, value, name, self.item, f"{name}.")
 
     def schema(self) -> dict[str, Any]:
-        """An object of the declared fields, each of which may be null or left out, or a preset's name."""
+        """An object of the declared fields, each of which may be null or left out."""
         properties = {
             name: {
                 "anyOf": [declaration.values.schema(), {"type": "null"}],
@@ -161,8 +163,7 @@ class Nested(Values):
             }
             for name, declaration in declared(self.cls).items()
         }
-        found = {"type": "object", "properties": properties, "additionalProperties": False}
-        return {"anyOf": [found, {"type": "string", "enum": list(self.presets)}]} if self.presets else found
+        return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)

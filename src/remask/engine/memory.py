@@ -180,7 +180,8 @@ class Memory:
                 other = _unconditional(canvas, self.shape.mask_id, request.template)
             else:
                 other = before.canvases[1].canvas
-            states.append(self._state(other, (plain_table(placement.own[1][0]),), traits, NOTHING, adapter))
+            alone = placement.policy.without_prefix.traits
+            states.append(self._state(other, (plain_table(placement.own[1][0]),), alone, NOTHING, adapter))
         record = _record(pending, placement, shared) if before is None else before.record
         owned += [page.extent for page in shared.pages]
         claim = Claim(owned, shared.lease, shared.publishes, shared.moves(first.slots(0)))
@@ -237,9 +238,7 @@ class Memory:
         self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, shared: Shared, adapter: str | None
     ) -> CanvasState:
         shape, prefix = self.shape, shared.prefix
-        watched = "attention" in traits.keeps
-        asks = "inputs" in traits.keeps and prefix is not None
-        states = self.new_states(len(canvas)) if watched or asks else None
+        states = self.new_states(len(canvas)) if "inputs" in traits.keeps else None
         return CanvasState(
             canvas=canvas,
             ledger=Ledger(shape.layers, len(canvas), prefix),

@@ -243,7 +243,7 @@ def _read(model: Transformer) -> Tensor:
     Equal logits may be read as either token, so tokens themselves are not compared.
     """
     hidden = model.embed(send(_tokens(model, 8), _device(model)))
-    group = RowGroup(slice(0, len(hidden)), "probability", "logits", 0.0, None, None, seed=0)
+    group = RowGroup(slice(0, len(hidden)), None, "logits", 0.0, None, None, seed=0)
     scores: Tensor = score_rows(model, hidden, [group], 0)
     tokens, confidences = scores.unbind()
     if model.ranks.several:  # logits of one rank are a part

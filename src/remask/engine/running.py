@@ -192,7 +192,7 @@ class RunningRequest:
                 self._write_draft(found.positions, found.tokens)
                 self.decoder.drafted()
         else:
-            planner.last_pass = LastPass(found.positions, found.tokens, found.confidence, found.entropies)
+            planner.last_pass = LastPass(found.positions, found.tokens, found.confidence, found.measured)
             planner.paired += len(self.canvases) == 2 == len(items)
             planner.passes = planner.left_out = 0
             transfer = self._transfer(plan, found, scores.chosen)

@@ -3,8 +3,9 @@
 NumPy only. Whoever writes a cache policy needs the names below, and those of `remask.policies`.
 """
 
-from remask.plan.cost import Widths
+from remask.plan.cost import OperationCost, Widths
 from remask.plan.hooks import HookCost, LayerHook
+from remask.plan.measure import RowMeasure
 from remask.plan.plan import NEVER, LastPass, Plan, PrefixHit, StepFacts, View
 from remask.plan.spans import Mask, Positions, Span, Spans, TopRho, rows_of
 
@@ -14,9 +15,11 @@ __all__ = [
     "LastPass",
     "LayerHook",
     "Mask",
+    "OperationCost",
     "Plan",
     "Positions",
     "PrefixHit",
+    "RowMeasure",
     "Span",
     "Spans",
     "StepFacts",

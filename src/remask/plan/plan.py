@@ -229,14 +229,13 @@ class LastPass:
         positions: positions that it predicted, ascending, int64 [N].
         token_ids: the token that it predicted for each of them, int64 [N].
         confidences: how confident the model is of each, on the scale of the request's `remasking`, float32 [N].
-        entropies: of the distribution that each of these tokens was taken from, in nats, float32 [N]. None unless
-            the policy has them read (`Traits.reads`).
+        measured: the policy's measure (`Traits.measure`) of the row that predicted each, float32 [N]; None without one.
     """
 
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     token_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     confidences: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    entropies: NDArray[np.float32] | None = None
+    measured: NDArray[np.float32] | None = None
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each pass of each request, and that takes twice as long

@@ -1,21 +1,18 @@
 """Cache policies: pure functions from a `View` of a request to a `Plan` of its next pass. Each method has a file."""
 
-from remask.policies.acache import ACache
-from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
+from remask.policies.base import ALWAYS, Around, CachePolicy, RequestFacts, Schedule, Traits
 from remask.policies.bicache import BiCache, DepthLookup
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dense import Dense, Reuse
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
-from remask.policies.elastic import ElasticCache
-from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
 from remask.policies.registry import name_of, names_for, parse, policy_names, settings_of
 from remask.policies.uniform_cache import UniformCache
 
 __all__ = [
     "ALWAYS",
-    "ACache",
+    "Around",
     "BiCache",
     "BlockDual",
     "BlockPrefix",
@@ -27,8 +24,6 @@ __all__ = [
     "DkvPd",
     "DkvPrefill",
     "DllmCache",
-    "ElasticCache",
-    "EntropyCache",
     "Exact",
     "RequestFacts",
     "Reuse",

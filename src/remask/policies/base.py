@@ -6,13 +6,13 @@ from typing import Literal, TypeAlias
 
 from remask.checks import ModelKind
 from remask.checks.fields import check
-from remask.plan import Plan, View
+from remask.plan import Plan, RowMeasure, View
 
 ALWAYS = 1 << 62
 """Returned by `CachePolicy.repeats` for a plan that repeats until its block is done."""
 
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
-Kept: TypeAlias = Literal["outputs", "attention", "inputs"]
+Kept: TypeAlias = Literal["outputs", "inputs"]
 Sharing: TypeAlias = Literal["prefix", "pages"]
 
 
@@ -83,14 +83,14 @@ class Traits:
     Attributes:
         kinds: kinds of models that the policy is defined for.
         schedule: which passes are run.
-        keeps: further tensors that the device keeps. "outputs" keeps attention and FFN outputs. "attention" lets plans
-            watch attention and keeps the hidden states of all rows; such a policy reads no shared prefix. "inputs"
-            keeps hidden states until a hook has reported attention (`Weigh`).
+        keeps: further tensors that the device keeps. "outputs" keeps the outputs of attention and feed-forward.
+            "inputs" keeps the hidden states that enter each layer but the first, as `Span.save` says, until a hook
+            releases them (`LayerHook.releases_inputs`) or the request ends.
         copies: stored K/V are copied for the request, because some of their rows are recomputed.
         sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
             shares committed pages exactly.
-        reads: further numbers that the device returns for every predicted row. "entropy" fills
-            `LastPass.entropies`.
+        measure: a number of every predicted row that the device returns (`LastPass.measured`), of the distribution
+            before temperature and filters; None: none.
         exact: with these plans the model computes what it would without a cache.
         by_clock: plans depend on step numbers, the block, and an order that is known before the pass. They do not
             depend on which positions are noisy or settled, or on the last pass, apart from what they predict. The
@@ -102,7 +102,7 @@ class Traits:
     schedule: Schedule = Schedule()
     keeps: frozenset[Kept] = frozenset()
     sharing: Sharing = "prefix"
-    reads: Literal["entropy"] | None = None
+    measure: RowMeasure | None = None
     exact: bool = False
     by_clock: bool = False
     copies: bool = False
@@ -181,17 +181,24 @@ class CachePolicy(ABC):
 
 
 class Around(CachePolicy):
-    """A policy around an `inner` one, which answers what it does not say itself."""
+    """A policy around an inner one, which answers what it does not say itself.
+
+    Attributes:
+        inner: the inner policy.
+    """
 
     __slots__ = ()
     inner: CachePolicy
 
     @property
     def without_prefix(self) -> CachePolicy:
+        """The inner policy."""
         return self.inner
 
     def check(self, facts: RequestFacts) -> None:
+        """Raise `ConfigError` where the inner policy cannot work on this model or with this sampler."""
         self.inner.check(facts)
 
     def guides(self, step: int) -> bool:
+        """Whether the unconditional canvas runs in `step` under the inner policy."""
         return self.inner.guides(step)

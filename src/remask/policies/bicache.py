@@ -112,10 +112,10 @@ class BiCache(_Refreshing):
         check(self)
         if isinstance(self.inner, BiCache):
             raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
-        if "attention" in self.inner.traits.keeps:
+        if "inputs" in self.inner.traits.keeps:
             raise ConfigError(
-                "bicache cannot wrap elastic-cache: one restarts rows from the store's hidden states, the "
-                "other from the request's own; name one of them"
+                f"bicache cannot wrap {type(self.inner).__name__}: one restarts rows from the store's hidden states, "
+                "the other keeps the request's own; name one of them"
             )
         depth: object = self.depth
         if not isinstance(depth, DepthLookup) and not is_whole(depth, 0):

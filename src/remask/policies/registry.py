@@ -12,15 +12,12 @@ from remask.checks.fields import declared, paths
 from remask.checks.plugins import Plugin, Registry, module_in
 from remask.checks.values import shown
 from remask.errors import ConfigError, RemaskError, UnknownNameError
-from remask.policies.acache import ACache
 from remask.policies.base import CachePolicy, Traits
 from remask.policies.bicache import BiCache, DepthLookup
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dense import Dense, Reuse
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
-from remask.policies.elastic import ElasticCache
-from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
 from remask.policies.uniform_cache import UniformCache
 from remask.request.sampling_params import SamplingParams
@@ -162,7 +159,6 @@ POLICIES: Registry[PolicyType] = Registry(
             "none": Dense,
             "reuse": Reuse,
             "bicache": BiCache,
-            "acache": ACache,
             "block-prefix": BlockPrefix,
             "block-dual": BlockDual,
             "dkv-decode": DkvDecode,
@@ -170,8 +166,6 @@ POLICIES: Registry[PolicyType] = Registry(
             "dkv-pd": DkvPd,
             "dllm-cache": DllmCache,
             "dkv-greedy": DkvGreedy,
-            "elastic-cache": ElasticCache,
-            "entropy-cache": EntropyCache,
             "uniform-cache": UniformCache,
             "exact": Exact,
         }.items()

@@ -106,14 +106,14 @@ class Predicted:
         confidence: float32 [predicted].
         logprobs: log-probabilities of tokens that a reader has chosen, float32 [predicted], NaN where it chose none.
             None where no reader has chosen any.
-        entropies: of the distribution at each position in nats, float32 [predicted], where they are read.
+        measured: the cache policy's measure of each row (`Traits.measure`), float32 [predicted]; None without one.
     """
 
     positions: NDArray[np.int64]
     tokens: NDArray[np.int64]
     confidence: NDArray[np.float32]
     logprobs: NDArray[np.float32] | None = None
-    entropies: NDArray[np.float32] | None = None
+    measured: NDArray[np.float32] | None = None
 
 
 class Reader:

@@ -174,7 +174,7 @@ class Classes(DeviceRead):
         measured, every, kept = distributions(logits, rows, mask_id, WHOLE)
         noise = gumbel(kept, rows.draws) if rows.temperature > 0 else 0.0
         scores, tokens = self.table.best(torch.where(kept > -torch.inf, kept, every - FILTERED) + noise)
-        if rows.measure == "probability":
+        if rows.measure is None:
             sure = measured.gather(1, tokens).exp()
         else:  # which is of the row as a whole
             sure = confidence(measured, tokens[:, 0], rows, WHOLE)[:, None].expand_as(scores)

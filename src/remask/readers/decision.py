@@ -196,7 +196,7 @@ class ReadingDecoder(Decoder):
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Rows are read as they are."""
-        return RowGroup(rows, "probability", "logits", 0.0, None, None, self.seed, self.step, positions)
+        return RowGroup(rows, None, "logits", 0.0, None, None, self.seed, self.step, positions)
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
         """None of them."""

@@ -1,6 +1,6 @@
 """The readers of a request that begins: those that it brings, and those that its parameters need.
 
-The latter are here, but for guidance and biases: entropies, proposals, and bars.
+The latter are here, but for guidance and biases: measures of cache policies, proposals, and bars.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.machine.transfers import send
+from remask.plan.measure import RowMeasure
 from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy
 from remask.readers.base import Predicted, Reader, ReadPass, Start
@@ -20,7 +21,7 @@ from remask.readers.guidance import Guidance
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoder
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
-from remask.sampling.score import distributions
+from remask.sampling.score import distributions, measured
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
@@ -35,35 +36,38 @@ def _implied(start: Start, decoder: Decoder, policy: CachePolicy, params: Sampli
         yield Proposals()
     if decoder.redraws is not None:
         yield Redraws()
-    if policy.traits.reads == "entropy":
-        yield Entropy()
+    if policy.traits.measure is not None:
+        yield PolicyMeasure(policy.traits.measure)
     yield from bars_of(start, params)
     if params.cfg_scale > 0:
         yield Guidance(params.cfg_scale)
     yield from biases_of(params, start.canvas)
 
 
-class Entropy(Reader):
-    """Gives the policy's next view the entropies of the last pass (`LastPass.entropies`)."""
+class PolicyMeasure(Reader):
+    """Gives the cache policy's next view its measure of the last pass (`LastPass.measured`)."""
 
-    name = "entropy"
+    name = "measure"
+
+    def __init__(self, measure: RowMeasure) -> None:
+        self._read = Measuring(measure)
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-        return Entropies()
+        return self._read
 
     def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        found.entropies = numbers[0]
+        found.measured = numbers[0]
 
 
-class Entropies(DeviceRead):
-    """The entropy of each row in nats, of the logits as they are: the mask token counts."""
+@dataclass(frozen=True, slots=True)
+class Measuring(DeviceRead):
+    """A measure of each row, of the logits as they are: the mask token counts."""
 
-    @property
-    def width(self) -> int:
-        return 1
+    of: RowMeasure
+    width = 1
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        found = entropy(logits, vocabulary)
+        found = measured(vocabulary.log_softmax(logits), self.of, vocabulary).float()
         return lambda tokens: found[None]  # noqa: ARG005
 
 

@@ -1,10 +1,12 @@
 """Sampling parameters that stand in groups: of remasking rules, of blocks, and of uniform models."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from remask.checks.fields import check, declare
-from remask.checks.values import LIST, POSITIONS, Choice, Flag, ListOf, Real, Whole
+from remask.checks.fields import check, declare, parse
+from remask.checks.values import LIST, POSITIONS, Choice, Flag, ListOf, Real, Settings, Whole
+from remask.errors import ConfigError
 from remask.sampling.rules import RULES
 
 # What no model and no operator can widen. Tighter limits depend on both, and are checked by the engine.
@@ -34,6 +36,13 @@ class RemaskingParams:
         Choice(RULES),
         "The rule that chooses which noisy positions become final in a step; by default `entropy` for Dream, "
         "`low_confidence` for all others.",
+        kinds=("masked", "block_causal"),
+        choice="rule",
+    )
+    config: Mapping[str, Any] | None = declare(
+        None,
+        Settings("parameters of the rule", 64),
+        "Parameters of a rule that has some of its own, as rules of other packages may.",
         kinds=("masked", "block_causal"),
         choice="rule",
     )
@@ -103,6 +112,23 @@ class RemaskingParams:
 
     def __post_init__(self) -> None:
         check(self, "remasking.")
+        if self.rule is not None or self.config is not None:
+            _ = self.made_config
+
+    @property
+    def made_config(self) -> Any:
+        """The rule's own parameters, as its `begin` gets them; None of a rule that has none.
+
+        Raises `ConfigError` on parameters that the rule does not take.
+        """
+        own = None if self.rule is None else RULES.get(self.rule).config
+        if own is None:
+            if self.config is not None:
+                rule = "" if self.rule is None else f", and {self.rule!r} has none"
+                raise ConfigError(f"remasking.config holds parameters of a rule that has some of its own{rule}")
+            return None
+        item = f"parameter of remasking {self.rule!r}"
+        return parse(own, self.config or {}, "remasking.config", item, "remasking.config.")
 
 
 @dataclass(frozen=True, slots=True)

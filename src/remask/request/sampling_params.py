@@ -1,14 +1,13 @@
 """Sampling parameters: how one request is denoised. Each is declared here, and nowhere else."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, Self
 
 from remask.checks import ModelKind
 from remask.checks.fields import (
     Grouped,
-    Nested,
     by_group,
     by_path,
     check,
@@ -34,7 +33,6 @@ from remask.request.sampling_groups import (
     UniformParams,
 )
 from remask.sampling.rules import RULES, Knobs
-from remask.sampling.slowfast import PRESETS, SlowFastKnobs
 
 _MASKED: tuple[ModelKind, ...] = ("masked",)
 _ABSORBING: tuple[ModelKind, ...] = ("masked", "block_causal")  # a token that is written stays
@@ -174,9 +172,6 @@ class SamplingParams(_KnownNames):
         "The first so many tokens of the response are no end tokens: none of the model's own, also with `ignore_eos`, "
         "and, but on uniform models, none of `stop_token_ids`. A default `max_tokens` is as large.",
     )
-    slowfast: SlowFastKnobs | None = declare(
-        None, Nested(SlowFastKnobs, "slowfast knob", tuple(PRESETS)), "Knobs of remasking `slowfast`.", kinds=_MASKED
-    )
     remasking: Grouped[RemaskingParams] = grouped(
         RemaskingParams,
         "remasking field",
@@ -212,7 +207,7 @@ class SamplingParams(_KnownNames):
         self._check_rules()
         self._check_edits()
         self._check_correction()
-        self._check_slowfast()
+        self._check_steps()
 
     @property
     def greedy(self) -> bool:
@@ -227,7 +222,8 @@ class SamplingParams(_KnownNames):
     @property
     def knobs(self) -> Knobs:
         """What remasking rules read."""
-        return Knobs(self.threshold, self.remasking.eb_threshold, self.remasking.min_transfer, self.slowfast)
+        remasking = self.remasking
+        return Knobs(self.threshold, remasking.eb_threshold, remasking.min_transfer, remasking.made_config)
 
     def _expand_preset(self) -> None:
         preset = self.uniform.preset
@@ -287,21 +283,21 @@ class SamplingParams(_KnownNames):
                     "or more"
                 )
 
-    def _check_slowfast(self) -> None:
-        if self.slowfast is not None and not isinstance(self.slowfast, SlowFastKnobs):
-            object.__setattr__(self, "slowfast", SlowFastKnobs.from_mapping(self.slowfast))
-        if self.remasking.rule != "slowfast":
-            if self.slowfast is not None:
-                raise ConfigError("slowfast holds the knobs of remasking='slowfast'; set both, or neither")
+    @property
+    def uses_steps(self) -> bool:
+        """Whether the number of steps has a part in the choice of the remasking rule; `Remasking.uses_steps`."""
+        return self.remasking.rule is None or RULES.get(self.remasking.rule).uses_steps
+
+    def _check_steps(self) -> None:
+        if self.uses_steps:
             return
         for name in ("steps", "steps_per_block"):
             value = getattr(self, name)
             if value is not None:
                 raise ConfigError(
-                    f"remasking 'slowfast' follows no schedule, so {name}={value} has no part in it; leave {name} out"
+                    f"remasking {self.remasking.rule!r} follows no schedule, so {name}={value} has no part in it; "
+                    f"leave {name} out"
                 )
-        if self.slowfast is None:
-            object.__setattr__(self, "slowfast", SlowFastKnobs())
 
     def chosen(self) -> dict[str, Any]:
         """The parameters that are not left at their defaults, as JSON-like values."""
@@ -352,8 +348,6 @@ class SamplingDefaults:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, SlowFastKnobs):
-        return asdict(value)
     if isinstance(value, Mapping):
         return {str(key): each for key, each in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -166,7 +166,7 @@ class CanvasDecoder(Decoder):
         assert self.redraws is not None
         signal = Signal(self.redraws)
         return RowGroup(
-            rows, "probability", "logits", 0.0, params.top_k, params.top_p, self.seed, self.step, positions,
+            rows, None, "logits", 0.0, params.top_k, params.top_p, self.seed, self.step, positions,
             free=True, signal=signal,
         )  # fmt: skip
 

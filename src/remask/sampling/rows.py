@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.machine.transfers import send
+from remask.plan.measure import RowMeasure
 from remask.sampling.filters import Draws
-from remask.sampling.rules import Measure
 from remask.sampling.uniform_score import NoisyRows
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
@@ -124,9 +124,9 @@ class RowGroup:
     Draws in a row depend on the request's `seed`, its `step` and the row's position alone. Without `positions`
     rows are numbered.
 
-    `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
-    after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
-    A `penalty` lowers logits before all of that.
+    `basis` is the distribution whose `measure` is the confidence, or the token's probability without one: that of the
+    logits as they are, after temperature, or after temperature, top-p and top-k. `noisy` rows are those of a uniform
+    model, which have measures of their own. A `penalty` lowers logits before all of that.
 
     In `free` rows the mask token may be chosen like any other. Of rows with a `signal` the next pass takes in what is
     predicted.
@@ -136,7 +136,7 @@ class RowGroup:
     """
 
     rows: slice
-    measure: Measure
+    measure: RowMeasure | None
     basis: Basis
     temperature: float
     top_k: int | None

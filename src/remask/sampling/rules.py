@@ -6,18 +6,20 @@ request, such as the decoders, the scores, the documentation and the checks of o
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remask.checks import ModelKind
+from remask.checks.fields import is_declared
 from remask.checks.plugins import Plugin, Registry
 from remask.errors import ConfigError, PluginError
+from remask.plan.measure import RowMeasure
 from remask.sampling import select
-from remask.sampling.slowfast import SlowFast, SlowFastKnobs
 
-Measure: TypeAlias = Literal["probability", "margin", "entropy"]
+MARGIN = RowMeasure("margin", "remask.sampling.measures:margin")
+NEGATIVE_ENTROPY = RowMeasure("negative entropy", "remask.sampling.measures:negative_entropy")
 
 ENTROPY_BOUND = 0.35  # JetEngine's default of `eb_threshold`
 THRESHOLD = 0.9  # of Nemotron-Labs-Diffusion's published configurations
@@ -60,13 +62,13 @@ class Knobs:
         threshold: least confidence of a transferred position.
         eb_threshold: bound of the summed entropies, in nats.
         min_transfer: least number of masks that a step of an editing rule fills.
-        slowfast: knobs of SlowFast sampling.
+        config: the rule's own parameters, an object of its `Remasking.config`; None of a rule that has none.
     """
 
     threshold: float | None = None
     eb_threshold: float | None = None
     min_transfer: int | None = None
-    slowfast: SlowFastKnobs | None = None
+    config: Any = None
 
 
 def _nothing_left_out(tail: int | None) -> None:
@@ -114,13 +116,17 @@ class Remasking:
         kinds: kinds of models that it is defined on.
         begin: returns the function that chooses in the steps of one block, which may keep a state. Raises
             `ConfigError` where the rule cannot be applied to the block.
-        measure: what confidence is: the token's probability, the margin over the second one, or the negative entropy.
+        config: its own parameters, which a request gives as `remasking.config`: a frozen dataclass all of whose fields
+            are declared (`remask.checks.fields.declare`); None: it has none.
+        measure: what confidence is; larger is more confident. None: the probability of the token.
         filtered: masked models only: confidence is taken after temperature, top-k and top-p.
         order: the positions of a step are known before its pass: from the request's `order`, or drawn.
         timed: when Dream's time schedule decides how many positions a step transfers: never, always, or where the
             model family or `eps` asks for it.
         counts: who decides how many positions a step transfers: the "schedule", a "draw" around the schedule's share,
             or the "rule" itself, which then ends a block as soon as it is complete.
+        uses_steps: whether the number of steps has a part in the choice; without it a request that sets `steps` or
+            `steps_per_block` is refused.
         thresholds: `threshold` and `factor` may choose in place of the schedule, or are the rule's own.
         blind: it chooses without confidences, so its positions are known before the pass.
         edits: tokens of a block may be replaced until the block is done. The rule itself chooses among masks alone.
@@ -131,11 +137,13 @@ class Remasking:
     meaning: str
     kinds: tuple[ModelKind, ...] = ("masked",)
     begin: Callable[[BlockStart], Choose] = _BY_SCHEDULE
-    measure: Measure = "probability"
+    config: type[Any] | None = None
+    measure: RowMeasure | None = None
     filtered: bool = False
     order: Literal["given", "drawn"] | None = None
     timed: Literal["never", "by_family", "always"] = "never"
     counts: Literal["schedule", "draw", "rule"] = "schedule"
+    uses_steps: bool = True
     thresholds: bool = False
     blind: bool = False
     edits: bool = False
@@ -181,18 +189,6 @@ def _bounded(block: BlockStart) -> Choose:
 def _cumulative(block: BlockStart) -> Choose:
     threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
     return lambda step: select.cumulative(step.confidence, threshold)
-
-
-def _slowfast(block: BlockStart) -> Choose:
-    assert block.knobs.slowfast is not None
-    sampler = SlowFast(block.knobs.slowfast)
-
-    def choose(step: Step) -> select.Chosen:
-        chosen = sampler.choose(step.positions, step.confidence)
-        block.leave_out(sampler.cut)
-        return chosen
-
-    return choose
 
 
 class _WithinBudget:
@@ -242,14 +238,14 @@ _RULES = (
     Remasking(
         "entropy",
         "The lowest entropy first; distributions are taken after temperature and filters.",
-        measure="entropy",
+        measure=NEGATIVE_ENTROPY,
         filtered=True,
         timed="by_family",
     ),
     Remasking(
         "topk_margin",
         "The largest margin between the two best tokens first; distributions are taken after temperature and filters.",
-        measure="margin",
+        measure=MARGIN,
         filtered=True,
         timed="by_family",
     ),
@@ -286,7 +282,7 @@ _RULES = (
         "The lowest entropies, as long as their sum stays below `eb_threshold`.",
         kinds=("block_causal",),
         begin=_entropy_bounded,
-        measure="entropy",
+        measure=NEGATIVE_ENTROPY,
         counts="rule",
     ),
     Remasking(
@@ -315,12 +311,6 @@ _RULES = (
         thresholds=True,
         edits=True,
     ),
-    Remasking(
-        "slowfast",
-        "SlowFast sampling: a few while a span is explored, then all of it that are confident.",
-        begin=_slowfast,
-        counts="rule",
-    ),
 )
 REMASKING: Mapping[str, Remasking] = {rule.name: rule for rule in _RULES}
 """remask's own rules by name, in the order in which errors and documentation list them."""
@@ -338,6 +328,13 @@ def _checked(plugin: Plugin, value: object) -> Remasking:
         raise plugin.error(
             f"it provides a rule with kinds={value.kinds!r}, order={value.order!r}, edits={value.edits!r}",
             "a rule of masked or block-causal models, or both, that edits nothing and takes no order from the request",
+        )
+    if not isinstance(value.measure, RowMeasure | None):
+        raise plugin.error(f"it provides a rule with measure={value.measure!r}", "a remask.plan.RowMeasure, or None")
+    if value.config is not None and not is_declared(value.config):
+        raise plugin.error(
+            f"it provides a rule with config={value.config!r}",
+            "a frozen dataclass whose fields are made by remask.checks.fields.declare, or None",
         )
     return value
 

@@ -1,12 +1,14 @@
 """Computes tokens and confidences of predicted rows, on the device."""
 
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from remask.machine.transfers import send
+from remask.plan.measure import RowMeasure
 from remask.sampling.rows import Measured, RowGroup
 from remask.sampling.uniform_score import read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
@@ -82,7 +84,7 @@ def _plain(group: RowGroup) -> bool:
 
 def _greedy(group: RowGroup) -> bool:
     """Whether tokens are the most probable ones, and confidences their plain probabilities."""
-    plain = group.temperature == 0 and group.measure == "probability" and group.noisy is None
+    plain = group.temperature == 0 and group.measure is None and group.noisy is None
     filters = group.top_k is not None or group.top_p is not None or any(each.filters for each in group.reads)
     filtered = group.basis == "filtered" and filters
     return plain and not filtered and not (group.reads and any(each.bars for each in group.reads))
@@ -194,12 +196,14 @@ def distributions(
     return vocabulary.log_softmax(measured), choice, filtered(choice)
 
 
-def confidence(measured: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
+def confidence(logprobs: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
     """Return how confident rows of log-probabilities are, [rows]: of their `tokens` [rows], or as a whole."""
-    if group.measure == "entropy":
-        probabilities = measured.exp()
-        return vocabulary.sum(probabilities * (probabilities + 1e-10).log())
-    if group.measure == "margin":
-        first, second = vocabulary.top(measured, 2)[0].exp().unbind(dim=-1)
-        return first - second
-    return vocabulary.at(measured, tokens).exp()
+    if group.measure is None:
+        return vocabulary.at(logprobs, tokens).exp()
+    return measured(logprobs, group.measure, vocabulary)
+
+
+def measured(logprobs: Tensor, measure: RowMeasure, vocabulary: Vocabulary) -> Tensor:
+    """Return the measure of rows of log-probabilities [rows, V], [rows]."""
+    found: Tensor = resolve_name(measure.on_device)(logprobs, vocabulary)
+    return found

@@ -260,7 +260,7 @@ class UniformDecoder(Decoder):
                 table = None if params.uniform.revision_tokens else self._table(len(positions), before)
                 noisy = replace(noisy, weights=self._weights(positions, current, before), table=table)
         temperature = 0.0 if is_greedy(given) else given
-        return RowGroup(rows, "probability", basis, temperature, *filters, self.seed, self.step, positions, noisy=noisy)
+        return RowGroup(rows, None, basis, temperature, *filters, self.seed, self.step, positions, noisy=noisy)
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
         """Return the positions whose token changes now, ascending."""

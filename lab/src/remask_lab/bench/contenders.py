@@ -161,7 +161,7 @@ def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
 def _drawn(workload: Workload) -> Workload | None:
     """The same requests with positions drawn at random. None where no schedule fixes how many a step transfers."""
     params = workload.tasks[0].request.params
-    if params.threshold is not None or params.remasking.factor is not None or params.slowfast is not None:
+    if params.threshold is not None or params.remasking.factor is not None or not params.uses_steps:
         return None
     return workload.under(replace(params, remasking="random"))
 

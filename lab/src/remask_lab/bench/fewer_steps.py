@@ -114,11 +114,12 @@ def _check_scheduled(workload: Workload) -> None:
     if (
         params.threshold is not None
         or params.remasking.factor is not None
-        or params.remasking.rule in ("order", "slowfast")
+        or params.remasking.rule == "order"
+        or not params.uses_steps
     ):
         raise ConfigError(
             "--baseline-steps shortens a schedule of steps, and the sampling given has none that could be shortened: "
-            "leave out threshold, factor and remasking 'order' and 'slowfast'"
+            "leave out threshold and factor, and remasking 'order' and rules without a schedule"
         )
 
 

@@ -305,7 +305,10 @@ def resolve(table: PaperTable, row: PaperRow, scale_name: str, scale: Scale) -> 
 def _resolved(row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
     own = (row.at or {}).get(scale_name, {})
     kept = {name: value for name, value in scale.sampling.items() if name not in row.without}
-    sampling = layered(kept, row.sampling or {}, own.get("sampling", {}))
+    try:
+        sampling = layered(kept, row.sampling or {}, own.get("sampling", {}))
+    except UnknownNameError:  # a rule of a package that is not installed: what is kept of the row can still be shown
+        sampling = {**kept, **(row.sampling or {}), **own.get("sampling", {})}
     if row.steps is not None:
         full = SamplingParams.from_mapping(sampling)
         assert full.steps is not None

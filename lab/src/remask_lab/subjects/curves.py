@@ -43,7 +43,6 @@ KNOBS: Mapping[str, Mapping[str, Any]] = {
     "dkv-greedy": {"refresh_interval": (1, 2, 4, 8), "window": (0, 2, 4, 8)},
     "dkv-pd": {"refresh_interval": (1, 2, 4, 8)},
     "dllm-cache": {"prompt_interval": (1, 2, 4, 100), "response_interval": (1, 2, 4, 8), "ratio": (0.0, 0.25, 0.5)},
-    "elastic-cache": {"window": (2, 4, 8, 16), "threshold": (0.5, 0.9, 0.99)},
     "uniform-cache": {"refresh_next": (0, 1, 2, 4, 8), "drift": (0.003, 0.03, 0.3)},
 }
 """Values of the knobs that a policy is known for. `ALL_DEPTHS` stands for every number of the model's layers."""

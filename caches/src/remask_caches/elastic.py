@@ -8,9 +8,8 @@ import numpy as np
 from remask.checks.fields import check, declare
 from remask.checks.values import Choice, Flag, Real, Whole
 from remask.errors import ConfigError, PlanError
-from remask.plan import HookCost, LayerHook, Mask, Plan, Span, Spans, View
-from remask.plan.cost import OperationCost, Widths
-from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
+from remask.plan import HookCost, LayerHook, Mask, OperationCost, Plan, Span, Spans, View, Widths
+from remask.policies import CachePolicy, RequestFacts, Schedule, Traits
 
 Similarity: TypeAlias = Literal["heads", "keys"]  # the axis along which attention is compared; see `Watch`
 
@@ -42,7 +41,7 @@ class Watch(LayerHook):
     similarity: Similarity = "heads"
     refreshed: int | None = None
 
-    on_device = "remask.policies.on_device:WatchAttention"
+    on_device = "remask_caches.elastic_on_device:WatchAttention"
     revives = True
 
     def changes(self, spans: Spans) -> bool:  # noqa: ARG002
@@ -117,7 +116,7 @@ class ElasticCache(CachePolicy):
                 "window; use block_caching=false, or queries='window'"
             )
 
-    traits = Traits(schedule=Schedule("within_block"), keeps=frozenset({"attention"}))
+    traits = Traits(schedule=Schedule("within_block"), keeps=frozenset({"inputs"}))
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses a window beyond the response, and a decoding order that could leave the window."""

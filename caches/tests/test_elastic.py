@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from remask.errors import ConfigError
 from remask.plan.plan import Plan, View
-from remask.policies import BiCache, ElasticCache, parse
+from remask.policies import BiCache, parse
 from remask.policies.base import RequestFacts
-from remask.policies.elastic import Watch
+from remask_caches.elastic import ElasticCache, Watch
 from tests.policies.views import Walk, no_table, positions, walks
 
 LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
@@ -94,7 +94,7 @@ def test_an_order_drawn_beforehand_must_keep_to_the_window() -> None:
 
 
 def test_it_keeps_states_of_its_own_so_bicache_cannot_stand_before_it() -> None:
-    with pytest.raises(ConfigError, match="bicache cannot wrap elastic-cache"):
+    with pytest.raises(ConfigError, match="bicache cannot wrap ElasticCache"):
         BiCache(inner=ElasticCache())
-    with pytest.raises(ConfigError, match="bicache cannot wrap elastic-cache"):
+    with pytest.raises(ConfigError, match="bicache cannot wrap ElasticCache"):
         parse("bicache+elastic-cache", {"depth": 1}, no_table)

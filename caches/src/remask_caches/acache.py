@@ -10,10 +10,8 @@ import numpy as np
 from remask.checks.fields import check, declare
 from remask.checks.values import OrNull, Real, Whole
 from remask.errors import ConfigError, PlanError
-from remask.plan import HookCost, LayerHook, Mask, Plan, PrefixHit, Span, Spans, View
-from remask.plan.cost import OperationCost, Widths
-from remask.policies.base import Around, CachePolicy, Kept, Traits
-from remask.policies.dense import Dense
+from remask.plan import HookCost, LayerHook, Mask, OperationCost, Plan, PrefixHit, Span, Spans, View, Widths
+from remask.policies import Around, CachePolicy, Dense, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Weigh(LayerHook):
     rows: Mask
     among: Mask
 
-    on_device = "remask.policies.on_device:AttentionScores"
+    on_device = "remask_caches.acache_on_device:AttentionScores"
     layered = False
     releases_inputs = True
 
@@ -100,8 +98,15 @@ class ACache(Around):
         """Those of the inner policy, with inputs kept for the first pass. A block's first pass is never left out."""
         inner = self.inner.traits
         schedule = replace(inner.schedule, idle_passes="all")
-        keeps = frozenset[Kept]({"inputs"})
-        return replace(inner, kinds=("masked",), schedule=schedule, keeps=keeps, copies=True, by_clock=False)
+        return replace(
+            inner,
+            kinds=("masked",),
+            schedule=schedule,
+            keeps=frozenset({"inputs"}),
+            copies=True,
+            by_clock=False,
+            exact=False,
+        )
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
         """All layers."""

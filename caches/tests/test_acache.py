@@ -9,8 +9,9 @@ import pytest
 from remask.errors import ConfigError, PlanError
 from remask.plan.plan import NEVER, Plan, PrefixHit, View
 from remask.plan.spans import Span
-from remask.policies import ACache, BiCache, BlockDual, CachePolicy, Dense, DllmCache, ElasticCache, Reuse, parse
-from remask.policies.acache import Weigh
+from remask.policies import BiCache, BlockDual, CachePolicy, Dense, DllmCache, Reuse, parse
+from remask_caches.acache import ACache, Weigh
+from remask_caches.elastic import ElasticCache
 from tests.policies.views import no_table
 
 LAYERS, LENGTH = 3, 14
@@ -124,7 +125,7 @@ def test_without_parts_it_is_the_inner_policy() -> None:
         (lambda: ACache(BiCache(depth=2)), "acache cannot wrap a policy that reads stored parts too"),
         (lambda: ACache(Reuse()), "acache cannot wrap a policy that reads stored parts too"),
         (lambda: ACache(DllmCache()), "acache cannot wrap a policy that keeps outputs of rows"),
-        (lambda: ACache(ElasticCache()), "acache cannot wrap a policy that keeps attention of rows"),
+        (lambda: ACache(ElasticCache()), "acache cannot wrap a policy that keeps inputs of rows"),
         (
             lambda: parse("bicache+acache", {"depth": 2}, no_table),
             "'bicache[+]acache': acache and bicache would both own",

@@ -7,8 +7,10 @@ import numpy as np
 
 from remask.checks.fields import declare
 from remask.checks.values import Choice, Real, Whole
-from remask.plan import Mask, Plan, View
-from remask.policies.base import CachePolicy, Schedule, Traits
+from remask.plan import Mask, Plan, RowMeasure, View
+from remask.policies import CachePolicy, Schedule, Traits
+
+ENTROPY = RowMeasure("entropy", "remask_caches.entropy_on_device:entropy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class EntropyCache(CachePolicy):
         "response", Choice(("response", "block")), "Those of the whole response, or of the current block."
     )
 
-    traits = Traits(schedule=Schedule("within_block"), reads="entropy")
+    traits = Traits(schedule=Schedule("within_block"), measure=ENTROPY)
 
     def plan(self, view: View) -> Plan:
         """All rows, or those of masks and recent tokens."""
@@ -44,10 +46,10 @@ class EntropyCache(CachePolicy):
     def _uncertain(self, view: View) -> bool:
         """Whether a token that the last step decoded was uncertain."""
         last = view.last_pass
-        if last.entropies is None:
+        if last.measured is None:
             return False
         decoded: Mask = view.settled[last.positions] == view.step - 1
-        return bool((last.entropies[decoded] > self.threshold).any())
+        return bool((last.measured[decoded] > self.threshold).any())
 
     def _latest(self, view: View) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The decoded positions that are computed again."""

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.checks.fields import check, declare, parse
-from remask.checks.values import POSITIONS, Flag, Real, Whole, one_of
-from remask.sampling import select
+from remask.checks.fields import check, declare
+from remask.checks.values import POSITIONS, Flag, Real, Whole
+from remask.sampling.rules import BlockStart, Choose, Remasking, Step
+from remask.sampling.select import Chosen, Confidence, above, top
 
 
 @dataclass(frozen=True, slots=True)
-class SlowFastKnobs:
+class SlowFastConfig:
     """How SlowFast sampling explores and when it accelerates. Raises `ConfigError` on a value that is not allowed."""
 
     slow_tokens: int = declare(1, Whole(1, POSITIONS), "Positions transferred in a slow step.")
@@ -28,7 +29,6 @@ class SlowFastKnobs:
     threshold: float = declare(
         0.85, Real(0, 1), "A fast step transfers every position of the span at least this confident."
     )
-
     slow_threshold: float | None = declare(
         None,
         Real(0, 1),
@@ -42,27 +42,7 @@ class SlowFastKnobs:
     )
 
     def __post_init__(self) -> None:
-        check(self, "slowfast.")
-
-    @classmethod
-    def from_mapping(cls, values: object) -> "SlowFastKnobs":
-        """Knobs from JSON-like values, or from the name of a preset.
-
-        Raises `ConfigError` on unknown names and on values of the wrong kind.
-        """
-        if isinstance(values, str):
-            one_of("slowfast", values, tuple(PRESETS))
-            return PRESETS[values]
-        return parse(cls, values, "slowfast", "slowfast knob")
-
-
-PRESETS = {
-    "paper": SlowFastKnobs(cut_tail=True),
-    # What the authors' code for LLaDA runs where its caller sets nothing.
-    "released": SlowFastKnobs(
-        slow_steps=6, min_confidence=0.3, threshold=0.9, slow_threshold=0.9, leave_early=False, cut_tail=True
-    ),
-}
+        check(self, "remasking.config.")
 
 
 class SlowFast:
@@ -80,13 +60,13 @@ class SlowFast:
             nothing.
     """
 
-    def __init__(self, knobs: SlowFastKnobs) -> None:
-        self.knobs = knobs
+    def __init__(self, config: SlowFastConfig) -> None:
+        self.config = config
         self.end: int | None = None
         self.cut: int | None = None
         self._ends: list[int] = []  # where the span ended in each slow step of this cycle
 
-    def choose(self, candidates: NDArray[np.int64], confidence: select.Confidence) -> select.Chosen:
+    def choose(self, candidates: NDArray[np.int64], confidence: Confidence) -> Chosen:
         """Choose at least one of `candidates`, the noisy positions of the block, ascending, to be transferred now.
 
         Returns indices into them, ascending.
@@ -96,29 +76,51 @@ class SlowFast:
         if self.end is None:
             return self._explore(candidates, confidence)
         inside = int(np.searchsorted(candidates, self.end, side="right"))
-        chosen = select.above(confidence[:inside], self.knobs.threshold)
-        self.cut = self.end + 1 if self.knobs.cut_tail and len(chosen) < inside else None
+        chosen = above(confidence[:inside], self.config.threshold)
+        self.cut = self.end + 1 if self.config.cut_tail and len(chosen) < inside else None
         return chosen
 
-    def _explore(self, candidates: NDArray[np.int64], confidence: select.Confidence) -> select.Chosen:
-        confident = np.flatnonzero(confidence >= self.knobs.min_confidence)
+    def _explore(self, candidates: NDArray[np.int64], confidence: Confidence) -> Chosen:
+        confident = np.flatnonzero(confidence >= self.config.min_confidence)
         self._ends.append(int(candidates[confident[-1] if len(confident) else 0]))
         self.end = self._converged()
-        best = select.top(confidence, self.knobs.slow_tokens)
-        if self.knobs.slow_threshold is None:
+        best = top(confidence, self.config.slow_tokens)
+        if self.config.slow_threshold is None:
             return best
-        sure = np.flatnonzero(confidence >= self.knobs.slow_threshold)
+        sure = np.flatnonzero(confidence >= self.config.slow_threshold)
         return np.union1d(best, sure) if len(sure) > 1 else best
 
     def _converged(self) -> int | None:
         """Where the span ends that this cycle has found; None while it explores."""
-        knobs, ends = self.knobs, self._ends
-        last = len(ends) == knobs.slow_steps
-        if not (last or knobs.leave_early):
+        config, ends = self.config, self._ends
+        last = len(ends) == config.slow_steps
+        if not (last or config.leave_early):
             return None
         # Without an early end the first stable one counts, whenever it was.
-        for stop in (len(ends),) if knobs.leave_early else range(1, len(ends) + 1):
-            window = ends[max(0, stop - knobs.window) : stop]
-            if len(window) == knobs.window and float(np.var(window)) < knobs.variance:
+        for stop in (len(ends),) if config.leave_early else range(1, len(ends) + 1):
+            window = ends[max(0, stop - config.window) : stop]
+            if len(window) == config.window and float(np.var(window)) < config.variance:
                 return window[-1]
-        return int(np.mean(ends[-knobs.window :])) if last else None
+        return int(np.mean(ends[-config.window :])) if last else None
+
+
+def begin(block: BlockStart) -> Choose:
+    """The choice in the steps of one block."""
+    sampler = SlowFast(block.knobs.config)
+
+    def choose(step: Step) -> Chosen:
+        chosen = sampler.choose(step.positions, step.confidence)
+        block.leave_out(sampler.cut)
+        return chosen
+
+    return choose
+
+
+SLOWFAST = Remasking(
+    "slowfast",
+    "SlowFast sampling: a few while a span is explored, then all of it that are confident.",
+    begin=begin,
+    config=SlowFastConfig,
+    counts="rule",
+    uses_steps=False,
+)

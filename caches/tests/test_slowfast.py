@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.errors import UnknownNameError
-from remask.sampling.slowfast import SlowFast, SlowFastKnobs
+from remask.errors import ConfigError
+from remask.request.sampling_params import SamplingParams
+from remask_caches.slowfast import SlowFast, SlowFastConfig
 from tests.sampling.test_masked import Bench, Idle
-from tests.sampling_fields import flat_params
 
 
 class Block:
     """A block of positions from 10 on, fed with confidences."""
 
     def __init__(self, length: int, **knobs: Any) -> None:
-        self.sampler = SlowFast(SlowFastKnobs(**knobs))
+        self.sampler = SlowFast(SlowFastConfig(**knobs))
         self.noisy = list(range(10, 10 + length))
 
     def step(self, confidence: Sequence[float]) -> list[int]:
@@ -79,17 +79,6 @@ def test_an_empty_span_begins_the_next_cycle() -> None:
     assert block.sampler.end is None
 
 
-def test_presets() -> None:
-    assert SlowFastKnobs.from_mapping("paper") == SlowFastKnobs(cut_tail=True)
-    released = SlowFastKnobs.from_mapping("released")
-    assert (released.min_confidence, released.threshold, released.slow_steps, released.window) == (0.3, 0.9, 6, 2)
-    assert (released.slow_threshold, released.leave_early, released.cut_tail) == (0.9, False, True)
-    with pytest.raises(UnknownNameError, match=r"Unknown slowfast 'relased'. Did you mean 'released'"):
-        SlowFastKnobs.from_mapping("relased")
-    params = flat_params({"remasking": "slowfast", "slowfast": "released"})
-    assert params.slowfast == released
-
-
 def test_fast_steps_but_the_first_leave_out_what_stands_after_the_span() -> None:
     for cut, expected in ((True, 14), (False, None)):
         block = Block(6, min_confidence=0.5, window=1, threshold=0.8, cut_tail=cut)
@@ -147,7 +136,49 @@ def test_decoders_end_with_every_position_transferred_once(block: int, blocks: i
 
 
 def test_every_block_explores_anew() -> None:
-    bench = Bench(max_tokens=6, block_length=3, remasking="slowfast", slowfast={"window": 2, "threshold": 0.0})
+    bench = Bench(max_tokens=6, block_length=3, remasking="slowfast", config={"window": 2, "threshold": 0.0})
     assert [len(chosen) for chosen in bench.run()] == [1, 1, 1, 1, 1, 1]
-    bench = Bench(max_tokens=6, remasking="slowfast", slowfast={"window": 2, "threshold": 0.0})
+    bench = Bench(max_tokens=6, remasking="slowfast", config={"window": 2, "threshold": 0.0})
     assert [len(chosen) for chosen in bench.run()] == [1, 1, 4]
+
+
+WRONG: dict[str, list[Any]] = {
+    "slow_tokens": [0, 1.0, "1", True],
+    "slow_steps": [0, -1, 2.5],
+    "window": [0, "2", False],
+    "min_confidence": [-0.1, 1.1, float("nan"), "0.1"],
+    "threshold": [-0.1, 2, float("inf"), True],
+    "variance": [-1, float("nan"), float("inf"), "1"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_bad_parameters_are_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"remasking.config.{name} must be"):
+        SamplingParams.from_mapping({"remasking": {"rule": "slowfast", "config": {name: value}}})
+
+
+def test_the_rule_gets_its_parameters_and_their_defaults() -> None:
+    assert SamplingParams(remasking="slowfast").knobs.config == SlowFastConfig()
+    given = {"threshold": 0.5, "slow_steps": 4, "window": None}
+    params = SamplingParams.from_mapping({"remasking": {"rule": "slowfast", "config": given}})
+    assert params.knobs.config == SlowFastConfig(threshold=0.5, slow_steps=4)
+    assert SamplingParams.from_mapping(params.chosen()) == params
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"remasking": {"rule": "slowfast", "config": 3}}, "remasking.config must be an object"),
+        (
+            {"remasking": {"rule": "slowfast", "config": {"treshold": 1}}},
+            "remasking.config.treshold'. Did you mean",
+        ),
+        ({"remasking": "slowfast", "steps": 4}, "follows no schedule, so steps=4 has no part in it; leave steps out"),
+        ({"remasking": "slowfast", "steps_per_block": 2}, "so steps_per_block=2 has no part in it; leave steps_per_b"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_stand_together(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams.from_mapping(values)

@@ -3,14 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from remask.engine.running import RunningRequest
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.plan.plan import Plan
-from remask.plan.spans import Mask, Span, SpanMemo, Spans, TopRho
-from remask.policies.elastic import Watch
 from tests.engine.support import Work, alone, make_engine, outcome, policy_of, request, run
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -30,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def works(min_confidence: float) -> list[Work]:
     """One request under each policy; its spans are filled one position a step."""
     knobs = {"min_confidence": min_confidence, "window": 1, "threshold": 1.0, "cut_tail": True}
-    sampling: dict[str, Any] = {"max_tokens": 16, "remasking": "slowfast", "slowfast": knobs}
+    sampling: dict[str, Any] = {"max_tokens": 16, "remasking": "slowfast", "config": knobs}
     return [Work(request(name, 13, 6, **sampling), policy_of(name, **settings)) for name, settings in SETTINGS.items()]
 
 
@@ -78,45 +74,3 @@ def test_what_is_fixed_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
         template = Template((OPEN,) * (16 - fixed) + (7,) * fixed, (Hole(0, 16 - fixed),))
         alone(replace(item, request=replace(item.request, template=template if fixed else None)))
         assert any(left_out) == (fixed == 0)
-
-
-def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:
-    """By hand, on six positions of which four are left."""
-
-    def mask(*positions: int) -> Mask:
-        return np.isin(np.arange(6), positions)
-
-    pick = TopRho(mask(2, 3, 4, 5), 3)
-    spans = Spans(
-        [
-            Span(range(1), mask(0, 3, 5)),
-            Span(range(1, 2), mask(0, 1, 2, 3, 4, 5), mask(0, 5), mask(1, 4), pick, mask(1)),
-        ]
-    )
-    sees, memo = np.full(6, 4), SpanMemo()
-    watch = Watch(mask(3, 4), mask(0, 5), 0.5, mask(1, 5))
-    cut = Plan(spans, mask(3, 5), mask(5), hook=watch).below(sees, memo)
-    first, second = cut.spans
-    assert first.rows.tolist() == mask(0, 3).tolist()
-    assert second.rows.tolist() == mask(0, 1, 2, 3).tolist()
-    assert second.frozen is not None
-    assert second.save is not None
-    assert second.pick is not None
-    assert second.held is not None
-    assert [each.tolist() for each in (second.frozen, second.save, second.held)] == [
-        mask(0).tolist(),
-        mask(1).tolist(),
-        mask(1).tolist(),
-    ]
-    assert (second.pick.among.tolist(), second.pick.count) == (mask(2, 3).tolist(), 2)
-    assert (cut.predict.tolist(), cut.sees is sees) == (mask(3).tolist(), True)
-    assert cut.transfer is not None
-    assert not cut.transfer.any()
-    assert isinstance(cut.hook, Watch)
-    assert [each.tolist() for each in cut.hook.masks] == [
-        mask(3).tolist(),
-        mask(0).tolist(),
-        mask(1).tolist(),
-    ]
-    assert Plan(spans, mask(3)).below(sees, memo).spans is cut.spans, "so that nothing is packed anew"
-    assert cut.refreshed(1).spans[1].rows.tolist() == mask(0, 1, 2, 3).tolist(), "a refresh leaves the tail out too"

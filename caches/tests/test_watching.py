@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from caches.tests.oracles import DREAM, LLADA
 from remask.engine.member import Turn
 from remask.engine.running import RunningRequest
 from remask.families import preset
@@ -25,9 +26,9 @@ from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
 from remask.plan.plan import Plan, View
 from remask.plan.spans import Span
-from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, ElasticCache
-from remask.policies.elastic import Watch
-from remask.policies.on_device import Tracker, drift
+from remask.policies import BiCache, CachePolicy, Dense, DkvDecode
+from remask_caches.elastic import ElasticCache, Watch
+from remask_caches.elastic_on_device import Tracker, drift
 from tests.engine.support import (
     CPU,
     LAYERS,
@@ -42,7 +43,7 @@ from tests.engine.support import (
     request,
     run,
 )
-from tests.engine.test_against_oracles import DREAM, LLADA, compare, draw_line, drawn, model_of, oracle, work_of
+from tests.engine.test_against_oracles import compare, draw_line, drawn, model_of, oracle, work_of
 
 FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
 
@@ -176,7 +177,7 @@ def test_one_host_read_a_layer_however_many_are_watched() -> None:
         return fetch(tensor)
 
     work = [Work(request(f"r{i}", 6 + i), ElasticCache(window=4, threshold=0.0)) for i in range(3)]
-    with patch("remask.policies.on_device.fetch", fetched):
+    with patch("remask_caches.elastic_on_device.fetch", fetched):
         run(make_engine(), work)
     # In the first pass nothing is compared; after the last layer of each, what all layers track is read.
     tracked, compared = (3 * LAYERS,), (3,)
@@ -263,7 +264,7 @@ class Watching(CachePolicy):
     @property
     def traits(self):  # type: ignore[no-untyped-def]
         """With room for what it watches, or without."""
-        return replace(ElasticCache().traits, keeps=frozenset({"attention"} if self.roomy else ()))
+        return replace(ElasticCache().traits, keeps=frozenset({"inputs"} if self.roomy else ()))
 
     def plan(self, view: View) -> Plan:
         """Good, then bad."""

@@ -1,0 +1,1 @@
+"""Cache policies and a remasking rule from research, for remask."""
