@@ -14,7 +14,7 @@ import pytest
 
 from remask.checkpoint import loaded
 from remask.cli import main
-from remask.cli.commands import MOVED, all_commands
+from remask.cli.commands import LABORATORY, MOVED, OWN, all_commands
 from remask.cli.main import parse
 from remask.cli.parser import Parser, examples
 from remask.errors import RemaskError
@@ -79,6 +79,17 @@ def test_a_command_of_another_name_names_what_does_it_now(old: str, capsys: pyte
     assert capsys.readouterr().err == f"remask: error: there is no command {old!r} any more; use {MOVED[old]}\n"
     words = MOVED[old].replace(",", "").split()[1:3]
     assert {" ".join(words), words[0]} & set(all_commands())
+
+
+@pytest.mark.parametrize("name", LABORATORY)
+def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {*LABORATORY} | {*OWN} == {*all_commands()}
+    monkeypatch.setattr(sys.modules["remask.cli.main"], "all_commands", lambda: dict(OWN))
+    assert main([*name.split(), "--model", "x"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"remask: error: the command {name!r} is part of remask-lab; install it with: pip install")
 
 
 def test_abbreviations_and_values_are_no_misspellings() -> None:

@@ -192,21 +192,24 @@ def install_line(extra: str) -> str:
     return f"pip install {' '.join(map(repr, wanted))}"
 
 
-def _packages(extra: str) -> list[str]:
+def _packages(extra: str, project: str = "remask") -> list[str]:
     """Requirements of an extra, such as "ray[serve]>=2.60", those of extras that it names included."""
     found: list[str] = []
-    for line in _required():
+    for line in _required(project):
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         if not re.search(rf"extra == ['\"]{extra}['\"]", marker):
             continue
-        own = re.fullmatch(r"remask\[([\w,-]+)\]", requirement)
-        found += [requirement] if own is None else [each for name in own[1].split(",") for each in _packages(name)]
+        own = re.fullmatch(r"(remask(?:-\w+)*)\[([\w,-]+)\]", requirement)
+        if own is None:
+            found.append(requirement)
+        else:
+            found += [each for name in own[2].split(",") for each in _packages(name, own[1])]
     return list(dict.fromkeys(found))
 
 
-def _required() -> list[str]:
+def _required(project: str) -> list[str]:
     try:
-        return requires("remask") or []
+        return requires(project) or []
     except PackageNotFoundError:
         return []
 
