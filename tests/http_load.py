@@ -34,8 +34,10 @@ class Told:
 
 
 def asks(count: int, prefixes: int, seed: int) -> list[Ask]:
-    """Questions under so many shared system prompts."""
-    return [Ask({"messages": item.messages}, item.answer) for item in transit.make_workload(count, prefixes, seed)]
+    """Questions under so many shared system prompts, shuffled: dealt in turn, two servers in turn share no prompt."""
+    workload = transit.make_workload(count, prefixes, seed)
+    random.Random(seed).shuffle(workload)
+    return [Ask({"messages": item.messages}, item.answer) for item in workload]
 
 
 async def send(client: httpx.AsyncClient, ask: Ask) -> Told:

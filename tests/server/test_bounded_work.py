@@ -15,6 +15,7 @@ from remask.errors import ConfigError
 from remask.request import forms as structure
 from remask.request import json_schema, schema_parts
 from remask.request.forms import MAX_PATTERN, StructuredOutputs
+from remask.request.parts import Part
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.bodies import items_in, read_body
@@ -45,6 +46,22 @@ def refused(body: type[BaseModel], fields: dict[str, Any]) -> str:
     with pytest.raises((ConfigError, ValidationError)) as error:
         body.model_validate(fields)
     return str(error.value)
+
+
+def test_each_part_of_a_canvas_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"token_ids": [5]}] * 49 + [{"mask": 1}]
+    with counted(monkeypatch, Part, "__post_init__") as calls:
+        body = CompletionBody.model_validate({"prompt": "a", "canvas": parts})
+        for _ in range(3):
+            assert body.terms.canvas is not None
+    assert calls["__post_init__"] == len(parts)
+
+
+def test_tokens_of_all_parts_are_counted_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted(monkeypatch, Part, "__post_init__") as calls:
+        message = refused(CompletionBody, {"prompt": "a", "canvas": [{"token_ids": [1] * 1000}] * 1000})
+    assert "altogether" in message
+    assert not calls
 
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody])
