@@ -23,7 +23,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Told:
+class Outcome:
     """What came of an `Ask`: a status, and of an answer its tokens and whether it is right."""
 
     status: int
@@ -40,28 +40,28 @@ def asks(count: int, prefixes: int, seed: int) -> list[Ask]:
     return [Ask({"messages": item.messages}, item.answer) for item in workload]
 
 
-async def send(client: httpx.AsyncClient, ask: Ask) -> Told:
+async def send(client: httpx.AsyncClient, ask: Ask) -> Outcome:
     """Ask one of them."""
     start = time.monotonic()
     response = await client.post(URL, json=ask.body, headers=dict(ask.headers))
     seconds = time.monotonic() - start
     if response.status_code != 200:
-        return Told(response.status_code, seconds)
+        return Outcome(response.status_code, seconds)
     told = response.json()
     usage, text = told["usage"], told["choices"][0]["message"]["content"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Told(200, seconds, usage["prompt_tokens"], cached, transit.is_correct(text, ask.answer))
+    return Outcome(200, seconds, usage["prompt_tokens"], cached, transit.is_correct(text, ask.answer))
 
 
 async def send_all(
     base_url: str, asked: Sequence[Ask], at_a_time: int | None = None, rate: float | None = None
-) -> list[Told]:
+) -> list[Outcome]:
     """Ask all of them of one address: never more than `at_a_time`, and `rate` a second in a Poisson process."""
     most, rng, at = at_a_time or len(asked), random.Random(0), 0.0
     turns = asyncio.Semaphore(most)
     limits = httpx.Limits(max_connections=most)
 
-    async def one(client: httpx.AsyncClient, ask: Ask, at: float) -> Told:
+    async def one(client: httpx.AsyncClient, ask: Ask, at: float) -> Outcome:
         await asyncio.sleep(at)
         async with turns:
             return await send(client, ask)
@@ -74,7 +74,7 @@ async def send_all(
         return await asyncio.gather(*sent)
 
 
-def hit_ratio(told: Sequence[Told]) -> float:
+def hit_ratio(told: Sequence[Outcome]) -> float:
     """Share of the prompt tokens that were read from stores. All were answered, and right."""
     assert all(each.right for each in told), [each.status for each in told]
     return sum(each.cached_tokens for each in told) / sum(each.prompt_tokens for each in told)

@@ -89,7 +89,8 @@ def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(
     monkeypatch.setattr(sys.modules["remask.cli.main"], "all_commands", lambda: dict(OWN))
     assert main([*name.split(), "--model", "x"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"remask: error: the command {name!r} is part of remask-lab; install it with: pip install")
+    install = "pip install './lab' (in remask's repository)"
+    assert told == f"remask: error: the command {name!r} is part of remask-lab; install it with: {install}\n"
 
 
 def test_abbreviations_and_values_are_no_misspellings() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from remask.deploy.routing import Spill, prefix_identity
 from tests.deploy.test_ray_serve import ASKS, BUDGET
-from tests.http_load import Told, hit_ratio, send
+from tests.http_load import Outcome, hit_ratio, send
 from tests.server.serving import Running, make_llm, serving
 
 Choose = Callable[[Mapping[str, Any], Mapping[str, int]], str]
@@ -24,13 +24,15 @@ def fleet() -> Iterator[dict[str, Running]]:
         yield {name: stack.enter_context(serving(make_llm(store_budget_tokens=BUDGET), max_queue=64)) for name in "ab"}
 
 
-async def ask_all(servers: Mapping[str, Running], choose: Choose, at_a_time: int) -> tuple[list[Told], dict[str, int]]:
+async def ask_all(
+    servers: Mapping[str, Running], choose: Choose, at_a_time: int
+) -> tuple[list[Outcome], dict[str, int]]:
     """Outcomes of all requests, and the most that each server had open."""
     turns = asyncio.Semaphore(at_a_time)
     loads = dict.fromkeys(servers, 0)
     peaks = dict(loads)
 
-    async def one(client: Mapping[str, httpx.AsyncClient], number: int) -> Told:
+    async def one(client: Mapping[str, httpx.AsyncClient], number: int) -> Outcome:
         async with turns:
             name = choose(ASKS[number].body, loads)
             loads[name] += 1

@@ -189,7 +189,9 @@ def install_line(extra: str) -> str:
     if not named:  # the code runs without being installed
         return f"pip install '.[{extra}]' (in the folder of remask's pyproject.toml)"
     wanted = [each for each in named if not _installed(each)] or named
-    return f"pip install {' '.join(map(repr, wanted))}"
+    # No index has remask's other packages yet.
+    local = [re.sub(r"^remask-", "./", each) for each in wanted]
+    return f"pip install {' '.join(map(repr, local))}" + (" (in remask's repository)" if local != wanted else "")
 
 
 def _packages(extra: str, project: str = "remask") -> list[str]:
