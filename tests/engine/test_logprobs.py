@@ -140,7 +140,7 @@ def plain(trace: Sequence[Transfer]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_asking_changes_nothing_and_forced_tokens_are_the_run(family: str, seed: int) -> None:
     """Random requests under random policies and samplers: same tokens, steps, work; then forced to write the same."""
-    rng = random.Random(f"{family} {seed} replay")
+    rng = random.Random(f"{family} {seed}")
     for number in range(2):
         item = support.random_work(rng, family, str(number))
         silent = run(make_engine(family), [replace(item, joins=0)])[str(number)]

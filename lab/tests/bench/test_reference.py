@@ -50,7 +50,7 @@ def loss(llm: LLM, known: list[Reference], cache: str = "none", **settings: obje
 
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_a_token_that_is_written_alone_has_the_loss_of_one_masked_pass(name: str, tmp_path: Path) -> None:
-    """An estimator that runs no engine, no reader and no replay computes the same passes."""
+    """An estimator that runs no engine and no reader computes the same passes."""
     llm = opened(name, tmp_path)
     known = [Reference(each.request, text) for each, text in zip(references(llm), "3xz", strict=True)]
     expected = log_probabilities(llm, known)

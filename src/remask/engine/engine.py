@@ -172,10 +172,10 @@ class Engine:
             member, what = turn.member, POLICY_FAILED
             lifecycle.at_work = (member.id,)
             try:
-                if moves := member.begin(turn):
+                move = member.begin(turn)
+                if move is not None:
                     what = MOVE_FAILED
-                    self.runner.move(moves)
-                    moves.clear()
+                    self.runner.move(move)
             except Exception as error:
                 lifecycle.fail(member, error, what)
                 continue

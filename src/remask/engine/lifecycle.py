@@ -19,7 +19,7 @@ from remask.request.result import Event, FinishReason, Result
 T = TypeVar("T")
 
 # What failed, in the message of a request's error.
-POLICY_FAILED, MOVE_FAILED = "its cache policy failed", "its stored parts could not be copied"
+POLICY_FAILED, MOVE_FAILED = "its cache policy failed", "its stored prefix could not be copied"
 PASS_FAILED, WRITE_FAILED = "its pass failed", "its tokens could not be settled"
 PREFIX_FAILED = "the pass of its shared prefix failed"
 ENGINE_FAILED = "the engine failed while it ran"

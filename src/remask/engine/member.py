@@ -195,10 +195,10 @@ class Member(Protocol):
         """Cut the turn to `row_layers` where it can be cut. It may still cost more."""
         ...
 
-    def begin(self, turn: Turn) -> list[Move]:
+    def begin(self, turn: Turn) -> Move | None:
         """Enter the plans of the turn into the ledgers. Raises `PlanError` on a plan that cannot run.
 
-        Returns the stored K/V that must be copied before the pass; the engine clears the list.
+        Returns the stored K/V that must be copied before the pass, once; None: none.
         """
         ...
 

@@ -184,7 +184,7 @@ class Memory:
             states.append(self._state(other, (plain_table(placement.own[1][0]),), alone, NOTHING, adapter))
         record = _record(pending, placement, shared) if before is None else before.record
         owned += [page.extent for page in shared.pages]
-        claim = Claim(owned, shared.lease, shared.publishes, shared.moves(first.slots(0)))
+        claim = Claim(owned, shared.lease, shared.publishes, shared.move(first.slots(0)))
         return RunningRequest(pending, placement.policy, tuple(states), claim, record, self.shape, before)
 
     def free(self, running: RunningRequest) -> None:

@@ -97,13 +97,13 @@ class Claim:
         owned: pages that it references, without those of its leases.
         lease: of the stored prefix that it reads.
         shares: publishes its pages, if these are shared.
-        moves: stored K/V to be copied before its first pass, because it computes some of them anew.
+        move: stored K/V to be copied before its first pass, because it computes some of them anew; None: none.
     """
 
     owned: list[PageRange]
     lease: Lease | None = None
     shares: PageSharing | None = None
-    moves: list[Move] = field(default_factory=list)
+    move: Move | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +215,12 @@ class Shared:
         pages = [page.extent for page in self.pages]
         return (shared_table(pages, own[0]) if pages else plain_table(own[0]),)
 
-    def moves(self, slots: NDArray[np.int64]) -> list[Move]:
-        """Copies to `slots` [T] of its canvas before the first pass, where stored K/V are not read in place."""
+    def move(self, slots: NDArray[np.int64]) -> Move | None:
+        """The copy to `slots` [T] of its canvas before the first pass, where stored K/V are not read in place."""
         hit = self.prefix
         if hit is None or self.lease is None or not hit.copied:
-            return []
-        return [Move(self.lease.entry.extent.slots(), slots[: hit.length], hit.layers)]
+            return None
+        return Move(self.lease.entry.extent.slots(), slots[: hit.length], hit.layers)
 
 
 class Sharing(Protocol):

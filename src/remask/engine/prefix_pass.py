@@ -70,7 +70,7 @@ class PrefixPass:
         self.piece = range(self.layers.stop, min(self._whole.layers, self.layers.stop + most))
         turn.tally = self.tally(())
 
-    def begin(self, turn: Turn) -> list[Move]:
+    def begin(self, turn: Turn) -> Move | None:
         """See `Member`. Its plan is the whole pass, without live rows outside the layers of the piece."""
         state, start, stop, layers = self.canvases[0], self.piece.start, self.piece.stop, self._whole.layers
         nothing = np.zeros(self.rows, dtype=np.bool_)
@@ -79,7 +79,7 @@ class PrefixPass:
         spans = [Span(range(start), nothing), replace(first, save=None), *others, Span(range(stop, layers), nothing)]
         turn.items = ((state, self._whole.over(span for span in spans if len(span.layers))),)
         state.leaves = stop if stop < layers else None
-        return []
+        return None
 
     def tally(self, items: CanvasPlans) -> Tally:  # noqa: ARG002
         """See `Member`: all rows in each layer of the piece. It is no pass of a request."""

@@ -158,12 +158,11 @@ class Runner:
         """New plans of `hooks` once `layer` has run."""
         return {number: plan for hook in hooks for number, plan in hook.after(layer, plans).items()}
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Copy stored K/V to the slots of canvases. The host does not wait."""
-        device, everywhere = self.model.device, self.model.ranks.everywhere
-        for each in moves:
-            source, target = send_run(each.source, device), send_run(each.target, device)
-            everywhere(_move, self.pool, source, target, each.layers)
+    def move(self, move: Move) -> None:
+        """Copy stored K/V to the slots of a canvas. The host does not wait."""
+        device = self.model.device
+        source, target = send_run(move.source, device), send_run(move.target, device)
+        self.model.ranks.everywhere(_move, self.pool, source, target, move.layers)
 
     @torch.inference_mode()
     def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:

@@ -120,7 +120,7 @@ class RunningRequest:
     def fit(self, turn: Turn, row_layers: int) -> None:
         """See `Member`: the pass is never cut."""
 
-    def begin(self, turn: Turn) -> list[Move]:
+    def begin(self, turn: Turn) -> Move | None:
         """See `Member`. Readers may refuse the pass."""
         first = turn.items[0][1]
         if first.fills and self.planner.passes > len(self.canvases[0].canvas):
@@ -134,7 +134,8 @@ class RunningRequest:
                 state.ledger.enter(plan)
             else:
                 state.enter(plan)
-        return self.claim.moves
+        move, self.claim.move = self.claim.move, None
+        return move
 
     def tally(self, items: CanvasPlans) -> Tally:
         """See `Member`."""

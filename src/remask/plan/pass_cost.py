@@ -210,7 +210,7 @@ class LayerWork:
 
     Attributes:
         layers: layers that do the same.
-        rows: rows computed in each of them, of the prefix or not. Stored parts count like a prefix.
+        rows: rows computed in each of them, of the prefix or not.
         reused: prefix rows whose K/V are read as an earlier pass left them.
         leased: rows of `reused` that are read from the prefix store.
         restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one

@@ -23,8 +23,8 @@ class Usage:
         steps: denoising steps, those of a correction included.
         forwards: forward passes. The two canvases of a guided pair count as one, the prefix-only pass does not count.
         row_layers: rows times layers that these passes computed, on both canvases of a guided pair.
-        prefix_row_layers: rows times layers of the prefix-only passes that ran because this request's prefix or parts
-            were not stored.
+        prefix_row_layers: rows times layers of the prefix-only pass that ran because this request's prefix was not
+            stored.
         prefix_depth: number of leading layers that read the K/V of a shared prefix from the store.
         prefix_tokens: length of that prefix, whether it was stored before or this request brought it.
         prefix_note: why no shared prefix was read.
