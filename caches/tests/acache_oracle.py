@@ -1,19 +1,18 @@
-"""ACache (section 5 of the semantics): stored parts, of which the rows that masks attend to most are computed anew."""
+"""ACache (section 5 of the semantics): a stored prefix; rows of it that masks attend to most are computed anew."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tests.oracles.bicache import Lease, Part, lease, usable
+from tests.oracles.bicache import Lease, lease, usable
 from tests.oracles.canvas import Canvas
 from tests.oracles.dense import DenseModel
 from tests.oracles.sampling import BlockSampler, Sampler
 
 
 def anchors(model: DenseModel, canvas: Canvas, leased: Lease, ratio: float) -> Tensor:
-    """Mask [T] of the anchors. All rows outside of the parts run once, over the stored K/V in all layers.
+    """Mask [T] of the anchors. All rows outside of the prefix run once, over the stored K/V in all layers.
 
     The attention of the masks, normalised among the stored positions, is summed over masks, heads and layers.
     """
@@ -41,17 +40,17 @@ def acache(
     model: DenseModel,
     canvas: Canvas,
     sampler: Sampler,
-    parts: Sequence[Part],
+    prefix: int,
     ratio: float,
     dual: bool = False,
     every: int | None = None,
 ) -> None:
-    """What stands outside of the parts is computed in each step, and the anchors in the first of each block.
+    """What stands outside of the prefix is computed in each step, and the anchors in the first of each block.
 
     With `dual` the other steps compute the block alone. With `every` the anchors are computed in every so many steps
     of a block, the first one included.
     """
-    leased = lease(model, canvas, usable(model, canvas, parts))
+    leased = lease(model, canvas, usable(model, canvas, prefix))
     chosen = anchors(model, canvas, leased, ratio)
     given = leased.kv.only(~chosen)
     saved = leased.kv

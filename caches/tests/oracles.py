@@ -26,7 +26,7 @@ from tests.engine.test_against_oracles import (
 )
 from tests.oracles import decode as oracles
 from tests.oracles.canvas import Canvas
-from tests.oracles.decode import CACHES, RULES, OwnCache, parts_of
+from tests.oracles.decode import CACHES, RULES, OwnCache
 from tests.oracles.dense import DenseModel
 from tests.oracles.sampling import Sampler
 
@@ -34,7 +34,7 @@ from tests.oracles.sampling import Sampler
 def decode_acache(model: DenseModel, canvas: Canvas, sampler: Sampler, line: oracles.Line) -> None:
     config = line["cache_config"]
     dual, every = line["cache"] == "acache+block-dual", config.get("anchor_interval")
-    acache(model, canvas, sampler, parts_of(line), config["ratio"], dual, every)
+    acache(model, canvas, sampler, line["prefix_length"], config["ratio"], dual, every)
 
 
 def decode_elastic(model: DenseModel, canvas: Canvas, sampler: Sampler, line: oracles.Line) -> None:

@@ -36,7 +36,7 @@ def test_first_predictions_by_depth(name: str) -> None:
     asked = canvases.Canvas.masked(prompt, masks, oracle.mask_id)
     found = dict(first_predictions(model, asked, prefix, range(model.config.layers + 1)))
     canvas = Canvas(prompt, masks, oracle.mask_id)
-    leased = bicache.lease(oracle, canvas, [(0, prefix)])
+    leased = bicache.lease(oracle, canvas, prefix)
     nothing = oracle.empty_kv(canvas.length)
     for depth, predicted in found.items():
         out = bicache.refresh_pass(oracle, canvas, leased, depth, ~leased.rows, nothing, "stored")

@@ -17,7 +17,7 @@ def test_copies_between_runs_and_scattered_slots(source: list[int], target: list
     for tensor in (*pool.k, *pool.v):
         tensor.copy_(torch.randn(tensor.shape))
     before = [(k.clone(), v.clone()) for k, v in zip(pool.k, pool.v, strict=True)]
-    engine.runner.move([Move(np.array(source), np.array(target), layers - 1)])
+    engine.runner.move(Move(np.array(source), np.array(target), layers - 1))
     for layer, (k, v) in enumerate(before):
         if layer < layers - 1:
             k[target], v[target] = k[source], v[source]

@@ -1,10 +1,5 @@
-"""Shared-prefix reuse, BiCache, and BiCache over block-dual (sections 3.1, 3.4, 3.5).
+"""Shared-prefix reuse, BiCache, and BiCache over block-dual (sections 3.1, 3.4, 3.5)."""
 
-A shared prefix is the part at the front. Parts may stand anywhere in the prompt: each is computed alone, at positions
-from 0 on, and K, which is kept before RoPE, is rotated where it stands.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,36 +12,32 @@ from tests.oracles.sampling import BlockSampler, Sampler
 
 Boundary = Literal["stored", "recomputed"]
 FillPass = Literal["separate", "transfer"]
-Part = tuple[int, int]  # first position, positions
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What passes over parts alone left behind, on a canvas of some length: absent outside of the parts."""
+    """What a pass over a prefix alone left behind, on a canvas of some length: absent outside of the prefix."""
 
-    rows: Tensor  # mask [T] of the parts
+    rows: Tensor  # mask [T] of the prefix
     kv: KV
     states: Tensor  # as `Pass.states`
 
 
-def usable(model: DenseModel, canvas: Canvas, parts: Sequence[Part]) -> list[Part]:
-    """What may be leased of the parts: Dream's row P-1 predicts the first response token and must stay live."""
-    limit = canvas.prompt_length - 1 if model.dream else canvas.prompt_length
-    return [(start, min(length, limit - start)) for start, length in parts if length and start < limit]
+def usable(model: DenseModel, canvas: Canvas, prefix: int) -> int:
+    """What may be leased of a prefix: Dream's row P-1 predicts the first response token and must stay live."""
+    return min(prefix, canvas.prompt_length - 1 if model.dream else canvas.prompt_length)
 
 
-def lease(model: DenseModel, canvas: Canvas, parts: Sequence[Part]) -> Lease:
-    """Section 3.1: a pass over each part alone, without what stands around it."""
+def lease(model: DenseModel, canvas: Canvas, prefix: int) -> Lease:
+    """Section 3.1: a pass over the prefix alone, without what follows it."""
     nothing = model.empty_kv(canvas.length)
     kv = KV(nothing.k.clone(), nothing.v.clone())
     states = torch.full((model.layers + 1, canvas.length, model.width), torch.nan, dtype=model.dtype)
     rows = torch.zeros(canvas.length, dtype=torch.bool)
-    for start, length in parts:
-        out = model.forward(canvas.tokens[start : start + length])
-        kv.k[:, start : start + length] = out.kv.k
-        kv.v[:, start : start + length] = out.kv.v
-        states[:, start : start + length] = out.states
-        rows[start : start + length] = True
+    if prefix:
+        out = model.forward(canvas.tokens[:prefix])
+        kv.k[:, :prefix], kv.v[:, :prefix], states[:, :prefix] = out.kv.k, out.kv.v, out.states
+        rows[:prefix] = True
     return Lease(rows, kv, states)
 
 
@@ -78,13 +69,13 @@ def bicache(
     model: DenseModel,
     canvas: Canvas,
     sampler: Sampler,
-    parts: Sequence[Part],
+    prefix: int,
     depth: int,
     interval: int | None,
     boundary: Boundary = "stored",
 ) -> None:
     """Section 3.4: what is not leased is computed in each step, deep layers of the rest every `interval` steps."""
-    leased = lease(model, canvas, usable(model, canvas, parts))
+    leased = lease(model, canvas, usable(model, canvas, prefix))
     suffix = ~leased.rows
     nothing = model.empty_kv(canvas.length)
     while not sampler.done:
@@ -97,16 +88,16 @@ def bicache(
         sampler.commit(model.predictions(out.logits))
 
 
-def reuse(model: DenseModel, canvas: Canvas, sampler: Sampler, parts: Sequence[Part]) -> None:
+def reuse(model: DenseModel, canvas: Canvas, sampler: Sampler, prefix: int) -> None:
     """Section 3.4 with b = n: the stored K/V in all layers, never recomputed."""
-    bicache(model, canvas, sampler, parts, model.layers, None)
+    bicache(model, canvas, sampler, prefix, model.layers, None)
 
 
 def bicache_block_dual(
     model: DenseModel,
     canvas: Canvas,
     sampler: BlockSampler,
-    parts: Sequence[Part],
+    prefix: int,
     depth: int,
     interval: int | None,
     fill_pass: FillPass = "separate",
@@ -120,9 +111,8 @@ def bicache_block_dual(
     """
     if model.dream:
         raise ValueError("section 3.5 describes LLaDA only")
-    leased = lease(model, canvas, parts)
-    prefix = leased.rows
-    suffix = ~prefix
+    leased = lease(model, canvas, prefix)
+    suffix = ~leased.rows
     nothing = model.empty_kv(canvas.length)
     while not sampler.done:
         refresh = refreshes(sampler.step, interval)
@@ -130,7 +120,7 @@ def bicache_block_dual(
         if sampler.block_step == 0:
             if refresh:
                 out = refresh_pass(model, canvas, leased, depth, suffix, nothing, boundary)
-                saved = out.kv.only(prefix)
+                saved = out.kv.only(leased.rows)
                 refresh = False
             else:
                 out = model.forward(canvas.tokens, suffix, saved)
@@ -141,7 +131,7 @@ def bicache_block_dual(
                 continue
         if refresh:
             out = refresh_pass(model, canvas, leased, depth, block, dual, boundary)
-            saved = out.kv.only(prefix)
+            saved = out.kv.only(leased.rows)
         else:
             out = model.forward(canvas.tokens, block, saved.over(dual))
         canvas.ran(out.rows)

@@ -109,7 +109,7 @@ def _decode_llada(
         case "bicache+block-dual":
             depth, interval = config["depth"], config.get("refresh_interval", 16)
             fill = config.get("fill_pass", "transfer")
-            bicache.bicache_block_dual(model, canvas, sampler, parts_of(line), depth, interval, fill, boundary)
+            bicache.bicache_block_dual(model, canvas, sampler, line["prefix_length"], depth, interval, fill, boundary)
         case "dkv-decode":
             dkv.llada_decode(model, canvas, sampler, config["refresh_interval"])
         case "dkv-greedy":
@@ -157,19 +157,14 @@ def _decode_either(
         case cache if cache in CACHES:
             CACHES[cache].decode(model, canvas, sampler, line)
         case "reuse":
-            bicache.reuse(model, canvas, sampler, parts_of(line))
+            bicache.reuse(model, canvas, sampler, line["prefix_length"])
         case "bicache":
             interval = config.get("refresh_interval", 16)
-            bicache.bicache(model, canvas, sampler, parts_of(line), config["depth"], interval, boundary)
+            bicache.bicache(model, canvas, sampler, line["prefix_length"], config["depth"], interval, boundary)
         case "dllm-cache":
             dllm.dllm_cache(model, canvas, sampler, _intervals(config, line["sampling"]))
         case cache:
             raise ValueError(f"no oracle for cache {cache!r}")
-
-
-def parts_of(line: Line) -> list[bicache.Part]:
-    """What a line shares: its prefix."""
-    return [(0, line["prefix_length"])]
 
 
 def _rule(sampling: Line) -> Rule:

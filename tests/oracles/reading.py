@@ -29,7 +29,7 @@ def logprobs(
     if not prefix:
         out = model.forward(canvas.tokens)
     else:
-        leased = bicache.lease(model, canvas, bicache.usable(model, canvas, [(0, prefix)]))
+        leased = bicache.lease(model, canvas, bicache.usable(model, canvas, prefix))
         suffix = ~leased.rows
         out = bicache.refresh_pass(model, canvas, leased, depth, suffix, model.empty_kv(canvas.length), "stored")
     return model.predictions(out.logits)[len(prompt) :].log_softmax(-1)

@@ -71,7 +71,7 @@ def test_prefix_only_pass_and_bicache_steps() -> None:
 
     canvas = Canvas(goldens.prompts()["s0a"], 16, model.mask_id)
     prefix = recorded["s0a.inter.k"].shape[2]
-    leased = lease(model, canvas, [(0, prefix)])
+    leased = lease(model, canvas, prefix)
     close(leased.kv.k[:, :prefix].transpose(1, 2), recorded["s0a.inter.k"])
     close(leased.kv.v[:, :prefix].transpose(1, 2), recorded["s0a.inter.v"])
     close(leased.states[1:, :prefix], recorded["s0a.inter.o"])

@@ -91,7 +91,7 @@ def test_numbers_are_those_of_the_dense_oracle() -> None:
     nats, same = [], []
     for request in work:
         canvas = Canvas(list(request.prompt_token_ids), MASKS, oracle.mask_id)
-        leased, nothing = bicache.lease(oracle, canvas, [(0, PREFIX)]), oracle.empty_kv(canvas.length)
+        leased, nothing = bicache.lease(oracle, canvas, PREFIX), oracle.empty_kv(canvas.length)
         logs = []
         for shift in report.shifts:
             out = bicache.refresh_pass(oracle, canvas, leased, shift.depth, ~leased.rows, nothing, "stored")
