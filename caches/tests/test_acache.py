@@ -111,7 +111,7 @@ def test_what_repeats_is_planned_the_same(inner: CachePolicy) -> None:
     assert policy.plan(first).spans is policy.plan(second).spans
 
 
-def test_without_parts_it_is_the_inner_policy() -> None:
+def test_without_a_prefix_it_is_the_inner_policy() -> None:
     none = view(prefix=None)
     assert ACache(BlockDual()).without_prefix == BlockDual()
     assert rows(ACache(BlockDual()).plan(none)) == rows(BlockDual().plan(none))
@@ -122,8 +122,8 @@ def test_without_parts_it_is_the_inner_policy() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ACache(BiCache(depth=2)), "acache cannot wrap a policy that reads stored parts too"),
-        (lambda: ACache(Reuse()), "acache cannot wrap a policy that reads stored parts too"),
+        (lambda: ACache(BiCache(depth=2)), "acache cannot wrap a policy that reads a stored prefix too"),
+        (lambda: ACache(Reuse()), "acache cannot wrap a policy that reads a stored prefix too"),
         (lambda: ACache(DllmCache()), "acache cannot wrap a policy that keeps outputs of rows"),
         (lambda: ACache(ElasticCache()), "acache cannot wrap a policy that keeps inputs of rows"),
         (

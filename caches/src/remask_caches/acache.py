@@ -1,4 +1,4 @@
-"""`acache`: reads stored parts, and recomputes those of their rows that masks attend to most."""
+"""`acache`: reads a stored prefix, and recomputes those of its rows that masks attend to most."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -58,22 +58,22 @@ class Weigh(LayerHook):
 
 @dataclass(frozen=True, slots=True)
 class ACache(Around):
-    """ACache (arXiv 2608.26140) over any inner policy: stored parts are read in all layers, except for their anchors.
+    """ACache (arXiv 2608.26140) over any inner policy: the stored prefix is read in all layers, except for its anchors.
 
-    The first pass of a request computes everything outside of the parts, predicts nothing, and reports how much the
-    masks attend to each position of the parts. The positions with the most attention are the anchors, in all layers.
+    The first pass of a request computes everything behind the prefix, predicts nothing, and reports how much the
+    masks attend to each position of the prefix. The positions with the most attention are the anchors, in all layers.
     The first pass of each block recomputes the rows of the anchors, and their K/V replace the stored ones. With
     `anchor_interval`, every pass that many steps after it does so too.
 
     Attributes:
-        inner: the policy for everything but the parts.
+        inner: the policy for everything but the prefix.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
     ratio: float = declare(
         0.2,
         Real(0, 1),
-        "Share of the parts' positions that are anchors, rounded up. 0 is `reuse`; at 1 no attention is needed.",
+        "Share of the prefix' positions that are anchors, rounded up. 0 is `reuse`; at 1 no attention is needed.",
     )
     anchor_interval: int | None = declare(
         None,
@@ -86,7 +86,7 @@ class ACache(Around):
     def __post_init__(self) -> None:
         check(self)
         if self.inner.boundary(1, 2, 1):
-            raise ConfigError("acache cannot wrap a policy that reads stored parts too; name one of them")
+            raise ConfigError("acache cannot wrap a policy that reads a stored prefix too; name one of them")
         if kept := ", ".join(sorted(self.inner.traits.keeps)):
             raise ConfigError(
                 f"acache cannot wrap a policy that keeps {kept} of rows, as anchors come and go; use none, a "
@@ -113,7 +113,7 @@ class ACache(Around):
         return layers
 
     def anchors(self, view: View, hit: PrefixHit) -> Mask:
-        """The anchors: positions of stored parts whose rows are recomputed, [T]. Of equal ones the first."""
+        """The anchors: positions of the stored prefix whose rows are recomputed, [T]. Of equal ones the first."""
         rows, count = hit.rows(view.length), math.ceil(self.ratio * hit.length)
         if view.hook_output is None:
             return rows if count == hit.length else view.rows(0, 0)
@@ -138,7 +138,7 @@ class ACache(Around):
         )
 
     def plan(self, view: View) -> Plan:
-        """First a pass that finds the anchors; then the inner plan without the parts, with the anchors where due."""
+        """First a pass that finds the anchors; then the inner plan without the prefix, with the anchors where due."""
         hit = view.prefix
         if hit is None:
             return self.inner.plan(view)
