@@ -234,15 +234,13 @@ Row = tuple[str, str, str]
 """An option with its value, its default, and its meaning."""
 
 
-def commands(lab: bool) -> str:
-    """The commands of remask, or those of the laboratory: groups of options that several have, then each command."""
-    parsers = dict(all_parsers())
-    groups = common_groups([parser for name, parser in parsers.items() if not name.startswith(LAB)])
-    parts = [] if lab else [f"## Options: {title}\n{table([HEAD, *rows])}\n" for title, rows in groups.items()]
+def commands() -> str:
+    """The commands but those of `LAB`: groups of options that several have, then each command."""
+    parsers = {name: parser for name, parser in all_parsers() if not name.startswith(LAB)}
+    groups = common_groups(list(parsers.values()))
+    parts = [f"## Options: {title}\n{table([HEAD, *rows])}\n" for title, rows in groups.items()]
     owners = dict[Row, str]()
     for name, parser in parsers.items():
-        if name.startswith(LAB) != lab:
-            continue
         own = [told(title, row, groups) for title, row in options_of(parser) if row not in groups.get(title, ())]
         new = [row for row in own if owners.setdefault(row, name) == name]
         parts += [f"## `{name}`\n{sentence(parser.description)}\n\n", table([HEAD, *new]) + "\n" if new else ""]
@@ -253,10 +251,7 @@ def commands(lab: bool) -> str:
         if parser.epilog:
             lines = parser.epilog.partition("\n")[2].splitlines()
             parts.append("".join(["```\n", *(f"{line.strip()}\n" for line in lines), "```\n\n"]))
-    text = "".join(parts).rstrip("\n") + "\n"
-    if lab:  # which stands in a folder of its own
-        text = re.sub(r"\]\((?=[a-z-]+\.md)", "](../", text.replace("](#options-", "](commands.md#options-"))
-    return text
+    return "".join(parts).rstrip("\n") + "\n"
 
 
 HEAD = ("option", "default", "meaning")
@@ -396,6 +391,16 @@ def classes(sections: Mapping[str, Sequence[Any]]) -> str:
     for title, objects in sections.items():
         parts += [f"## {title}\n\n", *map(section, objects)]
     return "".join(parts).rstrip("\n") + "\n"
+
+
+def class_list(sections: Mapping[str, Sequence[type[Any]]]) -> str:
+    """Classes with their modules, and the first paragraph of their docstrings."""
+    parts = []
+    for title, items in sections.items():
+        told = [(item, " ".join((inspect.getdoc(item) or "").split("\n\n")[0].split())) for item in items]
+        rows = [(f"`{item.__name__}`", f"`{item.__module__}`", marked(said)) for item, said in told]
+        parts.append(f"### {title}\n\n{table([('class', 'module', 'what it is'), *rows])}")
+    return "\n".join(parts)
 
 
 def section(item: Any) -> str:
@@ -556,10 +561,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "responses": partial(others, {}, apart(FOREIGN_TO_RESPONSES)),
     "messages": partial(others, {}, apart(FOREIGN_TO_MESSAGES)),
     "keywords": keywords,
-    "commands": partial(commands, lab=False),
-    "lab_commands": partial(commands, lab=True),
+    "commands": commands,
     "policies": partial(classes, POLICY),
-    "hooks": partial(classes, DEVICE),
+    "hooks": partial(class_list, DEVICE),
     "shelf": shelf,
     "shelf_sizes": shelf_sizes,
     "speed": speed,

@@ -1,9 +1,11 @@
 """What has left is refused with what to use in its place, at every door that took it."""
 
+import re
 from typing import Any
 
 import pytest
 
+from remask import LLM
 from remask.cli import main
 from remask.errors import LAST_FULL, LEFT, UnknownNameError
 from remask.policies import DepthLookup, parse
@@ -14,7 +16,9 @@ FIELDS = ("speculate",)
 TERMS = ("replay", "segments")
 TASKS = ("remask_humaneval", "remask_mbpp")
 PACKAGED = ("acache", "elastic-cache", "entropy-cache", "slowfast")
-COMMANDS = tuple(name for name in LEFT if " " in name)
+OPTIONS = tuple(name for name in LEFT if " --" in name)
+COMMANDS = tuple(name for name in LEFT if name.startswith(("analyze ", "bench ")))
+MODULES = ("gpu-bounds", "paper-shapes", "speed host")
 
 
 def sentence(kind: str, name: str) -> str:
@@ -41,14 +45,35 @@ def test_a_command_that_left_says_what_to_use(name: str, capsys: pytest.CaptureF
     assert capsys.readouterr().err == f"remask: error: {sentence('command', name)}\n"
 
 
+def test_an_option_that_left_says_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in OPTIONS:
+        with pytest.raises(SystemExit):
+            main(["--quiet", *name.split(), "x"])
+        assert sentence("option", name) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_that_left_says_what_to_use(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quiet", "eval", "tasks", "--model", "x", "--tasks", name]) == 2
     assert capsys.readouterr().err == f"remask eval: error: {sentence('task', name)}\n"
 
 
+def test_a_class_that_left_says_what_to_use() -> None:
+    with pytest.raises(ImportError, match=re.escape(sentence("class", "SlowFastKnobs"))):
+        from remask import SlowFastKnobs  # noqa: F401
+
+
+def test_a_keyword_that_left_says_what_to_use() -> None:
+    llm = LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu")
+    with pytest.raises(UnknownNameError, match=re.escape(sentence("argument", "segments"))):
+        llm.generate([[5, 6]], segments=[[5]])  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match=r"Unknown argument 'cash'. Did you mean 'cache'\?"):
+        llm.generate([[5, 6]], cash="none")  # type: ignore[arg-type]
+
+
 def test_all_that_left_is_listed_here() -> None:
-    assert {*FIELDS, *TERMS, *TASKS, *PACKAGED, *COMMANDS} == LEFT.keys()
+    of_lab = {*COMMANDS, *OPTIONS, *MODULES, "likelihood of uniform models"}
+    assert {*FIELDS, *TERMS, *TASKS, *PACKAGED, "SlowFastKnobs", *of_lab} == LEFT.keys()
 
 
 OF_CACHES = "install remask-caches (pip install ./caches), which provides it"

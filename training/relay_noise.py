@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import relay
-from remask_lab.likelihood.noised import Levels
+from training.noise_bound import Levels
 from training.relay_data import Batch, CanvasSource
 
 TRAILING: Final = 26

@@ -31,9 +31,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from remask.sampling.noise import Noise  # noqa: E402  (the path above makes a plain script call work)
 from remask.tasks import relay  # noqa: E402
-from remask_lab.likelihood.noised import Levels, chain, divergences  # noqa: E402
 from training import optimizers  # noqa: E402
 from training.model import LocalHeads  # noqa: E402
+from training.noise_bound import Levels, chain, divergences  # noqa: E402
 from training.relay_data import START  # noqa: E402
 from training.relay_noise import NoisyBatch, NoisySource  # noqa: E402
 from training.relay_tokenizer import build_tokenizer  # noqa: E402

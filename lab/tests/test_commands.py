@@ -35,6 +35,13 @@ def test_each_of_its_commands_has_a_help(
     assert capsys.readouterr().out.startswith("usage:")
 
 
+@pytest.mark.parametrize("name", ["gpu-bounds", "paper-shapes", "speed host"])
+def test_a_command_that_left_says_what_to_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["remask_lab", *name.split()])
+    with pytest.raises(SystemExit, match=f"error: The command '{name}' left after .*: use that version"):
+        main()
+
+
 def test_the_benchmarks_page_lists_every_speed_command() -> None:
     text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     for name in MEASUREMENTS:

@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from remask.errors import ConfigError
-from remask.model.work_list import WorkList
-from remask_lab.papers import uniform_shapes
-from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record
-from remask_lab.speed import host, host_decode
 from remask_lab.speed.__main__ import MEASUREMENTS, measure
 from remask_lab.speed.__main__ import main as speed
-from tests.engine.executors import NEEDS_TRITON
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -39,16 +34,9 @@ def test_every_measurement_is_a_function_of_its_module() -> None:
         assert callable(getattr(importlib.import_module(f"remask_lab.speed.{module}"), name))
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "message"),
-    [
-        ("large", "--block 3", "--block must be at least 4, got 3"),
-        ("host", "--policies no-such --no-lists", "no-such"),
-    ],
-)
-def test_what_cannot_be_measured(name: str, words: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run(name, words)
+def test_what_cannot_be_measured() -> None:
+    with pytest.raises(ConfigError, match="--block must be at least 4, got 3"):
+        run("large", "--block 3")
 
 
 def test_a_users_error_is_one_line(monkeypatch: Patch, capsys: Capture) -> None:
@@ -122,90 +110,3 @@ def test_uniform(capsys: Capture, tmp_path: Path) -> None:
     assert rows["uniform-cache r=4"]["bound_by_rows"] < rows["uniform-cache r=0"]["bound_by_rows"]
     assert all(ms > 0 for spent in report["operations_ms"].values() for ms in spent.values())
     assert "| cached |" in capsys.readouterr().out
-
-
-def uniform_shape(monkeypatch: Patch, *options: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["uniform_shapes", *options])
-    uniform_shapes.main()
-
-
-@pytest.mark.parametrize("table", uniform_shapes.TABLES)
-def test_blocks_of_the_thesis_shapes(table: str, monkeypatch: Patch, capsys: Capture) -> None:
-    uniform_shape(monkeypatch, table, "--model", "gidd-tiny", "--divide", "32")
-    shown = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    rows = load_table(table).rows
-    assert sorted(line[0].strip("| ") for line in shown) == sorted(row.name for row in rows)
-    for line in shown:
-        gain = float(line[5].strip("x |"))
-        assert gain == 1 if "Base" in line[0] else gain >= 1, "rows that are computed"
-
-
-def test_blocks_stand_for_whole_responses(monkeypatch: Patch, capsys: Capture, tmp_path: Path) -> None:
-    target = tmp_path / "rows.json"
-    options = ("thesis-6-1", "--model", "gidd-tiny", "--divide", "16", "--json", str(target))
-    uniform_shape(monkeypatch, *options)
-    first = capsys.readouterr().out
-    kept = read_record(target, "uniform shapes").data["rows"]
-    assert len(kept) == 3, "a baseline with its rows is measured side by side"
-    found = {name: own for row in kept for name, own in row["result"].items()}
-    assert all(own["gain"] == own["gain_in_work"] == 1 for name, own in found.items() if name.startswith("Base"))
-    assert [found[f"Base, s32/b32, r{length}"]["shape"]["batch"] for length in (512, 1536)] == [8, 6], "6 prompts"
-    long = found["Cached, s32/b32, r1536"]
-    assert long["shape"] == {
-        "canvas": 128, "prompt": 32 + 47, "block": 2, "steps": 2, "per_step": 3, "batch": 6, "next_block": True
-    }  # fmt: skip
-    assert long["seconds"] * long["tokens_per_s"] == pytest.approx(6 * 96), "all tokens of all responses"
-    assert not found["Cached, s512/b512"]["shape"]["next_block"]
-    monkeypatch.setattr(uniform_shapes, "time_block", None)
-    uniform_shape(monkeypatch, *options)
-    assert capsys.readouterr().out == first, "nothing is measured twice"
-
-
-def test_shapes_that_a_model_cannot_have(monkeypatch: Patch) -> None:
-    with pytest.raises(ConfigError, match="divide all lengths with --divide 16"):
-        uniform_shape(monkeypatch, "thesis-6-9", "--model", "gidd-tiny")
-    with pytest.raises(ConfigError, match="of uniform models, and 'llada-tiny' is none"):
-        uniform_shape(monkeypatch, "thesis-6-9", "--model", "llada-tiny")
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("policy", host_decode.POLICIES)
-def test_a_decode_of_the_host_takes_every_step(policy: str) -> None:
-    figures = host_decode.decode(host_decode.make_model(), policy, 320, 2)
-    assert figures["steps"] == host_decode.STEPS
-    assert figures["ms_per_step"] > 0
-
-
-@NEEDS_TRITON
-def test_the_host_cuts_the_lists_of_every_pass(monkeypatch: Patch) -> None:
-    cut, whole = list[int](), host_decode.cut
-
-    def noted(work: WorkList) -> None:
-        cut.append(len(work.owners))
-        whole(work)
-
-    monkeypatch.setattr(host_decode, "cut", noted)
-    host_decode.decode(host_decode.make_model(), "block-dual", 320, 2, lists=True)
-    assert len(cut) == host_decode.STEPS
-    assert set(cut) == {2 * host_decode.BLOCK, 2 * 320}
-
-
-def test_the_host_says_what_lists_need(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(host, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"needs triton: .* or --no-lists"):
-        run("host")
-
-
-@pytest.mark.thorough
-def test_host(tmp_path: Path, capsys: Capture) -> None:
-    target = tmp_path / "host.json"
-    sizes = "--rounds 1 --no-lists --policies none --canvases 320 --requests 1 2"
-    run("host", sizes, "--json", str(target))
-    rows = json.loads(target.read_text(encoding="utf-8"))["rows"]
-    assert [(row["policy"], row["canvas"], row["requests"]) for row in rows] == [("none", 320, 1), ("none", 320, 2)]
-    assert all(row["ms_per_step"] > 0 for row in rows)
-    assert len(capsys.readouterr().out.splitlines()) == 4
-    with pytest.raises(ConfigError, match="--against no-such-commit"):
-        host.measure(1, "no-such-commit", [])
-    with pytest.raises(ConfigError, match="the decode failed"):
-        host.measure(1, None, [{"policy": "no such policy", "canvas": 320, "requests": 1}])

@@ -51,17 +51,23 @@ def certainty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "certainty.json", tmp_path / "plots"
     model = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
-    requests = tmp_path / "in.jsonl"
-    requests.write_text('{"prompt_token_ids": [5, 6, 7]}\n{"prompt_token_ids": [8, 9]}\n')
-    own = ["--input", str(requests), "--sampling", '{"max_tokens": 6, "steps": 3, "ignore_eos": true}']
+    own = [
+        "--requests",
+        "2",
+        "--prefix-tokens",
+        "2",
+        "--prompt-tokens",
+        "3",
+        "--sampling",
+        '{"max_tokens": 6, "steps": 3}',
+    ]
     files = ["--output", str(output), "--plots", str(plots)]
     assert main(["--quiet", "analyze", "certainty", *model, *own, *files]) == 0
     record = read_record(output, "analyze certainty")
     probability = record.data["probability"]
     assert len(probability) == 3
     assert all(0 < value < 1 for value in probability)
-    assert f"goes from {probability[0]:.3f} in the first pass to {probability[-1]:.3f}" in record.data["reading"]
-    assert record.data["reading"] in capsys.readouterr().out
+    assert f"pass    3{probability[-1]:>8.3f}" in capsys.readouterr().out
     assert (plots / "certainty.png").read_bytes().startswith(b"\x89PNG")
 
 

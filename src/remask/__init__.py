@@ -40,6 +40,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
+        from remask.errors import LEFT, UnknownNameError
+
+        if name in LEFT:
+            raise ImportError(str(UnknownNameError("class", name, __all__)))
         raise AttributeError(f"module 'remask' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 

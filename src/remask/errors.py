@@ -18,25 +18,30 @@ class ConfigError(RemaskError, ValueError):
 
 LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
 _CACHES: Final = "install remask-caches (pip install ./caches), which provides it"
+_THAT: Final = "use that version"
+_OF_NOISE: Final = ("mc-levels", "mc-schedule", "mc-sampler", "canvas-length")
 LEFT: Final[Mapping[str, str]] = {
     "speculate": "leave it out: the answer is the same; on a model of three modes use mode 'linear_speculation'",
     **dict.fromkeys(("acache", "elastic-cache", "entropy-cache"), _CACHES),
     "slowfast": f"{_CACHES}; its parameters are those of 'remasking.config'",
+    "SlowFastKnobs": f"{_CACHES}; give its parameters as 'remasking.config'",
     "replay": "run the request of the trace again with its `sampling`, `cache` and `cache_config`",
     "segments": "send documents that several requests share in one order, as a shared prefix (`prefix_length`)",
     "remask_humaneval": "use lm-eval's own task, 'humaneval'",
     "remask_mbpp": "use lm-eval's own task, 'mbpp'",
     "bench serve": "use guidellm or 'vllm bench serve', as docs/load.md shows",
-    "analyze decoding": "use 'remask analyze drift', or that version",
-    "analyze features": "use 'remask analyze drift', or that version",
+    **dict.fromkeys((f"analyze {name}" for name in ("decoding", "drift", "features", "routing", "steps")), _THAT),
     "analyze leakage": "use 'remask analyze first-predictions', or that version",
     "analyze memory": "use 'remask inspect store', or that version",
-    "analyze precision": "use 'remask bench --variants', or that version",
     "analyze reuse": "use 'remask bench --caches none,reuse,bicache', or that version",
-    "analyze routing": "use that version",
-    "analyze steps": "use 'remask analyze drift', or that version",
+    **dict.fromkeys(("analyze grid", "analyze precision"), "use 'remask bench --variants', or that version"),
+    "analyze curves": "use 'remask bench --caches all', or that version",
+    **dict.fromkeys(("profile ops --bars", "profile ops --beside"), "use '--json', or that version"),
+    "likelihood of uniform models": "use 'remask eval gen-ppl', or that version",
+    **dict.fromkeys((f"eval {one} --{name}" for one in ("likelihood", "tasks") for name in _OF_NOISE), _THAT),
+    **dict.fromkeys(("gpu-bounds", "paper-shapes", "speed host"), _THAT),
 }
-"""What has left: fields, policies and commands by name, each with what to use in its place."""
+"""What has left: fields, policies, commands and their options by name, each with what to use in its place."""
 
 
 class UnknownNameError(ConfigError):

@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings, Reads
@@ -13,7 +14,7 @@ from remask.depth.find import DepthTable
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.errors import ConfigError, DecisionError
+from remask.errors import ConfigError, DecisionError, UnknownNameError
 from remask.loading import announce_download, open_model
 from remask.machine.cpu import read_cpu
 from remask.machine.device import resolve_device
@@ -243,6 +244,7 @@ class LLM:
         readers: Sequence[Reader] = (),
         control_tokens: bool | None = None,
         adapter: str | None = None,
+        **unknown: Never,
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
 
@@ -259,6 +261,8 @@ class LLM:
         is the name of one of the `adapters` of `LLM`. Raises `ConfigError`, before anything runs, where a prompt or a
         setting cannot be used.
         """
+        for name in unknown:
+            raise UnknownNameError("argument", name, signature(LLM.generate).parameters.keys() - {"self", "unknown"})
         requests = self.session.requests(
             prompts,
             params,

@@ -36,7 +36,7 @@ def exit_code(command: str) -> int:
 
 def test_commands_are_found() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 50
-    assert any("analyze grid" in command for command in commands(ROOT / "docs" / "lab" / "analysis.md"))
+    assert any("analyze depth" in command for command in commands(ROOT / "docs" / "lab" / "analysis.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

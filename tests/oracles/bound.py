@@ -4,17 +4,14 @@ Everything is a matrix over the vocabulary. The chain is built from its one-step
 Bayes' rule, and the sequences of a level are listed one by one.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Predict = Callable[[Sequence[int]], Array]
-"""From noisy tokens [L] to the distribution of each clean token, [L, V]."""
 
 
 @dataclass(frozen=True)
@@ -76,46 +73,11 @@ def chain(steps: int, shift: float, vocab: int, mask_id: int, low: float, high: 
     return Chain(clean, noise)
 
 
-def negative_bound(chain: Chain, response: Sequence[int], predict: Predict, marginal: bool = False) -> float:
-    """The mean over all noise of -log p(x | z_1) and of the divergences of the steps, summed, in nats.
-
-    p is `Chain.reverse` of the prediction, or `Chain.marginal_reverse`.
-    """
-    vocab, total = chain.noise.shape[1], 0.0
-    for level in range(1, chain.steps + 1):
-        rows = chain.marginal(level)
-        for noisy in itertools.product(range(vocab), repeat=len(response)):
-            weight = math.prod(rows[x, z] for x, z in zip(response, noisy, strict=True))
-            if weight > 0:
-                total += weight * step_divergence(chain, level, response, noisy, predict(noisy), marginal)
-    return total
-
-
-def step_divergence(
-    chain: Chain, level: int, response: Sequence[int], noisy: Sequence[int], clean: Array, marginal: bool = False
-) -> float:
+def step_divergence(chain: Chain, level: int, response: Sequence[int], noisy: Sequence[int], clean: Array) -> float:
     """KL(q(z_(level - 1) | z_level, x) || p(z_(level - 1) | z_level)), summed over the response."""
     total = 0.0
     for place, (x, z) in enumerate(zip(response, noisy, strict=True)):
         q = chain.reverse(level, np.eye(len(clean[0]))[x], z)
-        p = (chain.marginal_reverse if marginal else chain.reverse)(level, clean[place], z)
+        p = chain.reverse(level, clean[place], z)
         total += sum(a * math.log(a / b) for a, b in zip(q, p, strict=True) if a > 0)
     return total
-
-
-def log_likelihood(chain: Chain, response: Sequence[int], predict: Predict, marginal: bool = False) -> float:
-    """log p(x) of the chain's own reverse process, from noise alone, by summing over all paths."""
-    vocab, length = chain.noise.shape[1], len(response)
-    states = list(itertools.product(range(vocab), repeat=length))
-    mass = {z: math.prod(chain.noise[chain.steps][token] for token in z) for z in states}
-    for level in range(chain.steps, 0, -1):
-        below = dict.fromkeys(states, 0.0)
-        for noisy, weight in mass.items():
-            if weight > 0:
-                clean = predict(noisy)
-                step = chain.marginal_reverse if marginal else chain.reverse
-                rows = [step(level, clean[place], token) for place, token in enumerate(noisy)]
-                for state in states:
-                    below[state] += weight * math.prod(row[token] for row, token in zip(rows, state, strict=True))
-        mass = below
-    return math.log(mass[tuple(response)])

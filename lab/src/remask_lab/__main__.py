@@ -1,9 +1,9 @@
 """Runs what the laboratory measures beside `remask bench`, `eval` and `analyze`, and what is made of it.
 
     python -m remask_lab speed NAME           one measurement of speed
-    python -m remask_lab papers TABLE ...     papers' tables; paper-shapes times one at its paper's lengths
+    python -m remask_lab papers TABLE ...     papers' tables beside the published numbers
     python -m remask_lab pages NAME           a page of the notebook, of the results that are kept
-    python -m remask_lab gpu                  what a GPU is measured by; gpu-bounds says what a pass takes at least
+    python -m remask_lab gpu                  what a GPU is measured by
 
 Each has a `--help` of its own.
 """
@@ -13,20 +13,22 @@ import runpy
 import sys
 from collections.abc import Mapping
 
+from remask.errors import LEFT, UnknownNameError
 from remask.machine.cpu import wait_passively
 
 COMMANDS: Mapping[str, str] = {
     "speed": "remask_lab.speed",
     "papers": "remask_lab.papers",
-    "paper-shapes": "remask_lab.papers.uniform_shapes",
     "pages": "remask_lab.pages",
     "gpu": "remask_lab.gpu",
-    "gpu-bounds": "remask_lab.gpu.bounds",
 }
 
 
 def main() -> None:
     """Run the command that the first word names; the process ends with its status."""
+    for words in (" ".join(sys.argv[1:2]), " ".join(sys.argv[1:3])):
+        if words in LEFT:
+            sys.exit(f"error: {UnknownNameError('command', words, COMMANDS)}")
     parser = argparse.ArgumentParser(
         prog="python -m remask_lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from remask.checkpoint.settings import Reads
 from remask.checks.values import whole
 from remask.cli.lines import Lines, as_request, load_lines, read_lines
-from remask.cli.options import check_folder, object_option, open_llm, sampling_option
+from remask.cli.options import check_folder, object_option, open_llm
 from remask.engine.config import EngineConfig
-from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams, layered
@@ -30,7 +29,7 @@ from remask_lab.bench.workload import (
 )
 from remask_lab.drawing import check_drawing, save_figures
 from remask_lab.likelihood.perplexity import Policy
-from remask_lab.records.record import Record, about, as_json, write_record
+from remask_lab.records.record import Record, write_record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,32 +94,6 @@ def compared_policies(args: argparse.Namespace, usual: Sequence[str] = ()) -> li
         if not isinstance(own, dict):
             raise ConfigError(f"--cache-config: {name!r} must be an object of settings, got {own!r}")
     return [Policy(name, settings.get(name, {})) for name in names]
-
-
-def open_requests(args: argparse.Namespace) -> tuple[LLM, list[Request]]:
-    """Open the model and read the requests, each under `none` or what its line says.
-
-    Raises `ConfigError` on what cannot be used.
-    """
-    sampling = sampling_option(args)
-    limits = EngineConfig(max_num_seqs=1, max_model_len=args.max_model_len)
-    lines = None if args.input is None else load_lines(args.input)
-    llm = open_llm(args, engine=limits, reads="tokens" if args.prompt is None else "text")
-    if lines is None:
-        return llm, [as_request(llm, {"prompt": args.prompt}, "0", sampling)]
-    return llm, [request for request, _ in read_lines(llm, lines, sampling)]
-
-
-def about_requests(args: argparse.Namespace, llm: LLM, requests: list[Request], **settings: Any) -> dict[str, Any]:
-    """What a record says of requests that `open_requests` read: how many, their sampling, and `settings`."""
-    return about(
-        llm,
-        settings={
-            "requests": len(requests),
-            "sampling": llm.session.overlaid(sampling_option(args)),
-            **settings,
-        },
-    )
 
 
 def shape_settings(args: argparse.Namespace) -> dict[str, object]:
@@ -288,17 +261,13 @@ class Outcome:
         about: what a record says of the model, the machine and the settings (`remask_lab.records.record.about`).
         data: the numbers, which go into the result file.
         text: tables and facts, for people.
-        reading: what the numbers show, in words; it goes into the result file too. Empty where the text says all.
         figures: draws the pictures, by the names of their files.
-        models: what the pictures' titles begin with; None: the model's name.
     """
 
     about: Mapping[str, Any]
     data: Any
     text: str
-    reading: str = ""
     figures: Callable[[], Mapping[str, Figure]] = dict
-    models: str | None = None
 
 
 def check_result_options(args: argparse.Namespace) -> None:
@@ -312,17 +281,12 @@ def check_result_options(args: argparse.Namespace) -> None:
 def keep(args: argparse.Namespace, outcome: Outcome) -> None:
     """Print the outcome of `args.subject`, and write its record and pictures as far as they are asked for."""
     print(outcome.text)
-    data = outcome.data
-    if outcome.reading:
-        print(f"\n{outcome.reading}")
-        data = {**as_json(data), "reading": outcome.reading}
     output, plots = (vars(args).get(name) for name in ("output", "plots"))
     if output is not None:
-        write_record(output, Record(f"analyze {args.subject}", outcome.about, data))
+        write_record(output, Record(f"analyze {args.subject}", outcome.about, outcome.data))
         print(f"\nSaved as {output}")
     if plots is not None:
-        model = outcome.models or outcome.about["model"]
-        keep_pictures(lambda folder: save_figures(outcome.figures(), folder, model), plots)
+        keep_pictures(lambda folder: save_figures(outcome.figures(), folder, outcome.about["model"]), plots)
 
 
 def keep_pictures(draw: Callable[[str], list[Path]], folder: str) -> None:

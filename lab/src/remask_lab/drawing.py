@@ -55,15 +55,6 @@ def new_panels(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **shape).flat)
 
 
-def distinct_line(axes: Axes, index: int, x: Iterable[float], y: Iterable[float], name: str, marker: str = ".") -> None:
-    """Draw line `index` of several that may coincide. Earlier ones are wider, so that they show on both sides."""
-    from matplotlib import colormaps
-
-    color, width = colormaps["tab10"](index % 10), max(1.2, 4.5 - 1.4 * index)
-    size = max(4, 8 - 2 * index)
-    axes.plot(list(x), list(y), f"{marker}-", color=color, linewidth=width, markersize=size, label=name, alpha=0.9)
-
-
 def save_figures(figures: Mapping[str, Figure], folder: str | Path, model: str) -> list[Path]:
     """Save each figure as `NAME.png` into `folder`, which is made if it is not there, and return the paths.
 
@@ -87,14 +78,6 @@ def save_figure(figure: Figure, path: Path, model: str) -> Path:
     with whole_file("the picture", path) as draft:
         figure.savefig(draft, dpi=DPI)
     return path
-
-
-def log_axis(axes: Axes, which: str, values: Iterable[float]) -> None:
-    """A logarithmic axis that begins at most seven decades below its largest value, where there is one above 0."""
-    known = [value for value in values if math.isfinite(value) and value > 0]
-    if known:
-        low, high = max(min(known), max(known) * 1e-7), max(known)
-        axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 2, high * 2)})
 
 
 def whole_ticks(axis: Axis, most: int, least: int = 2) -> None:

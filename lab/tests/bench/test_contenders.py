@@ -1,25 +1,17 @@
-"""Which policies `--caches all` finds, on what they run, what they are compared with, and the paper's ablation."""
+"""Which policies `--caches all` finds, on what they run and what they are compared with."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remask import LLM
 from remask.errors import ConfigError
-from remask.plan.plan import View
-from remask.policies import DepthLookup, names_for, parse, settings_of
-from remask.policies.base import RequestFacts
-from remask.policies.dkv import DkvDecode
+from remask.policies import names_for
 from remask_lab.bench.contenders import COMPOSITIONS, DRAWN, Contender, LeftOut, every_contender
-from remask_lab.bench.grid import UndelayedDecode, setting_names
 from remask_lab.bench.workload import random_workload
 from tests.plugins.conftest import example  # noqa: F401 - a fixture
-from tests.policies.views import layer_rows, views
 from tests.sampling_fields import flat_params
 
 SETTINGS: dict[str, dict[str, Any]] = {name: {"depth": 1} for name in ("bicache", *COMPOSITIONS)}
@@ -75,32 +67,6 @@ def test_what_cannot_run_is_left_out_with_the_reason(model: str, sampling: dict[
 def test_settings_that_nobody_could_use_are_errors() -> None:
     with pytest.raises(ConfigError, match="ratio must be"):
         found("llada-tiny", {"dllm-cache": {"ratio": 5}})
-
-
-def test_settings_have_names_whether_they_are_shown_or_not() -> None:
-    for spec, hidden in {"none": set(), "dkv-greedy": {"extent"}, "bicache+block-dual": {"within_request"}}.items():
-        policy = parse(spec, {}, lambda: DepthLookup({}))
-        assert set(setting_names(spec)) == {*settings_of(policy), *hidden}
-        assert len(setting_names(spec)) == len(set(setting_names(spec)))
-
-
-@given(views(prefix=False), st.sampled_from([None, 1, 3, 8]))
-def test_rows_are_those_that_are_noisy(view: View, interval: int | None) -> None:
-    plan = UndelayedDecode(interval).plan(view)
-    full = view.block_step == 0 or (interval is not None and view.block_step % interval == 0)
-    expected = np.ones_like(view.noisy) if full else view.noisy
-    assert all(layer_rows(plan, layer)[0] == expected.tolist() for layer in range(view.layers))
-    assert plan.predict.tolist() == view.candidates.tolist()
-    delayed = DkvDecode(interval).plan(view)
-    assert plan.cost <= delayed.cost
-
-
-def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not Dream"):
-        UndelayedDecode().check(RequestFacts(2, 1, False, 8, 4))
-    UndelayedDecode().check(RequestFacts(2, 0, False, 8, 4))
-    with pytest.raises(ConfigError, match="refresh_interval"):
-        UndelayedDecode(0)
 
 
 @pytest.mark.thorough

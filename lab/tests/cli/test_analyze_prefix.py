@@ -1,4 +1,4 @@
-"""`remask analyze` on shared prefixes: records, pictures and readings, and what is refused."""
+"""`remask analyze` on shared prefixes: records, pictures, and what is refused."""
 
 import json
 from pathlib import Path
@@ -34,8 +34,7 @@ def test_prefix_similarity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     check_picture(plots / "prefix-similarity.png")
     text = capsys.readouterr().out
     assert "llada-tiny: random tokens, 2 requests over 1 prefixes" in text
-    assert record.data["reading"].split()[:5] == ["A", "prefix", "of", "24", "tokens"]
-    assert " ".join(record.data["reading"].split()) in " ".join(text.split())
+    assert "std over requests" in text
 
 
 def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +42,6 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
     assert analyze("prefix-similarity", *options) == 0
     text = capsys.readouterr().out
     assert "bundled-transit: transit, 1 requests over 1 prefixes" in text
-    assert "stays above 0.9 in every step" in " ".join(text.split())
 
 
 def test_first_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,14 +113,12 @@ def test_first_predictions_without_a_prefix(tmp_path: Path, capsys: pytest.Captu
     assert "request '1' has no shared prefix to measure: set prefix_length" in capsys.readouterr().err
 
 
-GRID = ["--model", "bundled-transit", "--dtype", "float32", "--requests", "2", "--rounds", "1", "--cache", "bicache"]
-
-
 def test_a_depth_table_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "other.json"
     options = ["--samples", "1", "--canvas", "64", "--ratios", "50", "--output", str(table)]
     assert main(["--quiet", "profile", *DUMMY, *options]) == 0
-    assert analyze("grid", *GRID, "--depth-table", str(table)) == 2
+    words = ["--model", "bundled-transit", "--dtype", "float32", "--caches", "bicache", "--depth-table", str(table)]
+    assert main(["--quiet", "bench", *words]) == 2
     assert "is of the model 'llada-tiny'" in capsys.readouterr().err
 
 
@@ -141,7 +137,7 @@ def test_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         check_picture(plots / f"{name}.png")
     text = capsys.readouterr().out
     assert "ratio %" in text
-    assert "a standard deviation of 0.00 over 2 tasks" in " ".join(text.split())
+    assert "std over tasks" in text
 
 
 def test_a_task_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,9 @@ import pytest
 
 from remask.cli import main
 from remask.llm import LLM
-from remask.tasks import relay
 from remask.tasks.transit import STOPS, make_workload
 from remask.tasks.workload import messages
-from remask_lab.likelihood.draws import Likelihood
+from remask_lab.likelihood.masked import Likelihood
 from remask_lab.likelihood.scores import Question, score_questions
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
@@ -131,8 +130,6 @@ def test_files_and_models_that_cannot_be_used(tmp_path: Path, capsys: pytest.Cap
         assert likelihood(tmp_path / "bad.jsonl.gz") == 2
         assert "cannot be read" in capsys.readouterr().err
     path = write_lines(tmp_path / "x.jsonl", [{"prompt": "a", "response": "b"}])
-    assert likelihood(path, model=str(kinds.checkpoint("sdar").folder)) == 2
-    assert "bounds of masked and uniform models" in capsys.readouterr().err
     assert likelihood(path, model=str(model_dir("llada"))) == 2
     assert "no tokenizer" in capsys.readouterr().err
     assert likelihood(path, "--chat", model=str(model_dir("llada"))) == 2
@@ -145,25 +142,9 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
     assert likelihood(path) == 0
 
 
-def test_uniform_models_have_the_bound_of_their_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (request,) = relay.make_workload(1, 1, 0)
-    towns = request.reference.split()
-    texts = (towns, towns[::-1])
-    tokenizer = LLM("bundled-uniform", dtype="float32", device="cpu").tokenizer
-    assert tokenizer is not None
-    asked = tokenizer.render_chat(request.messages)
-    lines = [{"prompt": asked, "response": " ".join(each)} for each in texts]
-    path, output = write_lines(tmp_path / "u.jsonl", lines), tmp_path / "u.json"
-    options = ["--mc-samples", "16", "--mc-levels", "50", "--mc-schedule", "linear", "--canvas-length", "110"]
-    model = "bundled-uniform"
-    assert likelihood(path, *options, "--output", str(output), model=model) == 0
-    record = read_record(output, "eval likelihood")
-    right, wrong = (row["log_likelihood"] for row in record.data["responses"])
-    assert wrong < right - 5
-    assert record.about["settings"]["draws"]["levels"] == 50
-    assert likelihood(path, *options, "--mc-sampler", "ancestral_marginal", "--output", str(output), model=model) == 0
-    other = read_record(output, "eval likelihood")
-    assert other.about["settings"]["draws"]["sampler"] == "ancestral_marginal"
-    assert other.data["responses"][0]["log_likelihood"] not in (right, wrong)
-    assert likelihood(path, "--mc-no-exact", model=model) == 2
-    assert "exact=False has no meaning" in capsys.readouterr().err
+def test_models_of_other_kinds_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [{"prompt": "a", "response": "b"}])
+    assert likelihood(path, model=str(kinds.checkpoint("sdar").folder)) == 2
+    assert "bounds of masked models" in capsys.readouterr().err
+    assert likelihood(path, model="bundled-uniform") == 2
+    assert "The subject 'likelihood of uniform models' left after" in capsys.readouterr().err

@@ -198,7 +198,6 @@ def test_our_own_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tasks", "remask_gsm8k", "--include-path", "/nowhere"], "which --data does without"),
         (["--tasks", "arc_easy", "--include-path", "/nowhere"], "--include-path: there is no folder"),
         (["--tasks", "remask_gsm8k", "--mc-samples", "16"], "--mc-samples is of tasks that score likelihoods"),
-        (["--tasks", "remask_gsm8k", "--canvas-length", "64"], "--canvas-length is of tasks that score likelihoods"),
         (["--tasks", "arc_easy", "--mc-samples", "3"], "must be a multiple of strata"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.tests.cli.test_eval_tasks import GSM8K
 
 from remask.cli import main
 from remask_lab.records.record import read_record
@@ -16,6 +17,8 @@ from tests.disks import small_disk
 # The process kills itself when it has written its record for the second time.
 KILLED = """
 import itertools, os, signal, sys
+from lab.tests.cli.test_eval_tasks import GSM8K
+
 from remask.cli import main
 replace, written = os.replace, itertools.count(1)
 def replaces(*names, **options):
@@ -25,13 +28,14 @@ def replaces(*names, **options):
 os.replace = replaces
 sys.exit(main())
 """
-WORDS = ["--quiet", "analyze", "grid", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu"]
-WORDS += ["--rounds", "1", "--cache", "bicache", "--requests", "2", "--concurrency", "2"]
-WORDS += ["--grid", '{"refresh_interval": [2, 4, 8]}']
+CACHES = ["none", "reuse", "bicache"]
+WORDS = ["--quiet", "eval", "tasks", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu"]
+WORDS += ["--tasks", "remask_gsm8k", "--data", str(GSM8K), "--limit", "2", "--caches", ",".join(CACHES)]
+WORDS += ["--sampling", '{"max_tokens": 4, "steps": 2}', "--metric", "agreement"]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = read_record(path, "analyze grid").data["rows"]
+    found: list[dict[str, Any]] = read_record(path, "eval tasks").data["rows"]
     return found
 
 
@@ -46,7 +50,7 @@ def test_a_killed_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
     assert main(words) == 0
     after = rows(path)
     assert after[: len(before)] == before, "times too: these rows were not measured again"
-    assert [row["point"]["settings"]["refresh_interval"] for row in after] == [2, 4, 8]
+    assert [row["point"]["cache"] for row in after] == CACHES
 
 
 @pytest.mark.thorough
@@ -63,4 +67,4 @@ def test_a_sweep_on_a_full_disk_keeps_its_rows_and_goes_on(tmp_path: Path, capsy
     assert main(words) == 0
     assert rows(tmp_path / "sweep.json")[: len(kept)] == kept
     assert len(rows(tmp_path / "sweep.json")) == 3
-    assert json.loads((tmp_path / "sweep.json").read_text())["subject"] == "analyze grid"
+    assert json.loads((tmp_path / "sweep.json").read_text())["subject"] == "eval tasks"

@@ -2,13 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from remask.cli import main
-from remask_lab.drawing import new_panels
 from remask_lab.ops.clock import OPERATIONS
 
 SHAPE = ["--prefix-tokens", "16", "--prompt-tokens", "8", "--max-tokens", "8", "--requests", "2", "--rounds", "2"]
@@ -58,31 +56,6 @@ def test_every_kind_of_model(
     assert all(f"| {name} |" in out for name in ("projections", "attention", "mlp", "head", "sampling", "rest", "all"))
     assert f"PyTorch counts {data['counted']:,}" in out
     assert "| steps | row-layers |" in out
-
-
-def test_operations_are_drawn_beside_those_of_another_policy(tmp_path: Path) -> None:
-    """The picture shows each policy's steps, operation by operation, and leaves out what takes no time."""
-    none, bars = tmp_path / "none.json", tmp_path / "bars.png"
-    asked = ["--model", "gidd-tiny", "--dtype", "float32", "--steps", "3", "--rounds", "1"]
-    assert profile_ops(*asked, "--json", str(none)) == 0
-    drawn: list[Any] = []
-
-    def panels(*given: Any, **more: Any) -> Any:
-        drawn.append(new_panels(*given, **more))
-        return drawn[-1]
-
-    with patch("remask_lab.ops.roofline.new_panels", panels):
-        options = ["--cache", "uniform-cache", "--beside", str(none), "--bars", str(bars)]
-        assert profile_ops(*asked, *options) == 0
-    assert bars.read_bytes().startswith(b"\x89PNG")
-    ((_, (together, first, second)),) = drawn
-    assert [axes.get_title() for axes in (first, second)] == ["none, step by step", "uniform-cache, step by step"]
-    names = [each.get_text() for each in together.get_yticklabels()]
-    assert "attention" in names
-    assert "selection" not in names
-    kept = json.loads(none.read_text(encoding="utf-8"))["data"]["steps"]
-    heights = [sum(bar.get_height() for bar in first.patches[number::3]) for number in range(3)]
-    assert heights == pytest.approx([1e3 * sum(step["parts"].values()) for step in kept])
 
 
 def test_many_kinds_of_steps_are_cut_short(capsys: pytest.CaptureFixture[str]) -> None:

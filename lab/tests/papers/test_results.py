@@ -9,13 +9,11 @@ import pytest
 from lab.tests.papers.tables import SMALL, bench, small_table
 
 from remask import EngineConfig, SamplingParams
-from remask.errors import RecordError
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import random_workload
 from remask_lab.gpu.results import read_kept
 from remask_lab.pages import results
-from remask_lab.pages.dynamics import commands, read_drift, tables
 from remask_lab.pages.page import PAGES, README, RESULTS
 from remask_lab.papers import definition
 from remask_lab.papers.measure import run_table
@@ -49,28 +47,8 @@ def made(folder: Path, readme: str = "") -> tuple[int, str]:
 
 
 def test_the_committed_page_is_made_from_the_committed_files() -> None:
-    made = results.page(results.read_all(RESULTS), read_drift(RESULTS / "drift"))
+    made = results.page(results.read_all(RESULTS))
     assert made == PAGES["results"].read_text(encoding="utf-8"), "run python -m remask_lab pages results"
-
-
-def test_ours_stand_before_the_thesis_s(tmp_path: Path) -> None:
-    """By hand: entropy and drift in their rows, a region that is not there, and what stands still."""
-    region = {"k_drift": 0.1, "v_drift": 0.3, "attention": 0.25}
-    data: dict[str, Any] = {"entropy": [2.5, 1.5, 0.5], "k_mean": 0.001, "v_mean": 0.002, "kv_correlation": 0.5}
-    data |= {"k_layers_mean": 0.6, "v_layers_mean": 0.7, "regions": {"current": region}}
-    data["regions"] |= {"prompt": region | {"k_drift": 0.0, "v_drift": 0.0}}
-    shown = dict(tables({name.removesuffix(".json"): Record("analyze drift", {}, data) for name, _ in commands()}))
-    lines = {line.split(" | ")[0]: line for text in shown.values() for line in text.splitlines()}
-    assert "| 2.50 to 0.50 (7.21 to 2.63) | 2.50 to 0.50 (7.27 to 0.48) |" in "".join(shown.values())
-    assert "| s32 adaptive | 1.0e-03, 2.0e-03 (5e-4, 1.2e-3) |" in "".join(shown.values())
-    drift = next(text for title, text in shown.items() if title.startswith("6.6"))
-    assert "| current block | 2.0e-01 (5.0e-2) | 2.0e-01 |" in drift
-    assert "| prompt | 0 (4.2e-5) | 0 |" in drift
-    assert "| rest past | - (1.6e-4) | - |" in drift
-    assert lines["| current block"].startswith("| current block | 25.0 (32.9) | 25.0 |")
-    assert lines["| s512 ancestral"].startswith("| s512 ancestral | 0.60, 0.70 (0.90, 0.90) |")
-    with pytest.raises(RecordError, match=r"lacks s32\.masked\.json, .*pages results --commands"):
-        read_drift(tmp_path)
 
 
 def test_the_committed_readme_quotes_the_committed_files() -> None:
@@ -172,8 +150,8 @@ def test_what_cannot_be_shown(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
     path.write_text(content.replace("remask-record-1", "remask-record-0"), encoding="utf-8")
     assert "small.llada-tiny.json' is no result file of this version" in refused()
-    path.write_text(content.replace('"subject": "paper"', '"subject": "analyze drift"'), encoding="utf-8")
-    assert "holds 'analyze drift'; the page shows 'paper', 'bench', 'analyze depth'" in refused()
+    path.write_text(content.replace('"subject": "paper"', '"subject": "eval tasks"'), encoding="utf-8")
+    assert "holds 'eval tasks'; the page shows 'paper', 'bench', 'analyze depth'" in refused()
     path.write_text(content.replace('"table": "small"', '"table": "large"'), encoding="utf-8")
     assert "small.llada-tiny.json is of table 'large', which is none of ours" in refused()
     path.write_text(content, encoding="utf-8")

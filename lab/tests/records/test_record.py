@@ -12,7 +12,7 @@ import pytest
 
 from remask import LLM
 from remask.errors import RecordError
-from remask_lab.bench.grid import lookup_at
+from remask_lab.papers.measure import lookup_at
 from remask_lab.records.record import FORMAT, Record, Sweep, about, differing, read_record, write_record
 
 ABOUT = {"model": "m", "fingerprint": "f", "settings": {"n": 3}, "seed": 1, "commit": "c"}

@@ -14,15 +14,7 @@ from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask.tasks import tariff
 from remask_lab.instruments.depths import task_prompts
-from remask_lab.subjects.depth import (
-    QUESTIONS,
-    Convergence,
-    DepthReport,
-    PromptSpread,
-    TaskDepth,
-    measure_depths,
-    reading,
-)
+from remask_lab.subjects.depth import QUESTIONS, DepthReport, measure_depths
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer
 from tests.oracles import similarity
@@ -119,33 +111,6 @@ def test_bad_measurements() -> None:
         measure_depths(llm.session, {"low": Few(0, 100)}, SETTINGS, 1)
     with pytest.raises(ConfigError, match="cannot be cut"):
         measure_depths(llm.session, {"low": Few(0, 100)}, replace(SETTINGS, ratios=(51,)))
-
-
-def made(means: dict[str, dict[int, float]], steps: int = 2) -> DepthReport:
-    tasks = tuple(TaskDepth(name, "made", {}, own, dict.fromkeys(own, 0.5), {}) for name, own in means.items())
-    ratios = tuple(next(iter(means.values())))
-    over = {r: float(np.std([own[r] for own in means.values()])) for r in ratios}
-    growth = (Convergence(4, float("nan"), float("nan"), 1.0), Convergence(8, 0.25, 0.5, 2.0))
-    spread = PromptSpread(8, 0.6, dict.fromkeys(ratios, 0.0) | {ratios[-1]: 0.2})
-    return DepthReport(0.97, "flat", 10, 8, ratios, tasks, over, growth[-steps:], spread)
-
-
-def test_the_reading_follows_the_numbers() -> None:
-    text = reading(made({"a": {50: 2.0, 92: 6.0}, "b": {50: 1.0, 92: 4.0}}))
-    assert "At r = 92 % the mean depth lies between 4.00 (b) and 6.00 (a) of 10 layers" in text
-    assert "standard deviation of 1.00 over 2 tasks, and of 0.50 over the requests of one" in text
-    assert "From r = 50 % to 92 % it goes from 1.50 to 5.00, never falling on the way" in text
-    assert "Going from 4 to 8 requests per ratio moves the mean depths by 0.250 layers and the table by 0.500" in text
-    assert "differ in 60 % of their tokens" in text
-    assert "0.100 layers on average over the ratios, and of 0.200 at most (at 92 %)" in text
-
-
-def test_a_reading_of_one_task_one_ratio_one_size() -> None:
-    text = reading(made({"a": {90: 2.0}}, steps=1))
-    assert "the depth on a is 2.00 of 10 layers" in text
-    assert "One ratio shows no trend" in text
-    assert "Going from" not in text
-    assert "with 1 falls" in reading(made({"a": {50: 3.0, 90: 2.0}}))
 
 
 def test_tasks_by_what_the_tokenizer_reads(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from remask import LLM
 from remask.plan.canvas import Canvas
 from remask.tasks import relay
 from remask.tasks.relay import HOPS, LEG, RelaySettings
-from remask_lab.likelihood.noised import Noised, NoiseDraws, NoiseLikelihoods
-from remask_lab.likelihood.passes import Job, Pair, UncachedPasses
+from remask_lab.likelihood.passes import Job, UncachedPasses
+from tests.oracles import bound
 
 CONTEXT = 128
 SMALL = ("--out", "x", "--canvas-tokens", "200", "--layers", "5")
@@ -108,16 +108,16 @@ def test_every_loss_moves_the_model() -> None:
             assert all(bool(parameter.isfinite().all()) for parameter in made.model.parameters())
 
 
-def test_the_bound_is_what_the_likelihood_estimates(tmp_path: Path) -> None:
-    """The same canvas at the same step: training's loss is the estimator's term a token, times the steps."""
+def test_the_loss_is_the_bound_of_what_the_engine_predicts(tmp_path: Path) -> None:
+    """The same canvas at the same step: training's loss is the enumerated term a token, times the steps."""
     made = trainer("--loss", "bound")
     llm = exported(made, tmp_path / "model")
-    batch = made.source.questions(4, RelaySettings(rows=8))
+    noise, batch = made.noise, made.source.questions(2, RelaySettings(rows=8))
     assert batch.steps is not None
+    exact = bound.chain(train_uniform.LEVELS, noise.shift, noise.vocab, noise.mask_id, -9.0, 9.0)
     length = batch.made.clean.shape[1]
-    draws = NoiseDraws(levels=train_uniform.LEVELS, canvas_length=batch.tokens.shape[1])
-    losses = []
-    for row in range(4):
+    start, losses = length - HOPS, []
+    for row in range(2):
         clean, tokens = batch.made.clean[row], batch.tokens[row]
         one = replace(
             batch,
@@ -127,13 +127,22 @@ def test_the_bound_is_what_the_likelihood_estimates(tmp_path: Path) -> None:
         with torch.no_grad():
             loss, hop = made.loss(one)
         assert hop is None
-        start = length - HOPS
-        pair = Pair(clean[:start].tolist(), clean[start:].tolist())
-        noised = Noised(int(batch.steps[row]), tokens[start:length].numpy(), tokens[length:].numpy())
-        (term,) = NoiseLikelihoods(llm, draws).terms(pair, [noised])
+        logits = predicted(llm, tokens, start, length, structured=True).clone()
+        logits[:, noise.mask_id] = -torch.inf
+        response, noisy = clean[start:].tolist(), tokens[start:length].tolist()
+        term = bound.step_divergence(exact, int(batch.steps[row]), response, noisy, logits.double().softmax(-1).numpy())
         assert float(loss) == pytest.approx(train_uniform.LEVELS * term / HOPS, rel=1e-3, abs=1e-4)
         losses.append(float(loss))
-    assert len(set(losses)) == 4
+    assert len(set(losses)) == 2
+
+
+def predicted(llm: LLM, tokens: torch.Tensor, start: int, stop: int, *, structured: bool) -> torch.Tensor:
+    """The engine's logits of the positions from `start` to `stop` of a canvas, [stop - start, V]."""
+    canvas = Canvas(tokens[:start].tolist(), tokens[start:].numpy(), stop - start)
+    place = np.arange(len(tokens))
+    sees = np.where(place < start, start, len(place)) if structured else None
+    hidden = UncachedPasses(llm).hidden([Job(canvas, (place >= start) & (place < stop), sees)])
+    return llm.model.head(hidden)
 
 
 @pytest.mark.parametrize("attention", ["structured", "full"])
@@ -146,11 +155,8 @@ def test_the_engine_computes_what_was_trained(attention: str, tmp_path: Path) ->
     ((start, stop),) = spans(batch)
     with torch.no_grad():
         logits = made.model.head(made.model.states(batch.tokens, batch.noisy)[-1][0, start:stop])
-    canvas = Canvas(batch.tokens[0, :start].tolist(), batch.tokens[0, start:].numpy(), stop - start)
-    place = np.arange(batch.tokens.shape[1])
-    sees = np.where(place < start, start, len(place)) if attention == "structured" else None
-    hidden = UncachedPasses(llm).hidden([Job(canvas, (place >= start) & (place < stop), sees)])
-    torch.testing.assert_close(llm.model.head(hidden), logits, rtol=2e-3, atol=2e-3)
+    found = predicted(llm, batch.tokens[0], start, stop, structured=attention == "structured")
+    torch.testing.assert_close(found, logits, rtol=2e-3, atol=2e-3)
 
 
 def test_training_begins_from_an_exported_model(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ OWN: Mapping[str, Command] = {
 MOVED: Mapping[str, str] = {
     "profile-ops": "remask profile ops",
     "analyze compare": "remask bench with --answers or --page, and --variants",
-    "analyze sweep": "remask analyze grid, with tau and refresh_interval in --grid",
+    "analyze sweep": "remask bench with --variants",
     "eval questions": "remask bench, with --answers where every response is wanted",
 }
 """Commands of other names, and what does now what they did."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from remask.cli.logs import add_log_options
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import LEFT, ConfigError, UnknownNameError
 
 _EXAMPLES = "examples:\n"
 _FIRST = ("--version",)  # options that stand before the command
@@ -112,7 +112,9 @@ class Parser(argparse.ArgumentParser):
             if not name.startswith("--") or " " in name or name in known:
                 continue
             if not (self.allow_abbrev and any(option.startswith(name) for option in known)):
-                self.error(_unknown_option(name, known))
+                path = f"{self.prog.removeprefix('remask ')} {name}"
+                left = str(UnknownNameError("option", path, ())) if path in LEFT else None
+                self.error(left or _unknown_option(name, known))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

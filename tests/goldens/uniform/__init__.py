@@ -55,11 +55,6 @@ def trace(name: str) -> Trace:
     return Trace(read_json(path.with_name(f"{name}.json.gz")), read_tensors(path.with_name(f"{name}.safetensors.gz")))
 
 
-def diagnostics() -> dict[str, Tensor]:
-    """Drift, attention mass and entropy of the trace `T1_unif_b8` under the strategy `baseline`."""
-    return read_tensors(ROOT / "traces" / "T1_unif_b8.diagnostics.safetensors.gz")
-
-
 def runs(model: str) -> list[Run]:
     """Every decode of a model that a request can ask for: each strategy and batch row of its adaptive traces.
 

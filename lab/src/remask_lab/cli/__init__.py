@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, Command] = {
         arguments="remask_lab.cli.options:bench",
         banner=(
             "the table goes to standard output, all figures into the file of --json",
-            "remask analyze curves --model {model} moves every knob of every cache",
+            "remask bench --model {model} --caches all compares every cache",
         ),
     ),
     "profile ops": Command(
@@ -51,7 +51,7 @@ COMMANDS: Mapping[str, Command] = {
         "lab",
         examples=(
             "remask analyze first-predictions --model bundled --plots pictures",
-            "remask analyze drift --model bundled --input requests.jsonl --output drift.json",
+            "remask analyze prefix-similarity --model bundled --requests 8 --output similarity.json",
         ),
         banner=(
             "the findings go to standard output, all figures into the file of --output",

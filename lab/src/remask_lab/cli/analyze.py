@@ -14,7 +14,7 @@ from typing import Any
 from remask.cli.arguments import add_rule_options, add_similarity_options, add_system_prompt_option
 from remask.cli.parser import examples
 from remask.cli.shared_options import add_model_options
-from remask_lab.cli.options import TAU, add, add_source, add_task, add_workload
+from remask_lab.cli.options import TAU, add, add_workload
 
 Group = Callable[[argparse.ArgumentParser], None]
 
@@ -46,25 +46,6 @@ def add_without_depths(parser: argparse.ArgumentParser) -> None:
 RESULTS = {"output": None, "plots": None}
 FIRST = "questions (default 16), or lines of --input (default all)"
 SUBJECTS: Mapping[str, Subject] = {
-    "curves": Subject(
-        "accuracy against work, with every knob of every policy swept",
-        (
-            "remask analyze curves --model bundled --dtype float32 --output curves.json --plots pictures",
-            "remask analyze curves --model bundled --knobs '{\"bicache\": {\"depth\": [2, 4]}}' --sampling-knobs '{}'",
-        ),
-        {
-            "knobs": {
-                "metavar": "JSON",
-                "help": 'values of knobs, instead of the usual ones: {"bicache": {"depth": [0, 2]}}',
-            },
-            "sampling_knobs": {"metavar": "JSON", "help": 'the same for the sampler: {"none": {"steps": [2, 4]}}'},
-            "concurrency": 8,
-            "rounds": 1,
-            **RESULTS,
-        },
-        (partial(add_workload, requests=200), add_model_options),
-        "Every policy that can run the requests, at its defaults and with one knob moved at a time, in one run.",
-    ),
     "depth": Subject(
         "depth of reuse by task and ratio, its convergence, and its stability under other system prompts",
         (
@@ -89,15 +70,6 @@ SUBJECTS: Mapping[str, Subject] = {
             **RESULTS,
         },
         (add_system_prompt_option, add_similarity_options, add_rule_options, add_without_depths),
-    ),
-    "drift": Subject(
-        "K/V drift, attention mass, entropy and token changes by region and pass",
-        (
-            "remask analyze drift --model bundled-transit --prompt 'from abbey go 2 , where am i ?'",
-            "remask analyze drift --model bundled --input requests.jsonl --plots pictures",
-        ),
-        {"cache": "none", "cache_config": None, **RESULTS},
-        (add_source, add_without_depths),
     ),
     "first-predictions": Subject(
         "how far a first step's predictions move by the depth of bicache, and the depth up to which they stay",
@@ -124,32 +96,6 @@ SUBJECTS: Mapping[str, Subject] = {
         (partial(add_workload, requests={"help": FIRST}), add_without_depths),
         "Compares what the first step of each request predicts under 'none' and under bicache at several depths, and "
         "says which depth may be used. Needs no answers.",
-    ),
-    "grid": Subject(
-        "accuracy, speed, work and memory of policies over grids of their settings",
-        (
-            """remask analyze grid --model bundled --cache bicache --grid '{"depth": [0, 4, 8]}' --requests 16""",
-            """remask analyze grid --model bundled --cache reuse --sampling-grid '{"steps": [8, 16]}' --output x""",
-        ),
-        {
-            "cache": {"required": True, "metavar": "SPEC,...", "help": "policies or compositions"},
-            "cache_config": {"help": "settings that stay, as one object per policy"},
-            "grid": {"metavar": "JSON", "help": 'settings that vary, bicache\'s tau too: {"refresh_interval": [1, 8]}'},
-            "sampling": {"help": "sampling parameters that stay"},
-            "sampling_grid": {"metavar": "JSON", "help": 'sampling parameters that vary: {"steps": [8, 16]}'},
-            "prompt_tokens": {"type": str, "metavar": "N,...", "help": "random prompts of these lengths, on any model"},
-            "concurrency": {"type": str, "default": "8", "metavar": "C,..."},
-            "without_delay": {"action": "store_true", "help": "also dkv-decode without its one-step delay"},
-            "requests": {"default": 32, "help": "of each point"},
-            "rounds": 1,
-            "seed": 2024,
-            "beside": None,
-            "x": {"metavar": "AXIS", "help": "what the pictures' lines run over: an axis, or cache_ratio"},
-            **RESULTS,
-        },
-        (add_task, add_model_options),
-        "Each policy at every combination of the values that vary. With --output, rows are written as they are "
-        "measured, and rows that the file holds are not measured again.",
     ),
     "prefix-similarity": Subject(
         "K/V of a shared prefix in its canvas against the prefix alone, by layer and step",

@@ -19,7 +19,6 @@ ALL = "all"
 REQUESTS = 200  # of a bench, where no number is asked for
 TAU = ProfileSettings().tau
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "beside": {"metavar": "FILE,...", "help": "results of other models that pictures and reading show too"},
     "cache": {"help": "cache policy or composition"},
     "cache_config": {"metavar": "JSON", "help": 'settings, as one object per policy: {"bicache": {}}'},
     "caches": {"metavar": "SPEC,...", "help": "policies, separated by commas"},
@@ -90,15 +89,6 @@ def add_workload(parser: Any, requests: Any, more: Any = None) -> None:
     random = {name: OPTIONS[name]["help"] for name in ("prefix_tokens", "prompt_tokens")}
     add(more, prefix_tokens={"help": f"{random['prefix_tokens']} (default {PREFIX_TOKENS})"})
     add(more, prompt_tokens={"help": f"{random['prompt_tokens']} (default {PROMPT_TOKENS})"})
-
-
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """The requests that a subject watches, and how they are sampled."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="one prompt, as plain text")
-    source.add_argument("--input", metavar="FILE", help="JSONL of requests, as 'generate' takes it, without a cache")
-    add(parser, sampling={"help": "sampling parameters, on top of the model's own; a line's come on top of these"})
-    parser.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
@@ -184,6 +174,4 @@ def profile_ops(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=32, metavar="N", help="profile the first N steps (default 32)")
     add(parser, rounds={"default": 3, "help": "turns with and without instruments"})
     parser.add_argument("--plot", metavar="FILE", help="draw the roofline into this PNG file")
-    parser.add_argument("--bars", metavar="FILE", help="draw the times of operations, step by step too, into this file")
-    add(parser, beside={"help": "kept results of other policies that --bars shows first"})
     add_shape(parser)

@@ -8,14 +8,13 @@ from itertools import groupby
 from typing import Any
 
 from remask.cli.options import check_folder, object_option
-from remask.errors import ConfigError
-from remask_lab.asked import check_least, open_with_requests, separated, shape_settings
+from remask_lab.asked import check_least, open_with_requests, shape_settings
 from remask_lab.drawing import check_drawing
 from remask_lab.ops.operations import OperationProfile, Profile, profile_operations
-from remask_lab.ops.roofline import Peaks, measure_peaks, plot_operations, plot_roofline
+from remask_lab.ops.roofline import Peaks, measure_peaks, plot_roofline
 from remask_lab.records.machine import processor_text
 from remask_lab.records.markdown import markdown_table
-from remask_lab.records.record import Record, about, number_format, read_record, write_record
+from remask_lab.records.record import Record, about, number_format, write_record
 
 SUBJECT = "profile ops"
 LINES = 12  # most lines of steps that are printed
@@ -26,12 +25,8 @@ def run(args: argparse.Namespace) -> int:
     check_least(args, steps=1, rounds=1)
     check_folder("--json", args.json)
     check_folder("--plot", args.plot)
-    check_folder("--bars", args.bars)
-    if args.beside is not None and args.bars is None:
-        raise ConfigError("--beside names what --bars shows first; give --bars FILE")
-    if args.plot is not None or args.bars is not None:
+    if args.plot is not None:
         check_drawing()
-    others = [read_record(path, SUBJECT) for path in separated(args.beside)] if args.beside else []
     settings = object_option("--cache-config", args.cache_config)
     llm, workload = open_with_requests(args)
     policy = llm.session.policy(args.cache, settings)
@@ -49,11 +44,6 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot_roofline(profile, peaks, f"{llm.loaded.name}, {args.cache}", args.plot)
         print(f"\nPicture: {args.plot}")
-    if args.bars is not None:
-        parts = {each.about["settings"]["cache"]: [step["parts"] for step in each.data["steps"]] for each in others}
-        parts[args.cache] = [step.parts for step in profile.steps]
-        plot_operations(parts, llm.loaded.name, args.bars)
-        print(f"\nPicture: {args.bars}")
     return 0
 
 

@@ -23,7 +23,7 @@ from remask.text.prompts import Message
 from remask_lab.harness.benchmark import FOLDER, is_own
 from remask_lab.harness.run import Generation, generate, sampling_of
 from remask_lab.harness.score import shares
-from remask_lab.likelihood.draws import LikelihoodEstimator
+from remask_lab.likelihood.masked import MaskLikelihoods
 from remask_lab.likelihood.passes import Pair, encode_pair
 from remask_lab.records.interval import wilson
 
@@ -52,7 +52,7 @@ class RemaskLM(LM):
         policy: CachePolicy,
         sampling: Mapping[str, Any],
         seed: int = 0,
-        estimator: LikelihoodEstimator | None = None,
+        estimator: MaskLikelihoods | None = None,
         examples: Sequence[Message] = (),
     ) -> None:
         super().__init__()
@@ -145,10 +145,10 @@ class RemaskLM(LM):
             return Pair(encode(context, add_special_tokens=False), encode(continuation, add_special_tokens=False))
         return encode_pair(self._llm, context, continuation)
 
-    def _likelihoods(self) -> LikelihoodEstimator:
+    def _likelihoods(self) -> MaskLikelihoods:
         if self._estimator is None:
             raise ConfigError(
-                f"the task needs log-likelihoods, which are estimated for masked and uniform models; "
+                f"the task needs log-likelihoods, which are estimated for masked models; "
                 f"{self._llm.loaded.name!r} is a {self._llm.loaded.config.kind} one"
             )
         return self._estimator

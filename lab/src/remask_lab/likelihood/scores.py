@@ -1,22 +1,17 @@
-"""Scores of responses by likelihood, by the estimator of the model's kind, and multiple choice as in lm-eval."""
+"""Scores of responses by likelihood, and multiple choice as in lm-eval."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from remask.checks import ModelKind
-from remask.errors import ConfigError
-from remask.llm import LLM
-from remask_lab.likelihood import MAX_ROWS
-from remask_lab.likelihood.draws import LikelihoodEstimator
-from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
-from remask_lab.likelihood.noised import NoiseDraws, NoiseLikelihoods
+from remask.errors import ConfigError, UnknownNameError
+from remask_lab.likelihood.masked import MaskLikelihoods
 from remask_lab.likelihood.passes import Pair
 from remask_lab.records.interval import wilson
 from remask_lab.records.jsonl import Line
 
-KINDS = ("masked", "uniform")
-"""Kinds of models that have one."""
+LIKELIHOOD = "likelihood of uniform models"  # as `remask.errors.LEFT` names it
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Encode = Callable[[str, str], Pair]
@@ -87,9 +82,7 @@ def _pair(line: Line, text: str, encode: Encode) -> Pair:
         raise line.error(str(error)) from error
 
 
-def score_responses(
-    estimator: LikelihoodEstimator, items: Sequence[Response], progress: bool = False
-) -> dict[str, Any]:
+def score_responses(estimator: MaskLikelihoods, items: Sequence[Response], progress: bool = False) -> dict[str, Any]:
     """Returns the log-likelihood of every response, and that of all together in nats a token, with its error."""
     found = estimator.score([item.pair for item in items], range(len(items)), progress)
     tokens = sum(each.tokens for each in found)
@@ -102,9 +95,7 @@ def score_responses(
     }
 
 
-def score_questions(
-    estimator: LikelihoodEstimator, items: Sequence[Question], progress: bool = False
-) -> dict[str, Any]:
+def score_questions(estimator: MaskLikelihoods, items: Sequence[Question], progress: bool = False) -> dict[str, Any]:
     """Returns the most likely choice of every question, and the share of right ones with Wilson's 95 % interval.
 
     `accuracy` compares log-likelihoods, `accuracy_norm` log-likelihoods a character of the choice. All choices of a
@@ -136,28 +127,10 @@ def score_questions(
 
 
 def check_kind(name: str, kind: ModelKind) -> None:
-    """Raise `ConfigError` where models of this `kind` have no estimator; `name` is the model's."""
-    if kind not in KINDS:
+    """Raise `ConfigError` where models of this `kind` have no likelihood; `name` is the model's."""
+    if kind == "uniform":
+        raise UnknownNameError("subject", LIKELIHOOD, ())
+    if kind != "masked":
         raise ConfigError(
-            f"likelihoods are bounds of masked and uniform models, and {name!r} is a {kind} model, whose bound has "
-            "another formula"
+            f"likelihoods are bounds of masked models, and {name!r} is a {kind} model, whose bound has another formula"
         )
-
-
-def open_estimator(llm: LLM, draws: Mapping[str, Any] | None = None, max_rows: int = MAX_ROWS) -> LikelihoodEstimator:
-    """The estimator of the model's kind. `draws` are fields of `MaskDraws` or `NoiseDraws`; None leaves one out.
-
-    Raises `ConfigError` on a kind that has none, on fields of the other kind, and on values that are not allowed.
-    """
-    kind = llm.model.config.kind
-    check_kind(llm.loaded.name, kind)
-    given = {name: value for name, value in (draws or {}).items() if value is not None}
-    fields = MaskDraws if kind == "masked" else NoiseDraws
-    for name in given:
-        if name not in fields.__dataclass_fields__:
-            raise ConfigError(
-                f"{name}={given[name]!r} has no meaning for the likelihood of a {kind} model; leave it out"
-            )
-    if kind == "masked":
-        return MaskLikelihoods(llm, MaskDraws(**given), max_rows)
-    return NoiseLikelihoods(llm, NoiseDraws(**given), max_rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import torch
 
 from remask.machine.disk import whole_file
 from remask_lab.drawing import DPI, label, new_panels
-from remask_lab.ops.clock import OPERATIONS, time_call
+from remask_lab.ops.clock import time_call
 from remask_lab.ops.operations import OperationProfile, Profile, StepProfile
 
 if TYPE_CHECKING:
@@ -115,33 +115,3 @@ def _times(axes: Axes, profile: Profile) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.2 * max(milliseconds))
     label(axes, f"time (instruments add {100 * profile.overhead:.1f} %)", "ms a step", grid="x")
-
-
-def plot_operations(parts: Mapping[str, Sequence[Mapping[str, float]]], title: str, path: str | Path) -> None:
-    """Draw times of operations under several policies into the PNG file `path`, in all steps and step by step.
-
-    `parts` are seconds by operation of each step, by policy. Raises `ConfigError` where the file cannot be written.
-    """
-    figure, panels = new_panels(title, 1 + len(parts), height=4.2, width=4.2 + 3.0 * len(parts))
-    first, *others = panels
-    shown = [name for name in OPERATIONS if any(step[name] for steps in parts.values() for step in steps)]
-    for place, (policy, steps) in enumerate(parts.items()):
-        below = [0.0] * len(steps)
-        for name in shown:
-            spent = [1e3 * step[name] for step in steps]
-            others[place].bar(range(1, len(steps) + 1), spent, 0.9, below, color=_COLORS[name], label=name)
-            below = [before + more for before, more in zip(below, spent, strict=True)]
-        label(others[place], f"{policy}, step by step", "step", "" if place else "ms", grid="y", ticks=8)
-        sums = [1e3 * sum(step[name] for step in steps) for name in shown]
-        places = [number + 0.8 * (place + 0.5) / len(parts) - 0.4 for number in range(len(sums))]
-        first.barh(places, sums, 0.8 / len(parts), color=f"C{place}", label=policy)
-    most = max(axes.get_ylim()[1] for axes in others)
-    for axes in others:
-        axes.set_ylim(0, most)
-    first.set_yticks(range(len(shown)), shown)
-    first.invert_yaxis()
-    first.legend(fontsize="small", frameon=False)
-    label(first, "all steps", "ms", grid="x")
-    figure.legend(*others[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
-    with whole_file("the picture", path) as draft:
-        figure.savefig(draft, dpi=DPI, format="png")

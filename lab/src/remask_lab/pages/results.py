@@ -9,7 +9,6 @@ with its model and machine. The README quotes a file of `remask bench` between `
 
 import argparse
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
 from remask_lab.gpu.results import read_kept, speed_table
 from remask_lab.pages.claims import claims_table, read_claims
-from remask_lab.pages.dynamics import commands, read_drift, tables
 from remask_lab.pages.page import PAGES, README, RESULTS, fill, page_parser, run_page
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
@@ -38,21 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGES["results"]), metavar="FILE", help="default docs/lab/results.md")
     parser.add_argument("--readme", default=str(README), metavar="FILE", help="default README.md")
-    parser.add_argument(
-        "--commands", action="store_true", help="print what makes the files of the folder drift, and end"
-    )
     return run_page(_run, parser, argv)
 
 
 def _run(args: argparse.Namespace) -> None:
-    if args.commands:
-        for name, words in commands():
-            print(f"{shlex.join(words)} --output {args.results}/drift/{name}")
-        return
     records = read_all(args.results)
     gpus = read_kept(Path(args.results) / "gpu")
-    folder = Path(args.results) / "drift"
-    text = page(records, read_drift(folder) if folder.is_dir() else {})
+    text = page(records)
     readme = quoted(Path(args.readme).read_text(encoding="utf-8"), records, gpus)
     write_whole("the page", args.output, text)
     write_whole("the README", args.readme, readme)
@@ -75,8 +65,8 @@ def read_all(folder: str | Path) -> dict[str, Record]:
     return records
 
 
-def page(records: Mapping[str, Record], drift: Mapping[str, Record] | None = None) -> str:
-    """Returns the page, with what `read_drift` gives of `drift`.
+def page(records: Mapping[str, Record]) -> str:
+    """Returns the page.
 
     Raises `RecordError` where a record is incomplete, or of another version of its table.
     """
@@ -96,8 +86,6 @@ def page(records: Mapping[str, Record], drift: Mapping[str, Record] | None = Non
         "results",
         claims=claims_table(read_claims(), of_tables.values()),
         tables=shown,
-        dynamics=tables(drift) if drift else [],
-        drift=next(iter(drift.values())) if drift else None,
         variants=[_variants(record) for record in depths.values()],
         benches=[(Path(name).stem, _bench(record, detailed=True)) for name, record in benches.items()],
     )

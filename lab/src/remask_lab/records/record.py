@@ -23,7 +23,7 @@ class Record:
     """A measured result.
 
     Attributes:
-        subject: what was measured, as the command's words: "analyze drift".
+        subject: what was measured, as the command's words: "analyze depth".
         about: the model, its fingerprint, the identity of its depth table, settings, seed, commit, machine with dtype,
             library versions, date.
         data: the numbers. NaN and infinities become None in the file.

@@ -9,11 +9,6 @@ from functools import partial
 from remask_lab.speed.command import ON, run_command, run_measurement
 
 MEASUREMENTS: Mapping[str, tuple[str, str]] = {
-    "host": (
-        "host",
-        "--rounds 2 --against STR --overlap --no-lists --policies none block-dual bicache+block-dual "
-        "--canvases 1024 4096 --requests 1 8 32 128",
-    ),
     "large": (
         "large",
         "--model llada-8b --quantization int8 --dtype auto --block 32 --prompt 64 --threads 1 --turns 5",

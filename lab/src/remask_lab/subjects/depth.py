@@ -27,7 +27,6 @@ from remask.policies.bicache import DepthLookup
 from remask_lab.asked import Outcome, open_without_pool
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_panels
 from remask_lab.instruments.depths import RULES, run_depth, task_prompts
-from remask_lab.instruments.series import Floats
 from remask_lab.instruments.watch import check_masked
 from remask_lab.records.markdown import text_table
 from remask_lab.records.record import about
@@ -39,6 +38,7 @@ SHOWN = 6  # ratios at which rules are compared in the text, or a few more
 QUESTIONS = 4  # requests under each system prompt
 _COLORS = (K_COLOR, V_COLOR, "#2ca02c", "#7f7f7f", "#9467bd", "#ff7f0e", "#17becf")
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -58,7 +58,7 @@ def measure(args: argparse.Namespace) -> Outcome:
     given = own | more | {"samples": report.samples, "rule": str(settings.rule)}
     header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g}, {report.definition} similarity"
     facts = about(llm, seed=args.seed, settings=given)
-    return Outcome(facts, report, f"{header}\n\n{text(report)}", reading(report), lambda: figures(report))
+    return Outcome(facts, report, f"{header}\n\n{text(report)}", lambda: figures(report))
 
 
 def _tasks(llm: LLM, given: Sequence[str]) -> dict[str, PromptSet]:
@@ -139,54 +139,6 @@ class DepthReport:
     def shown(self) -> int:
         """The measured ratio nearest to the paper's 90 %."""
         return min(self.ratios, key=lambda ratio: abs(ratio - 90))
-
-
-def reading(report: DepthReport) -> str:
-    """What the numbers show, in one paragraph."""
-    parts = [_by_task(report), _by_ratio(report)]
-    last = report.convergence[-1]
-    time_taken = f"{last.samples} requests per ratio took {last.seconds:.1f} s"
-    if len(report.convergence) > 1:
-        before = report.convergence[-2].samples
-        parts.append(
-            f"Going from {before} to {last.samples} requests per ratio moves the mean depths by {last.distance:.3f} "
-            f"layers and the table by {last.table_distance:.3f}; {time_taken}."
-        )
-    else:
-        parts.append(f"{time_taken}.")
-    changed = report.system_prompts
-    worst = max(changed.spread, key=lambda ratio: changed.spread[ratio])
-    parts.append(
-        f"Under {changed.prompts} system prompts that differ in {100 * changed.changed:.0f} % of their tokens, depth "
-        f"has a standard deviation of {np.mean(list(changed.spread.values())):.3f} layers on average over the ratios"
-        + (f", and of {changed.spread[worst]:.3f} at most (at {worst} %)." if changed.spread[worst] else ".")
-    )
-    return " ".join(parts)
-
-
-def _by_task(report: DepthReport) -> str:
-    ratio = report.shown
-    depths = {task.task: task.mean[ratio] for task in report.tasks}
-    if len(depths) == 1:
-        ((task, depth),) = depths.items()
-        return f"At r = {ratio} % the depth on {task} is {depth:.2f} of {report.layers} layers."
-    low, high = min(depths, key=lambda t: depths[t]), max(depths, key=lambda t: depths[t])
-    within = np.mean([task.spread[ratio] for task in report.tasks])
-    return (
-        f"At r = {ratio} % the mean depth lies between {depths[low]:.2f} ({low}) and {depths[high]:.2f} ({high}) of "
-        f"{report.layers} layers: a standard deviation of {report.over_tasks[ratio]:.2f} over {len(depths)} tasks, and "
-        f"of {within:.2f} over the requests of one."
-    )
-
-
-def _by_ratio(report: DepthReport) -> str:
-    low, high = report.ratios[0], report.ratios[-1]
-    if low == high:
-        return "One ratio shows no trend."
-    falls = sum(b < a for task in report.tasks for a, b in pairwise(task.mean.values()))
-    first, last = (np.mean([task.mean[ratio] for task in report.tasks]) for ratio in (low, high))
-    how = "never falling on the way" if not falls else f"with {falls} falls from one ratio to the next on the way"
-    return f"From r = {low} % to {high} % it goes from {first:.2f} to {last:.2f}, {how}."
 
 
 def measure_depths(

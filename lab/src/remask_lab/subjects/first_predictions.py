@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace) -> Outcome:
     told = f"{heading(llm, workload)}\n\n{text(report)}"
     words = {"model": args.model, "input": args.input, "task": args.task, "task-settings": args.task_settings}
     asked = " ".join(f"--{name} {shlex.quote(word)}" for name, word in words.items() if word is not None)
-    return Outcome(facts, report, told, reading(report, asked), lambda: figures(report))
+    return Outcome(facts, report, f"{told}\n\n{reading(report, asked)}", lambda: figures(report))
 
 
 @dataclass(frozen=True, slots=True)

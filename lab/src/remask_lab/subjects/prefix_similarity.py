@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from remask.depth.rule import check_tau
@@ -20,13 +21,17 @@ from remask.llm import LLM
 from remask_lab.asked import Outcome, asked_workload, described, heading, open_without_pool
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, new_panels
 from remask_lab.instruments.depths import run_depth, states
-from remask_lab.instruments.series import Floats, Table, as_table, mean, padded
 from remask_lab.instruments.watch import Passes, check_masked, leading_kv
 from remask_lab.records.markdown import text_table
 from remask_lab.records.record import about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Floats = NDArray[np.float64]
+Table: TypeAlias = tuple[tuple[float, ...], ...]
+"""[layers][steps]."""
 
 
 def measure(args: argparse.Namespace) -> Outcome:
@@ -39,7 +44,7 @@ def measure(args: argparse.Namespace) -> Outcome:
     report = measure_prefix(llm, requests, args.tau, definition, progress=llm.session.progress)
     facts = about(llm, seed=args.seed, settings=described(workload) | {"tau": args.tau, "measure": definition})
     told = f"{heading(llm, workload)}\n\n{text(report)}"
-    return Outcome(facts, report, told, reading(report), lambda: figures(report))
+    return Outcome(facts, report, told, lambda: figures(report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,37 +81,6 @@ class PrefixSimilarity:
     deep_mean: float
 
 
-def reading(report: PrefixSimilarity) -> str:
-    """What the numbers show, in one paragraph."""
-    layers = len(report.similarity)
-    ratio = 100 * report.prefix_tokens / report.canvas_tokens
-    said = (
-        f"A prefix of {report.prefix_tokens:.0f} tokens ({ratio:.0f} % of the canvas) stays above {report.tau:g} in "
-        f"every step of every request in the first {report.shallow} of {layers} layers"
-    )
-    if report.shallow in (0, layers):
-        said += f"; the mean over all layers is {report.shallow_mean if report.shallow else report.deep_mean:.3f}."
-    else:
-        said += f": {report.shallow_mean:.3f} on average there, {report.deep_mean:.3f} in the layers above."
-    least = np.min(report.similarity, axis=1)
-    said += f" It is lowest in layer {int(least.argmin()) + 1}, at {least.min():.3f}."
-    if report.steps == 1:
-        return said
-    said += (
-        f" Over {report.steps} steps a layer's similarity has a standard deviation of {np.mean(report.over_steps):.4f} "
-        f"on average and {max(report.over_steps):.4f} at most (layer {int(np.argmax(report.over_steps)) + 1})"
-    )
-    if report.requests > 1:
-        said += f", and between {report.requests} requests of {np.mean(report.over_requests):.4f} on average"
-    changed = sum(a != b for a, b in zip(report.depth, report.first_depth, strict=True))
-    if not changed:
-        return f"{said}. The first step alone gives every request the depth that all steps give."
-    return (
-        f"{said}. The first step alone would give {changed} of {report.requests} requests another depth: on average "
-        f"{np.mean(report.first_depth):.2f} layers, where all steps give {np.mean(report.depth):.2f}."
-    )
-
-
 def measure_prefix(
     llm: LLM, requests: Sequence[Request], tau: float = 0.97, measure: Measure = "flat", progress: bool = False
 ) -> PrefixSimilarity:
@@ -134,7 +108,9 @@ def summarise(
     traces: Sequence[Floats], tau: float, measure: Measure, prefix_tokens: float, canvas_tokens: float
 ) -> PrefixSimilarity:
     """The report of one array [2, layers, steps] a request, K before V; they are not changed."""
-    every = padded(traces)
+    every = np.full((len(traces), *traces[0].shape[:-1], max(each.shape[-1] for each in traces)), np.nan)
+    for row, each in zip(every, traces, strict=True):
+        row[..., : each.shape[-1]] = each
     both = every.mean(axis=1)  # [requests, layers, steps]
     similarity = np.nanmean(both, axis=0)
     depth = [run_depth(least.tolist(), tau) for least in np.nanmin(both, axis=2)]
@@ -146,17 +122,26 @@ def summarise(
         canvas_tokens=canvas_tokens,
         tau=tau,
         measure=measure,
-        similarity=as_table(similarity),
-        k=as_table(np.nanmean(every[:, 0], axis=0)),
-        v=as_table(np.nanmean(every[:, 1], axis=0)),
+        similarity=_table(similarity),
+        k=_table(np.nanmean(every[:, 0], axis=0)),
+        v=_table(np.nanmean(every[:, 1], axis=0)),
         over_steps=tuple(similarity.std(axis=1).tolist()),
         over_requests=tuple(np.nanmean(both, axis=2).std(axis=0).tolist()),
         depth=tuple(depth),
         first_depth=tuple(run_depth(request[:, 0].tolist(), tau) for request in both),
         shallow=shallow,
-        shallow_mean=mean(similarity[:shallow]),
-        deep_mean=mean(similarity[shallow:]),
+        shallow_mean=_mean(similarity[:shallow]),
+        deep_mean=_mean(similarity[shallow:]),
     )
+
+
+def _table(values: Floats) -> Table:
+    return tuple(tuple(row) for row in values.tolist())
+
+
+def _mean(values: Floats) -> float:
+    """The mean, NaN of nothing."""
+    return float(values.mean()) if values.size else float("nan")
 
 
 def text(report: PrefixSimilarity) -> str:

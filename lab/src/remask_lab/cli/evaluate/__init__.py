@@ -11,7 +11,7 @@ from remask.cli.parser import examples
 from remask.cli.shared_options import add_engine_options, add_model_options
 from remask_lab.cli.options import add
 from remask_lab.harness.presets import preset_names
-from remask_lab.likelihood import MAX_ROWS, SCHEDULES
+from remask_lab.likelihood import MAX_ROWS
 
 FIELDS = ("prompt", "response", "choices", "answer")  # of a line of `eval likelihood`
 ROWS = {"help": "write every row to FILE, as JSON; the same command resumes from it"}
@@ -108,37 +108,17 @@ def _likelihood(subjects: Any) -> None:
 
 
 def add_draw_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of how noise is drawn."""
+    """Add the options of how masks are drawn."""
     number = {"type": int, "metavar": "N"}
     add(
         parser,
-        mc_samples={
-            **number,
-            "default": 128,
-            "help": "draws for each response: sets of masks, or noise of a uniform model",
-        },
+        mc_samples={**number, "default": 128, "help": "sets of masks that are drawn for each response"},
         mc_strata={
             **number,
             "default": 8,
-            "help": "spread the levels of noise of N draws evenly; 1: independent draws",
+            "help": "spread the masks' numbers of N draws evenly; 1: independent draws",
         },
-        mc_no_exact={
-            "action": "store_true",
-            "help": "masked models: draw sets of masks even where all of them could be computed",
-        },
-        mc_levels={**number, "help": "uniform models: steps of the chain of noise (default 1000)"},
-        mc_schedule={
-            "choices": SCHEDULES,
-            "help": "uniform models: how noise falls along the chain (default cosine)",
-        },
-        mc_sampler={
-            "choices": ("ancestral", "ancestral_marginal"),
-            "help": "uniform models: the sampler whose reverse step the bound is of (default ancestral)",
-        },
-        canvas_length={
-            **number,
-            "help": "uniform models: positions of the canvas, noise behind the response (default: none behind it)",
-        },
+        mc_no_exact={"action": "store_true", "help": "draw sets of masks even where all of them could be computed"},
         seed={"default": 0, "help": "of the draws"},
     )
 

@@ -12,12 +12,11 @@ from remask.loading import announce_download
 from remask.machine.device import resolve_device
 from remask_lab.asked import check_least
 from remask_lab.cli.evaluate import FIELDS
-from remask_lab.likelihood.draws import StratifiedDraws
+from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
 from remask_lab.likelihood.passes import Pair, encode_pair, encode_reply
 from remask_lab.likelihood.scores import (
     Question,
     check_kind,
-    open_estimator,
     read_items,
     score_questions,
     score_responses,
@@ -26,22 +25,9 @@ from remask_lab.records.jsonl import field_names, read_lines
 from remask_lab.records.record import Record, about, write_record
 
 
-def draws_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_draw_options` as fields of draws, None where one is left to the kind of model.
-
-    Raises `ConfigError` on values that no kind can use.
-    """
-    StratifiedDraws(args.mc_samples, args.mc_strata, args.seed)  # a wrong value fails before a model is loaded
-    return {
-        "samples": args.mc_samples,
-        "strata": args.mc_strata,
-        "seed": args.seed,
-        "exact": False if args.mc_no_exact else None,
-        "levels": args.mc_levels,
-        "schedule": args.mc_schedule,
-        "sampler": args.mc_sampler,
-        "canvas_length": args.canvas_length,
-    }
+def draws_of(args: argparse.Namespace) -> MaskDraws:
+    """The options of `add_draw_options`. Raises `ConfigError` on values that cannot be used."""
+    return MaskDraws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     found = find_model(model)
     check_kind(args.model, found.config.kind)
     llm = open_llm(args, reads="chat" if args.chat else "text")
-    estimator = open_estimator(llm, draws, args.max_rows)
+    estimator = MaskLikelihoods(llm, draws, args.max_rows)
 
     def encode(prompt: str, response: str) -> Pair:
         pair = (encode_reply if args.chat else encode_pair)(llm, prompt, response)
@@ -71,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         data = score_responses(estimator, items, llm.session.progress)
     print(text(data))
     if args.output is not None:
-        settings = {"prompts": args.prompts, "lines": len(lines), "chat": args.chat, "draws": asdict(estimator.draws)}
+        settings = {"prompts": args.prompts, "lines": len(lines), "chat": args.chat, "draws": asdict(draws)}
         write_record(args.output, Record("eval likelihood", about(llm, seed=args.seed, settings=settings), data))
         print(f"\nSaved as {args.output}")
     return 0

@@ -33,8 +33,8 @@ from remask_lab.harness.benchmark import (
 from remask_lab.harness.presets import TaskSettings, task_settings
 from remask_lab.harness.report import table
 from remask_lab.harness.run import chat_tokenizer, check_first, run_local
+from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
 from remask_lab.likelihood.perplexity import Policy
-from remask_lab.likelihood.scores import KINDS, open_estimator
 from remask_lab.records.jsonl import field_names
 from remask_lab.records.record import Sweep, about
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         "system_prompt": xxhash.xxh64(role.encode()).hexdigest(),
         "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
         "fields": args.fields,
-        "draws": draws,
+        "draws": asdict(draws),
         **({"metric": args.metric} if args.metric == "agreement" else {}),
         "engine": asdict(llm.session.engine_config),
         "lm_eval": None if local else version("lm_eval"),
@@ -166,7 +166,7 @@ def _harness(
     tasks: Sequence[str],
     role: str,
     settings: Mapping[str, TaskSettings],
-    draws: Mapping[str, Any],
+    draws: MaskDraws,
 ) -> Callable[[LLM], Measure]:
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
@@ -187,7 +187,7 @@ def _harness(
     harness.check(tasks)
 
     def begin(llm: LLM) -> Measure:
-        estimator = open_estimator(llm, draws) if llm.loaded.config.kind in KINDS else None
+        estimator = MaskLikelihoods(llm, draws) if llm.loaded.config.kind == "masked" else None
         chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         for task in filter(is_own, tasks):
             chat_tokenizer(llm, task)
