@@ -207,6 +207,12 @@ def request(
     return Request(name, tokens, params, prefix)
 
 
+def running_canvases(engine: Engine) -> int:
+    """Canvases of requests that have begun, those between two blocks of a growing canvas included."""
+    lifecycle = engine._lifecycle
+    return sum(len(running.canvases) for running in [*lifecycle.requests(), *lifecycle.outgrown.values()])
+
+
 def run(
     engine: Engine,
     work: Sequence[Work],
@@ -228,7 +234,7 @@ def run(
                 assert event.id not in results
                 results[event.id] = event.result
         step += 1
-        assert step < limit, f"stuck with {engine.waiting} waiting and {engine.running_canvases} running"
+        assert step < limit, f"stuck with {engine.waiting} waiting and {running_canvases(engine)} running"
     engine.check_integrity()
     return results
 

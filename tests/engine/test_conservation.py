@@ -37,6 +37,7 @@ from tests.engine.support import (
     make_engine,
     nested_work,
     outcome,
+    running_canvases,
 )
 
 COMPARED = 2  # requests of an example that are run again, alone
@@ -143,8 +144,8 @@ class Conservation(RuleBasedStateMachine):
         slots_have_one_owner(engine)
         running = engine._lifecycle.unfinished()
         assert engine.waiting + len(running) == len(self.alive)
-        assert engine.running_canvases == sum(each.pending.canvases for each in running)
-        assert engine.running_canvases <= engine.config.max_num_seqs or len(running) == 1
+        assert running_canvases(engine) == sum(each.pending.canvases for each in running)
+        assert running_canvases(engine) <= engine.config.max_num_seqs or len(running) == 1
         assert engine.store.tokens < self.budget
         assert engine.store.stats.misses >= engine.stats.prefix_passes
 

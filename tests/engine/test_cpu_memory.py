@@ -25,6 +25,7 @@ from remask.model.quantised import MULTIPLIED
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from remask.plan.canvas import Canvas
+from tests.engine.support import running_canvases
 from tests.live_bytes import LiveBytes
 
 CPU = torch.device("cpu")
@@ -123,7 +124,7 @@ def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatc
         while engine.busy:
             ended = [event.result for event in engine.step() if event.result is not None]
             found |= {result.id: result.token_ids for result in ended}
-            together = max(together, engine.running_canvases)
+            together = max(together, running_canvases(engine))
         answers.append(found)
         most.append(together)
     assert most == [8, 2]

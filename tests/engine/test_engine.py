@@ -41,6 +41,7 @@ from tests.engine.support import (
     random_work,
     request,
     run,
+    running_canvases,
 )
 
 FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -79,7 +80,7 @@ def test_cancelling_in_every_phase() -> None:
     engine.add(shared.with_policy(Reuse()))
     engine.add(replace(shared, id="waiting").with_policy(Reuse()))
     engine.step()  # the prefix-only pass
-    assert (engine.running_canvases, engine.waiting) == (1, 1)
+    assert (running_canvases(engine), engine.waiting) == (1, 1)
     assert engine.cancel("waiting")
     assert not engine.cancel("waiting")
     engine.step()
@@ -371,7 +372,7 @@ def test_leased_entries_make_newcomers_wait() -> None:
     engine.add(request("first", [1] * 6, 6, max_tokens=4).with_policy(Reuse()))
     engine.add(request("second", [2] * 6, 6, max_tokens=4).with_policy(Reuse()))
     engine.step()
-    assert (engine.running_canvases, engine.waiting) == (1, 1)
+    assert (running_canvases(engine), engine.waiting) == (1, 1)
     results = run(engine, [])
     assert engine.store.stats.evictions == 1
     assert len(results) == 2
@@ -382,7 +383,7 @@ def test_max_num_seqs_limits_canvases_and_order_is_kept() -> None:
     for i in range(5):
         engine.add(request(f"r{i}", cfg_scale=1.0 if i == 1 else 0.0))
     engine.step()
-    assert (engine.running_canvases, engine.waiting) == (3, 3)
+    assert (running_canvases(engine), engine.waiting) == (3, 3)
     run(engine, [])
 
 
@@ -390,7 +391,7 @@ def test_a_guided_request_runs_alone_where_it_is_too_many() -> None:
     engine = make_engine(max_num_seqs=1)
     seen = []
     work = [Work(request(f"r{i}", 40, cfg_scale=1.0, max_tokens=24), Dense()) for i in range(2)]
-    run(engine, work, each_step=lambda _: seen.append(engine.running_canvases))
+    run(engine, work, each_step=lambda _: seen.append(running_canvases(engine)))
     assert max(seen) == 2
 
 
@@ -668,7 +669,7 @@ def test_nothing_of_an_ended_request_is_kept_while_others_run() -> None:
     engine.add(request("short", max_tokens=4))
     engine.step()
     canvases = {each.request.id: weakref.ref(each.canvases[0].canvas) for each in engine._lifecycle.requests()}
-    while engine.running_canvases == 2:
+    while running_canvases(engine) == 2:
         engine.step()
     engine.step()
     gc.collect()

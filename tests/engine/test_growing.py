@@ -20,7 +20,18 @@ from remask.readers.logprobs import Logprobs
 from remask.request.result import Event, Result
 from remask.store.pages import PageRange
 from tests.engine import kinds
-from tests.engine.support import EOS, LAYERS, Work, alone, make_engine, outcome, poisoned_engine, request, run
+from tests.engine.support import (
+    EOS,
+    LAYERS,
+    Work,
+    alone,
+    make_engine,
+    outcome,
+    poisoned_engine,
+    request,
+    run,
+    running_canvases,
+)
 from tests.engine.test_constraint import drawn as drawn_form
 
 GROWING: dict[str, Any] = {"growing_canvas": True, "block_length": 4}
@@ -55,7 +66,7 @@ def test_pages_are_claimed_block_by_block_and_a_short_answer_never_pays_for_its_
     engine.add(growing("r", tokens=48))
     used = []
     while engine.busy:
-        if engine.step() and engine.running_canvases:
+        if engine.step() and running_canvases(engine):
             used.append(engine.allocator.used)
     assert sorted(set(used) - {0}) == [LAYERS * pages for pages in range(3, 15)]
     held = [each for each in used if each]  # none between two blocks, until the next step
@@ -90,7 +101,7 @@ def test_without_pages_a_request_waits_with_its_tokens_and_goes_on_before_anythi
     waiting = list(engine._lifecycle.outgrown.values())
     assert [running.request.id for running in waiting] == ["second"]
     assert waiting[0].claim.owned == []
-    assert (engine.running_canvases, engine.waiting) == (2, 1)
+    assert (running_canvases(engine), engine.waiting) == (2, 1)
     assert {event.id for event in told} == {"first"}
     for extent in taken:
         engine.allocator.release(extent)
@@ -126,7 +137,7 @@ def test_a_request_ends_while_it_waits(how: str, monkeypatch: pytest.MonkeyPatch
     steps(engine, 3)
     (extra,) = take_all_but(engine, 0)
     steps(engine, 2)
-    assert (engine.busy, engine.running_canvases, len(engine._lifecycle.outgrown)) == (True, 1, 1)
+    assert (engine.busy, running_canvases(engine), len(engine._lifecycle.outgrown)) == (True, 1, 1)
     if how == "cancelled":
         assert engine.cancel("r")
     elif how == "timeout":

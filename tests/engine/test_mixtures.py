@@ -16,7 +16,7 @@ from remask.readers.forced import ForcedTokens
 from remask.request.result import Result
 from remask.sampling.rules import names_on
 from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of
-from tests.engine.support import DEADLINE, Work, let_pass, run, work_of, written
+from tests.engine.support import DEADLINE, Work, let_pass, run, running_canvases, work_of, written
 
 COUNT = 25
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 26))]
@@ -64,7 +64,7 @@ class Mixture:
                 if event.result is not None:
                     self.end(event.result)
             step += 1
-            assert step < 5000, f"stuck with {engine.waiting} waiting and {engine.running_canvases} running"
+            assert step < 5000, f"stuck with {engine.waiting} waiting and {running_canvases(engine)} running"
         engine.check_integrity()
 
     def submit(self, asked: Request) -> None:

@@ -18,7 +18,7 @@ from remask.policies.base import Traits
 from remask.policies.exact import Exact
 from remask.request.result import Result, Usage
 from tests.engine import kinds
-from tests.engine.support import Work, poisoned_engine, run
+from tests.engine.support import Work, poisoned_engine, run, running_canvases
 from tests.engine.test_block_causal_against_oracles import Line, oracle, work_of
 from tests.oracles.block_causal import BlockDecode
 from tests.oracles.page_chain import Pool
@@ -180,7 +180,7 @@ def test_a_common_prompt_is_computed_and_held_once() -> None:
     engine = engine_of()
     held = []
     work = [work_of(line, name) for name, line in lines.items()]
-    results = run(engine, work, each_step=lambda _: held.append((engine.running_canvases, engine.allocator.used)))
+    results = run(engine, work, each_step=lambda _: held.append((running_canvases(engine), engine.allocator.used)))
     cached = sorted(result.usage.cached_tokens for result in results.values())
     assert cached == [0] + [48] * (count - 1)
     decodes = {name: oracle(MODEL, line) for name, line in lines.items()}
@@ -299,7 +299,7 @@ def test_pages_that_are_never_finished_are_given_up(after: int) -> None:
         engine.add(item.asked)
     for _ in range(after):
         engine.step()
-    assert (engine.running_canvases, engine.waiting) == (1, 1)
+    assert (running_canvases(engine), engine.waiting) == (1, 1)
     assert engine.cancel("1")
     results = run(engine, [])
     assert list(results["2"].token_ids) == decoded(second.request.prompt_token_ids).output_ids
@@ -312,7 +312,7 @@ def test_one_that_awaits_pages_lets_others_pass() -> None:
     for item in (first, second, other):
         engine.add(item.asked)
     engine.step()
-    assert (engine.running_canvases, engine.waiting) == (2, 1)
+    assert (running_canvases(engine), engine.waiting) == (2, 1)
     assert len(run(engine, [])) == 3
 
 
@@ -340,14 +340,14 @@ def test_stored_pages_give_way_to_running_requests() -> None:
         work = work_of(line_of([*prompt, len(name)]), name)
         engine.add(work.asked)
     engine.step()
-    assert (engine.running_canvases, engine.waiting) == (1, 1)
+    assert (running_canvases(engine), engine.waiting) == (1, 1)
     assert len(engine.memory.chain.pages) < stored
     more = engine.allocator.allocate(8 * 8, range(layers))
     assert more is None
     rest = work_of(line_of(kinds.tokens(rng, 80)), "long")
     engine.add(rest.asked)
     engine.step()
-    assert engine.running_canvases == 2, "the second one reads the first one's pages; the long one has no room"
+    assert running_canvases(engine) == 2, "the second one reads the first one's pages; the long one has no room"
     assert engine.waiting == 1
     engine.allocator.release(taken)
     assert set(run(engine, [])) == {"first", "second", "long"}

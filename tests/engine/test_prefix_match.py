@@ -21,6 +21,7 @@ from tests.engine.support import (
     prompt_of,
     request,
     run,
+    running_canvases,
     served,
 )
 
@@ -87,7 +88,7 @@ def test_a_request_that_waits_for_pages_has_asked_once() -> None:
     engine.add(turn("r", 15).request.with_policy(Reuse()))
     for _ in range(5):
         engine.step()
-    assert (engine.running_canvases, engine.waiting) == (0, 1)
+    assert (running_canvases(engine), engine.waiting) == (0, 1)
     engine.allocator.release(extent)
     assert run(engine, [])["r"].usage.cached_tokens == 10
 

@@ -24,6 +24,7 @@ from tests.engine.support import (
     poisoned_engine,
     request,
     run,
+    running_canvases,
 )
 
 
@@ -197,6 +198,6 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
             if event.result is not None:
                 ended += 1
                 if ended == 1:
-                    assert engine.running_canvases == 1
+                    assert running_canvases(engine) == 1
                     engine.add(again)
     assert ended == 2

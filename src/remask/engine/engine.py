@@ -79,12 +79,6 @@ class Engine:
         return not self._lifecycle.idle or bool(self._lifecycle.events)
 
     @property
-    def running_canvases(self) -> int:
-        """Canvases of requests that have begun, those between two blocks of a growing canvas included."""
-        lifecycle = self._lifecycle
-        return sum(len(running.canvases) for running in [*lifecycle.requests(), *lifecycle.outgrown.values()])
-
-    @property
     def waiting(self) -> int:
         """Requests that have not begun."""
         return len(self._lifecycle.waiting)
