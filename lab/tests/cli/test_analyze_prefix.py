@@ -34,7 +34,7 @@ def test_prefix_similarity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     check_picture(plots / "prefix-similarity.png")
     text = capsys.readouterr().out
     assert "llada-tiny: random tokens, 2 requests over 1 prefixes" in text
-    assert "std over requests" in text
+    assert f"above tau 0.97 in every request: in all steps {record.data['shallow']}, in the first step" in text
 
 
 def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ from remask_lab.likelihood.passes import Pair
 from remask_lab.records.interval import wilson
 from remask_lab.records.jsonl import Line
 
-LIKELIHOOD = "likelihood of uniform models"  # as `remask.errors.LEFT` names it
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Encode = Callable[[str, str], Pair]
@@ -129,7 +128,7 @@ def score_questions(estimator: MaskLikelihoods, items: Sequence[Question], progr
 def check_kind(name: str, kind: ModelKind) -> None:
     """Raise `ConfigError` where models of this `kind` have no likelihood; `name` is the model's."""
     if kind == "uniform":
-        raise UnknownNameError("subject", LIKELIHOOD, ())
+        raise UnknownNameError("subject", "likelihood of uniform models", ())
     if kind != "masked":
         raise ConfigError(
             f"likelihoods are bounds of masked models, and {name!r} is a {kind} model, whose bound has another formula"

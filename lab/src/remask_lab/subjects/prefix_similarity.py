@@ -145,8 +145,8 @@ def _mean(values: Floats) -> float:
 
 
 def text(report: PrefixSimilarity) -> str:
-    """One line a layer."""
-    return text_table(
+    """One line a layer, and the depth at tau."""
+    layers = text_table(
         range(len(report.similarity)),
         {
             "layer": lambda layer: str(layer + 1),
@@ -158,6 +158,8 @@ def text(report: PrefixSimilarity) -> str:
             "std over requests": lambda layer: f"{report.over_requests[layer]:.4f}",
         },
     )
+    least = f"in all steps {report.shallow}, in the first step {min(report.first_depth)}"
+    return f"{layers}\n\nleading layers above tau {report.tau:g} in every request: {least}"
 
 
 def figures(report: PrefixSimilarity) -> dict[str, Figure]:
