@@ -12,6 +12,7 @@ from tests.parallel.test_ranks import COMMON, GOLDEN, SAMPLING, lead_of
 __all__ = ["lenders", "ranks"]  # fixtures
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize(
     ("cache", "settings", "sampling"),
@@ -37,7 +38,7 @@ def test_answers_are_those_of_one_process(cache: str, settings: dict[str, Any], 
     assert found[0] == found[1]
 
 
-@pytest.mark.few(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("cache", ["elastic-cache", "acache", "entropy-cache"])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_few_bits(kind: Any, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,19 +184,21 @@ NO_REQUESTS: dict[str, str | None] = {
 
 
 @pytest.mark.parametrize("said", NO_REQUESTS)
-@pytest.mark.parametrize("command", [["generate"], ["bench"], ["inspect", "store"], ["analyze", "drift"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["generate"], ["bench"], ["inspect", "store"], ["analyze", "first-predictions"]], ids=" ".join
+)
 def test_files_without_requests_are_refused_before_a_model_is_loaded(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    command: list[str],
+    command: str,
     said: str,
 ) -> None:
     monkeypatch.setattr(LLM, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
     path, content = tmp_path / "in.jsonl", NO_REQUESTS[said]
     if content is not None:
         path.write_text(content)
-    assert main(["--quiet", *command, "--model", LLADA, "--input", str(path)]) == 2
+    assert main(["--quiet", *command.split(), "--model", LLADA, "--input", str(path)]) == 2
     err = capsys.readouterr().err
     assert said in err
     assert str(path) in err

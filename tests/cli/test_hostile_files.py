@@ -67,8 +67,8 @@ def test_weights_that_are_not_finite_are_refused_by_name(
         ["serve", "--port", "0"],
         ["inspect", "store", "--input", "/dev/null"],
         ["bench", "--requests", "1"],
-        ["analyze", "drift", "--prompt", "from ivy"],
-        ["analyze", "grid", "--cache", "none"],
+        ["analyze", "first-predictions"],
+        ["analyze", "depth"],
     ]
     for words in commands:
         place = 2 if words[0] in ("inspect", "analyze") else 1

@@ -41,7 +41,7 @@ COMMANDS: dict[str, list[str]] = {
     "eval likelihood": ["eval", "likelihood", "--prompts", "pairs.jsonl"],
     "eval likelihood of chats": ["eval", "likelihood", "--chat", "--prompts", "pairs.jsonl"],
     "eval gen-ppl": ["eval", "gen-ppl", "--prompts", "texts.jsonl", "--judge", "none/such", "--prompt-tokens", "2"],
-    "analyze": ["analyze", "drift", "--prompt", "hello"],
+    "analyze": ["analyze", "first-predictions", "--task", "gsm8k"],
 }
 
 
@@ -159,6 +159,7 @@ def test_a_plain_template_begins_as_texts_do(tmp_path: Path) -> None:
     assert first + 1 not in tokens
 
 
+@pytest.mark.thorough
 def test_commands_read_chats_by_a_template_of_a_file(
     plain: str,
     files: dict[str, str],

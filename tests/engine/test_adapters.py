@@ -203,6 +203,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("name", "policy"), [(name, policy) for name, all_ in POLICIES.items() for policy in all_])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_answers_are_those_of_merged_models(name: str, policy: str, invariant: bool) -> None:

@@ -53,6 +53,7 @@ def tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(63) for _ in range(count)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_prefix_hit_changes_no_token(seed: int) -> None:
     """Whatever was cached: nothing, pages of a prompt, and those of canvases of an answer, which a next turn sends."""

@@ -20,6 +20,8 @@ from tests.engine.support import DEADLINE, Work, let_pass, run, running_canvases
 
 COUNT = 25
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 26))]
+DEAR = ("diffusion-gemma",)  # steps of several passes
+QUICK = tuple(name for name in NAMES if name not in DEAR)
 ENDED = ("stop", "length")
 
 
@@ -142,7 +144,7 @@ def same(one: Result, other: Result, asked: Request) -> None:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", [*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in DEAR)])
 def test_mixtures_of_everything(family: str, seed: int) -> None:
     mixture = Mixture(family, seed)
     mixture.run(COUNT)

@@ -1,12 +1,9 @@
 """`/v1/messages` by Anthropic's client: the same answers as chat's, and every event and error that it expects."""
 
 from collections.abc import Iterator
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import anthropic
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
-from anthropic.types.beta import message_create_params as beta_create_params
 from pydantic import ValidationError
 
 from remask.answers.answer import Delta
@@ -18,6 +15,9 @@ from tests.server.described import events
 from tests.server.serving import CHATS, Running, serving
 from tests.server.test_tools import ORDER, saying
 
+if TYPE_CHECKING:  # it takes seconds to import, which only what runs here should pay
+    from anthropic import Anthropic
+
 PATH = "/v1/messages"
 SYSTEM, USER = CHATS[0][0]["content"], CHATS[0][1]
 ASKED: dict[str, Any] = {"model": "bundled-transit", "system": SYSTEM, "messages": [USER], "max_tokens": 16}
@@ -27,16 +27,16 @@ HELLO = [{"role": "user", "content": "x"}]
 
 
 @pytest.fixture
-def client(server: Running) -> Iterator[anthropic.Anthropic]:
+def client(server: Running) -> "Iterator[Anthropic]":
     with server.anthropic() as made:
         yield made
 
 
-def test_an_answer_is_that_of_chat(client: anthropic.Anthropic, server: Running) -> None:
+def test_an_answer_is_that_of_chat(client: "Anthropic", server: Running) -> None:
     chat = server.ask().json()
     answer = client.messages.create(**ASKED)
     (block,) = answer.content
-    assert isinstance(block, anthropic.types.TextBlock)
+    assert block.type == "text"
     assert block.text == chat["choices"][0]["message"]["content"]
     assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
     usage = answer.usage
@@ -48,7 +48,7 @@ def test_an_answer_is_that_of_chat(client: anthropic.Anthropic, server: Running)
     assert counted.input_tokens == chat["usage"]["prompt_tokens"]
 
 
-def test_the_events_of_a_stream(client: anthropic.Anthropic) -> None:
+def test_the_events_of_a_stream(client: "Anthropic") -> None:
     whole = client.messages.create(**ASKED)
     kinds = [event.type for event in client.messages.create(**ASKED, stream=True)]
     deltas = kinds.count("content_block_delta")
@@ -70,7 +70,7 @@ def test_fixed_parts_are_input_from_the_first_event_on(server: Running) -> None:
     assert first["input_tokens"] == last["input_tokens"] + last["cache_read_input_tokens"]
 
 
-def test_why_an_answer_ends(client: anthropic.Anthropic) -> None:
+def test_why_an_answer_ends(client: "Anthropic") -> None:
     cut = client.messages.create(**{**ASKED, "stop_sequences": ["nowhere", " ##"]})
     assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", " ##")
     short = client.messages.create(**{**ASKED, "max_tokens": 8}, extra_body={"ignore_eos": True})
@@ -176,6 +176,9 @@ def test_what_is_refused_says_why(fields: dict[str, Any], told: str) -> None:
 
 
 def test_every_field_of_the_official_client_has_a_fate() -> None:
+    from anthropic.types import message_count_tokens_params, message_create_params
+    from anthropic.types.beta import message_create_params as beta_create_params
+
     known = MessagesBody.model_fields.keys() | FOREIGN_TO_MESSAGES.keys()
     for params in (message_create_params, beta_create_params):
         names = {*get_type_hints(params.MessageCreateParamsBase), "stream"}
@@ -186,7 +189,9 @@ def test_every_field_of_the_official_client_has_a_fate() -> None:
     assert MessagesBody.model_fields.keys().isdisjoint(FOREIGN_TO_MESSAGES)
 
 
-def test_errors_have_the_classes_that_clients_catch(client: anthropic.Anthropic) -> None:
+def test_errors_have_the_classes_that_clients_catch(client: "Anthropic") -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(**{**ASKED, "model": "nobody"})
     body: Any = missing.value.body
@@ -199,6 +204,8 @@ def test_errors_have_the_classes_that_clients_catch(client: anthropic.Anthropic)
 
 
 def test_the_key_is_sent_as_anthropic_does() -> None:
+    import anthropic
+
     with serving(api_keys=["s3cret"]) as running:
         with running.anthropic("s3cret") as client:
             assert client.messages.create(**ASKED).content
