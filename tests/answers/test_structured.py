@@ -148,6 +148,7 @@ def kind(request: pytest.FixtureRequest, llm: LLM) -> LLM:
     return other
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_schemas_as_libraries_write_them(kind: LLM, name: str) -> None:
     form = {"json": LIBRARIES[name]}

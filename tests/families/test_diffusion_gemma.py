@@ -72,6 +72,7 @@ def our_logits(
     return model.head(model.forward(pack([(state, plan)], target), pool))
 
 
+@pytest.mark.few(5)
 @EACH
 def test_logits_are_those_of_transformers(name: str) -> None:
     """Canvas by canvas, in the first step and in those that take in what was predicted."""
