@@ -30,7 +30,7 @@ sys.exit(main())
 """
 CACHES = ["none", "reuse", "bicache"]
 WORDS = ["--quiet", "eval", "tasks", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu"]
-WORDS += ["--tasks", "remask_gsm8k", "--data", str(GSM8K), "--limit", "2", "--caches", ",".join(CACHES)]
+WORDS += ["--tasks", "remask_gsm8k", "--data", str(GSM8K), "--limit", "8", "--caches", ",".join(CACHES)]
 WORDS += ["--sampling", '{"max_tokens": 4, "steps": 2}', "--metric", "agreement"]
 
 
