@@ -15,6 +15,7 @@ from torch import Tensor
 
 from remask.checks import QUANTIZATIONS, Quantization
 from remask.errors import ConfigError, UnknownNameError
+from remask.model.arithmetic import Arithmetic
 from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import (
     GROUP,
@@ -119,7 +120,11 @@ class QuantisedMatrix(Tensor):
         raise NotImplementedError
 
     def product(self, x: Tensor) -> Tensor:
-        """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`."""
+        """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`. The rows are quantised too, as a rule."""
+        raise NotImplementedError
+
+    def unrounded_product(self, x: Tensor) -> Tensor:
+        """As `product`, with the rows as they are: slower, and free of what rounding them adds."""
         raise NotImplementedError
 
     def rows(self, part: slice) -> "QuantisedMatrix":
@@ -204,6 +209,9 @@ class _Scaled(QuantisedMatrix):
     def store(self, rows: slice, codes: Codes) -> None:
         self.numbers[rows], self.scales[rows] = codes.values, codes.scales
 
+    def unrounded_product(self, x: Tensor) -> Tensor:
+        return _wide_product(x, self.numbers, self.scales)
+
     def _cut(self, values: Tensor, scales: Tensor) -> QuantisedMatrix:
         return type(self)((*values.shape[:-1], self.shape[-1]), self.dtype, values.device, values, scales)
 
@@ -251,6 +259,33 @@ class Int4Matrix(_Scaled):
 
     def product(self, x: Tensor) -> Tensor:
         return int4_product(x, self.numbers, self.scales, int4_kernel().name)
+
+    def unrounded_product(self, x: Tensor) -> Tensor:
+        return int4_product(x, self.numbers, self.scales, "float32")
+
+
+def _wide_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+    """Rows `x` [N, K] times the transpose of `values` [M, K] with a scale for each row, in float32: [N, M] as `x`."""
+    rows, columns = x.float(), values.shape[1]
+    step = len(values) if x.is_cuda else max(1, _ENCODED // columns)
+    out = [F.linear(rows, part.float()) for part in torch.split(values, step)]
+    return torch.cat(out, dim=1).mul_(scales).to(x.dtype)
+
+
+class UnroundedArithmetic(Arithmetic):
+    """Multiplies rows with quantized matrices without rounding the rows, so that two passes differ by what they read.
+
+    Rounded rows differ from pass to pass as soon as anything does, however little, and that moves predictions.
+    """
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not isinstance(weight, QuantisedMatrix):
+            return super().linear(x, weight, bias)
+        out = weight.unrounded_product(x)
+        return out if bias is None else out.add_(bias)
+
+    def grouped(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        return self.by_group(x, weights, ends)
 
 
 @dataclass(slots=True)
@@ -313,6 +348,10 @@ class PackedInt8Matrix(QuantisedMatrix):
 
     def product(self, x: Tensor) -> Tensor:
         return int8_product(x, [piece.matrix for piece in self.held], int8_kernel().reduced)
+
+    def unrounded_product(self, x: Tensor) -> Tensor:
+        parts = [_wide_product(x, *int8_unpack(piece.matrix)) for piece in self.held]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _within(self, part: slice) -> range:
         """The pieces that `part` of the rows is made of."""

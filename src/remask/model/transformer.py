@@ -15,7 +15,7 @@ from remask.model.config import ModelConfig
 from remask.model.graphs import Graphs
 from remask.model.mixture import Routes, feed, route
 from remask.model.pool import Pool, cpu_kv_dtype
-from remask.model.quantised import QuantisedMatrix
+from remask.model.quantised import QuantisedMatrix, UnroundedArithmetic
 from remask.model.ranks import Ranks
 from remask.model.stage import NO_ADAPTERS, AdapterRows, Partial, Pick, Rows, Signals, Stage, StepBatch
 from remask.model.weights import LayerWeights, MixtureWeights, Weights
@@ -82,6 +82,14 @@ class Transformer:
         """The same model, which computes all rows with the adapter `name`."""
         other = copy(self)
         other.adapter = name
+        return other
+
+    def unrounded(self) -> Self:
+        """The same weights, whose products do not round rows, without graphs; the model itself if none is quantized."""
+        if not self.quantised:
+            return self
+        other = copy(self)
+        other.arithmetic, other.graphs = UnroundedArithmetic(), None
         return other
 
     @property
