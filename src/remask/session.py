@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -24,8 +24,8 @@ from remask.model.transformer import Transformer
 from remask.outputs import Output, StreamedOutput
 from remask.plan.canvas import Template
 from remask.policies import CachePolicy, name_of, parse, settings_of
-from remask.policies.bicache import DepthLookup
-from remask.policies.registry import from_file
+from remask.policies.bicache import DepthLookup, Earned
+from remask.policies.registry import Depths, from_file
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
 from remask.request.forms import StructuredOutputs
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
 NO_TABLE = (
-    "no depth table of %r is at hand, so cache auto is %s, and shared prefixes are computed with each request. "
-    "Measure one with 'remask profile --model %s --output FILE', from prompts like yours, and give it as "
-    "--depth-table FILE; or start once with --cache bicache, which measures one first and keeps it"
+    "no depth table of %r is at hand and audits earn none, so cache auto is %s, and shared prefixes are computed with "
+    "each request. Leave audits on, or measure a table with 'remask profile --model %s --output FILE', from prompts "
+    "like yours, and give it as --depth-table FILE"
 )
 
 
@@ -84,6 +84,7 @@ class Session:
         self._best = cache if auto else None
         self._given = depth_table
         self._tables: dict[str | None, DepthTable] = {}  # by adapter
+        self._known: dict[str | None, DepthLookup | None] = {}
         self._auto: dict[str | None, str] = {}  # what the best cache comes to, by adapter
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
@@ -227,16 +228,41 @@ class Session:
         self,
         spec: str | CachePolicy,
         settings: Mapping[str, Any] | None = None,
-        table: Callable[[], DepthLookup] | None = None,
+        depths: Depths | None = None,
         *,
         adapter: str | None = None,
     ) -> CachePolicy:
         """The cache policy that `spec` names, or the object itself.
 
-        A depth table, that of the `adapter`, is looked up, or measured, only where one is needed. Raises `ConfigError`
-        on names and settings that cannot be used, and on settings beside an object.
+        What `depths` returns, by default those of the `adapter`, is asked for only where it is needed. Raises
+        `ConfigError` on names and settings that cannot be used, and on settings beside an object.
         """
-        return parse(spec, settings, table or (lambda: self.depth_table_of(adapter).lookup))
+        return parse(spec, settings, depths or (lambda: self.depths(adapter)))
+
+    @property
+    def earns(self) -> bool:
+        """Whether audits earn depths."""
+        return self.engine_config.earns and self.loaded.config.kind == "masked"
+
+    def depths(self, adapter: str | None) -> DepthLookup | Earned:
+        """The depth of requests with this adapter, or with none, that give none: a given table, or what audits earn.
+
+        A table that is shipped or was kept is where they begin. Raises `ConfigError` where audits earn nothing and
+        there is no table.
+        """
+        if self._given is not None:
+            return self._given.lookup
+        if adapter not in self._known:
+            self._known[adapter] = self.depth_table_of(adapter).lookup if self.has_depth_table_of(adapter) else None
+        known = self._known[adapter]
+        if self.earns:
+            return Earned(known)
+        if known is None:
+            raise ConfigError(
+                f"there is no depth table of {self.loaded.name!r}, and audits earn none here: give a number of layers, "
+                'as cache_config {"depth": 2}, name a table with --depth-table, or leave audits on'
+            )
+        return known
 
     def streamed(
         self,
@@ -307,7 +333,8 @@ class Session:
         if given or outer != "bicache":
             return best, given
         if adapter not in self._auto:
-            self._auto[adapter] = best if self.has_depth_table_of(adapter) else inner or "none"
+            reads = self.earns or self.has_depth_table_of(adapter)
+            self._auto[adapter] = best if reads else inner or "none"
             if self._auto[adapter] != best:
                 name = self.loaded.name if adapter is None else f"{self.loaded.name} with {adapter}"
                 log.info(NO_TABLE, name, self._auto[adapter], self.loaded.name)

@@ -16,7 +16,7 @@ from remask.errors import ConfigError
 from remask.families import FAMILIES
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import CachePolicy, parse
-from remask.policies.bicache import DepthLookup
+from remask.policies.bicache import DepthLookup, Earned
 from remask.policies.registry import POLICIES, names_for
 from remask.readers.base import Reader
 from remask.readers.decision import Reading
@@ -92,7 +92,8 @@ def engine_limits(rng: random.Random, family: str) -> dict[str, Any]:
     if rng.random() < 0.2:
         return limits | {"batch_invariant": True, "overlap": False, "graphs": False, "attention": "torch"}
     limits |= {"prefix_sharing": sharing, "prefix_min": 3, "prefix_match": rng.choice(["exact", "longest"])}
-    return limits | {"overlap": rng.random() < 0.6, "graphs": shape.mixture is None and rng.random() < 0.3}
+    limits |= {"overlap": rng.random() < 0.6, "graphs": shape.mixture is None and rng.random() < 0.3}
+    return limits | {"audit": rng.choice([0.0, 0.3, 1.0]), "audit_bound": rng.choice([0.1, 2.0])}
 
 
 def value_of(rng: random.Random, values: Values) -> Any:
@@ -146,6 +147,7 @@ def _setting(rng: random.Random, hint: Any) -> Any:
         bool: lambda: rng.random() < 0.5,
         type(None): lambda: None,
         DepthLookup: lambda: "table",
+        Earned: lambda: "earned",
     }
     return drawn[one]()
 

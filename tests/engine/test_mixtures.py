@@ -10,6 +10,8 @@ from remask.checks import KINDS, ModelKind
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
+from remask.policies import BiCache
+from remask.policies.bicache import Earned
 from remask.policies.registry import names_for
 from remask.readers.decision import Reading
 from remask.readers.forced import ForcedTokens
@@ -86,7 +88,9 @@ class Mixture:
     def force(self, asked: Request, result: Result) -> None:
         """Queue a request that is made to write the same."""
         params = asked.params
-        again = replace(asked, id=f"{asked.id} again", deadline_s=None).with_readers(ForcedTokens(result.trace))
+        again = replace(at_depth(asked, result), id=f"{asked.id} again", deadline_s=None).with_readers(
+            ForcedTokens(result.trace)
+        )
         unwritten = self.engine.model.config.self_conditioning
         if unwritten or params.uniform.correction_steps or params.uniform.revision_tokens:
             with pytest.raises(ConfigError, match="forced tokens"):
@@ -113,11 +117,19 @@ class Mixture:
     def alone(self, asked: Request, result: Result) -> Result:
         """The answer of an engine that has nothing else to do."""
         limits = {**self.limits, "overlap": False, "graphs": False, "max_row_layers": None, "max_refreshes": None}
-        read = result.usage.prefix_tokens
+        asked, read = at_depth(asked, result), result.usage.prefix_tokens
         if read and asked.policy.traits.sharing == "prefix":
             # What was read depends on who came before; how it was read does not.
             asked = replace(asked, prefix_length=read, find_prefix=False)
         return run(engine_for(self.family, **limits), [Work(replace(asked, deadline_s=None), asked.policy)])[asked.id]
+
+
+def at_depth(asked: Request, result: Result) -> Request:
+    """The request with the depth that its usage reports, where audits had earned it."""
+    policy = asked.policy
+    if isinstance(policy, BiCache) and isinstance(policy.depth, Earned):
+        return replace(asked, policy=policy.at(result.usage.prefix_depth))
+    return asked
 
 
 def check_kept(asked: Request, template: Template, result: Result) -> None:

@@ -139,7 +139,7 @@ def test_unknown_settings(spec: str, settings: dict[Any, Any], message: str) -> 
 
 @pytest.mark.parametrize("depth", [-1, 1.0, "2", "Table", "online", True, None, math.nan, [1]])
 def test_bad_depths(depth: Any) -> None:
-    with pytest.raises(ConfigError, match="depth must be a number of layers >= 0 or 'table', got "):
+    with pytest.raises(ConfigError, match="depth must be a number of layers >= 0, 'table' or 'earned', got "):
         parse("bicache", {"depth": depth}, lambda: TABLE)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from remask.checks import ATTENTIONS, BUNDLED_MODELS, QUANTIZATIONS, in_words
 from remask.checks.fields import Group, declared
 from remask.cli.parser import CONFIG, FURTHER
-from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
+from remask.engine.config import AUDIT_BOUND, AUTO, DEFAULT_UTILIZATION, EngineConfig
 from remask.errors import ConfigError
 from remask.store import EVICTIONS, PREFIX_MATCHES, PREFIX_SHARINGS
 
@@ -202,6 +202,20 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=float,
     )
     add("--batch-invariant", "answers do not depend on what else runs, bit for bit; slower", action="store_true")
+    add(
+        "--audit",
+        "share of requests of which what the cache approximates is computed too, to compare predictions; off: none, "
+        "and depths are not earned (default 1/64)",
+        type=share_or_off,
+        metavar="SHARE|off",
+    )
+    add(
+        "--audit-bound",
+        "nats by which predictions may move in the mean: depths are earned up to it, and a warning comes beyond it "
+        f"(default {AUDIT_BOUND})",
+        type=float,
+        metavar="NATS",
+    )
     choose(
         "--attention",
         ATTENTIONS,
@@ -220,6 +234,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "(default: on CUDA, where they agree with PyTorch at the start)",
         action=argparse.BooleanOptionalAction,
     )
+
+
+def share_or_off(text: str) -> float:
+    """A share of requests, as a number or as a fraction such as 1/64; "off" is 0."""
+    if text == "off":
+        return 0.0
+    above, _, below = text.partition("/")
+    return float(above) / float(below or 1)
 
 
 def tokens_or_auto(text: str) -> int | str:

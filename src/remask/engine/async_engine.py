@@ -302,7 +302,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._next_commands():
-                if self.engine.busy:
+                if self.engine.busy or self.engine.auditor.waiting:
                     self._step()
         # The thread must not end silently: every open request ends with the error.
         except BaseException as error:
@@ -316,7 +316,7 @@ class AsyncEngine:
     def _next_commands(self) -> bool:
         """Run the posted commands, and sleep while there is nothing to do. Returns False once the loop must end."""
         with self._wake:
-            while not (self._commands or self.engine.busy or self._stopped):
+            while not (self._commands or self.engine.busy or self.engine.auditor.waiting or self._stopped):
                 if not self._wake.wait(self.trim_after if self._untrimmed else None):
                     self._untrimmed = False
                     trim_memory()

@@ -11,6 +11,8 @@ from remask.store import EVICTIONS, PREFIX_MATCHES, PREFIX_SHARINGS, Eviction, P
 AUTO: Final = "auto"  # in place of a value that is then chosen for the model and the device
 DEFAULT_STORE_TOKENS: Final = 8192
 DEFAULT_UTILIZATION: Final = 0.9
+AUDIT_SHARE: Final = 1 / 64
+AUDIT_BOUND: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class EngineConfig:
             on devices that compute for longer than the host launches. None: on CUDA devices on with graphs, where the
             model's layers have 100 MB of weights at least. Refused together with `batch_invariant`: a queued pass may
             compute rows that have become final meanwhile, so the shapes of products depend on other requests.
+        audit: share of requests for which what a cache approximates is computed as well, in passes of their own, and
+            predictions are compared; 0 audits none. A depth that is earned is audited more often until it is proven.
+        audit_bound: nats by which predictions may move, where they move most, in the mean over requests: the bound of
+            depths that are earned, and of warnings.
         graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device. None:
             on where they can be and agree with PyTorch at the start. Refused together with `batch_invariant`: rows are
             filled up to a few sizes, so the shapes of products depend on other requests.
@@ -75,6 +81,13 @@ class EngineConfig:
     attention: AttentionName = "auto"
     overlap: bool | None = None
     graphs: bool | None = None
+    audit: float = AUDIT_SHARE
+    audit_bound: float = AUDIT_BOUND
+
+    @property
+    def earns(self) -> bool:
+        """Whether audits may earn depths: with batch invariance no answer depends on requests before it."""
+        return self.audit > 0 and not self.batch_invariant
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
@@ -90,6 +103,8 @@ class EngineConfig:
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         real("prefix_cover", self.prefix_cover, 0, 1)
         flag("batch_invariant", self.batch_invariant)
+        real("audit", self.audit, 0, 1)
+        real("audit_bound", self.audit_bound, 0, above=True)
         one_of("attention", self.attention, ATTENTIONS)
         for name, why in (
             ("overlap", "queued passes compute rows that have become final meanwhile"),

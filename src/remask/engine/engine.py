@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
+from remask.engine.audit import Auditor
 from remask.engine.capacity import default_length
 from remask.engine.check import RequestLimits, check_request
 from remask.engine.config import EngineConfig
@@ -22,6 +23,7 @@ from remask.engine.scheduler import StepLimits
 from remask.errors import ConfigError
 from remask.model.executors import make_graphs
 from remask.model.transformer import Transformer
+from remask.policies.earned import EarnedDepths
 from remask.request.result import Event
 from remask.text.incremental import Decode
 
@@ -50,7 +52,8 @@ class Engine:
         longest = config.max_model_len or default_length(shape)
         if longest > shape.max_length:
             raise ConfigError(f"max_model_len={longest} exceeds the model's {shape.max_length} positions")
-        self.memory = Memory(model, config, longest, fingerprint)
+        depths = EarnedDepths(shape.layers, config.audit_bound)
+        self.memory = Memory(model, config, longest, fingerprint, depths if config.earns else None)
         self.max_model_len, self.pool = self.memory.max_model_len, self.memory.pool
         self.store, self.allocator = self.memory.store, self.memory.allocator
         self.limits = RequestLimits.of(config, self.max_model_len)
@@ -62,6 +65,7 @@ class Engine:
         self._observers, self.stats = Observers(runner, model), EngineStats()
         self._lifecycle = Lifecycle(self.memory, self._observers, limits, self.stats)
         self._admission = Admission(self._lifecycle, self.memory, config.max_num_seqs)
+        self.auditor = Auditor(model, self.memory, self.stats, config.audit, depths)
 
     @property
     def runner(self) -> Runner:
@@ -134,6 +138,8 @@ class Engine:
             self._write(turn, scores)
         if queued is not None:
             self._queued = confirm(queued, lifecycle)
+        if self.auditor.waiting or self.auditor.open:
+            self.auditor.run()
         if not lifecycle.scheduler.line and lifecycle.idle:
             self._queued = None
             self.runner.forget()
@@ -187,6 +193,8 @@ class Engine:
             for ran in run_isolated(runner, batch, launched.failed):
                 for observer in self._observers.attached:
                     observer.launched(ran)
+                if self.auditor.open:
+                    self.auditor.launched(ran)
                 launched.parts.append((ran, score_isolated(runner, ran, launched.failed)))
         except Exception as error:
             launched.batch_error = error  # raised once the parts that ran are read
@@ -245,6 +253,8 @@ class Engine:
             if turn.tally.forwards:  # it is the pass of a request
                 for observer in self._observers.attached:
                     observer.writing(turn)
+                if self.auditor.open or (turn.decoder is not None and turn.decoder.step == 0):
+                    self.auditor.writing(turn)
             if plan.hook is not None and plan.hook.releases_inputs:
                 self.memory.forget_inputs(member.canvases)
             lifecycle.events += member.write(turn, scores, self.stats)
@@ -269,6 +279,7 @@ class Engine:
         self._queued = None
         self._lifecycle.start_over(error)
         self.memory.reset()
+        self.auditor.forget()
         self.store, self.allocator = self.memory.store, self.memory.allocator
 
     def memory_report(self, *, detail: bool = False) -> MemoryReport:

@@ -11,6 +11,8 @@ from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
 from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy, Unread
+from remask.policies.bicache import BiCache, Earned
+from remask.policies.earned import EarnedDepths
 from remask.store.entries import PrefixEntry
 from remask.store.prefix import Lease, PrefixStore
 from remask.store.recent import RecentPrompts
@@ -39,14 +41,24 @@ class Prefixes:
     They are whole entries of the store, which are leased for as long as a request runs.
     """
 
-    def __init__(self, config: EngineConfig, shape: ModelConfig, store: PrefixStore, recent: RecentPrompts) -> None:
-        """For requests under `config` to a model of `shape`; `recent` are the prompts of late."""
-        self.config, self.shape, self.store, self.recent = config, shape, store, recent
+    def __init__(
+        self,
+        config: EngineConfig,
+        shape: ModelConfig,
+        store: PrefixStore,
+        recent: RecentPrompts,
+        depths: EarnedDepths | None = None,
+    ) -> None:
+        """For requests under `config` to a model of `shape`.
+
+        `recent` are the prompts of late. `depths` are those that audits have earned; None: they earn none.
+        """
+        self.config, self.shape, self.store, self.recent, self.depths = config, shape, store, recent, depths
         self.allocator = store.allocator
 
     def plan(self, pending: PendingRequest) -> Decision:
         """See `Sharing`: a place with a lease, if the request asks for one and the store can hold the entry."""
-        policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
+        length, layers = pending.decoding.length, self.shape.layers
         wish = self.wish(pending)
         lease = wish.lease
         entry = None if lease is None else lease.entry
@@ -65,7 +77,9 @@ class Prefixes:
             if not self.store.has_room(tokens, pending.request.salt, found):
                 return NoRoom(evictable=False)
         own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
-        return Placement(policy if lease else policy.within(wish.kept), own, lease, unread=wish.unread)
+        if lease is not None:
+            return Placement(self.policy(pending, lease.prefix.length), own, lease, unread=wish.unread)
+        return Placement(self.policy(pending, wish.kept).within(wish.kept), own, unread=wish.unread, kept=wish.kept)
 
     def claim(
         self,
@@ -116,18 +130,19 @@ class Prefixes:
 
     def wish(self, pending: PendingRequest) -> Wish:
         """The lease that a request would get now."""
-        request, policy, shape, canvas = pending.request, pending.request.policy, self.shape, pending.decoding.length
+        request, shape, canvas = pending.request, self.shape, pending.decoding.length
         prefix = self._asked(pending)
         if prefix <= 0:
             return Wish(unread=self._nothing(pending))
         if self.config.prefix_sharing == "off":
             return Wish(unread=OFF)
+        policy = self.policy(pending, prefix)
         boundary = policy.boundary(prefix, canvas, shape.layers)
         if not boundary:
-            return Wish(unread=policy.unread(prefix, canvas), kept=prefix)
+            return Wish(unread=request.policy.unread(prefix, canvas), kept=prefix)
         entry = self.store.find(request.prompt_token_ids[:prefix], request.salt)
         if entry is not None:
-            wish = self._read(policy, entry, prefix, canvas)
+            wish = self._read(pending, entry, prefix)
             if wish.lease is not None or len(entry) == prefix:
                 return wish
         if not self.store.fits(prefix):
@@ -161,13 +176,26 @@ class Prefixes:
                 return pending.common
         return min(request.prefix_length, most)
 
-    def _read(self, policy: CachePolicy, entry: PrefixEntry, asked: int, canvas: int) -> Wish:
-        """What a request under `policy` that asked for `asked` tokens would lease of `entry`."""
+    def policy(self, pending: PendingRequest, prefix: int) -> CachePolicy:
+        """The policy of a request that shares `prefix` tokens, with the depth that audits have earned."""
+        request, canvas = pending.request, pending.decoding.length
+        policy = request.policy
+        if not isinstance(policy, BiCache) or not isinstance(policy.depth, Earned):
+            return policy
+        depth = policy.depth.begin(prefix, canvas)
+        if self.depths is not None and prefix:
+            record = self.depths.record(request.adapter or "", prefix, canvas)
+            depth = record.depth(self.store.key(request.prompt_token_ids[:prefix], request.salt), depth)
+        return policy.at(min(depth, self.shape.layers))
+
+    def _read(self, pending: PendingRequest, entry: PrefixEntry, asked: int) -> Wish:
+        """What a request that asked for `asked` tokens would lease of `entry`."""
         # The boundary depends on the length that is read, not on the length that was asked for.
-        length = len(entry)
+        length, canvas = len(entry), pending.decoding.length
+        policy = self.policy(pending, length)
         boundary = policy.boundary(length, canvas, self.shape.layers)
         if not boundary:
-            return Wish(unread=policy.unread(length, canvas), kept=asked)
+            return Wish(unread=pending.request.policy.unread(length, canvas), kept=asked)
         return Wish(_lease(policy, length, boundary, self.shape.layers, asked, entry))
 
 

@@ -31,6 +31,9 @@ class EngineStats:
     refreshes: int = 0  # passes that filled or renewed the cache of their policy
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held, as sampled before writing
+    audits: int = 0  # requests whose predictions were compared with exact ones
+    failed_audits: int = 0
+    audit_row_layers: int = 0
     recoveries: int = 0  # restarts with empty memory
     queued_passes: int = 0  # passes that were queued before the one before them was read
     waited_passes: int = 0  # with `overlap`, passes that were read before the next one could be planned

@@ -23,6 +23,7 @@ from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas, Template
 from remask.plan.ledger import Ledger
 from remask.policies.base import CachePolicy, Traits
+from remask.policies.earned import EarnedDepths
 from remask.policies.registry import name_of
 from remask.request.result import Usage
 from remask.sampling.decoder import Decoding
@@ -43,8 +44,16 @@ class Memory:
         max_model_len: the longest canvas in tokens, which may be shorter than what was asked for.
     """
 
-    def __init__(self, model: Transformer, config: EngineConfig, max_model_len: int, fingerprint: str) -> None:
-        shape, self.model = model.config, model
+    def __init__(
+        self,
+        model: Transformer,
+        config: EngineConfig,
+        max_model_len: int,
+        fingerprint: str,
+        depths: EarnedDepths | None = None,
+    ) -> None:
+        """`depths` are those that audits have earned; None: they earn none."""
+        shape, self.model, self._depths = model.config, model, depths
         self.shape = shape
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         size = page_size(config.page_size, shape)
@@ -74,7 +83,7 @@ class Memory:
             prefix_cover=config.prefix_cover,
             new_states=self.new_states,
         )
-        self._prefixes = Prefixes(config, self.shape, self.store, self.recent)
+        self._prefixes = Prefixes(config, self.shape, self.store, self.recent, self._depths)
         self._exact = Pages(self.chain, self.shape.layers)
 
     def reset(self) -> None:
@@ -265,7 +274,7 @@ def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Re
     if shared.prefix is not None:
         usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
         usage.cached_tokens = shared.found_tokens
-    return Record(usage)
+    return Record(usage, prefix=placement.kept if placement.lease is None else placement.lease.prefix.length)
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:

@@ -147,6 +147,7 @@ class Placement:
         lease: the shared prefix that it leases, if any.
         pages: the exact pages that it reads, if its policy shares pages.
         unread: why it reads no shared prefix; None where it reads one, or brings it.
+        kept: the leading tokens that it shares, if its policy reads none of them from the store.
     """
 
     policy: CachePolicy
@@ -154,6 +155,7 @@ class Placement:
     lease: LeasePlan | None = None
     pages: PagePlan | None = None
     unread: Unread | None = None
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)

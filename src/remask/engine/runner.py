@@ -281,18 +281,18 @@ def score_rows(
     """
     per_group = model.arithmetic.invariant
     keep = None if pool is None or pool.signals is None else partial(_keep_signal, model, pool.signals)
-    return score(model.head(hidden), groups, model.config.mask_id, per_group, more, _vocabulary(model), keep)
+    return score(model.head(hidden), groups, model.config.mask_id, per_group, more, vocabulary_of(model), keep)
 
 
 def _keep_signal(model: Transformer, signals: Tensor, logits: Tensor, group: RowGroup) -> None:
     """Put the expected embedding of a group's rows, with this rank's changed `logits` of them, into `signals`."""
     assert group.signal is not None
     assert group.signal.slots is not None
-    chances = _vocabulary(model).softmax(logits / group.signal.temperature)
+    chances = vocabulary_of(model).softmax(logits / group.signal.temperature)
     signals.index_copy_(0, send(group.signal.slots, signals.device), model.expected(chances).to(signals.dtype))
 
 
-def _vocabulary(model: Transformer) -> Vocabulary:
+def vocabulary_of(model: Transformer) -> Vocabulary:
     """How to reduce over the columns of the model's logits."""
     ranks, total = model.ranks, model.config.vocab
     if ranks.several:

@@ -32,6 +32,7 @@ class Record:
         given: leading response tokens that were final from the start.
         first_settled: seconds from its arrival to the first final response token after the given ones.
         reported: whether an event other than its start has been reported.
+        prefix: leading tokens that it shares with other requests, whether it reads them from the store or not.
     """
 
     usage: Usage
@@ -39,6 +40,7 @@ class Record:
     given: int = 0
     first_settled: float | None = None
     reported: bool = False
+    prefix: int = 0
 
 
 class RunningRequest:

@@ -43,6 +43,21 @@ class DepthLookup:
         return max((b for r, b in self.entries.items() if r <= ratio), default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """A depth that audits of requests earn (`policies.earned`).
+
+    Attributes:
+        start: depths that are read until audits have shown anything; None: nothing is read until then.
+    """
+
+    start: DepthLookup | None = None
+
+    def begin(self, prefix: int, canvas: int) -> int:
+        """The depth that is read until audits have shown anything."""
+        return 0 if self.start is None else self.start.depth(prefix, canvas)
+
+
 class _Refreshing(Around):
     """What refreshes the rows of a prefix at intervals, over any inner policy."""
 
@@ -84,11 +99,11 @@ class BiCache(_Refreshing):
 
     Attributes:
         inner: the policy for everything but the prefix.
-        depth: number of shallow layers, or a table that gives it from the prefix ratio.
+        depth: number of shallow layers, a table that gives it from the prefix ratio, or the depth that audits earn.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
-    depth: int | DepthLookup = 0
+    depth: int | DepthLookup | Earned = 0
     refresh_interval: int | None = declare(
         16, OrNull(Whole(1)), "R; steps with step % R == 0 refresh. None refreshes at step 0 only."
     )
@@ -118,8 +133,8 @@ class BiCache(_Refreshing):
                 "the other keeps the request's own; name one of them"
             )
         depth: object = self.depth
-        if not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
-            raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {shown(depth)}")
+        if not isinstance(depth, DepthLookup | Earned) and not is_whole(depth, 0):
+            raise ConfigError(f"depth must be a number of layers >= 0, 'table' or 'earned', got {shown(depth)}")
         if self.within_request and is_whole(depth, 1):
             raise ConfigError(f"within_request=True says what happens at depth 0, and depth={depth}; leave it out")
 
@@ -129,6 +144,10 @@ class BiCache(_Refreshing):
             return WithinRequest(self.inner, prefix, self.refresh_interval)
         return self.inner
 
+    def at(self, depth: int) -> "BiCache":
+        """This policy with a number of layers as its depth."""
+        return replace(self, depth=depth, within_request=self.within_request and not depth)
+
     def check(self, facts: RequestFacts) -> None:
         """Refuses a depth beyond the model's layers, and what the inner policy refuses."""
         layers = facts.layers
@@ -137,12 +156,17 @@ class BiCache(_Refreshing):
         self.inner.check(facts)
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
-        """Depth b, from the table or as given, at most `layers`."""
+        """Depth b, from the table or as given, at most `layers`. Of a depth that is earned, all that may come to be."""
+        if isinstance(self.depth, Earned):
+            return layers
         depth = self.depth.depth(prefix, canvas) if isinstance(self.depth, DepthLookup) else self.depth
         return min(depth, layers)
 
     def unread(self, prefix: int, canvas: int) -> Unread:
         """The depth, or where the table begins."""
+        if isinstance(self.depth, Earned):
+            of = f"a prefix of {prefix} tokens, {percent(prefix, canvas)} % of the canvas"
+            return Unread("depth", f"no layer reads {of}: audits have not proven yet that one may")
         if not isinstance(self.depth, DepthLookup):
             return Unread("depth", "depth=0 reads no shared prefix")
         ratio, first = percent(prefix, canvas), min(self.depth.entries, default=None)

@@ -228,7 +228,7 @@ class EarnedDepths:
         after = record.proven(None), record.proven(prefix)
         if alarm:
             log.warning(
-                "an audit moved first predictions by more than %g nats at a depth of %d layers: %d layers are read from now on; %d "
+                "an audit moved first predictions by more than %g nats at a depth of %d layers: now %d are read; %d "
                 "requests since the audit before read as many as it",
                 ALARM,
                 before[0] or before[1],

@@ -13,7 +13,7 @@ from remask.checks.plugins import Plugin, Registry, module_in
 from remask.checks.values import shown
 from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.policies.base import CachePolicy, Traits
-from remask.policies.bicache import BiCache, DepthLookup
+from remask.policies.bicache import BiCache, DepthLookup, Earned
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dense import Dense, Reuse
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
@@ -26,10 +26,10 @@ from remask.request.terms import Terms
 GROUP = "remask.policies"
 """The entry-point group by which other packages add policies. Each entry point names a policy class."""
 
-DepthTable = Callable[[], DepthLookup]
-"""Returns the model's depth table, and profiles the model first where there is none."""
+Depths = Callable[[], DepthLookup | Earned]
+"""Returns the depth of a policy that is given none: the model's table, or what audits earn."""
 
-_TABLE = "table"
+_TABLE, _EARNED = "table", "earned"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _EXPECTED = "a frozen dataclass derived from remask.policies.base.CachePolicy whose fields all have defaults"
 
@@ -44,7 +44,8 @@ class PolicyType:
             the field has `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown where it
             has that value.
         inner: the field of type `CachePolicy`, where there is one. The policy may stand before another one then.
-        tables: fields whose type includes `DepthLookup`. Where no setting gives one, it is the model's depth table.
+        tables: fields whose type includes `DepthLookup`. Where no setting gives one, it is the depth of the model.
+        earns: those of them whose type includes `Earned`.
         kinds: kinds of models that the policy with its default settings is defined for.
         plugin: who provides the class; None: remask itself.
     """
@@ -53,6 +54,7 @@ class PolicyType:
     settings: Mapping[str, str]
     inner: str | None
     tables: frozenset[str]
+    earns: frozenset[str]
     kinds: tuple[ModelKind, ...]
     plugin: Plugin | None = None
 
@@ -76,6 +78,7 @@ class PolicyType:
                 raise TypeError(f"field {each.name!r} of {make.__name__} has no default")
         types = _field_types(make)
         tables = frozenset(each.name for each in fields if DepthLookup in types[each.name])
+        earns = frozenset(name for name in tables if Earned in types[name])
         inner = [each.name for each in fields if CachePolicy in types[each.name]]
         if len(inner) > 1:
             raise TypeError(f"{make.__name__} has several fields of type CachePolicy ({', '.join(inner)})")
@@ -85,21 +88,21 @@ class PolicyType:
         if twice is not None:
             raise TypeError(f"two fields of {make.__name__} are the setting {twice!r}")
         kinds = _default_kinds(make, tables)
-        return cls(make, dict(settings), next(iter(inner), None), tables, kinds, plugin)
+        return cls(make, dict(settings), next(iter(inner), None), tables, earns, kinds, plugin)
 
     @property
     def owns_prefix(self) -> bool:
         """Whether the class says itself how much of a shared prefix is read from the store."""
         return self.make.boundary is not CachePolicy.boundary
 
-    def build(self, settings: Mapping[str, Any], inner: CachePolicy | None, table: DepthTable) -> CachePolicy:
+    def build(self, settings: Mapping[str, Any], inner: CachePolicy | None, depths: Depths) -> CachePolicy:
         """The policy with these settings, around `inner` where one is given. Raises `ConfigError`."""
         fields = {self.settings[name]: value for name, value in settings.items()}
         if self.inner is not None and inner is not None:
             fields[self.inner] = inner
         for name in self.tables:
-            if fields.get(name, _TABLE) == _TABLE:
-                fields[name] = table()
+            if name not in fields or fields[name] in (_TABLE, _EARNED):
+                fields[name] = _depth(depths(), fields.get(name), name in self.earns)
         if self.plugin is None:
             return self.make(**fields)
         try:
@@ -109,6 +112,21 @@ class PolicyType:
         except Exception as error:  # whatever another package's class raises on values that do not suit it
             given = f"the settings {shown(dict(settings))}" if settings else "its default settings"
             raise ConfigError(f"{self.plugin} refuses {given}: {type(error).__name__}: {error}") from error
+
+
+def _depth(usual: DepthLookup | Earned, asked: object, earns: bool) -> DepthLookup | Earned:
+    """The depth that "table" or "earned" ask for, or nothing; without `earns` it is a table. Raises `ConfigError`."""
+    table = usual.start if isinstance(usual, Earned) else usual
+    if asked == _EARNED and earns:
+        return usual if isinstance(usual, Earned) else Earned(table)
+    if asked is None and earns:
+        return usual
+    if table is None:
+        raise ConfigError(
+            "depth='table': there is no depth table of this model; give a number of layers or 'earned', or measure a "
+            "table with `remask profile` and name it as depth_table (--depth-table)"
+        )
+    return table
 
 
 def _setting(each: "dataclasses.Field[Any]") -> str:
@@ -187,11 +205,12 @@ def names_for(kind: ModelKind) -> tuple[str, ...]:
     return tuple(name for name, each in POLICIES.usable().items() if kind in each.kinds)
 
 
-def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, table: DepthTable) -> CachePolicy:
+def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, depths: Depths) -> CachePolicy:
     """The policy that `spec` names (outermost first, joined by `+`), with `settings` applied.
 
     A setting goes to the outermost policy of the spec that takes it; as `NAME.setting` to the policy of that name.
-    A policy object is returned as it is. `table` is called only where a depth table is needed.
+    A policy object is returned as it is. `depths` is called only where a policy reads a prefix to a depth that no
+    setting gives as a number.
 
     Raises:
         UnknownNameError: a name or a setting does not exist.
@@ -227,7 +246,7 @@ def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, table: De
             raise ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
         raise UnknownNameError(f"setting of cache policy {spec!r}", str(key), allowed)
     for each, own in zip(reversed(types), reversed(taken), strict=True):
-        policy = each.build(own, policy, table)
+        policy = each.build(own, policy, depths)
     assert policy is not None
     return policy
 
@@ -305,8 +324,8 @@ def _own_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | No
 
 
 def _shown(value: object) -> object:
-    if isinstance(value, DepthLookup):
-        return _TABLE
+    if isinstance(value, DepthLookup | Earned):
+        return _TABLE if isinstance(value, DepthLookup) else _EARNED
     return value if value is None or isinstance(value, str | int | float | list | tuple | dict) else repr(value)
 
 

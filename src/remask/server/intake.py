@@ -5,15 +5,13 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from remask.checks.values import LARGEST
 from remask.engine.request import Request, request_of
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy, parse
-from remask.policies.bicache import DepthLookup
+from remask.policies import CachePolicy
 from remask.request.questions import Decisions
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
@@ -46,14 +44,11 @@ class Intake:
             if name in llm.loaded.adapters or name in llm.refused_adapters:
                 raise ConfigError(f"{name!r} is a name of the model and of an adapter; name the adapter otherwise")
         adapters = (None, *llm.loaded.adapters)
-        # The model is profiled now, where the default policy names a table that is not there.
         policy, *_ = [llm.session.policy(*llm.session.default_cache(adapter), adapter=adapter) for adapter in adapters]
         # A default policy or parameter that the model cannot take fails now, and not with the first request.
         llm.engine.check(
             Request("defaults", [0], llm.session.params({}, config.sampling, prompt_tokens=1), policy=policy)
         )
-        known = filter(llm.session.has_depth_table_of, adapters)
-        self._lookups = {adapter: llm.session.depth_table_of(adapter).lookup for adapter in known}
         self.numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
         self._seeds = random.Random(config.seed)
         self.max_prompt_chars = config.max_prompt_chars or CHARS_A_TOKEN * llm.engine.max_model_len
@@ -281,16 +276,7 @@ class Intake:
         cache, settings = terms.cache, terms.cache_config
         if cache is None:
             cache, settings = self.llm.session.default_cache(terms.adapter, settings)
-        return parse(cache, settings, partial(self._table, terms.adapter))
-
-    def _table(self, adapter: str | None) -> DepthLookup:
-        if adapter not in self._lookups:
-            raise ConfigError(
-                "cache 'bicache' needs a depth table, and this server has none for its model: send a number of "
-                'layers, as cache_config {"depth": 2}, or start the server with --depth-table, or with --cache '
-                "bicache, which measures one"
-            )
-        return self._lookups[adapter]
+        return self.llm.session.policy(cache, settings, adapter=terms.adapter)
 
     def _seeded(self, params: SamplingParams, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed, its own or a default one, gives the same ones again."""

@@ -125,6 +125,10 @@ class PrefixStore:
         covered = len(entry) >= self.prefix_cover * len(tokens)
         return entry if covered and not self._index.asked(tokens, cache_salt) else None
 
+    def key(self, tokens: Sequence[int], cache_salt: str = "") -> int:
+        """What identifies a prefix of these tokens, stored or not."""
+        return self._index.key(tokens, cache_salt)
+
     def level(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
         """The longest entry that `tokens` begin with, whatever `prefix_match` says. Changes nothing."""
         return next(self._index.levels(tokens, cache_salt), None)

@@ -1,0 +1,409 @@
+"""Audits: what cache policies approximate is computed as well for a share of requests, and predictions are compared.
+
+An audit is a pass of its own, over a copy of a request's canvas as one of its passes saw it. It claims pages for as
+long as it runs, reads no K/V but its own and writes none that a request reads, so requests are answered as without it.
+It is of one of two kinds. An audit of a shared prefix compares the first step's predictions between the whole canvas
+and canvases that reuse the prefix in some layers, and says how deep it may be read (`policies.earned`). An audit of a
+step compares what a pass of the request itself predicted at a step chosen at random, with whatever its policy had
+approximated until then.
+
+With quantized weights rows are rounded in each product, which moves predictions alone by more than a cache may. So
+audits of prefixes multiply without rounding, and audits of steps subtract what rounding moves on the same canvas.
+"""
+
+import logging
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.engine.canvas_state import CanvasState, plain_table
+from remask.engine.capacity import logit_rows
+from remask.engine.isolation import Ran, is_fatal
+from remask.engine.member import EngineStats, Turn
+from remask.engine.memory import Memory
+from remask.engine.pack import Target, pack
+from remask.engine.runner import vocabulary_of
+from remask.engine.running import RunningRequest
+from remask.model.pool import Pool
+from remask.model.stage import StepBatch
+from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas
+from remask.plan.ledger import Ledger
+from remask.plan.plan import Plan, Reach
+from remask.plan.spans import Mask, Positions, Span, rows_of
+from remask.policies.bicache import BiCache, Earned
+from remask.policies.dense import Reuse
+from remask.policies.earned import MOST, Audited, EarnedDepths, Estimate, Record
+from remask.policies.registry import name_of
+from remask.sampling.divergence import divergence
+
+log = logging.getLogger(__name__)
+
+WAITING: Final = 8
+"""Audits that wait at most; what comes beyond is not audited."""
+KEPT: Final = 512
+"""Divergences of each policy that are remembered."""
+ENOUGH: Final = 8
+"""Audits of a policy before a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a pass of a request saw, of which nothing changes any more.
+
+    Attributes:
+        canvas: a copy.
+        predicted: the positions that it could fill, int64 [predicted].
+        sees: how many leading positions each row attends to; None: all.
+        shift, adapter: of the canvas.
+    """
+
+    canvas: Canvas
+    predicted: Positions
+    sees: Reach | None
+    shift: int
+    adapter: str | None
+
+    @classmethod
+    def of(cls, turn: Turn) -> "Seen":
+        """What the pass of `turn` saw, before its predictions are written."""
+        state, plan = turn.items[0]
+        canvas, predicted = copy(state.canvas), plan.predicted
+        canvas.tokens, canvas.noisy = canvas.tokens.copy(), canvas.noisy.copy()
+        if turn.still_noisy is not None:
+            predicted = predicted[turn.still_noisy]
+        return cls(canvas, predicted, plan.sees, state.shift, state.adapter)
+
+
+class AuditPasses:
+    """Runs the passes of audits of one engine."""
+
+    def __init__(self, model: Transformer, memory: Memory) -> None:
+        self.model, self.memory = model, memory
+        shape = model.config
+        self._target = Target(model.device, model.arithmetic.invariant, shape.sliding)
+
+    def exact(self, seen: Seen, *, rounded: bool = True) -> Tensor | None:
+        """Hidden states [predicted, D] of a pass over the whole canvas; None where memory has no room for it.
+
+        Unless `rounded`, products with quantized weights leave their rows as they are.
+        """
+        return self._run(seen, seen.sees, 0, rounded)
+
+    def reusing(self, seen: Seen, prefix: int, depth: int) -> Tensor | None:
+        """As `exact`, not rounded, of a canvas that reuses its first `prefix` rows in `depth` layers.
+
+        Below the depth these rows attend to themselves alone, as in the pass that fills the store, and they go on from
+        that state, as `bicache` does in a step that refreshes.
+        """
+        apart = np.full(len(seen.canvas), len(seen.canvas))
+        apart[:prefix] = prefix
+        return self._run(seen, apart, depth, rounded=False)
+
+    def divergence(self, reference: Tensor, predicted: Tensor) -> NDArray[np.float32]:
+        """The divergence of each row of hidden states, in nats: [predicted]. Waits for the device."""
+        step, parts = logit_rows(self.model.config), list[Tensor]()
+        for start in range(0, len(reference), step):
+            rows = slice(start, start + step)
+            parts.append(self.model.ranks.everywhere(_diverged, self.model, reference[rows], predicted[rows]))
+        found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
+        return found
+
+    def _run(self, seen: Seen, sees: Reach | None, depth: int, rounded: bool) -> Tensor | None:
+        """A pass in which rows see `sees` in the first `depth` layers, and what the canvas' own do in the others."""
+        layers, allocator = self.model.config.layers, self.memory.allocator
+        extent = allocator.allocate(len(seen.canvas), range(layers))
+        if extent is None:
+            return None
+        try:
+            state = CanvasState(
+                seen.canvas,
+                Ledger(layers, len(seen.canvas), None),
+                (plain_table(extent),),
+                shift=seen.shift,
+                adapter=seen.adapter,
+            )
+            below, above = (self._packed(seen, state, reach) for reach in (sees, seen.sees))
+            parts = ((below, range(depth)), (above, range(depth, layers)))
+            stages = tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own)
+            batch = replace(above, stages=stages)
+            return self.model.ranks.everywhere(_forward, self.model, batch, self.memory.pool, rounded)
+        finally:
+            allocator.release(extent)
+
+    def _packed(self, seen: Seen, state: CanvasState, sees: Reach | None) -> StepBatch:
+        last = len(seen.canvas) if seen.sees is None else int(seen.sees.max())
+        predict: Mask = np.zeros(len(seen.canvas), dtype=np.bool_)
+        predict[seen.predicted] = True
+        rows = rows_of(range(last), len(seen.canvas))
+        plan = Plan((Span(range(self.model.config.layers), rows),), predict=predict, sees=sees)
+        return pack([(state, plan)], self._target)
+
+
+@torch.inference_mode()
+def _forward(model: Transformer, batch: StepBatch, pool: Pool, rounded: bool) -> Tensor:
+    return (model if rounded else model.unrounded()).forward(batch, pool)
+
+
+@torch.inference_mode()
+def _diverged(model: Transformer, reference: Tensor, predicted: Tensor) -> Tensor:
+    return divergence(model.head(reference), model.head(predicted), vocabulary_of(model))
+
+
+@dataclass(slots=True)
+class Findings:
+    """What audits of one policy have found.
+
+    Attributes:
+        recent: the last divergences in nats, of the position that moved most; what rounding moves is subtracted.
+        count: audits.
+    """
+
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    count: int = 0
+    warned: bool = False
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean of the recent ones, which count at most `MOST` each, and its interval."""
+        return Estimate.of([min(nats, MOST) for nats in self.recent])
+
+
+Work = Iterator[None]
+"""The passes of one audit: one each time that it goes on. It yields where memory has no room, too."""
+
+
+class Auditor:
+    """Chooses what is audited, and takes in what audits find.
+
+    Attributes:
+        depths: the depths that audits have earned.
+        findings: by policy.
+        waiting: audits that wait for their next pass.
+        open: requests of which a step is audited once they have ended.
+        skipped: audits that were due and for which nothing was free.
+        found: is called with each finding: a policy and nats; None: nobody.
+    """
+
+    def __init__(
+        self, model: Transformer, memory: Memory, stats: EngineStats, share: float, depths: EarnedDepths
+    ) -> None:
+        self.passes, self.stats, self.share, self.depths = AuditPasses(model, memory), stats, share, depths
+        self.findings: dict[str, Findings] = {}
+        self.skipped = 0
+        self.found: Callable[[str, float], None] | None = None
+        self._due = Counter[str]()  # audits that are due by the share, by kind
+        self._tries = Counter[int]()
+        self.waiting: deque[Work] = deque()
+        self.open: dict[RunningRequest, _Open] = {}
+        self._draws = random.Random(0)
+
+    def launched(self, ran: Ran) -> None:
+        """Keep what a pass predicts of requests whose step is audited."""
+        at = 0
+        for turn in ran.batch:
+            count = sum(len(plan.predicted) for _, plan in turn.items)
+            chosen = self.open.get(turn.member) if isinstance(turn.member, RunningRequest) else None
+            if chosen is not None and count and not turn.plan.fills:
+                chosen.steps += 1
+                # Of n steps each is the last that was chosen with a chance of 1 in n.
+                if self._draws.random() * chosen.steps < 1:
+                    chosen.turn, chosen.hidden = turn, ran.hidden[at : at + count].clone()
+            at += count
+
+    def writing(self, turn: Turn) -> None:
+        """Note what the first pass of a request saw, and the pass that was chosen, before its tokens change."""
+        running = turn.member
+        if not isinstance(running, RunningRequest):
+            return
+        chosen = self.open.get(running)
+        if chosen is not None and chosen.turn is turn:
+            chosen.turn, chosen.seen = None, Seen.of(turn)
+            if turn.still_noisy is not None and chosen.hidden is not None:
+                chosen.hidden = chosen.hidden[torch.from_numpy(turn.still_noisy).to(chosen.hidden.device)]
+        if turn.decoder is not None and turn.decoder.step == 0 and not turn.plan.fills:
+            self._begin(turn, running)
+
+    def run(self) -> None:
+        """Run one pass of the audit that has waited longest, if there is one. Raises what no audit causes."""
+        for running in [running for running in self.open if running.ended]:
+            self._close(self.open.pop(running))
+        if not self.waiting:
+            return
+        work = self.waiting[0]
+        try:
+            next(work)
+        except StopIteration:
+            self.waiting.popleft()
+        # Whatever one audit fails with is learned nothing from, and ends no request.
+        except Exception as error:
+            self.waiting.popleft()
+            if is_fatal(error):
+                raise
+            self.stats.failed_audits += 1
+            log.warning("an audit failed, and nothing is learned from it: %s", error, exc_info=error)
+
+    def forget(self) -> None:
+        """Drop all audits that wait: memory was emptied."""
+        self.waiting.clear()
+        self.open.clear()
+
+    def _begin(self, turn: Turn, running: RunningRequest) -> None:
+        """Decide what is audited of a request, at its first step."""
+        policy, shape = running.request.policy, self.passes.model.config
+        if not self.share or shape.kind == "block_causal" or shape.self_conditioning:
+            return
+        if len(running.canvases) > 1 or not len(turn.predicted) or running.decoder.drafts:
+            return
+        prefix = running.record.prefix
+        if prefix and isinstance(policy, BiCache | Reuse):
+            self._begin_prefix(turn, running, prefix)
+        if running.policy.traits.exact or isinstance(running.policy, Reuse):
+            return
+        inner = running.policy.inner if isinstance(running.policy, BiCache) else running.policy
+        if not inner.traits.exact and self._is_due(name_of(running.policy)):
+            self.open[running] = _Open(name_of(running.policy))
+
+    def _begin_prefix(self, turn: Turn, running: RunningRequest, prefix: int) -> None:
+        policy, length = running.request.policy, len(running.canvases[0].canvas)
+        record = self.depths.record(running.request.adapter or "", prefix, length)
+        key, read = self.passes.memory.store.key(running.request.prompt_token_ids[:prefix], running.request.salt), 0
+        hit = running.canvases[0].prefix
+        if hit is not None:
+            read = hit.boundary
+            record.unaudited += 1
+        earned = isinstance(policy, BiCache) and isinstance(policy.depth, Earned)
+        wanted = record.wanted(key) if earned else ()
+        name = name_of(policy)
+        if not wanted and self._is_due(f"{name} prefix"):
+            self._tries[key] += 1
+            wanted = (read,) if read else ()
+            # Now and then the next depth is tried, as traffic may have changed to what would allow it.
+            if earned and (not read or self._tries[key] % 4 == 0):
+                wanted += (record.next_depth(read),)
+        wanted = tuple(depth for depth in dict.fromkeys(wanted) if depth)
+        if wanted:
+            self._queue(partial(self._audit_prefix, Seen.of(turn), prefix, key, record, wanted, read, name))
+
+    def _is_due(self, kind: str) -> bool:
+        """Whether the share says that a request of this kind is audited."""
+        self._due[kind] += 1
+        if self._due[kind] * self.share < 1:
+            return False
+        self._due[kind] = 0
+        return True
+
+    def _queue(self, begin: Callable[[], Work]) -> None:
+        if len(self.waiting) < WAITING:
+            self.waiting.append(begin())
+        else:
+            self.skipped += 1
+
+    def _close(self, chosen: "_Open") -> None:
+        if chosen.seen is not None and chosen.hidden is not None:
+            self._queue(partial(self._audit_step, chosen.seen, chosen.hidden, chosen.policy))
+
+    def _audit_prefix(
+        self, seen: Seen, prefix: int, key: int, record: Record, depths: tuple[int, ...], read: int, name: str
+    ) -> Work:
+        """One exact pass, and one at each of `depths`."""
+        passes, audits = self.passes, list[Audited]()
+        reference = passes.exact(seen, rounded=False)
+        if reference is None:
+            self.skipped += 1
+            return
+        self._count(seen)
+        yield
+        for depth in depths:
+            predicted = passes.reusing(seen, prefix, depth)
+            if predicted is None:
+                self.skipped += 1
+                return
+            self._count(seen)
+            audits.append(Audited(key, depth, _greatest(passes.divergence(reference, predicted))))
+            if depth < depths[-1]:
+                yield
+        self.stats.audits += 1
+        self.depths.add(record, audits)
+        at_work = next((audit.nats for audit in audits if audit.depth == read), None)
+        if at_work is not None:
+            self._take(name, at_work)
+
+    def _audit_step(self, seen: Seen, hidden: Tensor, name: str) -> Work:
+        """The exact pass, and with quantized weights one without rounding, to which both are compared."""
+        passes, moved = self.passes, 0.0
+        exact = passes.exact(seen)
+        if exact is None:
+            self.skipped += 1
+            return
+        self._count(seen)
+        reference = exact
+        if passes.model.quantised:
+            yield
+            unrounded = passes.exact(seen, rounded=False)
+            if unrounded is None:
+                self.skipped += 1
+                return
+            self._count(seen)
+            reference, moved = unrounded, min(_greatest(passes.divergence(unrounded, exact)), MOST)
+        self.stats.audits += 1
+        self._take(name, min(_greatest(passes.divergence(reference, hidden)), MOST) - moved)
+
+    def _count(self, seen: Seen) -> None:
+        self.stats.audit_row_layers += len(seen.canvas) * self.passes.model.config.layers
+
+    def _take(self, name: str, nats: float) -> None:
+        findings = self.findings.setdefault(name, Findings())
+        findings.recent.append(nats)
+        findings.count += 1
+        if self.found is not None:
+            self.found(name, nats)
+        estimate = findings.estimate
+        if not findings.warned and estimate.count >= ENOUGH and estimate.low > self.depths.bound:
+            findings.warned = True
+            log.warning(
+                "the cache %s moves predictions by %.2f nats here (%.2f to %.2f where they move most, %d audits), "
+                "which none would not",
+                name,
+                estimate.mean,
+                estimate.low,
+                estimate.high,
+                estimate.count,
+            )
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request whose step is audited once it has ended: the last step that was chosen.
+
+    Attributes:
+        policy: its name.
+        steps: those that it has taken.
+        turn: the chosen one, until it is written.
+        hidden: what it predicted, [predicted, D].
+        seen: what it saw.
+    """
+
+    policy: str
+    steps: int = 0
+    turn: Turn | None = None
+    hidden: Tensor | None = None
+    seen: Seen | None = None
+
+
+def _greatest(nats: NDArray[np.float32]) -> float:
+    """The divergence of the position that moves most. Raises `ArithmeticError` where it is no number."""
+    greatest = float(nats.max())
+    if math.isnan(greatest):
+        raise ArithmeticError("predictions of an audit are not numbers")
+    return greatest
