@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from inspect import signature
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Literal, Never
 
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings, Reads
@@ -33,7 +33,7 @@ from remask.request.parts import Part
 from remask.request.questions import Decisions
 from remask.request.result import Usage
 from remask.request.terms import Terms
-from remask.session import Canvas, Sampling, Session, check_idle, events_of
+from remask.session import NO_DEPTHS, Canvas, Sampling, Session, check_idle, events_of
 from remask.text.prompts import Message, Prompt, as_prompts, conversations, encode
 from remask.text.tokenizer import Tokenizer
 
@@ -53,8 +53,8 @@ class LLM:
             a name of the shelf (`remask models` lists them), or with `load_format="dummy"` a preset.
         cache: the name of a cache policy, a composition such as `bicache+block-dual`, `FILE.py:CLASS` (a policy in a
             file, which is run), or a `CachePolicy` object; each call of `generate` may give another. `auto` is what
-            suits the model and measures nothing: `bicache` where a masked model's depth table is at hand, `exact` on
-            block-causal models, and else `none`. Commands and servers have the same default.
+            suits the model: `bicache` at the depth that audits earn on masked models, `exact` on block-causal ones, and
+            else `none`. Commands and servers have the same default.
         cache_config: settings of a policy that is named; an object has its own.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda`, ...
@@ -65,8 +65,9 @@ class LLM:
         adapters: more of them by name, which stand beside the weights: each request may name one.
         max_lora_rank: the largest rank of `adapters` that is allowed; None: any.
         skip_bad_adapters: leave out those of `adapters` that cannot be used, and log why.
-        depth_table: a file written by `remask profile`; without one a table is used that is shipped or was kept by an
-            earlier start, or the model is profiled where `bicache` is named and first asks for a depth.
+        depth_table: a file written by `remask profile`, whose depths are read as they are. Without one audits earn the
+            depths of `bicache`: they begin with a table that is shipped and with what earlier starts have kept, or
+            with "none" at 0.
         engine: limits of the engine.
         threads: CPU threads to compute on, for the whole process. Without a number it is chosen by the model's size and
             the cores that are free, unless `OMP_NUM_THREADS` or `torch.set_num_threads` has set one.
@@ -157,7 +158,9 @@ class LLM:
         loaded, ranks = opened.loaded, opened.ranks
         try:
             # A file that cannot be used fails now, not when a policy first needs it.
-            table = None if depth_table is None else DepthTable.load(depth_table, loaded)
+            table: DepthTable | Literal["none"] | None = None
+            if depth_table is not None:
+                table = NO_DEPTHS if depth_table == NO_DEPTHS else DepthTable.load(depth_table, loaded)
             computed = Transformer(loaded.config, loaded.weights, ranks=ranks)
             self.session = Session(
                 loaded,

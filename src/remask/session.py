@@ -5,7 +5,7 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from tqdm import tqdm
 
@@ -15,6 +15,7 @@ from remask.answers.infill import response_of
 from remask.answers.structured import Structures
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.find import DepthTable, find_table, has_table
+from remask.depth.kept import keep_earned, load_earned
 from remask.depth.profile import Profiled
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
+NO_DEPTHS: Final = "none"
+"""In place of a depth table: tables that are shipped or kept are not used."""
 NO_TABLE = (
     "no depth table of %r is at hand and audits earn none, so cache auto is %s, and shared prefixes are computed with "
     "each request. Leave audits on, or measure a table with 'remask profile --model %s --output FILE', from prompts "
@@ -59,7 +62,8 @@ class Session:
         cache: the default policy, as `LLM` takes it; `auto` is resolved.
         settings: its settings.
         auto: nobody asked for `cache`, so a policy that needs a depth table gives way where none is at hand.
-        depth_table: the table that was given; without one it is looked for, or measured where one is needed.
+        depth_table: the table that was given; without one it is looked for. NO_DEPTHS: none is looked for, and audits
+            begin anew.
         progress: show progress bars on stderr.
 
     Attributes:
@@ -76,13 +80,14 @@ class Session:
         settings: dict[str, Any],
         *,
         auto: bool,
-        depth_table: DepthTable | None,
+        depth_table: DepthTable | Literal["none"] | None,
         progress: bool,
     ) -> None:
         self.loaded, self.model, self.engine_config, self.progress = loaded, model, config, progress
         self.cache, self.cache_config = cache, settings
         self._best = cache if auto else None
-        self._given = depth_table
+        self._given = depth_table if isinstance(depth_table, DepthTable) else None
+        self._looks = depth_table != NO_DEPTHS
         self._tables: dict[str | None, DepthTable] = {}  # by adapter
         self._known: dict[str | None, DepthLookup | None] = {}
         self._auto: dict[str | None, str] = {}  # what the best cache comes to, by adapter
@@ -90,6 +95,10 @@ class Session:
         self._structures_lock = threading.Lock()
         self.cache, _ = self.default_cache()
         self.engine = self.new_engine()
+        if self._looks and self.earns:
+            depths, fingerprint = self.engine.auditor.depths, loaded.fingerprint
+            load_earned(depths, fingerprint)
+            depths.changed = lambda: keep_earned(depths, fingerprint)
 
     @property
     def cache_name(self) -> str:
@@ -202,7 +211,9 @@ class Session:
 
     def has_depth_table_of(self, adapter: str | None) -> bool:
         """Whether `depth_table_of` can be read without profiling the model."""
-        return self._given is not None or adapter in self._tables or has_table(self._subject(adapter).loaded)
+        if self._given is not None or adapter in self._tables:
+            return True
+        return self._looks and has_table(self._subject(adapter).loaded)
 
     def _subject(self, adapter: str | None) -> Profiled:
         """The model, computed with one of its adapters, as the profiler measures it."""

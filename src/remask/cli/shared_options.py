@@ -39,8 +39,8 @@ def add_cache_options(parser: argparse._ActionsContainer, default: str | None = 
         "--cache",
         default=default,
         metavar="SPEC",
-        help="policy, composition or FILE.py:CLASS; auto: bicache where a masked model's depth table is at hand, exact "
-        "on block-causal models, else none (default auto)",
+        help="policy, composition or FILE.py:CLASS; auto: bicache at the depth that audits earn on masked models, "
+        "exact on block-causal ones, else none (default auto)",
     )
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
 
@@ -91,7 +91,11 @@ def add_model_options(
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     if depths:
-        group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+        group.add_argument(
+            "--depth-table",
+            metavar="FILE|none",
+            help="depth table written by 'remask profile', read as it is; none: start from no table (default: earned)",
+        )
     else:
         parser.set_defaults(depth_table=None)
     add_threads_option(group)
@@ -313,7 +317,9 @@ def check_named(args: argparse.Namespace) -> None:
     Raises `ConfigError` where a file is missing, and what `remask.policies.parse` raises of a policy.
     """
     for option in _READ:
-        check_file(f"--{option.replace('_', '-')}", getattr(args, option, None))
+        path = getattr(args, option, None)
+        if (option, path) != ("depth_table", "none"):
+            check_file(f"--{option.replace('_', '-')}", path)
     for option in _POLICIES:
         check_policies(getattr(args, option, None))
 

@@ -209,16 +209,20 @@ class Auditor:
         self._draws = random.Random(0)
 
     def launched(self, ran: Ran) -> None:
-        """Keep what a pass predicts of requests whose step is audited."""
+        """Keep what a pass predicts of requests that may be audited at their first step, and at a step by chance."""
         at = 0
         for turn in ran.batch:
-            count = sum(len(plan.predicted) for _, plan in turn.items)
-            chosen = self.open.get(turn.member) if isinstance(turn.member, RunningRequest) else None
-            if chosen is not None and count and not turn.plan.fills:
-                chosen.steps += 1
-                # Of n steps each is the last that was chosen with a chance of 1 in n.
-                if self._draws.random() * chosen.steps < 1:
-                    chosen.turn, chosen.hidden = turn, ran.hidden[at : at + count].clone()
+            count, running = sum(len(plan.predicted) for _, plan in turn.items), turn.member
+            if isinstance(running, RunningRequest) and count and not turn.plan.fills:
+                chosen = self.open.get(running)
+                keeps = turn.decoder is not None and turn.decoder.step == 0 and self._own(running)
+                if chosen is not None:
+                    chosen.steps += 1
+                    # Of n steps each is the last that was chosen with a chance of 1 in n.
+                    if self._draws.random() * chosen.steps < 1:
+                        chosen.turn, keeps = turn, True
+                if keeps:
+                    turn.hidden = ran.hidden[at : at + count].clone()
             at += count
 
     def writing(self, turn: Turn) -> None:
@@ -227,10 +231,10 @@ class Auditor:
         if not isinstance(running, RunningRequest):
             return
         chosen = self.open.get(running)
+        if turn.hidden is not None and turn.still_noisy is not None:
+            turn.hidden = turn.hidden[torch.from_numpy(turn.still_noisy).to(turn.hidden.device)]
         if chosen is not None and chosen.turn is turn:
-            chosen.turn, chosen.seen = None, Seen.of(turn)
-            if turn.still_noisy is not None and chosen.hidden is not None:
-                chosen.hidden = chosen.hidden[torch.from_numpy(turn.still_noisy).to(chosen.hidden.device)]
+            chosen.turn, chosen.seen, chosen.hidden = None, Seen.of(turn), turn.hidden
         if turn.decoder is not None and turn.decoder.step == 0 and not turn.plan.fills:
             self._begin(turn, running)
 
@@ -293,7 +297,13 @@ class Auditor:
                 wanted += (record.next_depth(read),)
         wanted = tuple(depth for depth in dict.fromkeys(wanted) if depth)
         if wanted:
-            self._queue(partial(self._audit_prefix, Seen.of(turn), prefix, key, record, wanted, read, name))
+            seen, own = Seen.of(turn), turn.hidden if self._own(running) else None
+            self._queue(partial(self._audit_prefix, seen, own, prefix, key, record, wanted, read, name))
+
+    def _own(self, running: RunningRequest) -> bool:
+        """Whether the first pass of a request is the exact one that an audit of its prefix compares with."""
+        exact = running.policy.traits.exact and not self.passes.model.quantised
+        return exact and running.record.prefix > 0 and isinstance(running.request.policy, BiCache)
 
     def _is_due(self, kind: str) -> bool:
         """Whether the share says that a request of this kind is audited."""
@@ -314,16 +324,25 @@ class Auditor:
             self._queue(partial(self._audit_step, chosen.seen, chosen.hidden, chosen.policy))
 
     def _audit_prefix(
-        self, seen: Seen, prefix: int, key: int, record: Record, depths: tuple[int, ...], read: int, name: str
+        self,
+        seen: Seen,
+        own: Tensor | None,
+        prefix: int,
+        key: int,
+        record: Record,
+        depths: tuple[int, ...],
+        read: int,
+        name: str,
     ) -> Work:
-        """One exact pass, and one at each of `depths`."""
-        passes, audits = self.passes, list[Audited]()
-        reference = passes.exact(seen, rounded=False)
+        """One exact pass, unless the request's `own` was one, and one at each of `depths`."""
+        passes, audits, reference = self.passes, list[Audited](), own
         if reference is None:
-            self.skipped += 1
-            return
-        self._count(seen)
-        yield
+            reference = passes.exact(seen, rounded=False)
+            if reference is None:
+                self.skipped += 1
+                return
+            self._count(seen)
+            yield
         for depth in depths:
             predicted = passes.reusing(seen, prefix, depth)
             if predicted is None:

@@ -193,8 +193,10 @@ class Engine:
             for ran in run_isolated(runner, batch, launched.failed):
                 for observer in self._observers.attached:
                     observer.launched(ran)
-                if self.auditor.open:
-                    self.auditor.launched(ran)
+                for turn in ran.batch:
+                    if self.auditor.open or (turn.decoder is not None and turn.decoder.step == 0):
+                        self.auditor.launched(ran)
+                        break
                 launched.parts.append((ran, score_isolated(runner, ran, launched.failed)))
         except Exception as error:
             launched.batch_error = error  # raised once the parts that ran are read

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.request import Owner
@@ -112,6 +113,7 @@ class Turn:
         following: its turn in that one; None where the member ends with this pass.
         dropped: nothing is written of it: it was rolled back.
         error: why it could not run.
+        hidden: final hidden states of its predicted rows, [predicted, D], where an audit compares them.
     """
 
     member: "Member"
@@ -127,6 +129,7 @@ class Turn:
     following: "Turn | None" = None
     dropped: bool = False
     error: Exception | None = None
+    hidden: Tensor | None = None
 
     @property
     def plan(self) -> Plan:

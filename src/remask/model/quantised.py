@@ -265,11 +265,12 @@ class Int4Matrix(_Scaled):
 
 
 def _wide_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
-    """Rows `x` [N, K] times the transpose of `values` [M, K] with a scale for each row, in float32: [N, M] as `x`."""
-    rows, columns = x.float(), values.shape[1]
-    step = len(values) if x.is_cuda else max(1, _ENCODED // columns)
-    out = [F.linear(rows, part.float()) for part in torch.split(values, step)]
-    return torch.cat(out, dim=1).mul_(scales).to(x.dtype)
+    """Rows `x` [N, K] times the transpose of `values` [M, K] with a scale for each row: [N, M], of the dtype of `x`.
+
+    Numbers of eight bits are the same in bfloat16, and products are added in float32.
+    """
+    wide = torch.float32 if x.dtype == torch.float16 else x.dtype
+    return F.linear(x.to(wide), values.to(wide)).float().mul_(scales).to(x.dtype)
 
 
 class UnroundedArithmetic(Arithmetic):

@@ -31,8 +31,8 @@ PREFIXES: Final = 8
 """Different prefixes in the audits before what they show holds for others."""
 REMEMBERED: Final = 64
 """Audits of a depth that count: the last ones, so that depths follow the traffic."""
-ALARM: Final = 0.3
-"""Nats of one audit that end what earlier ones have proven: so much is rare where a depth may be read."""
+ALARM: Final = 3.0
+"""Times the bound: one audit beyond it ends what earlier ones have proven. It is rare where a depth may be read."""
 BUCKET: Final = 10
 """Percent of the prefix ratio that share one record."""
 
@@ -84,11 +84,12 @@ class Record:
     Attributes:
         layers: of the model.
         bound: nats up to which predictions count as unmoved.
+        alarm: nats of one audit that end what earlier ones have proven.
         unaudited: requests that have read the store since the last audit.
     """
 
     def __init__(self, layers: int, bound: float) -> None:
-        self.layers, self.bound = layers, bound
+        self.layers, self.bound, self.alarm = layers, bound, ALARM * bound
         self.unaudited = 0
         self._by_depth: dict[int, deque[Audited]] = {}
         self._estimates: dict[int | None, dict[int, Estimate]] = {}  # since the last audit
@@ -100,7 +101,7 @@ class Record:
 
     def add(self, audits: Sequence[Audited]) -> bool:
         """Take in the audits of one request. Returns whether one of them ended what had been proven."""
-        alarm = next((a for a in audits if a.nats > ALARM and a.depth <= self.depth(a.prefix, 0)), None)
+        alarm = next((a for a in audits if a.nats > self.alarm and a.depth <= self.depth(a.prefix, 0)), None)
         if alarm is not None:
             self._forget(alarm)
         for audit in audits:
@@ -180,7 +181,7 @@ class Record:
 
     def _hopeless(self, depth: int) -> bool:
         estimate = self.estimates()[depth]
-        return estimate.low > self.bound or (estimate.mean > ALARM and self._requests(depth, None) >= 4)
+        return estimate.low > self.bound or (estimate.mean > self.alarm and self._requests(depth, None) >= 4)
 
     def _forget(self, alarm: Audited) -> None:
         """Drop the audits that an alarm contradicts; other prefixes that have proven as much themselves keep theirs."""
@@ -230,7 +231,7 @@ class EarnedDepths:
             log.warning(
                 "an audit moved first predictions by more than %g nats at a depth of %d layers: now %d are read; %d "
                 "requests since the audit before read as many as it",
-                ALARM,
+                record.alarm,
                 before[0] or before[1],
                 record.depth(prefix, 0),
                 read,

@@ -1,0 +1,264 @@
+"""Audits: what they compare, what they leave alone, and the depths that requests then read."""
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remask.engine import audit
+from remask.engine.config import EngineConfig
+from remask.engine.engine import Engine
+from remask.engine.isolation import Ran
+from remask.engine.observer import EngineObserver
+from remask.errors import ConfigError, IntegrityError
+from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.policies import earned as earning
+from remask.policies.bicache import DepthLookup, Earned
+from remask.policies.block import BlockDual
+from remask.policies.dkv import DkvDecode
+from remask.policies.dllm import DllmCache
+from remask.policies.earned import Record
+from remask.request.result import Result
+from tests.engine.support import LAYERS, MODELS, Work, make_engine, outcome, prompt_of, request, run, served
+
+PREFIX = 12
+
+
+def asked(name: str, seed: int = 0, prefix: int = PREFIX, tail: int = 6, **sampling: Any) -> Any:
+    """A request behind a prefix that all of one length and `seed` share."""
+    sampling = {"max_tokens": 8, "block_length": 8, "steps": 4, **sampling}
+    tokens = [*prompt_of(prefix, seed), *prompt_of(tail, hash_of(name))]
+    return request(name, tokens, prefix, **sampling)
+
+
+def hash_of(name: str) -> int:
+    return sum(map(ord, name)) + 1000
+
+
+class Kept(EngineObserver):
+    """Log-probabilities of the predicted rows of every pass, in float64."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.model = engine.model
+        self.passes: list[np.ndarray[Any, Any]] = []
+        engine.attach(self)
+
+    def launched(self, ran: Ran) -> None:
+        with torch.inference_mode():
+            self.passes.append(self.model.head(ran.hidden).double().log_softmax(-1).numpy())
+
+
+def first_pass(policy: CachePolicy, item: Any) -> np.ndarray[Any, Any]:
+    """What the first pass of a request predicts, through the engine and its store."""
+    engine = make_engine(audit=0.0, overlap=False)
+    kept = Kept(engine)
+    run(engine, [Work(item, policy)])
+    return next(found for found in kept.passes if len(found))
+
+
+def kl(exact: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    """The divergence of the row that moves most, from its definition."""
+    return float((np.exp(exact) * (exact - other)).sum(-1).max())
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One audit of one prefix proves a depth."""
+    monkeypatch.setattr(earning, "PROOF", 2)
+    monkeypatch.setattr(earning, "PREFIXES", 1)
+
+
+def test_an_audit_finds_what_a_request_at_that_depth_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each depth: the divergence of an audit is that of first passes which read the store, from the engine."""
+    item = asked("r")
+    exact = first_pass(Dense(), item)
+    engine = make_engine(audit=1.0)
+    monkeypatch.setattr(Record, "wanted", lambda *_: tuple(range(1, LAYERS + 1)))
+    run(engine, [Work(item, BiCache(depth=Earned()))])
+    drain(engine)
+    (record,) = engine.auditor.depths.records.values()
+    seen = {audited.depth: audited.nats for audited in record.audits}
+    assert sorted(seen) == [1, 2, 3, 4]
+    for depth, nats in seen.items():
+        policy = Reuse() if depth == LAYERS else BiCache(depth=depth)
+        assert nats == pytest.approx(kl(exact, first_pass(policy, item)), rel=1e-4, abs=1e-6)
+    assert max(seen.values()) > 0.01, "the model moves"
+
+
+def drain(engine: Engine) -> None:
+    """Run the audits that are left while no request runs, as a server does."""
+    for _ in range(100):
+        if not (engine.auditor.waiting or engine.auditor.open):
+            return
+        engine.step()
+    raise AssertionError("audits never end")
+
+
+APPROXIMATE: list[CachePolicy] = [
+    BiCache(depth=2),
+    BiCache(depth=Earned(DepthLookup({0: 2}))),
+    BiCache(BlockDual(), depth=1),
+    BlockDual(),
+    DkvDecode(),
+    DllmCache(),
+    Reuse(),
+]
+
+
+def mixed(count: int, policies: list[CachePolicy]) -> list[Work]:
+    rng = random.Random(5)
+    return [
+        Work(asked(f"r{i}", seed=i % 2, block_length=rng.choice([4, 8])), policies[i % len(policies)], rng.randrange(9))
+        for i in range(count)
+    ]
+
+
+def test_requests_are_answered_as_without_audits() -> None:
+    """Tokens, traces and usage, and the store: the same. Memory is full of NaN, and nothing leaks."""
+    work = mixed(14, APPROXIMATE)
+    found: list[dict[str, Result]] = []
+    stats = []
+    for share in (0.0, 1.0):
+        engine = make_engine(audit=share, audit_bound=2.0)  # so that no audit makes another depth of a request's
+        found.append(run(engine, work))
+        drain(engine)
+        engine.check_integrity()
+        stats.append((engine.store.stats, engine.stats.audits, engine.stats.failed_audits))
+    assert {name: outcome(each) for name, each in found[0].items()} == {
+        name: outcome(each) for name, each in found[1].items()
+    }
+    assert stats[0][0] == stats[1][0]
+    assert (stats[0][1], stats[1][2]) == (0, 0)
+    assert stats[1][1] > 10
+
+
+def test_an_audit_of_a_step_compares_what_the_request_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a policy that approximates nothing it finds nothing; of one that does, it finds the difference."""
+    monkeypatch.setattr(BlockDual, "traits", replace(BlockDual().traits, exact=False))
+    engine = make_engine(audit=1.0)
+    monkeypatch.setattr(BlockDual, "plan", lambda _, view: Dense().plan(view))
+    run(engine, [Work(asked("r"), BlockDual())])
+    drain(engine)
+    assert engine.auditor.findings["block-dual"].estimate.mean == pytest.approx(0, abs=1e-9)
+    monkeypatch.undo()
+    other = make_engine(audit=1.0)
+    run(other, [Work(asked(f"r{i}"), DkvDecode(None)) for i in range(6)])
+    drain(other)
+    assert other.auditor.findings["dkv-decode"].count == 6
+    assert max(other.auditor.findings["dkv-decode"].recent) > 1e-4
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_depth_is_earned_and_reported() -> None:
+    """With a bound that nothing exceeds all layers come to be read; with one below everything none is."""
+    work = [Work(asked(f"r{i}"), BiCache(depth=Earned())) for i in range(12)]
+    for bound, deepest in ((1e-9, 0), (2.0, LAYERS)):
+        engine = make_engine(audit=1.0, audit_bound=bound)
+        depths = [result.usage.prefix_depth for result in served(engine, *work)]
+        assert depths[0] == 0
+        assert max(depths) == depths[-1] == deepest
+        again = make_engine(audit=0.0)
+        result = served(engine, replace(work[-1], request=asked("again")))[0]
+        (alone,) = served(again, Work(asked("again"), BiCache(depth=result.usage.prefix_depth)))
+        assert outcome(alone) == outcome(result)
+
+
+def test_without_audits_or_with_batch_invariance_no_depth_is_earned() -> None:
+    for limits in ({"audit": 0.0}, {"batch_invariant": True, "audit": 1.0}):
+        engine = make_engine(**limits)
+        work = [Work(asked(f"r{i}"), BiCache(depth=Earned(DepthLookup({0: 3})))) for i in range(4)]
+        assert [result.usage.prefix_depth for result in served(engine, *work)] == [3] * 4
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_audit_that_fails_ends_no_request_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(audit, "_forward", failing)
+    engine = make_engine(audit=1.0)
+    (result,) = served(engine, Work(asked("r"), BiCache(depth=Earned())))
+    drain(engine)
+    assert (result.error, engine.stats.audits, engine.stats.failed_audits) == (None, 0, 1)
+    assert not any(record.audits for record in engine.auditor.depths.records.values())
+    monkeypatch.setattr(audit, "_forward", lambda *_: (_ for _ in ()).throw(IntegrityError("pages are lost")))
+    engine.add(asked("other").with_policy(BiCache(depth=Earned())))
+    with pytest.raises(IntegrityError):
+        run(engine, [])
+
+
+def test_predictions_that_are_no_numbers_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(audit=1.0)
+    monkeypatch.setattr(audit, "divergence", lambda reference, *_: torch.full_like(reference[:, 0], math.nan))
+    run(engine, [Work(asked("r"), BiCache(depth=Earned()))])
+    drain(engine)
+    assert (engine.stats.audits, engine.stats.failed_audits) == (0, 1)
+
+
+def test_an_audit_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is evicted for it, and no request waits for it."""
+    engine = make_engine(audit=1.0, max_num_seqs=2, max_model_len=26, store_budget_tokens=0)
+    monkeypatch.setattr(engine.allocator, "allocate", lambda *_: None)
+    run(engine, [Work(asked("r"), BlockDual())])
+    drain(engine)
+    assert (engine.auditor.skipped, engine.stats.audits) == (1, 0)
+
+
+def test_a_step_runs_at_most_one_pass_of_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no request waits for longer than one."""
+    counts: list[int] = []
+    forward = audit._forward
+    monkeypatch.setattr(audit, "_forward", lambda *args: counts.append(1) or forward(*args))
+    engine = make_engine(audit=1.0)
+    for item in mixed(7, APPROXIMATE):
+        engine.add(item.asked)
+    while engine.busy or engine.auditor.waiting or engine.auditor.open:
+        before = len(counts)
+        engine.step()
+        assert len(counts) - before <= 1
+    assert counts
+
+
+def test_a_policy_beyond_the_bound_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(audit=1.0)
+    for nats in [0.4] * 12:
+        engine.auditor._take("block-dual", nats)
+    told = [each.getMessage() for each in caplog.records]
+    assert told == [
+        "the cache block-dual moves predictions by 0.40 nats here (0.40 to 0.40 where they move most, 8 audits), "
+        "which none would not"
+    ]
+
+
+def test_the_share_says_how_many_are_audited() -> None:
+    engine = make_engine(audit=0.25)
+    run(engine, [Work(asked(f"r{i}"), BlockDual()) for i in range(9)])
+    drain(engine)
+    assert engine.auditor.findings["block-dual"].count == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"audit": 1.5}, "audit must be a number from 0 to 1, got 1.5"),
+        ({"audit": -0.1}, "audit must be a number from 0 to 1, got -0.1"),
+        ({"audit_bound": 0}, "audit_bound must be a number above 0, got 0"),
+        ({"audit_bound": -1}, "audit_bound must be a number above 0, got -1"),
+    ],
+)
+def test_bad_settings(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**limits)
+
+
+def test_an_audit_is_of_its_request_alone() -> None:
+    """Salts and adapters have prefixes of their own."""
+    engine = make_engine(audit=1.0)
+    one = asked("r")
+    keys = {engine.store.key(one.prompt_token_ids[:PREFIX], each.salt) for each in (one, replace(one, cache_salt="b"))}
+    assert len(keys) == 2
+    assert MODELS["llada"].unrounded() is MODELS["llada"]

@@ -1,0 +1,140 @@
+"""Depths that audits earn: the rule, on numbers alone."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from remask.errors import TableError
+from remask.policies.earned import (
+    BOUND,
+    PATIENCE,
+    PREFIXES,
+    PROOF,
+    REMEMBERED,
+    Audited,
+    EarnedDepths,
+    Estimate,
+    Record,
+    ladder,
+)
+
+LAYERS = 30
+
+
+def test_depths_that_are_tried() -> None:
+    assert ladder(1) == (1,)
+    assert ladder(9) == (1, 2, 3, 4, 6, 8, 9)
+    assert ladder(30) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 30)
+
+
+def test_an_interval_covers_the_mean() -> None:
+    """Of normal values in 95 of 100 draws, for few and for many."""
+    rng = np.random.default_rng(0)
+    for count in (2, 5, 16, 64):
+        draws = [Estimate.of(values.tolist()) for values in rng.normal(0.3, 0.1, (2000, count))]
+        assert np.mean([each.low < 0.3 < each.high for each in draws]) == pytest.approx(0.95, abs=0.015)
+    assert Estimate.of([0.2]) == Estimate(1, 0.2, -math.inf, math.inf)
+
+
+def serve(record: Record, edge: int, rng: random.Random, requests: int, prefixes: int, noise: float = 0.03) -> int:
+    """Audit requests of a model whose predictions move beyond depth `edge` in half of the cases. Returns the passes."""
+    passes = 0
+    for number in range(requests):
+        prefix = number % prefixes
+        wanted = record.wanted(prefix)
+        found = []
+        for depth in wanted:
+            nats = rng.expovariate(1 / noise) if depth <= edge or rng.random() < 0.5 else rng.uniform(0.2, 5)
+            found.append(Audited(prefix, depth, nats))
+        passes += 1 + len(wanted) if wanted else 0
+        if found:
+            record.add(found)
+    return passes
+
+
+@pytest.mark.parametrize(("edge", "earned"), [(0, 0), (2, 2), (6, 6), (7, 6), (16, 16), (30, 30)])
+def test_the_deepest_depth_that_holds_is_found(edge: int, earned: int) -> None:
+    """Whatever the order of requests, over many prefixes and over one."""
+    for prefixes in (1, 24):
+        found, passes = [], []
+        for seed in range(20):
+            record = Record(LAYERS, BOUND)
+            passes.append(serve(record, edge, random.Random(seed), 96, prefixes))
+            found.append(record.depth(0, 0))
+        assert max(found) == earned
+        assert np.mean([depth == earned for depth in found]) >= 0.9
+        assert max(passes) <= 96 * 3
+
+
+def test_what_is_read_until_audits_have_shown_more() -> None:
+    """A table is where it begins, and one audit beyond the bound is enough to read less."""
+    record = Record(LAYERS, BOUND)
+    assert (record.depth(1, 0), record.depth(1, 8)) == (0, 8)
+    record.add([Audited(1, 8, 0.5)])
+    assert record.depth(1, 8) == record.depth(2, 8) == 7
+
+
+def proven(depth: int, prefixes: range, each: int = 4) -> Record:
+    record = Record(LAYERS, BOUND)
+    for prefix in prefixes:
+        for _ in range(each):
+            record.add([Audited(prefix, depth, 0.01)])
+    return record
+
+
+def test_few_prefixes_prove_nothing_for_others() -> None:
+    assert proven(6, range(PREFIXES - 1)).depth(99, 0) == 0
+    assert proven(6, range(PREFIXES)).depth(99, 0) == 6
+    assert proven(6, range(1), PROOF - 1).depth(0, 0) == 0
+    assert proven(6, range(1), PROOF).depth(0, 0) == 6
+
+
+def test_an_alarm_ends_what_was_proven() -> None:
+    """For its prefix and for all that have proven nothing themselves; and the last audits are what counts."""
+    record = proven(30, range(1), PROOF)
+    for prefix in range(1, 2 * PREFIXES):
+        record.add([Audited(prefix, 30, 0.01)])
+    assert (record.depth(0, 0), record.depth(99, 0)) == (30, 30)
+    assert record.add([Audited(50, 30, 2.0)])
+    assert (record.depth(0, 0), record.depth(99, 0), record.depth(50, 0)) == (30, 0, 0)
+    assert record.wanted(51) == (6,) or record.wanted(51)[0] < 30
+    serve(record, 6, random.Random(0), 64, 64)
+    assert record.depth(99, 0) == 6
+    assert record.add([Audited(0, 30, 2.0)])
+    assert record.depth(0, 0) == 6
+    assert max(record._requests(depth, None) for depth in ladder(LAYERS)) <= REMEMBERED
+
+
+def test_audits_end_where_they_prove_nothing() -> None:
+    """Values around the bound are never proven, and are given up."""
+    record = Record(2, BOUND)
+    rng = random.Random(0)
+    for number in range(200):
+        wanted = record.wanted(number % 16)
+        if wanted:
+            record.add([Audited(number % 16, depth, rng.choice([0.0, 0.19])) for depth in wanted])
+    assert record.wanted(0) == ()
+    assert max(record._requests(depth, None) for depth in (1, 2)) <= PATIENCE
+
+
+def test_kept_and_read_again() -> None:
+    depths = EarnedDepths(LAYERS)
+    changes: list[int] = []
+    depths.changed = lambda: changes.append(1)
+    record = depths.record("", 82, 100)
+    for prefix in range(2 * PREFIXES):
+        depths.add(record, [Audited(prefix, 6, 0.02), Audited(prefix, 8, 0.7)])
+    assert record is depths.record("", 89, 100) is not depths.record("a", 82, 100)
+    assert changes == [1]
+    assert dict(depths.lookup.entries) == {80: 6}
+    again = EarnedDepths.from_json(depths.to_json(), LAYERS)
+    assert again.to_json() == depths.to_json()
+    assert again.record("", 82, 100).depth(77, 0) == 6
+    for raw in ({}, {"layers": 9, "records": []}, {"layers": 30, "records": [{"adapter": "", "ratio": 80}]}):
+        with pytest.raises(TableError, match="no earned depths"):
+            EarnedDepths.from_json(raw, LAYERS)
+    raw = {"layers": 30, "records": [{"adapter": "", "ratio": 80, "audits": [["1", 31, 0.1]]}]}
+    with pytest.raises(TableError, match="an audit at depth 31 of 30"):
+        EarnedDepths.from_json(raw, LAYERS)
