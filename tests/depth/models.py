@@ -1,6 +1,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ AUTHORS = DepthRule("leading", "mean-curve", "paper")  # the reading of the auth
 SMALL = EngineConfig(max_num_seqs=1, max_model_len=64, store_budget_tokens=64)
 
 
-def open_model(name: str, *, dummy: bool = False, depth_table: Path | None = None) -> LLM:
+def open_model(name: str, *, dummy: bool = False, depth_table: Path | None = None, audit: float = 1 / 64) -> LLM:
     return LLM(
         name,
         dtype="float32",
         device="cpu",
         load_format="dummy" if dummy else "auto",
-        engine=SMALL,
+        engine=replace(SMALL, audit=audit),
         depth_table=depth_table,
     )
 

@@ -219,17 +219,18 @@ def test_a_profile_says_how_long_it_takes_and_how_to_skip_it(
 def test_the_default_cache_measures_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is `bicache` where a table is at hand or settings ask for it, and the log says why it is not."""
+    """It is `bicache` where audits earn depths, a table is at hand or settings ask for it; else the log says why not."""
     few_ratios(monkeypatch, tmp_path)
+    assert open_model("llada-tiny", dummy=True).session.cache == "bicache"
     with caplog.at_level(logging.INFO, logger="remask.session"):
-        first = open_model("llada-tiny", dummy=True)
+        first = open_model("llada-tiny", dummy=True, audit=0.0)
     assert (first.session.cache, first.session.cache_name) == ("none", "none")
     (told,) = [record.getMessage() for record in caplog.records if "no depth table" in record.getMessage()]
     assert "remask profile --model llada-tiny" in told
-    assert "--cache bicache" in told
+    assert "Leave audits on" in told
     table = find_table(first.session)
     monkeypatch.setattr(finding, "profile", unprofiled)
-    assert open_model("llada-tiny", dummy=True).session.cache == "bicache", "it was kept"
+    assert open_model("llada-tiny", dummy=True, audit=0.0).session.cache == "bicache", "it was kept"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     table.save(tmp_path / "table.json")
     given: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "device": "cpu"}

@@ -168,8 +168,8 @@ def test_a_depth_is_earned_and_reported() -> None:
 
 
 def test_without_audits_or_with_batch_invariance_no_depth_is_earned() -> None:
-    for limits in ({"audit": 0.0}, {"batch_invariant": True, "audit": 1.0}):
-        engine = make_engine(**limits)
+    for share, invariant in ((0.0, False), (1.0, True)):
+        engine = make_engine(audit=share, batch_invariant=invariant)
         work = [Work(asked(f"r{i}"), BiCache(depth=Earned(DepthLookup({0: 3})))) for i in range(4)]
         assert [result.usage.prefix_depth for result in served(engine, *work)] == [3] * 4
 
@@ -212,7 +212,12 @@ def test_a_step_runs_at_most_one_pass_of_an_audit(monkeypatch: pytest.MonkeyPatc
     """So no request waits for longer than one."""
     counts: list[int] = []
     forward = audit._forward
-    monkeypatch.setattr(audit, "_forward", lambda *args: counts.append(1) or forward(*args))
+
+    def counted(*args: Any) -> torch.Tensor:
+        counts.append(1)
+        return forward(*args)
+
+    monkeypatch.setattr(audit, "_forward", counted)
     engine = make_engine(audit=1.0)
     for item in mixed(7, APPROXIMATE):
         engine.add(item.asked)

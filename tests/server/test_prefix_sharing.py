@@ -88,7 +88,7 @@ def test_who_reads_no_prefix_is_told_why_and_counted(server: Running) -> None:
     assert "prefix_note" not in again
     assert "no turn stands before the last user turn" in bare["prefix_note"]
     assert none["prefix_note"] == "the cache policy reads no shared prefix"
-    assert "of the canvas: the depth table begins at" in short["prefix_note"]
+    assert "of the canvas: audits have not proven yet that one may" in short["prefix_note"]
     assert "nothing of this cache_salt is stored yet" in salted["prefix_note"]
     assert [each.get("approximation") for each in (first, again, bare, none, short, salted)] == [
         "bicache",

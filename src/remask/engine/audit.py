@@ -15,7 +15,7 @@ import logging
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -160,6 +160,62 @@ def _diverged(model: Transformer, reference: Tensor, predicted: Tensor) -> Tenso
     return divergence(model.head(reference), model.head(predicted), vocabulary_of(model))
 
 
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A mean divergence in nats, where predictions move most, with its 95 % interval (None of a single value)."""
+
+    count: int
+    mean: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> "Divergence":
+        """An estimate as JSON can hold it."""
+        ends = (end if math.isfinite(end) else None for end in (estimate.low, estimate.high))
+        return cls(estimate.count, estimate.mean, *ends)
+
+
+@dataclass(frozen=True, slots=True)
+class DepthReport:
+    """What audits have shown of one prefix ratio.
+
+    Attributes:
+        adapter: that requests are computed with; empty: none.
+        ratio: least prefix ratio in percent; the next record begins ten higher.
+        depth: layers that a prefix without audits of its own may read; 0: none is proven.
+        prefixes: different prefixes that were audited.
+        nats: by depth: audits, their mean, and the ends of its 95 % interval; None of a single one.
+    """
+
+    adapter: str
+    ratio: int
+    depth: int
+    prefixes: int
+    nats: Mapping[int, Divergence]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What audits have found, and what they cost.
+
+    Attributes:
+        audits, failed, skipped: how many ended, failed, and found no room.
+        row_layers: that they computed.
+        bound: nats that count as unmoved, at most.
+        caches: by cache policy, what it moves at the depths and steps that requests used.
+        depths: by adapter and prefix ratio.
+    """
+
+    audits: int
+    failed: int
+    skipped: int
+    row_layers: int
+    bound: float
+    caches: Mapping[str, Divergence]
+    depths: tuple[DepthReport, ...]
+
+
 @dataclass(slots=True)
 class Findings:
     """What audits of one policy have found.
@@ -257,6 +313,28 @@ class Auditor:
             self.stats.failed_audits += 1
             log.warning("an audit failed, and nothing is learned from it: %s", error, exc_info=error)
 
+    def report(self) -> AuditReport:
+        """What audits have found so far."""
+        stats = self.stats
+        return AuditReport(
+            stats.audits,
+            stats.failed_audits,
+            self.skipped,
+            stats.audit_row_layers,
+            self.depths.bound,
+            {name: Divergence.of(own.estimate) for name, own in self.findings.items()},
+            tuple(
+                DepthReport(
+                    adapter,
+                    ratio,
+                    record.common,
+                    record.prefixes,
+                    {depth: Divergence.of(estimate) for depth, estimate in record.estimates().items()},
+                )
+                for (adapter, ratio), record in sorted(self.depths.records.items())
+            ),
+        )
+
     def forget(self) -> None:
         """Drop all audits that wait: memory was emptied."""
         self.waiting.clear()
@@ -353,7 +431,16 @@ class Auditor:
             if depth < depths[-1]:
                 yield
         self.stats.audits += 1
-        self.depths.add(record, audits)
+        before, suffered = record.depth(key, 0), record.unaudited
+        if self.depths.add(record, audits):
+            log.warning(
+                "an audit moved first predictions by %.2f nats where %d layers read the prefix: %d do from now on; %d "
+                "requests since the audit before had read as many",
+                max(audit.nats for audit in audits if audit.depth <= before),
+                before,
+                record.depth(key, 0),
+                suffered,
+            )
         at_work = next((audit.nats for audit in audits if audit.depth == read), None)
         if at_work is not None:
             self._take(name, at_work)

@@ -5,7 +5,6 @@ An audit of a request says, for some depths, how far its first predictions move 
 below a bound. All of it is numbers of the host.
 """
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,6 @@ from typing import Any, Final
 
 from remask.errors import TableError
 from remask.policies.bicache import DepthLookup, percent
-
-log = logging.getLogger(__name__)
 
 BOUND: Final = 0.1
 """Nats by which first predictions may move in the mean over requests, where they move most."""
@@ -86,11 +83,12 @@ class Record:
         bound: nats up to which predictions count as unmoved.
         alarm: nats of one audit that end what earlier ones have proven.
         unaudited: requests that have read the store since the last audit.
+        common: layers that a prefix without audits of its own may read. Any thread may read it.
     """
 
     def __init__(self, layers: int, bound: float) -> None:
         self.layers, self.bound, self.alarm = layers, bound, ALARM * bound
-        self.unaudited = 0
+        self.unaudited = self.common = 0
         self._by_depth: dict[int, deque[Audited]] = {}
         self._estimates: dict[int | None, dict[int, Estimate]] = {}  # since the last audit
 
@@ -108,6 +106,7 @@ class Record:
             self._by_depth.setdefault(audit.depth, deque(maxlen=REMEMBERED)).append(audit)
         self.unaudited = 0
         self._estimates.clear()
+        self.common = self.proven(None)
         return alarm is not None
 
     def estimates(self, prefix: int | None = None) -> dict[int, Estimate]:
@@ -149,6 +148,11 @@ class Record:
         elif proven < bad <= self.layers and not self._tried(bad, prefix) and not self._hopeless(bad):
             wanted.add(bad)
         return tuple(sorted(wanted))
+
+    @property
+    def prefixes(self) -> int:
+        """Different prefixes among the audits that count."""
+        return len({audit.prefix for audit in self.audits})
 
     def next_depth(self, depth: int) -> int:
         """The rung above `depth`; all layers above the last one."""
@@ -223,19 +227,10 @@ class EarnedDepths:
 
     def add(self, record: Record, audits: Sequence[Audited]) -> bool:
         """Take in the audits of one request. Returns whether one of them ended what had been proven."""
-        prefix, read = audits[0].prefix, record.unaudited
+        prefix = audits[0].prefix
         before = record.proven(None), record.proven(prefix)
         alarm = record.add(audits)
         after = record.proven(None), record.proven(prefix)
-        if alarm:
-            log.warning(
-                "an audit moved first predictions by more than %g nats at a depth of %d layers: now %d are read; %d "
-                "requests since the audit before read as many as it",
-                record.alarm,
-                before[0] or before[1],
-                record.depth(prefix, 0),
-                read,
-            )
         if self.changed is not None and before != after:
             self.changed()
         return alarm

@@ -18,6 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _LAYERS = (0, 1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+_NATS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 _PER_FORWARD = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16)
 
 # Those that vLLM's dashboards ask for, by our names and vLLM's.
@@ -59,6 +60,13 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self._renamed = CollectorRegistry()
         self._renamed.register(_Renamed(self.registry))
+        self._moved = Histogram(
+            "remask:audit_divergence_nats",
+            "How far a cache moved predictions of audited requests, where they move most.",
+            ["model_name", "cache"],
+            buckets=_NATS,
+            registry=self.registry,
+        )
         self._settled: dict[str, float] = {}  # when a running request last had new settled tokens
         ProcessCollector(registry=self.registry)
         self._model = model
@@ -74,6 +82,7 @@ class Metrics(Collector):
     def watch(self, engine: AsyncEngine) -> None:
         """Report the counters of `engine`. Every scrape reads them. Call it once."""
         self._engine = engine
+        engine.engine.auditor.found = lambda cache, nats: self._moved.labels(self._model, cache).observe(nats)
         self.registry.register(self)
 
     def text(self) -> bytes:
@@ -154,6 +163,10 @@ class Metrics(Collector):
                 graphs.stages if graphs is not None else 0,
             ),
             "engine_captured_graphs": ("Graphs that were made.", graphs.captured if graphs is not None else 0),
+            "audits": ("Requests whose predictions were compared with exact ones.", stats.audits),
+            "audits_failed": ("Audits that failed, from which nothing is learned.", stats.failed_audits),
+            "audits_skipped": ("Audits that were due and found no room.", inner.auditor.skipped),
+            "audit_row_layers": ("Rows times layers computed in audits.", stats.audit_row_layers),
             "engine_recoveries": ("Times that the engine began again with empty memory.", stats.recoveries),
             "row_layers_computed": ("Rows times layers computed, prefix passes included.", stats.row_layers),
             "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),
@@ -167,6 +180,14 @@ class Metrics(Collector):
                 told = family(f"remask:{name}", text, labels=["model_name"])
                 told.add_metric([self._model], value)
                 yield told
+        depth = GaugeMetricFamily(
+            "remask:prefix_earned_depth",
+            "Layers that a prefix of this ratio in percent may read, as audits have proven.",
+            labels=["model_name", "adapter", "ratio"],
+        )
+        for (adapter, ratio), record in sorted(inner.auditor.depths.records.items()):
+            depth.add_metric([self._model, adapter, str(ratio)], record.common)
+        yield depth
         unread = {reason: store.unread[reason] for reason in get_args(Reason)}
         by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
             "request_success": ("Requests that ended, by reason.", "finished_reason", self._ended),

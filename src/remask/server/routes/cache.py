@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeAlias, cast
 from fastapi import Request, Response
 from pydantic import ConfigDict, Field, create_model
 
+from remask.engine.audit import AuditReport, DepthReport
 from remask.engine.engine import Engine
 from remask.engine.report import Holder, MemoryReport
 from remask.policies.base import Reason
@@ -33,6 +34,11 @@ _HOLDERS: Any = list[_told("PageHolder", _HOLDS, Holder, tables=Empty)]  # type:
 PageReport = _told("PageReport", _PAGES, MemoryReport, holders=_HOLDERS, stored=Empty, utilisation=float)
 
 
+_AUDITS = "What audits of requests have found of caches, and of the depth to which prefixes may be read."
+_DEPTHS: Any = list[_told("AuditedDepths", "What audits have shown of one prefix ratio.", DepthReport)]  # type: ignore[misc]
+Audits = _told("Audits", _AUDITS, AuditReport, depths=_DEPTHS)
+
+
 class Recent(Answer):
     """Prompts that shared beginnings are looked for in."""
 
@@ -55,6 +61,7 @@ class CacheContents(Answer):
         doc("Requests that read no stored prefix, by reason; `prefix_note` in the answers of these says it in words."),
     ]
     recent: Recent
+    audits: Audits  # type: ignore[valid-type]
     pages: PageReport  # type: ignore[valid-type]
 
 
@@ -103,5 +110,6 @@ def _contents(engine: Engine) -> CacheContents:
         "found": store.stats.found,
         "unread": cast("dict[Reason, int]", dict(store.stats.unread)),
         "recent": {"prompts": engine.memory.recent.prompts, "tokens": engine.memory.recent.tokens},
+        "audits": asdict(engine.auditor.report()),
         "pages": asdict(memory) | {"utilisation": memory.utilisation},
     }
