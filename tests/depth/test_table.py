@@ -219,7 +219,7 @@ def test_a_profile_says_how_long_it_takes_and_how_to_skip_it(
 def test_the_default_cache_measures_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is `bicache` where audits earn depths, a table is at hand or settings ask for it; else the log says why not."""
+    """It is `bicache` where audits earn depths, a table is there or settings ask for it; else the log says why."""
     few_ratios(monkeypatch, tmp_path)
     assert open_model("llada-tiny", dummy=True).session.cache == "bicache"
     with caplog.at_level(logging.INFO, logger="remask.session"):

@@ -102,7 +102,7 @@ def test_who_reads_no_prefix_is_told_why_and_counted(server: Running) -> None:
     assert {reason: now[reason] - before.get(reason, 0) for reason in now if now[reason] != before.get(reason)} == {
         "nothing": 1,
         "policy": 1,
-        "short": 1,
+        "depth": 1,
         "salt": 1,
     }
     assert f'reason="short"}} {now["short"]}.0' in server.client.get("/metrics").text

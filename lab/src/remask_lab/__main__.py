@@ -1,6 +1,7 @@
 """Runs what the laboratory measures beside `remask bench`, `eval` and `analyze`, and what is made of it.
 
     python -m remask_lab speed NAME           one measurement of speed
+    python -m remask_lab audits NAME          what the depths that audits earn come to
     python -m remask_lab papers TABLE ...     papers' tables beside the published numbers
     python -m remask_lab pages NAME           a page of the notebook, of the results that are kept
     python -m remask_lab gpu                  what a GPU is measured by
@@ -18,6 +19,7 @@ from remask.machine.cpu import wait_passively
 
 COMMANDS: Mapping[str, str] = {
     "speed": "remask_lab.speed",
+    "audits": "remask_lab.audits",
     "papers": "remask_lab.papers",
     "pages": "remask_lab.pages",
     "gpu": "remask_lab.gpu",

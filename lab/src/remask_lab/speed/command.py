@@ -33,14 +33,16 @@ class Shown:
     text: str
 
 
-def run_measurement(run: Callable[[argparse.Namespace], Any], usage: str, words: Sequence[str], name: str) -> None:
+def run_measurement(
+    run: Callable[[argparse.Namespace], Any], usage: str, words: Sequence[str], name: str, command: str = "speed"
+) -> None:
     """Parse `words` by `usage` and `--json`, run, print what was found, and write it where `--json` says.
 
     The docstring of `run` is the help. A mapping gets the options beside its figures. Raises `ConfigError` on whole
     numbers that are too small.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m remask_lab speed {name}",
+        prog=f"python -m remask_lab {command} {name}",
         description=inspect.getdoc(run),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
