@@ -36,6 +36,7 @@ from remask.model.quantised import (
     Int8Matrix,
     PackedInt8Matrix,
     QuantisedMatrix,
+    UnroundedArithmetic,
     check_quantization,
     check_sizes,
     empty_matrix,
@@ -582,3 +583,15 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=r"The int8 model in .* lacks .*up_proj.weight_scale \[24\]"):
         find_model(ModelSettings(str(done))).load(torch.float32, CPU)
+
+
+@EACH
+def test_rows_that_are_not_rounded_are_multiplied_with_what_the_numbers_stand_for(kind: Quantization) -> None:
+    """It is linear, which a product that rounds its rows is not, and near what was quantised."""
+    values, x, bias = numbers(128, 96), numbers(9, 96, seed=1), numbers(128, seed=2)
+    made, unrounded = matrix(kind, values), UnroundedArithmetic()
+    stored = unrounded.linear(torch.eye(96), made).t()
+    assert far(stored, values) < ERROR[kind]
+    torch.testing.assert_close(unrounded.linear(x, made, bias), x @ stored.t() + bias, rtol=1e-5, atol=1e-4)
+    assert far(unrounded.linear(x.bfloat16(), made), x @ stored.t()) < 0.01
+    assert torch.equal(unrounded.linear(x, values), F.linear(x, values))
