@@ -71,6 +71,7 @@ ORDER = (
     "remask_lab.instruments",
     "remask_lab.subjects",
     "remask_lab.speed",
+    "remask_lab.audits",
     "remask_lab.gpu",
     "remask_lab.papers",
     "remask_lab.pages",
@@ -113,6 +114,7 @@ ENGINE_DOORS = {
     "remask.engine.report",
     "remask.engine.member",
     "remask.engine.pack",
+    "remask.engine.audit_passes",
 }
 UNDESCRIBED = ("remask_lab.papers", "remask_lab.pages", "remask_lab.speed")
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from remask.engine import audit
+from remask.engine import audit_passes
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.isolation import Ran
@@ -179,13 +179,13 @@ def test_an_audit_that_fails_ends_no_request_and_teaches_nothing(monkeypatch: py
     def failing(*_: Any) -> None:
         raise RuntimeError("no kernel for this")
 
-    monkeypatch.setattr(audit, "_forward", failing)
+    monkeypatch.setattr(audit_passes, "_forward", failing)
     engine = make_engine(audit=1.0)
     (result,) = served(engine, Work(asked("r"), BiCache(depth=Earned())))
     drain(engine)
     assert (result.error, engine.stats.audits, engine.stats.failed_audits) == (None, 0, 1)
     assert not any(record.audits for record in engine.auditor.depths.records.values())
-    monkeypatch.setattr(audit, "_forward", lambda *_: (_ for _ in ()).throw(IntegrityError("pages are lost")))
+    monkeypatch.setattr(audit_passes, "_forward", lambda *_: (_ for _ in ()).throw(IntegrityError("pages are lost")))
     engine.add(asked("other").with_policy(BiCache(depth=Earned())))
     with pytest.raises(IntegrityError):
         run(engine, [])
@@ -193,7 +193,7 @@ def test_an_audit_that_fails_ends_no_request_and_teaches_nothing(monkeypatch: py
 
 def test_predictions_that_are_no_numbers_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(audit=1.0)
-    monkeypatch.setattr(audit, "divergence", lambda reference, *_: torch.full_like(reference[:, 0], math.nan))
+    monkeypatch.setattr(audit_passes, "divergence", lambda reference, *_: torch.full_like(reference[:, 0], math.nan))
     run(engine, [Work(asked("r"), BiCache(depth=Earned()))])
     drain(engine)
     assert (engine.stats.audits, engine.stats.failed_audits) == (0, 1)
@@ -211,13 +211,13 @@ def test_an_audit_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_step_runs_at_most_one_pass_of_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     """So no request waits for longer than one."""
     counts: list[int] = []
-    forward = audit._forward
+    forward = audit_passes._forward
 
     def counted(*args: Any) -> torch.Tensor:
         counts.append(1)
         return forward(*args)
 
-    monkeypatch.setattr(audit, "_forward", counted)
+    monkeypatch.setattr(audit_passes, "_forward", counted)
     engine = make_engine(audit=1.0)
     for item in mixed(7, APPROXIMATE):
         engine.add(item.asked)

@@ -162,12 +162,22 @@ def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) 
         lambda: two.session.new_engine(EngineConfig(batch_invariant=True)),
         lambda: two.session.new_engine(EngineConfig(graphs=True)),
         lambda: two.depth_table,
-        lambda: two.generate([[1, 2]], SAMPLING, cache="bicache", prefix_length=1),
     ]
     for act in refused:
         with pytest.raises(ConfigError, match="tensor_parallel"):
             act()
     assert two.generate([[1, 2, 3]], SAMPLING)[0].error is None, "all of it was refused before anything ran"
+
+
+def test_audits_run_on_every_rank(two: LLM) -> None:
+    """A depth that is earned begins at 0, and each request is audited until it is proven; nothing fails."""
+    before = two.engine.stats.audits
+    prompt = list(range(1, 21))
+    (output,) = two.generate([prompt], SAMPLING, cache="bicache", cache_config={"depth": "earned"}, prefix_length=16)
+    while two.engine.auditor.waiting:
+        two.engine.step()
+    assert (output.error, output.usage.prefix_depth) == (None, 0)
+    assert (two.engine.stats.audits, two.engine.stats.failed_audits) == (before + 1, 0)
 
 
 def _batch_of(llm: LLM) -> tuple[Any, Any]:

@@ -105,7 +105,7 @@ def test_who_reads_no_prefix_is_told_why_and_counted(server: Running) -> None:
         "depth": 1,
         "salt": 1,
     }
-    assert f'reason="short"}} {now["short"]}.0' in server.client.get("/metrics").text
+    assert f'reason="depth"}} {now["depth"]}.0' in server.client.get("/metrics").text
     for path, body in (("/v1/messages", {"messages": [user]}), ("/v1/responses", {"input": user["content"]})):
         told = server.client.post(path, json={**body, "max_tokens" if "messages" in path else "max_output_tokens": 4})
         assert "no turn stands before" in told.json()["remask"]["prefix_note"]

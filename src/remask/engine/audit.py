@@ -15,9 +15,8 @@ import logging
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from copy import copy
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -26,213 +25,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.canvas_state import CanvasState, plain_table
-from remask.engine.capacity import logit_rows
+from remask.engine.audit_passes import AuditPasses, Seen
+from remask.engine.audit_report import AuditReport, DepthReport, Divergence, Findings
 from remask.engine.isolation import Ran, is_fatal
 from remask.engine.member import EngineStats, Turn
 from remask.engine.memory import Memory
-from remask.engine.pack import Target, pack
-from remask.engine.runner import vocabulary_of
 from remask.engine.running import RunningRequest
-from remask.model.pool import Pool
-from remask.model.stage import StepBatch
 from remask.model.transformer import Transformer
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
-from remask.plan.plan import Plan, Reach
-from remask.plan.spans import Mask, Positions, Span, rows_of
 from remask.policies.bicache import BiCache, Earned
 from remask.policies.dense import Reuse
-from remask.policies.earned import MOST, Audited, EarnedDepths, Estimate, Record
+from remask.policies.earned import MOST, Audited, EarnedDepths, Record
 from remask.policies.registry import name_of
-from remask.sampling.divergence import divergence
 
 log = logging.getLogger(__name__)
 
 WAITING: Final = 8
 """Audits that wait at most; what comes beyond is not audited."""
-KEPT: Final = 512
-"""Divergences of each policy that are remembered."""
 ENOUGH: Final = 8
 """Audits of a policy before a warning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a pass of a request saw, of which nothing changes any more.
-
-    Attributes:
-        canvas: a copy.
-        predicted: the positions that it could fill, int64 [predicted].
-        sees: how many leading positions each row attends to; None: all.
-        shift, adapter: of the canvas.
-    """
-
-    canvas: Canvas
-    predicted: Positions
-    sees: Reach | None
-    shift: int
-    adapter: str | None
-
-    @classmethod
-    def of(cls, turn: Turn) -> "Seen":
-        """What the pass of `turn` saw, before its predictions are written."""
-        state, plan = turn.items[0]
-        canvas, predicted = copy(state.canvas), plan.predicted
-        canvas.tokens, canvas.noisy = canvas.tokens.copy(), canvas.noisy.copy()
-        if turn.still_noisy is not None:
-            predicted = predicted[turn.still_noisy]
-        return cls(canvas, predicted, plan.sees, state.shift, state.adapter)
-
-
-class AuditPasses:
-    """Runs the passes of audits of one engine."""
-
-    def __init__(self, model: Transformer, memory: Memory) -> None:
-        self.model, self.memory = model, memory
-        shape = model.config
-        self._target = Target(model.device, model.arithmetic.invariant, shape.sliding)
-
-    def exact(self, seen: Seen, *, rounded: bool = True) -> Tensor | None:
-        """Hidden states [predicted, D] of a pass over the whole canvas; None where memory has no room for it.
-
-        Unless `rounded`, products with quantized weights leave their rows as they are.
-        """
-        return self._run(seen, seen.sees, 0, rounded)
-
-    def reusing(self, seen: Seen, prefix: int, depth: int) -> Tensor | None:
-        """As `exact`, not rounded, of a canvas that reuses its first `prefix` rows in `depth` layers.
-
-        Below the depth these rows attend to themselves alone, as in the pass that fills the store, and they go on from
-        that state, as `bicache` does in a step that refreshes.
-        """
-        apart = np.full(len(seen.canvas), len(seen.canvas))
-        apart[:prefix] = prefix
-        return self._run(seen, apart, depth, rounded=False)
-
-    def divergence(self, reference: Tensor, predicted: Tensor) -> NDArray[np.float32]:
-        """The divergence of each row of hidden states, in nats: [predicted]. Waits for the device."""
-        step, parts = logit_rows(self.model.config), list[Tensor]()
-        for start in range(0, len(reference), step):
-            rows = slice(start, start + step)
-            parts.append(self.model.ranks.everywhere(_diverged, self.model, reference[rows], predicted[rows]))
-        found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
-        return found
-
-    def _run(self, seen: Seen, sees: Reach | None, depth: int, rounded: bool) -> Tensor | None:
-        """A pass in which rows see `sees` in the first `depth` layers, and what the canvas' own do in the others."""
-        layers, allocator = self.model.config.layers, self.memory.allocator
-        extent = allocator.allocate(len(seen.canvas), range(layers))
-        if extent is None:
-            return None
-        try:
-            state = CanvasState(
-                seen.canvas,
-                Ledger(layers, len(seen.canvas), None),
-                (plain_table(extent),),
-                shift=seen.shift,
-                adapter=seen.adapter,
-            )
-            below, above = (self._packed(seen, state, reach) for reach in (sees, seen.sees))
-            parts = ((below, range(depth)), (above, range(depth, layers)))
-            stages = tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own)
-            batch = replace(above, stages=stages)
-            return self.model.ranks.everywhere(_forward, self.model, batch, self.memory.pool, rounded)
-        finally:
-            allocator.release(extent)
-
-    def _packed(self, seen: Seen, state: CanvasState, sees: Reach | None) -> StepBatch:
-        last = len(seen.canvas) if seen.sees is None else int(seen.sees.max())
-        predict: Mask = np.zeros(len(seen.canvas), dtype=np.bool_)
-        predict[seen.predicted] = True
-        rows = rows_of(range(last), len(seen.canvas))
-        plan = Plan((Span(range(self.model.config.layers), rows),), predict=predict, sees=sees)
-        return pack([(state, plan)], self._target)
-
-
-@torch.inference_mode()
-def _forward(model: Transformer, batch: StepBatch, pool: Pool, rounded: bool) -> Tensor:
-    return (model if rounded else model.unrounded()).forward(batch, pool)
-
-
-@torch.inference_mode()
-def _diverged(model: Transformer, reference: Tensor, predicted: Tensor) -> Tensor:
-    return divergence(model.head(reference), model.head(predicted), vocabulary_of(model))
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """A mean divergence in nats, where predictions move most, with its 95 % interval (None of a single value)."""
-
-    count: int
-    mean: float
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of(cls, estimate: Estimate) -> "Divergence":
-        """An estimate as JSON can hold it."""
-        ends = (end if math.isfinite(end) else None for end in (estimate.low, estimate.high))
-        return cls(estimate.count, estimate.mean, *ends)
-
-
-@dataclass(frozen=True, slots=True)
-class DepthReport:
-    """What audits have shown of one prefix ratio.
-
-    Attributes:
-        adapter: that requests are computed with; empty: none.
-        ratio: least prefix ratio in percent; the next record begins ten higher.
-        depth: layers that a prefix without audits of its own may read; 0: none is proven.
-        prefixes: different prefixes that were audited.
-        nats: by depth: audits, their mean, and the ends of its 95 % interval; None of a single one.
-    """
-
-    adapter: str
-    ratio: int
-    depth: int
-    prefixes: int
-    nats: Mapping[int, Divergence]
-
-
-@dataclass(frozen=True, slots=True)
-class AuditReport:
-    """What audits have found, and what they cost.
-
-    Attributes:
-        audits, failed, skipped: how many ended, failed, and found no room.
-        row_layers: that they computed.
-        bound: nats that count as unmoved, at most.
-        caches: by cache policy, what it moves at the depths and steps that requests used.
-        depths: by adapter and prefix ratio.
-    """
-
-    audits: int
-    failed: int
-    skipped: int
-    row_layers: int
-    bound: float
-    caches: Mapping[str, Divergence]
-    depths: tuple[DepthReport, ...]
-
-
-@dataclass(slots=True)
-class Findings:
-    """What audits of one policy have found.
-
-    Attributes:
-        recent: the last divergences in nats, of the position that moved most; what rounding moves is subtracted.
-        count: audits.
-    """
-
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    count: int = 0
-    warned: bool = False
-
-    @property
-    def estimate(self) -> Estimate:
-        """The mean of the recent ones, which count at most `MOST` each, and its interval."""
-        return Estimate.of([min(nats, MOST) for nats in self.recent])
 
 
 Work = Iterator[None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from remask.engine.audit import Seen
+from remask.engine.audit_passes import Seen
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias, cast
 from fastapi import Request, Response
 from pydantic import ConfigDict, Field, create_model
 
-from remask.engine.audit import AuditReport, DepthReport
+from remask.engine.audit_report import AuditReport, DepthReport
 from remask.engine.engine import Engine
 from remask.engine.report import Holder, MemoryReport
 from remask.policies.base import Reason
