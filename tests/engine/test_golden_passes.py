@@ -13,6 +13,7 @@ from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.engine.canvas_state import CanvasState, new_states, plain_table
 from remask.engine.pack import Target, pack
+from remask.errors import PlanError
 from remask.model.invariant import batch_invariant
 from remask.model.mixture import Routes
 from remask.model.pool import Pool
@@ -25,7 +26,7 @@ from remask.plan.spans import Span
 from remask.store.pages import PageAllocator
 from tests.engine.executors import EXECUTORS, Make
 from tests.engine.support import CPU
-from tests.goldens import a2d, block_causal, moe, uniform
+from tests.goldens import a2d, block_causal, llada22, moe, uniform
 
 TOLERANCE = 1e-4
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -237,6 +238,34 @@ def test_mixtures_of_experts(name: str, case: str, tiled: bool, dtype: torch.dty
         assert torch.equal(routes.experts.gather(1, order), chosen)
         close(routes.weights.gather(1, order), expected)
     check_states(passes, out, recorded, case)
+
+
+@pytest.mark.parametrize("how", [at_once, by_blocks])
+@pytest.mark.parametrize("name", llada22.MODELS)
+def test_pools_of_experts(name: str, how: Callable[[Passes, Reach, int], Tensor]) -> None:
+    """Of LLaDA2.2: groups of experts stand in its configuration, and have no effect."""
+    recorded, model = llada22.logits(name), Routing(model_of(llada22.folder(name), torch.float32))
+    tokens, block, rows = torch.tensor(recorded["input_ids"]), recorded["block_length"], recorded["rows"]
+    logits = model.head(how(Passes(model, tokens), in_blocks(len(tokens), block), block))
+    close(logits[rows], torch.tensor(recorded["logits"]))
+    layers, passes = len(recorded["experts"]), len(model.routes) // len(recorded["experts"])
+    for layer in range(layers):
+        found = [model.routes[number * layers + layer] for number in range(passes)]
+        experts, weights = (
+            torch.cat([getattr(each, field) for each in found])[rows] for field in ("experts", "weights")
+        )
+        order = experts.argsort(dim=-1)
+        assert experts.gather(1, order).tolist() == recorded["experts"][layer]
+        close(weights.gather(1, order), torch.tensor(recorded["weights"][layer]))
+
+
+def test_a_pass_over_a_part_of_a_routing_block_is_refused() -> None:
+    model = model_of(llada22.folder("calm"), torch.float32)
+    passes = Passes(model, torch.zeros(16, dtype=torch.int64))
+    passes.branch.routing = model.config.routing_block
+    for start, stop in ((0, 4), (4, 16), (4, 12)):
+        with pytest.raises(PlanError, match="experts in blocks of 8"):
+            passes.run(start, stop, in_blocks(16, 8))
 
 
 @pytest.mark.parametrize("name", [name for name in a2d.MODELS if name != "modernbert"])

@@ -1,4 +1,4 @@
-"""Dense forward passes of mixtures of experts: LLaDA-MoE, LLaDA2 and SDAR-MoE.
+"""Dense forward passes of mixtures of experts: LLaDA-MoE, LLaDA2 (2.2 included) and SDAR-MoE.
 
 Every expert computes every row, and a row's weights of the experts that it did not choose are zero. So nothing is
 grouped, sorted or gathered. Attention is that of `dense` (bidirectional) and of `sdar` (block-causal).
@@ -57,6 +57,18 @@ def sigmoid_weights(logits: Tensor, bias: Tensor, config: Mapping[str, Any]) -> 
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     scale: float = config["routed_scaling_factor"]
     return weights * scale
+
+
+def pooled_weights(logits: Tensor, bias: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """The same of LLaDA2.2: rows of a block choose from the experts that score best in any of them. No groups."""
+    scores, size = logits.sigmoid(), config["block_size"]
+    ranked, allowed = scores + bias, torch.zeros_like(scores, dtype=torch.bool)
+    for start in range(0, len(ranked), size):
+        pool = ranked[start : start + size].max(0, keepdim=True).values
+        allowed[start : start + size] = largest(pool, config["expert_capacity"])
+    weights = scores * largest(ranked.masked_fill(~allowed, -torch.inf), config["num_experts_per_tok"])
+    scale: float = config["routed_scaling_factor"]
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20) * scale
 
 
 def mixed(weights: Mapping[str, Tensor], routed: Tensor, layer: int, x: Tensor) -> Tensor:
@@ -176,7 +188,8 @@ class Llada2Model(SdarMoeModel):
         """The weights [rows, experts] of normed rows in a layer with experts."""
         gate = f"{LAYER.format(layer)}mlp.gate"
         logits = F.linear(x, self.tensors[f"{gate}.weight"])
-        return sigmoid_weights(logits, self.tensors[f"{gate}.expert_bias"], self.config)
+        weights = pooled_weights if self.config.get("expert_capacity") else sigmoid_weights
+        return weights(logits, self.tensors[f"{gate}.expert_bias"], self.config)
 
     def feed_forward(self, layer: int, x: Tensor) -> Tensor:
         """The layer's MLP, or its experts and the shared one, of normed rows."""

@@ -121,7 +121,7 @@ def test_a_block_may_be_left_early() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [{"steps": 4}, {"steps_per_block": 4}, {"fallback": "leftmost"}, {"factor": 0.5}, {"eb_threshold": 0.1}],
+    [{"sub_block_length": 4}, {"fallback": "leftmost"}, {"factor": 0.5}, {"eb_threshold": 0.1}],
     ids=str,
 )
 def test_what_editing_has_no_use_for_is_refused_by_name(field: dict[str, Any]) -> None:
@@ -130,12 +130,21 @@ def test_what_editing_has_no_use_for_is_refused_by_name(field: dict[str, Any]) -
         flat_params(remasking="joint_threshold", **field)
 
 
+@pytest.mark.parametrize("name", ["steps", "steps_per_block"])
+def test_a_rule_without_a_schedule_takes_no_steps(name: str) -> None:
+    asked: dict[str, Any] = {name: 4, "remasking": "joint_threshold"}
+    with pytest.raises(ConfigError, match=f"'joint_threshold' follows no schedule, so {name}=4 has no part"):
+        flat_params(asked)
+
+
 @pytest.mark.parametrize("name", ["edit_threshold", "max_post_steps", "min_transfer", "penalty_lambda"])
 def test_fields_of_edits_need_a_rule_that_edits(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"^remasking.{name}=1 is for remasking 'joint_threshold': set both, or neither"
-    ):
-        flat_params({name: 1})
+    """Whoever names no rule has that of the model's family, so its decoding refuses them."""
+    message = f"^remasking.{name}=1 is for remasking 'joint_threshold'.*, and this is '.*': set both, or neither"
+    with pytest.raises(ConfigError, match=message):
+        flat_params({name: 1, "remasking": "sequential"})
+    with pytest.raises(ConfigError, match=message):
+        decoding(**{name: 1})
 
 
 def test_an_early_stop_is_refused_where_tokens_may_still_change() -> None:

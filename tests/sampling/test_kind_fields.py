@@ -70,13 +70,16 @@ REMASKING: dict[str, tuple[ModelKind, ...]] = {
     "cumulative": ("block_causal",),
     "entropy_bounded": ("block_causal",),
     "joint_threshold": ("block_causal",),
+    "levenshtein": ("block_causal",),
+    "joint_threshold_indel": ("block_causal",),
 }
 OF_EDITS = {
     "remasking.edit_threshold",
     "remasking.max_post_steps",
+    "remasking.max_steps_per_block",
     "remasking.min_transfer",
     "remasking.penalty_lambda",
-}  # not set without joint_threshold
+}  # not set without a rule that has them
 OF_CORRECTIONS = {
     "uniform.correction_temperature",
     "uniform.correction_tokens",

@@ -64,6 +64,7 @@ class CanvasState:
     restored: Tensor | None = None
     states: Tensor | None = None
     shift: int = 0
+    routing: int = 1  # of its rows passes compute whole blocks of so many, whose experts are chosen together
     adapter: str | None = None  # that its rows are computed with
     outputs: bool = False  # attention and FFN outputs are cached too
     told: bool = False  # rows that are denoised take in what the last pass predicted of them
@@ -116,6 +117,8 @@ class CanvasState:
     def enter(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
         plan.check(len(self.canvas))
+        if self.routing > 1:
+            self._check_whole_blocks(plan)
         predicted = plan.predicted
         if np.count_nonzero(self.canvas.noisy[predicted]) < len(predicted):
             raise PlanError("positions are predicted that are already final")
@@ -135,6 +138,19 @@ class CanvasState:
                 "compute it there, or leave the position out of `predict`"
             )
         self.ledger.enter(plan)
+
+    def _check_whole_blocks(self, plan: Plan) -> None:
+        """Raise `PlanError` where some rows of a routing block are computed and others are not."""
+        for span in plan.spans:
+            whole = span.pick is None and not len(span.rows) % self.routing
+            if whole:
+                blocks = span.computed.reshape(-1, self.routing)
+                whole = bool((blocks.all(axis=1) == blocks.any(axis=1)).all())
+            if not whole:
+                raise PlanError(
+                    f"rows of this model choose experts in blocks of {self.routing}, so a pass computes all rows of "
+                    "such a block or none of them"
+                )
 
 
 def predicting_rows(predicted: Positions, shift: int) -> Positions:

@@ -50,7 +50,7 @@ class RequestLimits:
 
     def check_steps(self, params: SamplingParams) -> None:
         """Raise `ConfigError` where one of the fields that count steps exceeds the limit by itself."""
-        for name in ("steps", "steps_per_block", "remasking.max_post_steps", "uniform.correction_steps"):
+        for name in ("steps", "steps_per_block", "remasking.max_post_steps", *_OF_STEPS):
             value = attrgetter(name)(params)
             if value is not None and value > self.steps:
                 raise ConfigError(f"{name}={value} is more than the {self.steps} steps {_WAY_OUT}")
@@ -69,7 +69,8 @@ class RequestLimits:
             )
 
 
-_STEP_FIELDS = ("steps_per_block", "steps", "remasking.max_post_steps", "uniform.correction_steps", "block_length")
+_OF_STEPS = ("remasking.max_steps_per_block", "uniform.correction_steps")
+_STEP_FIELDS = ("steps_per_block", "steps", "remasking.max_post_steps", *_OF_STEPS, "block_length")
 _WAY_OUT = "that a request may take; lower it, or raise max_steps"
 
 
@@ -107,7 +108,7 @@ def check_request(
     schedule, readers = policy.traits.schedule, request.readers
     asked = Asked(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
     _check_readers(readers)
-    decoding = _decoding(asked, max_model_len, adapters)
+    decoding = _decoding(asked, limits, adapters)
     if decoding.length > max_model_len:
         block = max(map(len, decoding.block_ranges))
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={block}"
@@ -118,6 +119,12 @@ def check_request(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
+    if shape.routing_block > 1 and not policy.traits.exact:
+        raise ConfigError(
+            f"this cache policy computes parts of blocks, and rows of this model ({shape.family}) choose experts from "
+            f"one pool for each block of {shape.routing_block}, so that a row depends on all of its block; use exact "
+            "or none"
+        )
     for facts in _facts(decoding, request, shape):
         policy.check(facts)
     pending = PendingRequest(request, decoding, stops)
@@ -176,7 +183,7 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
             raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
 
 
-def _decoding(asked: Asked, max_model_len: int, adapters: Collection[str]) -> Decoding:
+def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
     for reader in asked.readers:
@@ -198,8 +205,11 @@ def _decoding(asked: Asked, max_model_len: int, adapters: Collection[str]) -> De
         if attrgetter(path)(params) is not None:
             raise ConfigError(f"{path} is for models that are decoded in several modes; leave it out on {shape.family}")
     if shape.kind == "block_causal":
-        block = shape.block_length
-        decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, block, shape.mask_id, seed, template)
+        block, routing, most = shape.block_length, shape.routing_block, limits.steps
+        decoding = BlockCausalDecoding.of(
+            prompt, params, shape.sampling, block, shape.mask_id, seed, template,
+            edit_tokens=shape.edit_tokens, routing=routing, most_steps=most,
+        )  # fmt: skip
         if decoding.rule.edits and shape.sampling.opens_blocks:
             raise ConfigError(
                 f"remasking {decoding.rule.name!r} edits tokens, which is not defined on {shape.family} models: they "
@@ -208,7 +218,7 @@ def _decoding(asked: Asked, max_model_len: int, adapters: Collection[str]) -> De
         return decoding
     if shape.kind == "uniform":
         assert shape.noise is not None
-        canvas = min(shape.max_length, max_model_len)
+        canvas = min(shape.max_length, limits.longest)
         stops, structured = shape.stop_ids, shape.structured_attention
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
     blockwise, masked = asked.schedule.blockwise, MaskedDecoding

@@ -257,6 +257,7 @@ class Memory:
             restored=states if shared.lease is None else shared.lease.entry.states,
             states=states,
             shift=shape.shift,
+            routing=shape.routing_block,
             adapter=adapter,
             outputs="outputs" in traits.keeps,
             chain=shared.pages[-1].key if shared.pages else 0,

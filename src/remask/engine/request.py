@@ -192,6 +192,11 @@ def request_of(
     If the trace is to be returned, the seed is drawn here, so that the trace holds it. Raises `ConfigError` on terms
     that the kind of model cannot meet.
     """
+    if terms.return_step_maps and shape.edit_tokens is not None:
+        raise ConfigError(
+            f"return_step_maps: {shape.family} models that delete and insert move tokens, so no place has a first step "
+            "of its own; send return_trace, which tells what each step wrote"
+        )
     if terms.return_step_maps and shape.kind == "uniform":
         raise ConfigError(
             "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
@@ -199,8 +204,9 @@ def request_of(
         )
     if terms.return_trace and params.seed is None:
         params = replace(params, seed=secrets.randbits(62))
-    # The trace of a uniform model holds no log-probabilities: `check_request` says why.
-    traced = 0 if terms.return_trace and shape.kind != "uniform" else None
+    # The trace of a model whose tokens change or move holds no log-probabilities: `check_request` says why.
+    scored = shape.kind != "uniform" and shape.edit_tokens is None
+    traced = 0 if terms.return_trace and scored else None
     top = traced if terms.top_logprobs is None else terms.top_logprobs
     return Request(
         id=name,

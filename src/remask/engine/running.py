@@ -263,8 +263,9 @@ class RunningRequest:
             if chosen is None and state.unsent is not None:  # else the device has them, or nothing yet
                 state.unsent += positions, final
         transfer = None
-        if len(positions):
-            transfer = Transfer(decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), edited)
+        if len(positions) or decoder.writes:
+            places, ids = tuple(positions.tolist()), tuple(tokens.tolist())
+            transfer = Transfer(decoder.step, places, ids, edited, writes=decoder.writes)
             for reader in self.readers:
                 reader.transferred(transfer)
             self.record.trace.append(transfer)
@@ -292,7 +293,7 @@ class RunningRequest:
             self.decoder.choose(positions, tokens, confidence) if plan.transfer is None else plan.transfer.nonzero()[0]
         )
         self._predicted[positions] = tokens
-        own = None if self.decoder.redraws is None else self.decoder.tokens_at(written)
+        own = self.decoder.tokens_at(written)
         return written, self._predicted[written] if own is None else own
 
     def _report(self, transfer: Transfer | None) -> list[Event]:

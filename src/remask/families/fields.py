@@ -152,25 +152,32 @@ class Fields:
         return width
 
     def rope(
-        self, head_dim: int, share: float | None = None, *, positions: str = "max_position_embeddings"
+        self,
+        head_dim: int,
+        share: float | None = None,
+        *,
+        positions: str = "max_position_embeddings",
+        nested_leads: bool = False,
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` that say how RoPE turns a head, and how many positions it reaches.
 
         Keys may stand in this object or, as transformers 5 writes them, in `rope_parameters`; but `positions`, the key
         of the model's length, in this one alone. `share` is what the family's class takes where `partial_rotary_factor`
-        is absent; None: the class has no such key, and turns all channels.
+        is absent; None: the class has no such key, and turns all channels. Where both places have a key, they must be
+        alike; with `nested_leads`, `rope_parameters` is followed.
         """
         if head_dim % 2:
             raise self.unfit("head_dim", "an even number, as RoPE turns channels in pairs")
         nested = self._rope_objects()
-        theta = self._said_once("rope_theta", nested).number("rope_theta")
-        partial = self._said_once("partial_rotary_factor", nested)
+        outer = [] if nested_leads and self.get(SPELLINGS[1]) else [self]
+        theta = self._said_once("rope_theta", nested, outer).number("rope_theta")
+        partial = self._said_once("partial_rotary_factor", nested, outer)
         if share is None:
             partial.only("partial_rotary_factor", 1, optional=True)
         turned = partial.rotary_dim("partial_rotary_factor", head_dim, share or 1.0)
         self.only("rotary_dim", turned or head_dim, optional=True)
         reach = self.integer(positions)
-        length = self._said_once(ORIGINAL, nested).integer(ORIGINAL, reach)
+        length = self._said_once(ORIGINAL, nested, [self]).integer(ORIGINAL, reach)
         scalings = [inner.scaling_of(length, reach) for inner in nested]
         if scalings[1:] and scalings[0] != scalings[1]:
             raise self.unfit(SPELLINGS[0], f"what {SPELLINGS[1]!r} says, {_shown(self._raw[SPELLINGS[1]])}")
@@ -195,9 +202,14 @@ class Fields:
         grows = {GROWTH: self._defaults[GROWTH]} if GROWTH in self._defaults else {}
         return [_Rope(f"{self._where}, {key!r}", self._raw[key], **grows) for key in SPELLINGS if self.get(key)]
 
-    def _said_once(self, key: str, nested: "Sequence[Fields]") -> "Fields":
-        """The object that has `key`: this one, or one of those `nested` in it. Raises where two differ."""
-        every = [self, *nested]
+    def _said_once(self, key: str, nested: "Sequence[Fields]", outer: "Sequence[Fields]") -> "Fields":
+        """The object that has `key`: this one, or one of those `nested` in it. Raises where two differ.
+
+        `outer` is this one, or empty if it only speaks where those say nothing.
+        """
+        every = [*outer, *nested]
+        if not any(fields._raw.get(key) is not None for fields in every):
+            every = [self, *nested]
         said = [fields for fields in every if fields._raw.get(key) is not None]
         for other in said[1:]:
             if other._raw[key] != said[0]._raw[key]:
@@ -248,11 +260,12 @@ class Fields:
         width: str | None = "intermediate_size",
         share: float | None = None,
         windows: bool = False,
+        nested_leads: bool = False,
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` that most configurations hold under the same keys.
 
-        `width` is the key of the width of a dense layer's MLP; None: no layer is dense. `share` is as of `rope`. The
-        family takes keys of `windows`, and lets rows see beyond them.
+        `width` is the key of the width of a dense layer's MLP; None: no layer is dense. `share` and
+        `nested_leads` are as of `rope`. The family takes keys of `windows`, and lets rows see beyond them.
         """
         if not windows:
             self.all_attended()
@@ -265,7 +278,7 @@ class Fields:
             "head_dim": head_dim,
             "intermediate": 0 if width is None else self.integer(width),
             "vocab": vocab,
-            **self.rope(head_dim, share),
+            **self.rope(head_dim, share, nested_leads=nested_leads),
             "norm_eps": self.number("rms_norm_eps"),
             "mask_id": self.mask(vocab),
             "stop_ids": tuple(dict.fromkeys(self.tokens("eos_token_id", vocab))),

@@ -1,4 +1,8 @@
-"""LLaDA2: block-causal diffusion with a mixture of experts, 2.0 and 2.1, mini (16B-A1B) and flash (100B-A6B)."""
+"""LLaDA2: block-causal diffusion with a mixture of experts, 2.0, 2.1 and 2.2, mini (16B-A1B) and flash (100B-A6B).
+
+2.2 has the tensors of 2.1. It is told by `expert_capacity`: rows of a block choose their experts from one pool, groups
+of experts have no effect, and two tokens delete and insert places.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,9 +12,13 @@ from remask.families.family import Family, MixtureNames, TensorNames, tiny
 from remask.families.fields import Fields
 from remask.families.llada_moe import END, MASK
 from remask.model.config import Mixture, ModelConfig, Router
+from remask.request.sampling_params import SamplingDefaults
+from remask.sampling.indel import EditTokens
 
 BLOCK = 32  # the published one; the published config.json names neither block nor mask
 ROTARY_SHARE = 0.5  # what the authors' class takes where a file has no `partial_rotary_factor`
+SAMPLING_22 = SamplingDefaults(remasking="levenshtein")
+_EDIT_TOKENS = ("delete_token_id", "split_token_id")
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -22,9 +30,12 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         fields.only(key, True, optional=True)
     fields.only("score_function", "sigmoid")
     fields.only("router_dtype", "fp32", optional=True)
-    dense = fields.integer("first_k_dense_replace", 0, least=0)
+    dense, pools = fields.integer("first_k_dense_replace", 0, least=0), bool(fields.get("expert_capacity"))
     shape = fields.shape(
-        fields.integer("head_dim", least=2), width="intermediate_size" if dense else None, share=ROTARY_SHARE
+        fields.integer("head_dim", least=2),
+        width="intermediate_size" if dense else None,
+        share=ROTARY_SHARE,
+        nested_leads=pools,
     )
     shape["stop_ids"] = shape["stop_ids"] or fields.tokens("pad_token_id", shape["vocab"])
     return ModelConfig(
@@ -32,17 +43,24 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         kind="block_causal",
         qk_norm="head",
         block_length=fields.block("block_size", BLOCK),
+        edit_tokens=_edit_tokens(fields, shape["vocab"], shape["mask_id"]) if pools else None,
         mixture=_mixture(fields, tuple(range(min(dense, shape["layers"])))),
+        sampling=SAMPLING_22 if pools else SamplingDefaults(),
         **shape,
     )
 
 
+def _edit_tokens(fields: Fields, vocab: int, mask: int) -> EditTokens:
+    delete, insert = (fields.token(key, vocab) for key in _EDIT_TOKENS)
+    if len({delete, insert, mask}) < 3:
+        raise fields.unfit("split_token_id", f"another token than DELETE, {delete}, and the mask, {mask}")
+    return EditTokens(delete, insert)
+
+
 def _mixture(fields: Fields, dense: tuple[int, ...]) -> Mixture:
-    experts, groups = fields.experts(), fields.integer("n_group", 1)
-    kept = fields.integer("topk_group", 1, most=groups)
-    if experts % groups or experts // groups < 2:
-        raise fields.unfit("n_group", f"a divisor of the {experts} experts that leaves two or more in a group")
-    active = fields.integer("num_experts_per_tok", most=experts // groups * kept)
+    experts = fields.experts()
+    choice, most = _choice(fields, experts)
+    active = fields.integer("num_experts_per_tok", most=most)
     width = fields.integer("moe_intermediate_size")
     return Mixture(
         experts=experts,
@@ -53,13 +71,27 @@ def _mixture(fields: Fields, dense: tuple[int, ...]) -> Mixture:
         router=Router(
             score="sigmoid",
             bias=fields.flag("moe_router_enable_expert_bias", False),
-            groups=groups,
-            kept_groups=kept,
             normalise=active > 1,
             scale=fields.number("routed_scaling_factor"),
             float32=True,
+            **choice,
         ),
     )
+
+
+def _choice(fields: Fields, experts: int) -> tuple[dict[str, int], int]:
+    """The fields of a `Router` that say from which of the experts a row chooses, and their number."""
+    if fields.get("expert_capacity"):  # groups stand beside it in the published files, without effect
+        pool = fields.integer("expert_capacity", most=experts)
+        return {"pool": pool, "block": fields.block("block_size", BLOCK) or BLOCK}, pool
+    for key in _EDIT_TOKENS:
+        if fields.get(key) is not None:
+            raise fields.unfit(key, "it beside 'expert_capacity', as LLaDA2.2 has both; without it no such token")
+    groups = fields.integer("n_group", 1)
+    kept = fields.integer("topk_group", 1, most=groups)
+    if experts % groups or experts // groups < 2:
+        raise fields.unfit("n_group", f"a divisor of the {experts} experts that leaves two or more in a group")
+    return {"groups": groups, "kept_groups": kept}, experts // groups * kept
 
 
 _ROUTER = Router("sigmoid", bias=True, groups=8, kept_groups=4, normalise=True, scale=2.5, float32=True)
@@ -108,6 +140,24 @@ _LLADA2_TINY = tiny(
     ),
 )
 
+_ROUTER_22 = replace(_ROUTER, groups=1, kept_groups=1, pool=48, block=BLOCK)
+
+
+def _in_pools(config: ModelConfig, router: Router, **changes: Any) -> ModelConfig:
+    """The shape of 2.2 beside that of 2.1."""
+    assert config.mixture is not None
+    mixture = replace(config.mixture, router=router)
+    return replace(config, mixture=mixture, sampling=SAMPLING_22, **changes)
+
+
+# What 2.2 changed in mini is known of flash: the feed-forward's widths and the second end token are taken to be alike.
+_LLADA22: Mapping[str, Any] = {
+    "max_length": 131072,
+    "rope_theta": 3_000_000.0,
+    "stop_ids": (END, 156900),
+    "edit_tokens": EditTokens(156930, 156931),
+}
+
 LLADA2 = Family(
     name="llada2",
     model_types=("llada2_moe",),
@@ -133,6 +183,11 @@ LLADA2 = Family(
         "llada2-mini": _LLADA2_MINI,
         "llada2.1-mini": _LLADA2_MINI,
         "llada2-flash": _LLADA2_FLASH,
+        "llada2.2-mini": _in_pools(_LLADA2_MINI, _ROUTER_22, **_LLADA22),
+        "llada2.2-flash": _in_pools(_LLADA2_FLASH, _ROUTER_22, **_LLADA22),
         "llada2-tiny": _LLADA2_TINY,
+        "llada2.2-tiny": _in_pools(
+            _LLADA2_TINY, replace(_ROUTER_22, pool=4, block=8), edit_tokens=EditTokens(253, 254), stop_ids=(250, 251)
+        ),
     },
 )

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from remask.checks import ModelKind
 from remask.plan.cost import FeedForward, Widths
 from remask.request.sampling_params import SamplingDefaults
+from remask.sampling.indel import EditTokens
 from remask.sampling.noise import Noise
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh"]
@@ -24,6 +25,9 @@ class Router:
         kept_groups: number of groups that experts are chosen from: those whose two best experts have the largest sum.
         normalise: the weights of a row are divided by their sum.
         scale: factor of the weights.
+        pool: experts that the rows of a routing block choose from: those with the largest score of any of its rows; 0:
+            all. Every pass then holds whole routing blocks.
+        block: rows of a routing block, at consecutive positions from a multiple of it on.
         float32: logits, weights and the weighted sum of the experts' outputs are float32 whatever the model's dtype.
             Else scores alone are.
     """
@@ -35,6 +39,8 @@ class Router:
     normalise: bool = False
     scale: float = 1.0
     float32: bool = False
+    pool: int = 0
+    block: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,7 @@ class ModelConfig:
             block, of any tokens in the beginning, is denoised as a whole: its rows take in what the last pass
             predicted, as the expected embedding, through an MLP of `intermediate` (DiffusionGemma).
         block_length: the block that a block-causal model was trained with, where its checkpoint says so.
+        edit_tokens: the tokens by which a block-causal model deletes and inserts places of its block (LLaDA2.2).
         noise: the noise process of a uniform model.
         structured_attention: clean rows of a uniform model attend to clean rows alone (GIDD). False: every row attends
             to everything.
@@ -200,6 +207,7 @@ class ModelConfig:
     drafter: str | None = None
     self_conditioning: bool = False
     block_length: int | None = None
+    edit_tokens: EditTokens | None = None
     noise: Noise | None = None
     structured_attention: bool = True
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
@@ -248,7 +256,12 @@ class ModelConfig:
     @property
     def rewrites(self) -> bool:
         """Whether tokens of a block may change after they were written, whatever the sampler."""
-        return self.kind == "uniform" or self.self_conditioning
+        return self.kind == "uniform" or self.self_conditioning or self.edit_tokens is not None
+
+    @property
+    def routing_block(self) -> int:
+        """Positions of a block whose rows choose from one pool of experts; 1: no row's experts depend on another."""
+        return 1 if self.mixture is None or not self.mixture.router.pool else self.mixture.router.block
 
     @property
     def gated(self) -> bool:

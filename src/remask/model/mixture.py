@@ -1,7 +1,7 @@
 """A mixture of experts: which experts compute a row, and the products of rows that are grouped by expert.
 
-A row's output depends on no other row: no expert has a capacity, and no row is dropped. Nothing is allocated that has
-rows, experts and channels at once.
+A row's output depends on no other row, but where rows of a routing block choose from one pool of experts (LLaDA2.2).
+No expert has a capacity, and no row is dropped. Nothing is allocated that has rows, experts and channels at once.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,17 @@ def route(x: Tensor, router: Router, active: int, w: MixtureWeights, arithmetic:
     """Choose `active` experts of each of the rows `x` [N, D].
 
     A softmax without normalisation is LLaDA-MoE's rule, with it Qwen3-MoE's. Sigmoid scores with a bias for the choice
-    and groups of experts are DeepSeek-V3's (arXiv 2412.19437, section 2.1.2), and LLaDA2's.
+    and groups of experts are DeepSeek-V3's (arXiv 2412.19437, section 2.1.2), and LLaDA2's. A pool of experts for the
+    rows of a block is LLaDA2.2's; then `x` holds whole routing blocks, one after the other.
     """
     logits = arithmetic.linear(x.to(w.router.dtype), w.router).float()
     scores = arithmetic.sigmoid(logits) if router.score == "sigmoid" else logits.softmax(dim=-1)
     ranked = scores if w.bias is None else scores + w.bias
     if router.kept_groups < router.groups:
         ranked = _within_groups(ranked, router)
-    experts = ranked.topk(active, dim=-1).indices
+    if router.pool:
+        ranked = _within_pools(ranked, router)
+    experts = _largest(ranked, active) if router.pool else ranked.topk(active, dim=-1).indices
     weights = scores.gather(1, experts)
     if router.normalise:
         # Added one by one: how a sum over a short dimension is rounded depends on the number of rows.
@@ -85,3 +88,16 @@ def _within_groups(ranked: Tensor, router: Router) -> Tensor:
     kept = (best[..., 0] + best[..., 1]).topk(router.kept_groups, dim=-1).indices
     dropped = torch.ones_like(best[..., 0], dtype=torch.bool).scatter_(1, kept, False)
     return groups.masked_fill(dropped[..., None], -torch.inf).flatten(1)
+
+
+def _within_pools(ranked: Tensor, router: Router) -> Tensor:
+    """`ranked` [N, E], with -inf for the experts that are not in the pool of a row's routing block."""
+    blocks = torch.unflatten(ranked, 0, (-1, router.block))
+    pool = _largest(blocks.amax(dim=1), router.pool)
+    dropped = torch.ones_like(blocks[:, 0], dtype=torch.bool).scatter_(1, pool, False)
+    return blocks.masked_fill(dropped[:, None], -torch.inf).flatten(0, 1)
+
+
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """The places of the `count` largest of each row, the first of equal ones, int64 [rows, count]; topk takes any."""
+    return scores.argsort(dim=-1, descending=True, stable=True)[:, :count]

@@ -46,6 +46,12 @@ class ForcedTokens(Reader):
                 "cannot be given"
             )
 
+        if asked.shape.edit_tokens is not None:
+            raise ConfigError(
+                f"forced tokens: {asked.shape.family} models that delete and insert move the tokens of a block, so no "
+                "step can be given its positions"
+            )
+
     def start(self, start: Start) -> Reader:
         return _ForcedSteps(self.transfers, start.steps)
 

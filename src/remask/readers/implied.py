@@ -17,6 +17,7 @@ from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy
 from remask.readers.base import Predicted, Reader, ReadPass, Start
 from remask.readers.biases import biases_of
+from remask.readers.candidates import Offers
 from remask.readers.guidance import Guidance
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoder
@@ -36,6 +37,8 @@ def _implied(start: Start, decoder: Decoder, policy: CachePolicy, params: Sampli
         yield Proposals()
     if decoder.redraws is not None:
         yield Redraws()
+    if decoder.candidates is not None:
+        yield Offers()
     if policy.traits.measure is not None:
         yield PolicyMeasure(policy.traits.measure)
     yield from bars_of(start, params)

@@ -54,6 +54,11 @@ class Logprobs(Reader):
                 "top_logprobs: a uniform model's tokens may change in every step of their block, and some are noise "
                 "that stays, so no one step gives them a log-probability; leave logprobs and top_logprobs out"
             )
+        if asked.shape.edit_tokens is not None:
+            raise ConfigError(
+                f"top_logprobs: {asked.shape.family} models that delete and insert move tokens to places whose "
+                "probabilities were others', so no place has a log-probability; leave logprobs and top_logprobs out"
+            )
 
     def start(self, start: Start) -> Reader:
         return _Logprobs(self.top, start.longest, start.shape.vocab)

@@ -71,6 +71,9 @@ class Transfer:
 
     Where the request asks for log-probabilities, `logprobs` are those of `token_ids` and `top_logprobs` hold, for each
     position, the most probable tokens with theirs (`sampling/logprobs.py` says of which distribution).
+
+    Under a rule that deletes and inserts, `positions` and `token_ids` are what the canvas changed by, and `writes` the
+    positions and tokens that the model wrote before that, DELETE and INSERT among them.
     """
 
     step: int
@@ -79,6 +82,7 @@ class Transfer:
     edits: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

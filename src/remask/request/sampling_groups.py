@@ -82,15 +82,24 @@ class RemaskingParams:
     edit_threshold: float | None = declare(
         None,
         Real(0, 1),
-        "For remasking `joint_threshold`: tokens of the block are replaced by others that are more probable than this; "
-        "by default 0.9, and 1 never edits.",
+        "For rules that edit: tokens of the block are replaced by others that are more probable than this; by default "
+        "0.9 of `joint_threshold` and 0 of others, and 1 never edits.",
         kinds=("block_causal",),
         choice="rule",
     )
     max_post_steps: int | None = declare(
         None,
         Whole(0, 2**30),
-        "For remasking `joint_threshold`: at most so many steps edit a block that has no masks left; by default 16.",
+        "For rules that edit: at most so many steps edit a block that has no masks left, or none that it began with; "
+        "by default 16.",
+        kinds=("block_causal",),
+        choice="rule",
+    )
+    max_steps_per_block: int | None = declare(
+        None,
+        COUNT,
+        "For remasking `levenshtein`: steps of a block at most, the last of which fills all masks; by default 1000, or "
+        "the block's share of the steps that a request may take.",
         kinds=("block_causal",),
         choice="rule",
     )

@@ -32,7 +32,7 @@ from remask.request.sampling_groups import (
     SpeculationParams,
     UniformParams,
 )
-from remask.sampling.rules import RULES, Knobs
+from remask.sampling.rules import REMASKING, RULES, Knobs, Remasking
 
 _MASKED: tuple[ModelKind, ...] = ("masked",)
 _ABSORBING: tuple[ModelKind, ...] = ("masked", "block_causal")  # a token that is written stays
@@ -45,15 +45,13 @@ _MODE_OF = {
 """The mode that a parameter, or a group of them, is for; those that are not here are for all."""
 PARAMETER = "sampling parameter"  # in errors
 
-_OF_EDITS = (  # of remasking 'joint_threshold'
-    "remasking.edit_threshold",
-    "remasking.max_post_steps",
-    "remasking.min_transfer",
-    "remasking.penalty_lambda",
-)
+_SETTINGS = {
+    name: tuple(owner.name for owner in REMASKING.values() if name in owner.settings)
+    for rule in REMASKING.values()
+    for name in rule.settings
+}
+"""The rules that have a setting of their own, by its name."""
 _NOT_OF_EDITS = (
-    "steps",
-    "steps_per_block",
     "blocks.sub_block_length",
     "remasking.fallback",
     "remasking.factor",
@@ -205,7 +203,8 @@ class SamplingParams(_KnownNames):
                 "raise max_tokens, or lower min_tokens"
             )
         self._check_rules()
-        self._check_edits()
+        if self.remasking.rule is not None:
+            self.check_rule(RULES.get(self.remasking.rule))
         self._check_correction()
         self._check_steps()
 
@@ -253,24 +252,29 @@ class SamplingParams(_KnownNames):
                 "remasking.order and remasking.rule='order' go together: one list of canvas positions per block"
             )
 
-    def _check_edits(self) -> None:
-        edits = self.remasking.rule == "joint_threshold"
-        for path in _NOT_OF_EDITS if edits else _OF_EDITS:
+    def check_rule(self, rule: Remasking) -> None:
+        """Raise `ConfigError` where a parameter is set that has no meaning under `rule`."""
+        for name, owners in _SETTINGS.items():
+            value = getattr(self.remasking, name)
+            if value is not None and name not in rule.settings:
+                raise ConfigError(
+                    f"remasking.{name}={value} is for remasking {' and '.join(map(repr, owners))}, and this is "
+                    f"{rule.name!r}: set both, or neither"
+                )
+        if not rule.edits:
+            return
+        for path in _NOT_OF_EDITS:
             value = attrgetter(path)(self)
             if value is not None:
-                raise ConfigError(
-                    f"remasking 'joint_threshold' has no {path}, got {path}={value!r}; leave it out"
-                    if edits
-                    else f"{path}={value} is for remasking 'joint_threshold': set both, or neither"
-                )
-        if edits and self.penalizes:
+                raise ConfigError(f"remasking {rule.name!r} has no {path}, got {path}={value!r}; leave it out")
+        if self.penalizes:
             raise ConfigError(
-                "remasking 'joint_threshold' may replace every token of a block, its own at each position, so what "
+                f"remasking {rule.name!r} may replace every token of a block, its own at each position, so what "
                 "stands there already cannot be penalized; leave the penalties out, or use another rule"
             )
-        if edits and self.blocks.early_stop:
+        if self.blocks.early_stop:
             raise ConfigError(
-                "blocks.early_stop ends a block whose tokens remasking 'joint_threshold' may still edit; leave one of "
+                f"blocks.early_stop ends a block whose tokens remasking {rule.name!r} may still edit; leave one of "
                 "them out"
             )
 

@@ -37,6 +37,8 @@ class TraceEvent:
         token_ids: the token that each of them got.
         logprobs: the log-probability of each token in that step; empty where none were asked for.
         edits: those of the positions whose token took the place of one that an earlier step wrote.
+        writes: of a model that deletes and inserts, positions and tokens as it wrote them, before these were carried
+            out; `positions` and `token_ids` are what the response changed by.
     """
 
     step: int
@@ -44,6 +46,7 @@ class TraceEvent:
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     edits: Sequence[int] = ()
+    writes: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ def events_of(trace: Sequence[Transfer], prompt: int) -> tuple[TraceEvent, ...]:
             each.token_ids,
             each.logprobs,
             [position - prompt for position in each.edits],
+            [(position - prompt, token) for position, token in each.writes],
         )
         for each in trace
     )

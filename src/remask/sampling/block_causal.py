@@ -13,10 +13,16 @@ from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling import select
 from remask.sampling.blocks import LinearSchedule, even_count
 from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, Transfers, blocks_of
+from remask.sampling.indel import Candidates, EditTokens, IndelBlock, Limits
 from remask.sampling.rows import Penalty, RowGroup
 from remask.sampling.rules import (
     EDIT_THRESHOLD,
+    INDEL_EDIT_THRESHOLD,
+    INDEL_STEPS,
+    INDEL_THRESHOLD,
     MAX_POST_STEPS,
+    MAX_STEPS_PER_BLOCK,
+    REMASKING,
     RULES,
     BlockStart,
     Remasking,
@@ -41,6 +47,8 @@ class BlockCausalDecoding(Decoding):
     mask_id: int = field()
     defaults: SamplingDefaults
     template: Template | None = None
+    edit_tokens: EditTokens | None = None
+    most_steps: int = MAX_STEPS_PER_BLOCK
 
     @classmethod
     def of(
@@ -52,8 +60,15 @@ class BlockCausalDecoding(Decoding):
         mask_id: int,
         seed: int,
         template: Template | None = None,
+        *,
+        edit_tokens: EditTokens | None = None,
+        routing: int = 1,
+        most_steps: int = MAX_STEPS_PER_BLOCK,
     ) -> "BlockCausalDecoding":
         """Return the decoding on a model of a family with these `defaults`, trained with blocks of `block`.
+
+        The model may write `edit_tokens`, and chooses experts in blocks of `routing` positions. The request may take
+        `most_steps`.
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
@@ -61,7 +76,13 @@ class BlockCausalDecoding(Decoding):
         if length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         rule = RULES.get(params.remasking.rule or defaults.remasking)
+        params.check_rule(rule)
         check_threshold(rule, params.threshold)
+        if length % routing:
+            raise ConfigError(
+                f"block_length={length}: this model chooses experts in blocks of {routing} positions, all rows of "
+                f"which are computed together; use a multiple of {routing}"
+            )
         if params.remasking.fallback is not None and params.threshold is None:
             raise ConfigError("fallback says what is taken where too few pass the threshold; set threshold, too")
         if params.remasking.fallback is not None and rule.counts != "schedule":
@@ -76,9 +97,44 @@ class BlockCausalDecoding(Decoding):
             )
         if params.remasking.eb_threshold is not None and rule.name != "entropy_bounded":
             raise ConfigError("eb_threshold is for remasking 'entropy_bounded': set both, or neither")
-        decoding = cls(prompt, seed, params, rule, length, mask_id, defaults, template)
+        decoding = cls(prompt, seed, params, rule, length, mask_id, defaults, template, edit_tokens, most_steps)
         decoding._check_template()
+        decoding._check_indel()
         return decoding
+
+    def _check_indel(self) -> None:
+        """Raise `ConfigError` where a rule that deletes and inserts, its model and the request do not fit together."""
+        tokens, params = self.edit_tokens, self.params
+        if (tokens is None) != (self.rule.indel is None):
+            fitting = ", ".join(name for name, rule in REMASKING.items() if (rule.indel is None) == (tokens is None))
+            what = "writes no tokens that delete and insert" if tokens is None else "deletes and inserts tokens"
+            raise ConfigError(f"remasking {self.rule.name!r}: this model {what} places of a block; use {fitting}")
+        if tokens is None or self.rule.indel is None:
+            return
+        given = np.asarray(self.prompt if self.template is None else [*self.prompt, *self.template.tokens])
+        named = given[tokens.among(given)]
+        if len(named):
+            raise ConfigError(
+                f"the prompt holds the token {named[0]}, by which this model deletes or inserts a place of its answer "
+                f"({tokens.delete} and {tokens.insert}); it has no meaning in a prompt, so leave it out"
+            )
+        if self.template is not None and (
+            self.template.pinned[self.template.holes[0].start :].any() or self.template.unpadded.any()
+        ):
+            raise ConfigError(
+                "canvas: this model deletes and inserts tokens, which would move what is fixed behind a hole; end the "
+                "canvas with its hole, and give it no least number of tokens"
+            )
+        if params.min_tokens:
+            raise ConfigError(
+                "min_tokens: this model deletes and inserts tokens, so an end token may move to an earlier place; "
+                "leave it out"
+            )
+        if not params.greedy and not self.rule.indel.draws:
+            raise ConfigError(
+                f"temperature={params.temperature}: remasking {self.rule.name!r} takes the most probable tokens; leave "
+                "one of them out"
+            )
 
     def _check_template(self) -> None:
         """Raise `ConfigError` where a fixed part follows the block of a hole, which would never attend to it."""
@@ -114,6 +170,8 @@ class BlockCausalDecoding(Decoding):
     @property
     def total_steps(self) -> int:
         """Steps of all blocks."""
+        if self.rule.indel is not None:
+            return len(self.block_ranges) * self.rule.indel.most_steps(self.block, self.limits)
         return len(self.block_ranges) * (self.params.steps_per_block or self.block) + self._edit_steps
 
     @property
@@ -122,6 +180,8 @@ class BlockCausalDecoding(Decoding):
 
     def passes(self, *, skips: bool) -> int:  # noqa: ARG002
         """Return the number of response positions, as every step fills one at least, and of steps that only edit."""
+        if self.rule.indel is not None:
+            return self.total_steps
         fixed = 0 if self.template is None else len(self.template) - self.template.open_places
         return self.length - len(self.prompt) - fixed + self._edit_steps
 
@@ -130,6 +190,19 @@ class BlockCausalDecoding(Decoding):
         """Steps of a block without masks, at most."""
         given = self.params.remasking.max_post_steps
         return (MAX_POST_STEPS if given is None else given) if self.rule.edits else 0
+
+    @property
+    def limits(self) -> Limits:
+        """The parameters of each block under a rule that deletes and inserts."""
+        params, given = self.params, self.params.remasking
+        share = max(1, min(MAX_STEPS_PER_BLOCK, self.most_steps // len(self.block_ranges)))
+        return Limits(
+            threshold=INDEL_THRESHOLD if params.threshold is None else params.threshold,
+            edit_threshold=INDEL_EDIT_THRESHOLD if given.edit_threshold is None else given.edit_threshold,
+            max_post_steps=self.max_post_steps,
+            steps=params.steps_per_block or INDEL_STEPS,
+            max_steps=given.max_steps_per_block or share,
+        )
 
     @property
     def _edit_steps(self) -> int:
@@ -149,6 +222,8 @@ class BlockCausalDecoding(Decoding):
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "BlockCausalDecoder":  # noqa: ARG002
         """Return a decoder at the first step. Idle steps of the schedule are never run."""
+        if self.rule.indel is not None:
+            return IndelDecoder(self, canvas, self.rule.indel)
         return EditingDecoder(self, canvas) if self.rule.edits else BlockCausalDecoder(self, canvas)
 
 
@@ -302,3 +377,70 @@ class EditingDecoder(BlockCausalDecoder):
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)
         self._post = 0  # steps of the block without masks, the next one included
+
+
+class IndelDecoder(BlockCausalDecoder):
+    """A decoding whose rule deletes and inserts places (LLaDA2.2): nothing of a block is final before it is done.
+
+    Tokens behind the end of a block are lost, and masks fill it up, so that blocks stay on their grid. At a temperature
+    above 0 masks are filled with drawn tokens, and tokens are replaced by the most probable ones.
+    """
+
+    writes_once = False
+    _found: Candidates
+    _state: IndelBlock  # of the places of the block that are not final
+
+    def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas, rule: type[IndelBlock]) -> None:
+        assert decoding.edit_tokens is not None
+        self.edit_tokens, self._limits, self._mask_id = decoding.edit_tokens, decoding.limits, decoding.mask_id
+        self._indel = rule
+        super().__init__(decoding, canvas)
+
+    @property
+    def transfers(self) -> None:
+        """None: what a step writes depends on the pass."""
+
+    @property
+    def candidates(self) -> int:
+        return self._state.candidates
+
+    def offered(self, found: Candidates) -> None:
+        self._found = found
+
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
+        """Return how rows are read: as they are, for what is drawn is read beside them (`offered`)."""
+        params = self.params
+        return RowGroup(rows, None, "logits", 0.0, params.top_k, params.top_p, self.seed, self.step, positions)
+
+    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
+        """Return the positions whose tokens differ once DELETE and INSERT are carried out, ascending."""
+        state = self._state
+        before, masks = state.tokens, state.masks
+        rng = np.random.default_rng([self.seed, self.step])
+        done = state.choose(
+            self._found, lambda sure: int(sure.argmin() if self.params.greedy else rng.integers(len(sure)))
+        )
+        first = int(positions[0])
+        self.writes = tuple((first + place, token) for place, token in sorted((*done.fills, *done.edits)))
+        changed = state.tokens != before
+        self._edited = positions[changed & ~masks]
+        written: Positions = positions[changed]
+        return written
+
+    def tokens_at(self, written: Positions) -> Tokens:
+        found: Tokens = self._state.tokens[written - (self.block.stop - len(self._state.tokens))]
+        return found
+
+    def edited(self, written: Positions) -> Positions:
+        old: Positions = written[np.isin(written, self._edited)]
+        return old
+
+    def final(self, written: Positions) -> Positions:
+        """Return the block's positions where it is done after this step, else none."""
+        if self._state.ended is None:
+            return written[:0]
+        return np.arange(self.block.stop - len(self._state.tokens), self.block.stop)
+
+    def _begin_block(self, block: range) -> None:
+        super()._begin_block(block)
+        self._state = self._indel(self._masks(), self._mask_id, self.edit_tokens, self._limits)

@@ -65,6 +65,7 @@ class CausalDecoding(Decoding):
                 "canvas: this model writes behind what is final, and sees nothing after it; leave fixed parts of the "
                 "response out, or use a masked model"
             )
+        params.check_rule(rule)
         if rule.edits:
             raise ConfigError(f"remasking {rule.name!r} edits tokens, and a block here is final once it has no masks")
         for path in paths(SamplingParams):

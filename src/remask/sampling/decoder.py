@@ -14,6 +14,7 @@ from remask.plan.plan import Reach
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import SamplingParams
+from remask.sampling.indel import Candidates
 from remask.sampling.rows import Basis, RowGroup
 from remask.sampling.rules import Choose, Remasking, Step, check_progress
 from remask.sampling.select import Chosen, Ranked
@@ -57,6 +58,8 @@ class Decoder(ABC):
         adapter: that its rows are computed with; None: the request's own, if any.
         redraws: the temperature at which this step needs a drawn token of every row and its entropy (`redrawn`), and
             says itself which tokens it writes (`tokens_at`); None: it needs none.
+        writes: positions and tokens that the step wrote before DELETE and INSERT were carried out, of a decoder whose
+            places move; else empty. Known once `choose` has been asked.
     """
 
     writes_once = False
@@ -68,6 +71,7 @@ class Decoder(ABC):
     mask_id: int
     adapter: str | None = None
     redraws: float | None = None
+    writes: tuple[tuple[int, int], ...] = ()
 
     def __init__(self, canvas: Canvas, seed: int, step: int = 0) -> None:
         self.canvas, self.seed = canvas, seed
@@ -126,8 +130,16 @@ class Decoder(ABC):
         """Take drawn tokens and entropies of all predicted positions, [n] each. Called before `choose`."""
 
     def tokens_at(self, written: Positions) -> Tokens | None:  # noqa: ARG002
-        """Return the tokens that `written` get, which `choose` has returned, of a decoder that `redraws`."""
+        """Return the tokens that `written` get, which `choose` has returned; None: those that were predicted."""
         return None
+
+    @property
+    def candidates(self) -> int | None:
+        """How many of the most probable tokens of every row this step needs (`offered`); None: it needs none."""
+        return None
+
+    def offered(self, found: Candidates) -> None:  # noqa: B027 - most take none
+        """Take the most probable tokens of all predicted positions. Called before `choose`."""
 
     @property
     def reads_best(self) -> bool:

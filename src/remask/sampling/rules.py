@@ -17,6 +17,7 @@ from remask.checks.plugins import Plugin, Registry
 from remask.errors import ConfigError, PluginError
 from remask.plan.measure import RowMeasure
 from remask.sampling import select
+from remask.sampling.indel import IndelBlock, JointThresholdIndel, Levenshtein
 
 MARGIN = RowMeasure("margin", "remask.sampling.measures:margin")
 NEGATIVE_ENTROPY = RowMeasure("negative entropy", "remask.sampling.measures:negative_entropy")
@@ -25,6 +26,8 @@ ENTROPY_BOUND = 0.35  # JetEngine's default of `eb_threshold`
 THRESHOLD = 0.9  # of Nemotron-Labs-Diffusion's published configurations
 # The authors' defaults of LLaDA2.1's rule, `joint_threshold`.
 JOINT_THRESHOLD, EDIT_THRESHOLD, MAX_POST_STEPS, MIN_TRANSFER = 0.95, 0.9, 16, 1
+# Those of LLaDA2.2's, `levenshtein`, which SGLang's `joint_threshold_indel` shares as far as it has the parameters.
+INDEL_THRESHOLD, INDEL_EDIT_THRESHOLD, INDEL_STEPS, MAX_STEPS_PER_BLOCK = 0.5, 0.0, 32, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,9 @@ class Remasking:
         thresholds: `threshold` and `factor` may choose in place of the schedule, or are the rule's own.
         blind: it chooses without confidences, so its positions are known before the pass.
         edits: tokens of a block may be replaced until the block is done. The rule itself chooses among masks alone.
+        indel: what becomes of a block, of a rule that edits and whose model deletes and inserts places; it chooses in
+            the rule's stead. None: places stay where they are.
+        settings: fields of the parameter `remasking` that rules have of their own, and this one takes.
         blockwise: the rule that replaces it under cache policies that recompute a block at a time.
     """
 
@@ -147,6 +153,8 @@ class Remasking:
     thresholds: bool = False
     blind: bool = False
     edits: bool = False
+    indel: type[IndelBlock] | None = None
+    settings: tuple[str, ...] = ()
     blockwise: str | None = None
 
 
@@ -308,8 +316,32 @@ _RULES = (
         kinds=("block_causal",),
         begin=_joint_threshold,
         counts="rule",
+        uses_steps=False,
         thresholds=True,
         edits=True,
+        settings=("edit_threshold", "max_post_steps", "min_transfer", "penalty_lambda"),
+    ),
+    Remasking(
+        "levenshtein",
+        "Every mask above `threshold`, and as many as the schedule says at least; tokens of the block above "
+        "`edit_threshold`; and places of the block are deleted and inserted (LLaDA2.2, its default).",
+        kinds=("block_causal",),
+        thresholds=True,
+        edits=True,
+        indel=Levenshtein,
+        settings=("edit_threshold", "max_post_steps", "max_steps_per_block"),
+    ),
+    Remasking(
+        "joint_threshold_indel",
+        "As `levenshtein`, by SGLang's variant of it: one mask at least is filled, and every mask once those that the "
+        "block began with are.",
+        kinds=("block_causal",),
+        counts="rule",
+        uses_steps=False,
+        thresholds=True,
+        edits=True,
+        indel=JointThresholdIndel,
+        settings=("edit_threshold", "max_post_steps"),
     ),
 )
 REMASKING: Mapping[str, Remasking] = {rule.name: rule for rule in _RULES}
