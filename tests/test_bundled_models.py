@@ -115,7 +115,7 @@ def test_the_uniform_models_config_is_that_of_the_published_ones_but_for_its_siz
     assert {key: told[key] for key in expected} == expected
     assert "auto_map" not in told
     _, shape = read_config(ROOT / "bundled_uniform")
-    assert (shape.kind, shape.sink, shape.qk_norm, shape.mlp) == ("uniform", True, "whole", "relu2")
+    assert (shape.kind, shape.sink, shape.qk_norm, shape.mlp) == ("uniform", "learned", "whole", "relu2")
     assert shape.structured_attention
     assert 500_000 < shape.parameters < 2_000_000
 

@@ -32,6 +32,7 @@ ORDER = (
     "remask.machine",
     "remask.plan",
     "remask.sampling.select",
+    "remask.sampling.indel",
     "remask.sampling.rules",  # what a request may name
     "remask.request",
     "remask.tasks",
@@ -90,6 +91,7 @@ NO_TENSORS = {
     "remask.checks",
     "remask.plan",
     "remask.sampling.select",
+    "remask.sampling.indel",
     "remask.sampling.rules",  # what a request may name
     "remask.request",
     "remask.sampling.noise",

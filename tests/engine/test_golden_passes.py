@@ -26,7 +26,7 @@ from remask.plan.spans import Span
 from remask.store.pages import PageAllocator
 from tests.engine.executors import EXECUTORS, Make
 from tests.engine.support import CPU
-from tests.goldens import a2d, block_causal, llada22, moe, uniform
+from tests.goldens import a2d, block_causal, llada22, moe, sumi, uniform
 
 TOLERANCE = 1e-4
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -138,7 +138,7 @@ def test_every_executor_on_a_clean_prompt_and_noise(make: Make) -> None:
 @pytest.mark.parametrize("name", [name for name in uniform.MODELS if "cached.past_k" in uniform.forward(name)])
 def test_gidd_with_clean_rows_cached(name: str, dtype: torch.dtype) -> None:
     model, recorded = model_of(uniform.model_dir(name), dtype), uniform.forward(name)
-    sinks = int(model.config.sink)
+    sinks = int(model.config.sink is not None)
     for row, tokens in enumerate(recorded["ids"]):
         past_k, past_v = (recorded[f"cached.past_{part}"][:, row] for part in "kv")
         clean, length = past_k.shape[1] - sinks, len(tokens)
@@ -266,6 +266,16 @@ def test_a_pass_over_a_part_of_a_routing_block_is_refused() -> None:
     for start, stop in ((0, 4), (4, 16), (4, 12)):
         with pytest.raises(PlanError, match="experts in blocks of 8"):
             passes.run(start, stop, in_blocks(16, 8))
+
+
+@pytest.mark.parametrize("make", EXECUTORS)
+@pytest.mark.parametrize("name", sumi.MODELS)
+def test_a_sink_of_zeros(name: str, make: Make) -> None:
+    """Of Sumi, on every executor."""
+    recorded, plain = sumi.logits(name), model_of(sumi.folder(name), torch.float32)
+    model, length = plain.with_attention(make(plain.config.score_cap)), len(recorded["input_ids"])
+    states = Passes(model, torch.tensor(recorded["input_ids"])).run(0, length, None)
+    close(model.head(states)[recorded["rows"]], torch.tensor(recorded["logits"]))
 
 
 @pytest.mark.parametrize("name", [name for name in a2d.MODELS if name != "modernbert"])

@@ -395,7 +395,7 @@ def test_a2d_sees_all_or_blocks() -> None:
 def test_every_key_of_the_newer_families_arrives() -> None:
     assert GIDD_FAMILY.config(GIDD) == ModelConfig(
         family="gidd", layers=2, hidden=16, heads=4, kv_heads=4, head_dim=4, intermediate=24, vocab=40, max_length=64,
-        rope_theta=10000.0, norm_eps=1e-6, mask_id=3, stop_ids=(1,), kind="uniform", qk_norm="whole", sink=True,
+        rope_theta=10000.0, norm_eps=1e-6, mask_id=3, stop_ids=(1,), kind="uniform", qk_norm="whole", sink="learned",
         score_cap=30.0, mlp="relu2", mlp_bias=True, noise=Noise(1000.0, -9.0, 9.0, 40, 3),
     )  # fmt: skip
     assert SDAR_FAMILY.config(SDAR) == ModelConfig(

@@ -1,6 +1,6 @@
 """Dense forward passes of Llama, Qwen2 and Qwen3 under any mask, everything computed in one pass.
 
-SDAR, Fast-dLLM v2 and A2D are these under masks of their own; `experts` and `nemotron` build on them.
+SDAR, Fast-dLLM v2 and A2D are these under masks of their own; `experts`, `nemotron` and `sumi` build on them.
 """
 
 import json
@@ -42,7 +42,7 @@ class SdarModel:
         self.head_size: int = config.get("head_dim") or config["hidden_size"] // self.heads
         self.block_length: int | None = config.get("block_size")
         self.turned = int(self.head_size * config.get("partial_rotary_factor", 1))
-        self.mask_id: int = config["mask_token_id"]
+        self.mask_id: int = config.get("mask_token_id", -1)
         self.eps: float = config["rms_norm_eps"]
         self.embedding, self.last_norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
         self.output = self.embedding if config["tie_word_embeddings"] else weights["lm_head.weight"]
@@ -55,7 +55,9 @@ class SdarModel:
             for layer in range(self.layers)
         ]
         pairs = torch.arange(0, self.turned, 2, dtype=torch.float32)
-        self.frequencies = (1.0 / config["rope_theta"] ** (pairs / self.turned)).to(dtype)
+        self.frequencies = (
+            1.0 / (config.get("rope_theta") or config["rope_parameters"]["rope_theta"]) ** (pairs / self.turned)
+        ).to(dtype)
 
     def names(self, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
         """The checkpoint's tensors under Qwen3's names."""
@@ -76,6 +78,10 @@ class SdarModel:
         first, second = y[..., : self.turned].chunk(2, -1)
         cos, sin = angles.cos(), angles.sin()
         return torch.cat([first * cos - second * sin, second * cos + first * sin, y[..., self.turned :]], -1)
+
+    def weighed(self, scores: Tensor) -> Tensor:
+        """The shares of the keys, of scores [heads, T, keys]."""
+        return scores.softmax(-1)
 
     def attended(self, layer: int, x: Tensor) -> Tensor:
         """What attention adds: the projection of what the heads found, [T, heads * head size]."""
@@ -101,7 +107,7 @@ class SdarModel:
             values.append(v)
             k, v = (y.repeat_interleave(self.heads // self.kv_heads, 1) for y in (k, v))
             scores = torch.einsum("nhd,thd->hnt", q, k) / self.head_size**0.5
-            weighed = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            weighed = self.weighed(scores.masked_fill(~seen, -torch.inf))
             x = x + self.attended(layer, torch.einsum("hnt,thd->nhd", weighed, v).flatten(1))
             normed = self.norm(x, weights["post_attention_layernorm"])
             x = x + self.feed_forward(layer, normed)

@@ -128,7 +128,7 @@ def attention_bytes(
     """
     if isinstance(attention, SizedAttention):
         lists = _largest_lists(rows, longest)
-        sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink) for work in lists]
+        sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
         if filled:
             sizes = [size.rounded_up(size.rows) for size in sizes]
         numbers = max(sum(size.lengths) for size in sizes) * 4

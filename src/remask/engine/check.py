@@ -29,6 +29,7 @@ from remask.sampling.defaults import check_fields
 from remask.sampling.growing import GrowingDecoding, canvas_grows
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
+from remask.sampling.whole_canvas import WholeCanvasDecoding
 from remask.text.incremental import Decode, StopRule
 
 STEPS_PER_POSITION = 4  # of the default limit of steps
@@ -97,7 +98,7 @@ def check_request(
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
     more = "" if whole else " or raise max_model_len"
     needed = len(request.prompt_token_ids) + params.max_tokens
-    if needed > max_model_len:
+    if needed > max_model_len and not shape.whole_canvas:
         raise ConfigError(
             f"prompt of {len(request.prompt_token_ids)} tokens and max_tokens={params.max_tokens} make a canvas of "
             f"{needed}, but {limit}; shorten one of them{more}"
@@ -146,7 +147,7 @@ def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator
     """What a policy is told of a request: of a growing canvas the first block and the last, which may be shorter."""
     layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
     if not isinstance(decoding, GrowingDecoding):
-        places, steps = request.response.open_places, decoding.scheduled_steps
+        places, steps = decoding.response_of(request.response).open_places, decoding.scheduled_steps
         yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
         return
     for each in (decoding, decoding.last):
@@ -164,12 +165,14 @@ def _check_readers(readers: Sequence[Reader]) -> None:
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
     params = request.params
-    token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(shape.stop_ids))
+    own = frozenset() if params.ignore_eos or params.uniform.trim is False else frozenset(shape.stop_ids)
+    asked = frozenset(params.stop_token_ids)
+    token_ids, cut = (asked, own) if shape.whole_canvas else (asked | own, frozenset[int]())
     if not params.stop:
-        return StopRule(token_ids)
+        return StopRule(token_ids, cut=cut)
     if decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
-    return StopRule(token_ids, tuple(params.stop), decode)
+    return StopRule(token_ids, tuple(params.stop), decode, cut)
 
 
 def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
@@ -220,6 +223,8 @@ def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) ->
         assert shape.noise is not None
         canvas = min(shape.max_length, limits.longest)
         stops, structured = shape.stop_ids, shape.structured_attention
+        if shape.whole_canvas:
+            return WholeCanvasDecoding.on_canvas(prompt, params, shape.noise, stops, canvas, seed, template)
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
     blockwise, masked = asked.schedule.blockwise, MaskedDecoding
     if canvas_grows(params, shape.sampling, template):

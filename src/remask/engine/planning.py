@@ -36,18 +36,18 @@ class ResponseEnd:
         self.reason: FinishReason | None = None
         self.lead = 0
         self._canvas, self._template, self._rule, self._formed = canvas, template, rule, formed
-        self._scan = rule.scan()
+        self._scan, self._stops = rule.scan(), rule.every
         self._scanned = template.tail  # leading response tokens that the scan has passed
         # Whether the canvas may hold a stop: a stop text, or a stop token that was given or written.
         given = canvas.tokens[canvas.prompt :].tolist()
-        self._stoppable = rule.decode is not None or not rule.token_ids.isdisjoint(given)
+        self._stoppable = rule.decode is not None or not self._stops.isdisjoint(given)
 
     def settle(self, transfer: Transfer | None, decoding: Decoding, decoder: Decoder) -> tuple[int, ...]:
         """Response tokens that became final since the last call, up to the first gap. Sets `reason` if it is complete.
 
         `transfer` is that of the pass; its tokens are on the canvas, and `decoder` has gone on to the next step.
         """
-        stops = self._rule.token_ids
+        stops = self._stops
         stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
         if stop_written:
             self._stoppable = True
@@ -82,7 +82,7 @@ class ResponseEnd:
     def _settled_stop(self) -> int | None:
         """The first position of the hole at the end where a stop token has settled."""
         canvas, tail = self._canvas, self._canvas.prompt + self._template.tail
-        stops = np.fromiter(self._rule.token_ids, dtype=np.int64)
+        stops = np.fromiter(self._stops, dtype=np.int64)
         found = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
         return tail + int(found.argmax()) if found.any() else None
 
@@ -93,7 +93,7 @@ class ResponseEnd:
             return False
         rest = canvas.noisy[canvas.end :]
         lead = int(rest.argmax()) if rest.any() else len(rest)
-        return not self._rule.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
+        return not self._stops.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
 
     def _whole(self) -> bool:
         """Whether the response ended by itself, and not because its places were used up."""

@@ -139,6 +139,11 @@ class PendingRequest:
     common: int | None = None
 
     @property
+    def response(self) -> Template:
+        """The fixed parts and holes of the response."""
+        return self.decoding.response_of(self.request.response)
+
+    @property
     def turn(self) -> float:
         """When it is its turn to begin, on the clock of `arrived`, among the requests of one body (`engine.waiting`).
 

@@ -82,8 +82,8 @@ class RunningRequest:
             end, mine = before.end, before.readers
         else:
             record.given = canvas.settled_lead
-            end = ResponseEnd(canvas, asked.response, pending.stops, formed=asked.formed)
-            start = Start(canvas, asked.response, pending.decoding.total_steps, shape, asked.readers)
+            end = ResponseEnd(canvas, pending.response, pending.stops, formed=asked.formed)
+            start = Start(canvas, pending.response, pending.decoding.total_steps, shape, asked.readers)
             mine = readers_of(start, self.decoder, policy, asked.params)
         self.end: ResponseEnd = end
         self.readers: tuple[Reader, ...] = mine
@@ -222,7 +222,7 @@ class RunningRequest:
             canvas = self.canvases[0].canvas
             tokens = tuple(canvas.response[: self.end.length(canvas.settled_lead)].tolist())
         record, usage = self.record, self.record.usage
-        holes = self.request.response.holes
+        holes = self.pending.response.holes
         usage.completion_tokens = sum(min(hole.stop, len(tokens)) - hole.start for hole in holes if tokens)
         usage.steps, usage.correction_steps = self.decoder.step, self.decoder.corrections
         return Result(
@@ -293,7 +293,7 @@ class RunningRequest:
             self.decoder.choose(positions, tokens, confidence) if plan.transfer is None else plan.transfer.nonzero()[0]
         )
         self._predicted[positions] = tokens
-        own = self.decoder.tokens_at(written)
+        own = None if self.decoder.writes_once else self.decoder.tokens_at(written)
         return written, self._predicted[written] if own is None else own
 
     def _report(self, transfer: Transfer | None) -> list[Event]:

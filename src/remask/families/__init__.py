@@ -22,6 +22,7 @@ from remask.families.modernbert import MODERNBERT
 from remask.families.nemotron import NEMOTRON
 from remask.families.sdar import SDAR, SDAR_MOE
 from remask.families.stable_diffcoder import STABLE_DIFFCODER
+from remask.families.sumi import SUMI
 from remask.model.config import ModelConfig
 
 __all__ = ["FAMILIES", "PRESETS", "REGISTRY", "Family", "Slot", "family_of", "preset", "presets"]
@@ -34,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     NEMOTRON,
     STABLE_DIFFCODER,
     DIFFUSION_GEMMA,
+    SUMI,
 )
 
 # Models that do not denoise, by the beginning of their class: what a diffusion model that was made of one is called.

@@ -8,11 +8,10 @@ from typing import Any
 
 from remask.checks.values import is_whole
 from remask.families.family import Factors, Family, MixtureNames, TensorNames, tiny
-from remask.families.fields import LAYERS, VOCAB, Fields
+from remask.families.fields import LAYERS, NO_MASK, VOCAB, Fields
 from remask.model.config import Mixture, ModelConfig, RopeScaling, Router, Sliding
 
 WHOLE, NEAR = "full_attention", "sliding_attention"
-NO_MASK = -1
 _WHERE = "config.json (diffusion-gemma)"
 _PATTERN = 6  # every so many layers one sees everything, where the file does not say which
 _GLOBAL_HEAD = 512  # the width of a head there, the same

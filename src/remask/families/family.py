@@ -391,7 +391,7 @@ class Family:
             norms = (names.q_norm, names.k_norm)
             for norm, width, field, by in zip(norms, widths, ("q_norm", "k_norm"), scales, strict=True):
                 slots.append(Slot(f"{prefix}{norm}.weight", (width,), field, layer, scale=by, offset=factors.gain))
-        if config.sink:
+        if config.sink == "learned":
             shape = (own.kv_heads, own.head_dim)
             slots += [Slot(f"{prefix}{names.sink_k}", shape, "sink_k", layer)]
             slots += [Slot(f"{prefix}{names.sink_v}", shape, "sink_v", layer)]

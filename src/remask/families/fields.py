@@ -21,6 +21,9 @@ EXPERTS = 2**12
 BLOCK = 2**10
 """Of a block-causal model's blocks, as pages hold whole blocks."""
 
+NO_MASK = -1
+"""`ModelConfig.mask_id` of a model that has none."""
+
 SPELLINGS = ("rope_scaling", "rope_parameters")
 """Objects with parameters of RoPE, in transformers 4 and 5."""
 ORIGINAL = "original_max_position_embeddings"
@@ -261,11 +264,13 @@ class Fields:
         share: float | None = None,
         windows: bool = False,
         nested_leads: bool = False,
+        masked: bool = True,
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` that most configurations hold under the same keys.
 
         `width` is the key of the width of a dense layer's MLP; None: no layer is dense. `share` and
-        `nested_leads` are as of `rope`. The family takes keys of `windows`, and lets rows see beyond them.
+        `nested_leads` are as of `rope`. The family takes keys of `windows`, and lets rows see beyond them. A model that
+        is not `masked` has no mask token.
         """
         if not windows:
             self.all_attended()
@@ -280,7 +285,7 @@ class Fields:
             "vocab": vocab,
             **self.rope(head_dim, share, nested_leads=nested_leads),
             "norm_eps": self.number("rms_norm_eps"),
-            "mask_id": self.mask(vocab),
+            "mask_id": self.mask(vocab) if masked else NO_MASK,
             "stop_ids": tuple(dict.fromkeys(self.tokens("eos_token_id", vocab))),
             "tied": self.flag("tie_word_embeddings", False),
         }

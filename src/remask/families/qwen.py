@@ -47,17 +47,23 @@ SHAPE_7B: Mapping[str, Any] = {
 
 
 def shape(
-    fields: Fields, head_dim: int, published_mask: int | None = None, *, dense: bool = True, windows: bool = False
+    fields: Fields,
+    head_dim: int,
+    published_mask: int | None = None,
+    *,
+    dense: bool = True,
+    windows: bool = False,
+    masked: bool = True,
 ) -> dict[str, Any]:
     """`Fields.shape`, of configurations whose switches are those of Llama and Qwen.
 
     With `published_mask`, the mask token of Qwen's published vocabulary, the end of a turn also stops a response.
-    Without a `dense` layer the width of one is not read.
+    Without a `dense` layer the width of one is not read. `windows` and `masked` are as of `Fields.shape`.
     """
     fields.only("hidden_act", "silu", optional=True)
     for key in ("mlp_bias", "use_mrope"):
         fields.only(key, False, optional=True)
-    found = fields.shape(head_dim, width="intermediate_size" if dense else None, windows=windows)
+    found = fields.shape(head_dim, width="intermediate_size" if dense else None, windows=windows, masked=masked)
     if found["mask_id"] == published_mask:
         found["stop_ids"] = tuple(dict.fromkeys((*found["stop_ids"], END_OF_TURN)))
     return found

@@ -136,7 +136,8 @@ class ModelConfig:
         rope_scaling: how RoPE is stretched to longer canvases; None: not at all.
         rope_float32: RoPE is computed in float32 whatever the model's dtype, and rounded once. Else its cosines and
             sines are rounded to that dtype first.
-        sink: every layer has a learned key and value that all rows attend to, without RoPE.
+        sink: every row of every layer also attends to a key and a value without RoPE, which are "learned", or "zero",
+            so that the softmax of its scores has one more 1 in its denominator.
         score_cap: attention scores s become cap * tanh(s / cap).
         sliding: layers with a window; None: every layer attends to all that a row sees.
         value_norm: RMS norm of each head of V, without a gain.
@@ -187,7 +188,7 @@ class ModelConfig:
     rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
     rope_float32: bool = False
-    sink: bool = False
+    sink: Literal["learned", "zero"] | None = None
     score_cap: float | None = None
     sliding: Sliding | None = None
     value_norm: bool = False
@@ -247,7 +248,7 @@ class ModelConfig:
             count += q + 2 * kv
         if self.qk_norm is not None:
             count += 2 * own.head_dim if self.qk_norm == "head" else q + kv
-        if self.sink:
+        if self.sink == "learned":
             count += 2 * kv
         if self.mlp_bias:
             count += self.intermediate + self.hidden
@@ -262,6 +263,11 @@ class ModelConfig:
     def routing_block(self) -> int:
         """Positions of a block whose rows choose from one pool of experts; 1: no row's experts depend on another."""
         return 1 if self.mixture is None or not self.mixture.router.pool else self.mixture.router.block
+
+    @property
+    def whole_canvas(self) -> bool:
+        """Whether a uniform model denoises its canvas as a whole, and not block by block (Sumi)."""
+        return self.noise is not None and self.noise.anchor is not None
 
     @property
     def gated(self) -> bool:
@@ -324,7 +330,7 @@ class ModelConfig:
             keys=self.kv_heads * self.head_dim,
             feeds=tuple(map(self.feed, range(self.layers))),
             vocab=self.vocab,
-            sink=self.sink,
+            sink=self.sink is not None,
             item=item,
             windows=tuple(map(self.window, range(self.layers))),
             behind=self.sliding is not None and self.sliding.behind,

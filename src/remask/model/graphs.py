@@ -150,9 +150,9 @@ class Graphs:
         self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Sequence[Rows]
     ) -> None:
         """With attention in the graphs."""
-        heads, groups = model.part.heads, model.part.kv_heads
+        heads, groups, sink = model.part.heads, model.part.kv_heads, model.part.sink is not None
         lists = [stage.work] if stage.near is None else [stage.work, stage.near]
-        sizes = [attention.size(work, heads, groups, sink=model.part.sink).rounded_up(len(h)) for work in lists]
+        sizes = [attention.size(work, heads, groups, sink=sink).rounded_up(len(h)) for work in lists]
         kept = self._of((len(h), stage.outputs, tuple(sizes)))
         if not kept.numbers:
             kept.numbers = [torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device) for size in sizes]

@@ -180,7 +180,7 @@ def empty_weights(
         q, k = own.heads * own.head_dim, own.kv_heads * own.head_dim
         rows = (q, k) if own.tied_values else (q, k, k)
         normed = {"head": (own.head_dim, own.head_dim), "whole": (q, k), None: None}[config.qk_norm]
-        sink = (own.kv_heads, own.head_dim) if config.sink else None
+        sink = (own.kv_heads, own.head_dim) if config.sink == "learned" else None
         return LayerWeights(
             attn_norm=None if config.embed_norm and layer == 0 else new(config.hidden),
             qkv=matrix(sum(rows), config.hidden, pieces=rows),

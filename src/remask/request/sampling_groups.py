@@ -16,6 +16,8 @@ TEMPERATURE = Real(0, 1000)
 TEMPERED = Real(1e-3, 1000)
 MARGINAL = "ancestral_marginal"
 """The sampler whose reverse step is the mean of the posteriors over what the model predicts."""
+GREEDY = "greedy"
+"""The sampler that gives every position the most probable token in every step."""
 ANCESTRAL = ("ancestral", MARGINAL)
 """Samplers that draw every position of a block in every step, from a reverse step of the noise process."""
 UNIFORM_PRESETS = {
@@ -240,24 +242,64 @@ class UniformParams:
     )
     sampler: str | None = declare(
         None,
-        Choice(("adaptive", *ANCESTRAL)),
-        "`adaptive`, the default, changes the `tokens_per_step` positions that gain most. `ancestral` draws every "
-        "position of the block anew, from the posterior with the predicted distribution in the clean token's place "
-        "(GIDD's code); `ancestral_marginal` from the posteriors of all clean tokens, weighed by their prediction "
-        "(equation 2.4 of the Uniform-Cache thesis).",
+        Choice(("adaptive", *ANCESTRAL, GREEDY)),
+        "`adaptive`, GIDD's default, changes the `tokens_per_step` positions that gain most. `ancestral`, Sumi's, "
+        "draws every position of the block anew, from the posterior with the predicted distribution in the clean "
+        "token's place; `ancestral_marginal` from the posteriors of all clean tokens, weighed by their prediction (equation "
+        "2.4 of the Uniform-Cache thesis). `greedy`, of Sumi alone, gives every position its most probable token.",
         kinds=("uniform",),
     )
     tokens_per_step: int | None = declare(
         None, COUNT, "Positions that a step of the adaptive sampler may change; by default 1.", kinds=("uniform",)
     )
     schedule: str | None = declare(
-        None, Choice(("cosine", "linear")), "How noise falls over a block; by default `cosine`.", kinds=("uniform",)
+        None,
+        Choice(("cosine", "linear")),
+        "How noise falls over a block, or over Sumi's canvas; by default `cosine`, and `linear` of Sumi.",
+        kinds=("uniform",),
     )
+    min_log_snr: float | None = declare(
+        None,
+        Real(-100, 100),
+        "Log-SNR of Sumi's noisiest step; by default the checkpoint's, -9,",
+        kinds=("uniform",),
+    )
+    max_log_snr: float | None = declare(None, Real(-100, 100), "and of its cleanest; by default 9.", kinds=("uniform",))
     canvas_length: int | None = declare(
         None,
         COUNT,
-        "Positions of the canvas, prompt included; by default the model's. What stands after the response is noise "
-        "that is attended to and never changed.",
+        "Positions of the canvas, prompt included; by default the model's, and of Sumi 2048 or as many as there are. "
+        "What stands after the response is noise that is attended to and, but on Sumi, never changed.",
+        kinds=("uniform",),
+    )
+    anchor: bool | None = declare(
+        None,
+        Flag(),
+        "Close Sumi's answer by an end and a begin token behind its `max_tokens` places; by default so. Without them "
+        "the answer goes on to the first end token of the canvas, or to its end.",
+        kinds=("uniform",),
+    )
+    trim: bool | None = declare(
+        None,
+        Flag(),
+        "Cut Sumi's answer before its first end token; by default so. Without that it is the rest of the canvas.",
+        kinds=("uniform",),
+    )
+    frozen: Sequence[Sequence[int]] | None = declare(
+        None,
+        ListOf(
+            ListOf(Whole(0, POSITIONS), "a canvas position and a token id", 2),
+            "pairs of a canvas position and a token id",
+            LIST,
+            together=2 * LIST,
+        ),
+        "Tokens that stand on Sumi's canvas from the start, in place of those of `anchor`.",
+        kinds=("uniform",),
+    )
+    denoise_end: int | None = declare(
+        None,
+        Whole(0, POSITIONS),
+        "Positions of Sumi's canvas from this one on keep their noise.",
         kinds=("uniform",),
     )
     initial_canvas: Sequence[int] | None = declare(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.errors import IntegrityError
-from remask.plan.canvas import Canvas
+from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
@@ -314,6 +314,10 @@ class Decoding(ABC):
     def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
         """Return whether a stop token may end the response within a block, after a step that wrote one or did not."""
         return False
+
+    def response_of(self, asked: Template) -> Template:
+        """Return the response on the canvas, of a request that asked for `asked`."""
+        return asked
 
     @abstractmethod
     def canvas(self) -> Canvas:

@@ -1,4 +1,4 @@
-"""The noise process of uniform and hybrid diffusion (GIDD), and how noise falls over a block."""
+"""The noise process of uniform and hybrid diffusion (GIDD, Sumi), and how noise falls over a block or a canvas."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,11 @@ class Noise:
 
     At log-SNR l a token is clean with probability sigmoid(l). Noise is uniform with probability sigmoid(l + shift),
     else it is the mask (the hybrid parametrisation of GIDD, with scale 1). `shift` +1000 is uniform noise alone, -1000
-    masks alone.
+    masks alone. Where there is no mask (`mask_id` -1), noise is uniform over all tokens.
+
+    Attributes:
+        anchor: the tokens that close an answer on a canvas that is denoised as a whole, end and begin (Sumi); None:
+            canvases are denoised block by block (GIDD).
     """
 
     shift: float
@@ -21,6 +25,12 @@ class Noise:
     max_log_snr: float
     vocab: int
     mask_id: int
+    anchor: tuple[int, int] | None = None
+
+    @property
+    def uniform_tokens(self) -> int:
+        """Tokens that uniform noise is drawn from."""
+        return self.vocab - (self.mask_id >= 0)
 
     def uniform_share(self, log_snr: float) -> float:
         """Return the probability that noise is not the mask."""
@@ -34,12 +44,14 @@ class Noise:
     def probability(self, tokens: NDArray[np.int64], log_snr: float) -> NDArray[np.float64]:
         """Return the probability of each of `tokens` as noise, of the same shape."""
         share = self.uniform_share(log_snr)
-        return np.where(tokens == self.mask_id, 1 - share, share / (self.vocab - 1))
+        return np.where(tokens == self.mask_id, 1 - share, share / self.uniform_tokens)
 
     def draw(self, count: int, seed: int) -> NDArray[np.int64]:
         """Draw the tokens of `count` positions at the noisiest level, int64; uniform noise is never the mask."""
         rng = np.random.default_rng([seed, 0])
-        tokens = rng.integers(0, self.vocab - 1, count)
+        tokens = rng.integers(0, self.uniform_tokens, count)
+        if self.mask_id < 0:
+            return tokens
         tokens += tokens >= self.mask_id
         masked = rng.random(count) >= self.uniform_share(self.min_log_snr)
         return np.where(masked, self.mask_id, tokens)
@@ -59,4 +71,17 @@ def log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np
     shape = 1 - times if kind == "linear" else (1 + np.cos(np.pi * times)) / 2
     low, high = (1 / (1 + np.exp(-bound)) for bound in (lowest, highest))
     clean = (high - low) * shape + low
+    return np.asarray(np.clip(np.log(clean) - np.log1p(-clean), lowest, highest))
+
+
+def canvas_log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
+    """Return Sumi's grid of log-SNRs over a canvas, float64 [steps + 1], in the order of `log_snrs`.
+
+    Its ends are fixed, and log-SNRs are clamped to `lowest` and `highest`.
+    """
+    if kind == "linear":
+        clean = np.linspace(1 - 1e-4, 1e-4, steps + 1)
+    else:
+        clean = (1 + np.cos(np.pi * np.linspace(1e-3, 1 - 1e-3, steps + 1))) / 2
+    clean = np.clip(clean, 1e-6, 1 - 1e-6)
     return np.asarray(np.clip(np.log(clean) - np.log1p(-clean), lowest, highest))

@@ -11,7 +11,7 @@ from remask.plan.canvas import OPEN, Canvas, Template
 from remask.plan.plan import Reach
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
-from remask.request.sampling_groups import ANCESTRAL, MARGINAL
+from remask.request.sampling_groups import ANCESTRAL, GREEDY, MARGINAL
 from remask.request.sampling_params import SamplingParams, is_greedy
 from remask.sampling import select
 from remask.sampling.decoder import Confidence, Decoder, Decoding, Positions, Tokens, Transfers, blocks_of
@@ -21,6 +21,21 @@ from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
 BLOCK = 128  # the published code's default
+
+
+def check_blockwise(params: SamplingParams) -> None:
+    """Raise `ConfigError` on parameters of models that denoise a canvas as a whole."""
+    for name in ("anchor", "trim", "frozen", "denoise_end", "min_log_snr", "max_log_snr"):
+        if getattr(params.uniform, name) is not None:
+            raise ConfigError(
+                f"uniform.{name} is for models that denoise their canvas as a whole, and this one goes block by block; "
+                "leave it out"
+            )
+    if params.uniform.sampler == GREEDY:
+        raise ConfigError(
+            f"sampler={GREEDY!r} is for models that denoise their canvas as a whole, and this one goes block by block; "
+            "use 'adaptive'"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,7 @@ class UniformDecoding(Decoding):
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
+        check_blockwise(params)
         given = params.uniform.initial_canvas
         length = params.uniform.canvas_length or (model_length if given is None else len(prompt) + len(given))
         needed = len(prompt) + params.max_tokens
@@ -141,6 +157,11 @@ class UniformDecoding(Decoding):
     def steps_of(self, pinned: int) -> int:
         """Return the steps of a block of which so many tokens are fixed."""
         return self.params.steps_per_block or max(1, (self.block - pinned) // self.per_step)
+
+    def levels(self, steps: int) -> NDArray[np.float64]:
+        """Return the log-SNRs of a block of so many steps, the cleanest first, float64 [steps + 1]."""
+        schedule = self.params.uniform.schedule or "cosine"
+        return log_snrs(schedule, steps, self.noise.min_log_snr, self.noise.max_log_snr)
 
     def _pinned(self, block: range) -> int:
         if self.template is None:
@@ -257,8 +278,7 @@ class UniformDecoder(Decoder):
                 step = Transition(decoding.noise, before, after, marginal=params.uniform.sampler == MARGINAL)
                 noisy = replace(noisy, transition=step)
             else:
-                table = None if params.uniform.revision_tokens else self._table(len(positions), before)
-                noisy = replace(noisy, weights=self._weights(positions, current, before), table=table)
+                noisy = self._weighed(noisy, positions, current, before)
         temperature = 0.0 if is_greedy(given) else given
         return RowGroup(rows, None, basis, temperature, *filters, self.seed, self.step, positions, noisy=noisy)
 
@@ -318,13 +338,12 @@ class UniformDecoder(Decoder):
     def _begin_block(self) -> None:
         """Set the schedule of the block, which begins at full noise."""
         decoding, block = self._decoding, self._blocks[self._index]
-        noise, schedule = decoding.noise, self._params.uniform.schedule or "cosine"
         self._fresh = block
         self.block = (
             range(self.canvas.prompt, block.stop) if self._index and self._params.uniform.revision_tokens else block
         )
         self._steps = decoding.steps_of(len(block) - int(np.count_nonzero(self.canvas.noisy[block.start : block.stop])))
-        self._levels = log_snrs(schedule, self._steps, noise.min_log_snr, noise.max_log_snr)
+        self._levels = decoding.levels(self._steps)
 
     def _begin_correction(self, steps: int) -> None:
         params, canvas = self._params, self.canvas
@@ -336,6 +355,11 @@ class UniformDecoder(Decoder):
     def _early(self, positions: Positions) -> int:
         """Return how many of `positions` are too early for an end token."""
         return int((positions < self.canvas.prompt + (self._params.min_tokens or 0)).sum())
+
+    def _weighed(self, noisy: NoisyRows, positions: Positions, current: Tokens, level: float) -> NoisyRows:
+        """Return `noisy` rows with the weights of the adaptive sampler."""
+        table = None if self._params.uniform.revision_tokens else self._table(len(positions), level)
+        return replace(noisy, weights=self._weights(positions, current, level), table=table)
 
     def _weights(self, positions: Positions, current: Tokens, level: float) -> NDArray[np.float32]:
         """Return the probability of each current token as noise, normalised over the block, float32.

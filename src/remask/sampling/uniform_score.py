@@ -79,7 +79,7 @@ def read_noisy(
     `keep` is a filter before `keep_k` and `keep_p`, which changes no argument.
     """
     logits = logits.clone()
-    vocabulary.bar(logits, [mask_id])
+    vocabulary.bar(logits, [mask_id] if mask_id >= 0 else [])
     if rows.banned and rows.banned_rows:
         vocabulary.bar(logits[: rows.banned_rows], rows.banned)
     tempered = logits / temperature if temperature > 0 else logits

@@ -74,11 +74,18 @@ class StopRule:
         token_ids: tokens that end it and stay part of it.
         texts: texts that end it.
         decode: returns the text of tokens. None where no text ends the response.
+        cut: tokens that end it and are no part of it.
     """
 
     token_ids: frozenset[int]
     texts: tuple[str, ...] = ()
     decode: Decode | None = None
+    cut: frozenset[int] = frozenset()
+
+    @property
+    def every(self) -> frozenset[int]:
+        """All tokens that end a response."""
+        return self.token_ids | self.cut
 
     def scan(self) -> "StopScan":
         """Return a scan of a response that has no tokens yet."""
@@ -89,8 +96,8 @@ class StopScan:
     """Looks for the first stop in a response while its tokens settle. Each token is looked at once.
 
     Attributes:
-        end: length of the response that the first stop leaves, stop token included; None without a stop so far. A stop
-            text ends the response with the token that completes it.
+        end: length of the response that the first stop leaves, a stop token included that stays; None without a stop
+            so far. A stop text ends the response with the token that completes it.
     """
 
     def __init__(self, rule: StopRule) -> None:
@@ -109,6 +116,8 @@ class StopScan:
             self._seen += 1
             if token in self._rule.token_ids or (self._text is not None and self._completes(self._text, token)):
                 self.end = self._seen
+            elif token in self._rule.cut:
+                self.end = self._seen - 1
 
     def _completes(self, decoder: IncrementalDecoder, token: int) -> bool:
         """Whether a stop text ends within the text of `token`."""

@@ -1,5 +1,6 @@
 """Recorded runs of Sumi; `README.md` beside this file says what they are."""
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ MODELS = ("plain", "biased")
 def folder(name: str) -> Path:
     """The checkpoint of a model."""
     return archive.folder(ROOT, name, MODELS)
+
+
+def config(name: str) -> dict[str, Any]:
+    """Its config.json."""
+    found: dict[str, Any] = json.loads((folder(name) / "config.json").read_text(encoding="utf-8"))
+    return found
 
 
 def logits(name: str) -> dict[str, Any]:

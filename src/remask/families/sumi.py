@@ -1,0 +1,90 @@
+"""Sumi-7B: uniform diffusion trained from scratch on the architecture of Llama, whose canvas is denoised as a whole.
+
+Names of tensors and keys are those of the authors' published files. No published weights were loaded.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from remask.families import qwen
+from remask.families.family import Family, tiny
+from remask.families.fields import NO_MASK, Fields
+from remask.model.config import ModelConfig
+from remask.sampling.noise import Noise
+
+LOWEST, HIGHEST = -9.0, 9.0  # log-SNRs of the authors' code; no key of config.json says them
+UNIFORM = 1000.0  # the shift of noise that holds no mask
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    fields = Fields("config.json (sumi)", raw, rms_norm_eps=1e-6)
+    fields.only("attention_bias", False, optional=True)
+    fields.only("mask_token_id", None, optional=True)
+    width = fields.integer("head_dim", least=2) if fields.get("head_dim") else None
+    shape = qwen.shape(fields, width or fields.head_dim("hidden_size", "num_attention_heads"), masked=False)
+    vocab = shape["vocab"]
+    anchor = fields.token("eos_token_id", vocab), fields.token("bos_token_id", vocab)
+    return ModelConfig(
+        family="sumi",
+        qkv_bias=fields.flag("add_qkv_bias", False),
+        noise=noise_of(vocab, anchor),
+        **_SWITCHES,
+        **shape,
+    )
+
+
+def noise_of(vocab: int, anchor: tuple[int, int]) -> Noise:
+    """Uniform noise over `vocab` tokens, special ones included."""
+    return Noise(UNIFORM, LOWEST, HIGHEST, vocab, NO_MASK, anchor)
+
+
+def _words(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What the authors' generation config says as sampling parameters, and what none means.
+
+    Their temperature holds without `do_sample`.
+    """
+    rest = {key: value for key, value in raw.items() if value is not None}
+    plain = {ours: rest.pop(theirs) for theirs, ours in _PLAIN.items() if theirs in rest}
+    uniform = {ours: rest.pop(theirs) for theirs, ours in _UNIFORM.items() if theirs in rest}
+    return plain | ({"uniform": uniform} if uniform else {}), sorted(rest)
+
+
+_PLAIN = {"temperature": "temperature", "num_denoising_steps": "steps_per_block"}
+_SAME = (
+    *("sampler", "schedule", "min_log_snr", "max_log_snr", "tokens_per_step", "canvas_length"),
+    *("frozen", "denoise_end"),
+)
+_UNIFORM = {name: name for name in _SAME} | {"anchor_eosbos": "anchor", "trim_at_eos": "trim"}
+
+_SWITCHES: Mapping[str, Any] = {"kind": "uniform", "sink": "zero", "structured_attention": False}
+_BOS, _EOS = 100256, 100257
+_7B = ModelConfig(
+    family="sumi",
+    layers=36,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=12288,
+    vocab=100278,
+    max_length=4864,
+    rope_theta=500_000.0,
+    norm_eps=1e-5,
+    mask_id=NO_MASK,
+    stop_ids=(_EOS,),
+    noise=noise_of(100278, (_EOS, _BOS)),
+    **_SWITCHES,
+)
+
+SUMI = Family(
+    name="sumi",
+    model_types=("sumi",),
+    architectures=("SumiForMaskGeneration",),
+    names=qwen.NAMES,
+    config=_config,
+    words=_words,
+    presets={
+        "sumi-7b": _7B,
+        "sumi-tiny": tiny(_7B, mask_id=NO_MASK, noise=noise_of(256, (250, 249))),
+    },
+)

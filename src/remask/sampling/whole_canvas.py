@@ -1,0 +1,202 @@
+"""Uniform diffusion of a whole canvas at once (Sumi): all of it may change in every step, behind the answer too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.errors import ConfigError
+from remask.plan.canvas import Canvas, Template
+from remask.policies.base import IdlePasses
+from remask.request.sampling_groups import GREEDY
+from remask.request.sampling_params import SamplingParams
+from remask.sampling import select
+from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers
+from remask.sampling.noise import Noise, canvas_log_snrs
+from remask.sampling.rows import RowGroup
+from remask.sampling.uniform import UniformDecoder, UniformDecoding
+from remask.sampling.uniform_score import NoisyRows
+
+# The defaults of the authors' code.
+STEPS, CANVAS, SAMPLER, SCHEDULE = 128, 2048, "ancestral", "linear"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCanvasDecoding(UniformDecoding):
+    """Uniform diffusion of one request on one canvas, which is one block.
+
+    An end and a begin token stand behind the places of the answer (`Noise.anchor`), unless the request says otherwise.
+    They, frozen tokens, fixed parts of a `template` and what is behind `denoise_end` are closed: they never change.
+    """
+
+    @classmethod
+    def on_canvas(
+        cls,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        noise: Noise,
+        stop_ids: tuple[int, ...],
+        model_length: int,
+        seed: int,
+        template: Template | None = None,
+    ) -> "WholeCanvasDecoding":
+        """Return the decoding on a model of at most `model_length` positions.
+
+        Raises `ConfigError` on parameters that contradict each other, cannot be met or have no meaning here.
+        """
+        uniform = params.uniform
+        foreign = {"block_length": params.block_length, "min_tokens": params.min_tokens or None}
+        names = ("preset", "correction_steps", "revision_tokens")
+        foreign |= {f"uniform.{name}": getattr(uniform, name) or None for name in names}
+        for name, value in foreign.items():
+            if value is not None:
+                raise ConfigError(f"{name}={value}: this model denoises its whole canvas at once; leave it out")
+        length = min(uniform.canvas_length or CANVAS, model_length)
+        decoding = cls(prompt, seed, params, noise, stop_ids, length, structured=False, template=template)
+        decoding._check()
+        return decoding
+
+    def _check(self) -> None:
+        uniform = self.params.uniform
+        reserved, prompt = self._reserved, len(self.prompt)
+        if prompt + reserved >= self.length:
+            raise ConfigError(
+                f"the canvas of {self.length} positions has no room behind the prompt of {prompt} tokens"
+                f"{' and the two that close the answer' if reserved else ''}; raise canvas_length, which the model "
+                "may limit, or shorten the prompt"
+            )
+        if self.template is not None and prompt + len(self.template) + reserved > self.length:
+            raise ConfigError(
+                f"canvas: {len(self.template)} places do not fit behind the prompt of {prompt} tokens on a canvas of "
+                f"{self.length} positions; raise canvas_length, or make it shorter"
+            )
+        if self.template is not None and uniform.frozen is not None:
+            raise ConfigError("canvas and uniform.frozen both say what is fixed; leave one of them out")
+        if self.template is not None and uniform.trim is False:
+            raise ConfigError("uniform.trim: a canvas with fixed parts ends with its last one; leave one of them out")
+        given, vocab = uniform.initial_canvas, self.noise.vocab
+        if given is not None and len(given) != self.length - prompt:
+            raise ConfigError(
+                f"initial_canvas must hold the {self.length - prompt} tokens of the canvas after the prompt, "
+                f"got {len(given)}"
+            )
+        pairs = uniform.frozen or ()
+        if any(len(pair) != 2 for pair in pairs):
+            raise ConfigError("uniform.frozen holds pairs of a canvas position and a token id")
+        foreign = [token for token in (*(given or ()), *(token for _, token in pairs)) if token >= vocab]
+        if foreign:
+            name = "uniform.frozen" if given is None else "initial_canvas"
+            raise ConfigError(f"{name} holds {foreign[0]}; token ids go from 0 to {vocab - 1}")
+        lowest, highest = self._log_snrs
+        if lowest >= highest:
+            raise ConfigError(f"min_log_snr={lowest:g} must be below max_log_snr={highest:g}")
+        if self._sampler != "adaptive" and uniform.tokens_per_step is not None:
+            raise ConfigError(f"tokens_per_step is the adaptive sampler's, and this is {self._sampler!r}; leave it out")
+
+    @property
+    def _sampler(self) -> str:
+        return self.params.uniform.sampler or SAMPLER
+
+    @property
+    def ancestral(self) -> bool:
+        return self._sampler not in ("adaptive", GREEDY)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every position gets its most probable token."""
+        return self._sampler == GREEDY
+
+    @property
+    def _log_snrs(self) -> tuple[float, float]:
+        """Those of the noisiest and of the cleanest step."""
+        given = self.params.uniform
+        return (
+            self.noise.min_log_snr if given.min_log_snr is None else given.min_log_snr,
+            self.noise.max_log_snr if given.max_log_snr is None else given.max_log_snr,
+        )
+
+    @property
+    def _reserved(self) -> int:
+        """Positions that are kept for the tokens that close the answer, whether others stand there or not."""
+        return 0 if self.params.uniform.anchor is False else 2
+
+    @property
+    def _budget(self) -> int:
+        """Places of the answer: `max_tokens`, or as many as there are."""
+        return max(1, min(self.params.max_tokens, self.length - len(self.prompt) - self._reserved))
+
+    def response_of(self, asked: Template) -> Template:
+        """Return the places of the answer; to the end of the canvas where no end token closes it before."""
+        if self.template is not None:
+            return asked
+        given = self.params.uniform
+        closed = self._reserved and given.frozen is None and given.trim is not False
+        return Template.plain(self._budget if closed else self.length - len(self.prompt))
+
+    @property
+    def block(self) -> int:
+        """All positions behind the prompt."""
+        return self.length - len(self.prompt)
+
+    @property
+    def block_ranges(self) -> list[range]:
+        """The canvas behind the prompt."""
+        return [range(len(self.prompt), self.length)]
+
+    def steps_of(self, pinned: int) -> int:  # noqa: ARG002
+        return self.params.steps_per_block or STEPS
+
+    def levels(self, steps: int) -> NDArray[np.float64]:
+        return canvas_log_snrs(self.params.uniform.schedule or SCHEDULE, steps, *self._log_snrs)
+
+    def canvas(self) -> Canvas:
+        """Return a canvas of the prompt and noise, with what is closed."""
+        given, prompt = self.params.uniform, len(self.prompt)
+        noise = self.noise.draw(self.block, self.seed) if given.initial_canvas is None else given.initial_canvas
+        response = self.response_of(self.template or Template.plain(self.params.max_tokens))
+        canvas = Canvas(self.prompt, noise, len(response), self.template)
+        pairs = given.frozen
+        if pairs is None:
+            assert self.noise.anchor is not None
+            end = prompt + (self._budget if self.template is None else len(self.template))
+            pairs = list(enumerate(self.noise.anchor, end)) if self._reserved else ()
+        closed = {place: token for place, token in reversed(pairs) if prompt <= place < self.length}
+        canvas.tokens[list(closed)] = list(closed.values())
+        tail = range(self.length if given.denoise_end is None else max(prompt, given.denoise_end), self.length)
+        for place in (*closed, *tail):
+            canvas.noisy[place], canvas.settled[place] = False, -1
+        return canvas
+
+    def decoder(self, canvas: Canvas, idle: IdlePasses) -> "WholeCanvasDecoder":  # noqa: ARG002
+        """Return a decoder at the first step. All steps are run, as in the original code."""
+        return WholeCanvasDecoder(self, canvas)
+
+
+class WholeCanvasDecoder(UniformDecoder):
+    """The decoding of one request in progress. Every row sees every row, and all is final after the last step."""
+
+    _decoding: WholeCanvasDecoding
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """See `Decoder`. A draw of the adaptive sampler may replace a token that is the most probable one."""
+        if self._decoding.ancestral or self._decoding.greedy:
+            return select.Ranked(len(self.block), changes=True)
+        return select.Ranked(self._decoding.per_step, changes=True) if self._params.greedy else None
+
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
+        if self._decoding.greedy:
+            return RowGroup(rows, None, "logits", 0.0, None, None, self.seed, self.step, positions, free=True)
+        return super().group(rows, positions)
+
+    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
+        """Return the positions whose token changes now, ascending."""
+        changed: Positions = positions[tokens != self.canvas.tokens[positions]]
+        if self._decoding.ancestral or self._decoding.greedy:
+            return changed
+        written: Positions = np.intersect1d(changed, positions[select.top(confidence, self._decoding.per_step)])
+        return written
+
+    def _weighed(self, noisy: NoisyRows, positions: Positions, current: Tokens, level: float) -> NoisyRows:  # noqa: ARG002
+        return replace(noisy, weights=np.ones(len(positions), dtype=np.float32))
