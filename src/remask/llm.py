@@ -83,7 +83,8 @@ class LLM:
         chat_template: a template (Jinja) in place of the tokenizer's own.
         reads: what will be asked of the model: `tokens`, `text` or `chat`. One that cannot read these is refused before
             its weights are read; a chat without a template gets a plain one, with a warning.
-        force: download and load a model that has no room in memory or on the disk.
+        force: download and load a model that has no room in memory or on the disk, and pass over keys of its
+            `config.json` that nobody here knows.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
     used.

@@ -240,6 +240,18 @@ LLADA2 = {key: value for key, value in _COMMON.items() if key != "eos_token_id"}
     "pad_token_id": 38,
 }
 
+SUMI = {key: value for key, value in _COMMON.items() if key != "mask_token_id"} | {
+    "model_type": "sumi",
+    "architectures": ["SumiForMaskGeneration"],
+    "hidden_act": "silu",
+    "head_dim": 8,
+    "attention_bias": False,
+    "add_qkv_bias": True,
+    "mlp_bias": False,
+    "bos_token_id": 37,
+    "rope_theta": 500000.0,
+}
+
 SDAR_MOE = SDAR | {
     **_EXPERTS,
     "model_type": "sdar_moe",

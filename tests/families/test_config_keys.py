@@ -16,6 +16,7 @@ from remask.errors import CheckpointError
 from remask.families import FAMILIES, Family
 from remask.families.fields import ORIGINAL, SPELLINGS
 from remask.model.arithmetic import frequencies, rope
+from tests.checkpoint.checkpoints import write
 from tests.engine.support import CPU
 from tests.families.test_families import RAW
 
@@ -244,8 +245,51 @@ def test_an_odd_head_is_refused_by_its_own_name() -> None:
             family.config(RAW[name] | {"head_dim": 7})
 
 
-@EACH
+def test_a_key_that_nobody_knows_is_refused_in_every_family(tmp_path: Path) -> None:
+    """A folder that nearly fits is a newer model's: it is read once somebody says that the key changes nothing."""
+    for family in FAMILIES:
+        raw = RAW[family.name]
+        nested = {"text_config": raw["text_config"] | {"new_router": "pool"}} if "text_config" in raw else {}
+        for key, value in (("expert_windows", 48), ("new_router", "pool"), ("extra_norm", True), ("gates", [1])):
+            write(tmp_path, raw | {key: value}, {})
+            with pytest.raises(
+                CheckpointError, match=f"{family.name}.* not known to have: '{key}' .*--force"
+            ) as refused:
+                read_config(tmp_path)
+            assert f'{{"{key}": null}}' in str(refused.value)
+            usual = read_config(write(tmp_path / "usual", raw, {}))[1]
+            assert read_config(tmp_path, {key: None})[1] == read_config(tmp_path, force=True)[1] == usual
+            # What is switched off, and what only training reads.
+            write(tmp_path, raw | {key: None, "extra": False, "my_loss_weight": 0.5, "use_cache": True}, {})
+            assert read_config(tmp_path)[1] == usual
+        if nested:
+            with pytest.raises(CheckpointError, match=r"'text_config\.new_router'"):
+                read_config(write(tmp_path, raw | nested, {}))
+
+
+def test_a_folder_of_llada22_is_never_read_as_an_older_one() -> None:
+    (family,) = (family for family in FAMILIES if family.name == "llada2")
+    newer = RAW["llada2"] | {"expert_capacity": 3, "block_size": 8, "delete_token_id": 30, "split_token_id": 31}
+    config = family.config(newer)
+    assert config.edit_tokens is not None
+    assert config.mixture is not None
+    router = config.mixture.router
+    assert (router.pool, router.block, router.groups, router.kept_groups) == (3, 8, 1, 1)
+    assert config.sampling.remasking == "levenshtein"
+    for key, other in (("delete_token_id", "split_token_id"), ("split_token_id", "delete_token_id")):
+        with pytest.raises(CheckpointError, match=rf"'{key}' is 3\d; supported: it beside 'expert_capacity'"):
+            family.config(newer | {"expert_capacity": 0, other: None})
+        with pytest.raises(CheckpointError, match=f"the key '{key}' is missing"):
+            family.config(newer | {key: None})
+    for key, value in (("expert_capacity", 1), ("expert_capacity", 7), ("split_token_id", 30), ("split_token_id", 39)):
+        with pytest.raises(CheckpointError, match=f"'{key}'|num_experts_per_tok"):
+            family.config(newer | {key: value})
+    both = {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0, "partial_rotary_factor": 0.25}}
+    assert (family.config(newer | both).rope_theta, family.config(newer | both).rotary_dim) == (777.0, 2)
+
+
 @pytest.mark.parametrize("none", [-1, [-1]], ids=str)
+@pytest.mark.parametrize("family", [each for each in PLAIN if each.name != "sumi"], ids=lambda family: family.name)
 def test_minus_one_is_no_end_token(family: Family, none: Any, tmp_path: Path) -> None:
     raw = RAW[family.name] | {"eos_token_id": -1, "pad_token_id": -1}
     assert family.config(raw).stop_ids == ()

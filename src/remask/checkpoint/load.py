@@ -1,5 +1,6 @@
 """Loading of a checkpoint: its headers are checked first, then its tensors are read one at a time."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,11 +36,13 @@ from remask.checks.values import is_whole
 from remask.errors import CheckpointError, ConfigError
 from remask.families import Family, Slot, family_of
 from remask.families.fields import Fields
+from remask.families.harmless import unknown
 from remask.model.config import ModelConfig
 from remask.model.quantised import Codes, QuantisedMatrix
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, LowRank, Weights, empty_weights
 
+TEXT = "text_config"
 _MAPPED = 2**24  # bytes of a file that stay mapped while it is read
 _UNPACKED = 2**24  # numbers of the embedding or the output matrix that stand unpacked, as float32, at a time
 # Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
@@ -49,17 +52,19 @@ _BAR_AFTER_S = 1.0  # a bar that is full at once tells nobody anything
 
 
 def read_config(
-    folder: Path, overrides: Mapping[str, Any] | None = None, tokenizer: str | None = None
+    folder: Path, overrides: Mapping[str, Any] | None = None, tokenizer: str | None = None, *, force: bool = False
 ) -> tuple[Family, ModelConfig]:
     """The family and the shape that `config.json`, or a GGUF file, describes.
 
     A mask token that it does not name is that of the `tokenizer`, a folder or hub id, by default in the same folder.
     Stop ids of `generation_config.json` are added. The family's names are those of the checkpoint's tensors. The keys
-    of `overrides` are laid over those of `config.json`, and of whatever the family's factors are read from.
+    of `overrides` are laid over those of `config.json`, and of whatever the family's factors are read from; null takes
+    a key away.
 
     Raises:
         ConfigError: the family reads no such key as one of `overrides`.
-        CheckpointError: a file is missing or malformed, or a key has a value that the transformer cannot execute.
+        CheckpointError: a file is missing or malformed, or a key has a value that the transformer cannot execute, or
+            means something that nobody here knows, unless `force`.
         UnknownNameError: no family claims the model.
         PluginError: another package's family claims it and cannot be used, or several do.
     """
@@ -77,12 +82,14 @@ def read_config(
             config = replace(config, stop_ids=tuple(dict.fromkeys(config.stop_ids + more)))
     except CheckpointError as error:
         raise CheckpointError(f"The model in {folder} cannot be loaded. {error}") from error
-    for key in overrides or {}:
-        if key not in read.keys_read and key not in ("model_type", "architectures"):
+    for key, value in (overrides or {}).items():
+        if key not in read.keys_read and key not in ("model_type", "architectures") and value is not None:
             raise ConfigError(
                 f"hf_overrides: {key!r} is no key that the family {family.name!r} reads; it reads "
                 f"{', '.join(sorted(read.keys_read))}"
             )
+    if family.harmless is not None and not force and not is_gguf(folder):
+        _refuse_unknown(folder, family, read)
     factors = family.factors
     return replace(family, factors=lambda raw: factors({**raw, **(overrides or {})})), config
 
@@ -99,12 +106,36 @@ def _mask_of(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {} if found is None else {"mask_token_id": found}
 
 
+def _refuse_unknown(folder: Path, family: Family, read: "_Read") -> None:
+    """Raise `CheckpointError` where `read` has keys that the family's reader does not know.
+
+    A newer model of a family may have the tensors of an older one and compute something else.
+    """
+    found = {key: read[key] for key in unknown(read, frozenset(read.keys_read), family.harmless or ())}
+    for outer, inner in read.inner.items():
+        own = unknown(inner, frozenset(inner.keys_read), family.harmless or ())
+        found |= {f"{outer}.{key}": inner[key] for key in own}
+    if not found:
+        return
+    named = ", ".join(f"{key!r} ({value!r:.60})" for key, value in found.items())
+    nulls = json.dumps({key: None for key in found if key in read})
+    way = f"--hf-overrides {nulls!r} (hf_overrides), or " if nulls != "{}" else ""
+    raise CheckpointError(
+        f"The model in {folder} cannot be loaded. {CONFIG} ({family.name}) has keys that this family is not known to "
+        f"have: {named}. Newer models of a family may compute something else by such a key, and would write wrong text "
+        f"without it. If these change nothing, pass {way}--force (force=True)."
+    )
+
+
 class _Read(dict[str, Any]):
-    """An object that remembers which of its keys were asked for."""
+    """An object that remembers which of its keys were asked for; of the object of a text model, too (`inner`)."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
         self.keys_read: set[str] = set()
+        self.inner: dict[str, _Read] = {}
+        if isinstance(values.get(TEXT), dict):
+            self[TEXT] = self.inner[TEXT] = _Read(values[TEXT])
 
     def __getitem__(self, key: str) -> Any:
         self.keys_read.add(key)

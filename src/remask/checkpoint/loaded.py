@@ -188,7 +188,7 @@ def find_model(settings: ModelSettings) -> FoundModel:
         found = FoundModel(settings, shape, tokenizer=read_tokenizer(settings, shape, None))
     else:
         source = find_source(settings.model, settings.hf_overrides, progress=settings.progress)
-        family, config = read_config(source.weights, source.overrides, settings.tokenizer)
+        family, config = read_config(source.weights, source.overrides, settings.tokenizer, force=settings.force)
         remark = family.remark(Path(settings.model).name, config)
         left = source.unfollowed(family.words)
         if settings.reads is not None:  # ranks beside the first one read no texts

@@ -79,7 +79,9 @@ def add_model_options(
         "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
     )
     add_adapter(group)
-    group.add_argument("--force", action="store_true", help="download and load a model that does not fit this machine")
+    group.add_argument(
+        "--force", action="store_true", help="load a model that does not fit this machine, or has unknown keys"
+    )
     group.add_argument("--hf-overrides", metavar="JSON", help="keys laid over those of MODEL's config.json")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
     group.add_argument(

@@ -113,6 +113,7 @@ A2D = Family(
     names=qwen.HEAD_NORM_NAMES,
     config=_config,
     remark=_remark,
+    harmless=frozenset({"layer_types", "use_sliding_window"}),
     presets={
         "smollm2-135m": _SMOLLM2,
         "qwen3-0.6b-diffusion-mdlm": _QWEN3,

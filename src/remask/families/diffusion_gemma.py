@@ -254,6 +254,7 @@ DIFFUSION_GEMMA = Family(
     words=_words,
     # Of the text encoder, whose weights are the decoder's, copies; and all of what sees images.
     unread=r"model\.encoder\.(vision_tower|embed_vision)\..*|model\.encoder\.language_model\.(?!.*layer_scalar).*",
+    harmless=frozenset({"vision_config"}),
     presets={
         "diffusiongemma-26b-a4b": _26B,
         "diffusion-gemma-tiny": tiny(

@@ -28,5 +28,6 @@ DREAM = Family(
     architectures=("DreamModel",),
     names=qwen.NAMES,
     config=_config,
+    harmless=frozenset(),
     presets={"dream-7b": _DREAM_7B, "diffucoder-7b": _DREAM_7B, "dream-tiny": tiny(_DREAM_7B)},
 )

@@ -301,6 +301,8 @@ class Family:
         presets: shapes by name, for `--load-format dummy`.
         chat_template: renders conversations (Jinja) where a checkpoint's tokenizer has no template.
         stop: texts that end an answer, where the template in use has them.
+        harmless: keys of `config.json` that the family does not read because they change nothing of what its models
+            compute, beside those of `remask.families.harmless`; any other key is refused. None: all are passed over.
         words: reads the object in `generation_config.json` of a family that has keys of its own there: returns the
             sampling parameters that they mean, and the keys of the object, if any, that no parameter expresses.
     """
@@ -318,6 +320,7 @@ class Family:
     chat_template: str | None = None
     stop: tuple[str, ...] = ()
     words: OwnWords | None = None
+    harmless: frozenset[str] | None = None
 
     @property
     def head(self) -> str:

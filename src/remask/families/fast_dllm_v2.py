@@ -47,6 +47,7 @@ FAST_DLLM_V2 = Family(
     architectures=("Fast_dLLM_QwenForCausalLM",),
     names=qwen.NAMES,
     config=_config,
+    harmless=frozenset(),
     presets={
         "fast-dllm-v2-7b": _FAST_DLLM_V2_7B,
         "fast-dllm-v2-tiny": tiny(_FAST_DLLM_V2_7B, tied=True, block_length=8),

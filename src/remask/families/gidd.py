@@ -96,6 +96,7 @@ GIDD = Family(
     ),
     config=_config,
     factors=_factors,
+    harmless=frozenset({"attn_performer", "head_scaling"}),
     presets={
         "gidd-unif-3b": _GIDD_UNIF_3B,
         "gidd-unif-10b": replace(_GIDD_UNIF_3B, layers=34, hidden=4608, heads=36, kv_heads=36, intermediate=18432),

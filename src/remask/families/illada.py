@@ -48,5 +48,6 @@ ILLADA = Family(
     architectures=("ILLaDAForCausalLM",),
     names=qwen.NAMES,
     config=_config,
+    harmless=frozenset(),
     presets={"illada-8b": ILLADA_8B, "illada-tiny": tiny(ILLADA_8B, mask_id=MASK, stop_ids=(END,))},
 )

@@ -126,6 +126,7 @@ LLADA = Family(
         down="ff_out",
     ),
     config=_config,
+    harmless=frozenset({"alibi_bias_max", "attention_layer_norm_with_affine", "mlp_ratio", "precision"}),
     presets={
         "llada-8b": _LLADA_8B,
         "llada-1.5": _LLADA_8B,

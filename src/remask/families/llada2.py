@@ -179,6 +179,7 @@ LLADA2 = Family(
         mixture=MixtureNames(bias="mlp.gate.expert_bias", shared="mlp.shared_experts."),
     ),
     config=_config,
+    harmless=frozenset({"n_group", "topk_group"}),
     presets={
         "llada2-mini": _LLADA2_MINI,
         "llada2.1-mini": _LLADA2_MINI,

@@ -85,6 +85,17 @@ LLADA_MOE = Family(
     names=replace(qwen.HEAD_NORM_NAMES, mixture=MixtureNames(shared="shared_expert.")),
     config=_config,
     recognises=_recognises,
+    harmless=frozenset(
+        {
+            "intermediate_size",
+            "dense_intermediate_size",
+            "moe_router_score_function",
+            "norm_topk_prob",
+            "routed_scaling_factor",
+            "router_num_group",
+            "router_topk_group",
+        }
+    ),
     presets={
         "llada-moe-7b-a1b": _LLADA_MOE_7B,
         "llada-moe-tiny": tiny(_LLADA_MOE_7B, kv_heads=4, mixture=_SMALL_EXPERTS),

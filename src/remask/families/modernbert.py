@@ -145,6 +145,18 @@ MODERNBERT = Family(
     config=_config,
     chat_template=_CHAT,
     stop=("[/Answer]",),
+    harmless=frozenset(
+        {
+            "local_attention",
+            "classifier_pooling",
+            "classifier_activation",
+            "deterministic_flash_attn",
+            "repad_logits_with_grad",
+            "initializer_cutoff_factor",
+            "sparse_pred_ignore_index",
+            "reference_compile",
+        }
+    ),
     presets={
         "modernbert-base-chat": _BASE,
         "modernbert-large-chat": replace(

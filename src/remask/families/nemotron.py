@@ -70,6 +70,7 @@ NEMOTRON = Family(
     ),
     config=_config,
     unread=r".*(rotary_emb\.inv_freq|\.[kv]_scale)",
+    harmless=frozenset({"dp_varying_mask_ratio"}),
     presets={
         "nemotron-labs-diffusion-8b": _8B,
         "nemotron-labs-diffusion-tiny": tiny(_8B, block_length=8, rope_scaling=replace(_ROPE, factor=4.0, length=128)),

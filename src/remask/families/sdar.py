@@ -90,6 +90,7 @@ SDAR = Family(
     architectures=("SDARForCausalLM",),
     names=qwen.HEAD_NORM_NAMES,
     config=_dense,
+    harmless=frozenset({"fuse_cross_entropy"}),
     presets={
         # As its base, Qwen3-1.7B, whose embedding is tied; the checkpoint's own config.json decides for a real one.
         "sdar-1.7b": replace(_SDAR_4B, layers=28, hidden=2048, heads=16, intermediate=6144, tied=True),
@@ -119,5 +120,6 @@ SDAR_MOE = Family(
     architectures=("SDARMoeForCausalLM",),
     names=replace(qwen.HEAD_NORM_NAMES, mixture=MixtureNames()),
     config=_mixed,
+    harmless=frozenset({"fuse_cross_entropy", "intermediate_size"}),
     presets={"sdar-30b-a3b": _SDAR_30B, "sdar-moe-tiny": tiny(_SDAR_30B, intermediate=0, mixture=_SMALL_EXPERTS)},
 )

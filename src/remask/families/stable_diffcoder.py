@@ -56,6 +56,7 @@ STABLE_DIFFCODER = Family(
     names=qwen.NAMES,
     config=_config,
     recognises=_recognises,
+    harmless=frozenset(),
     presets={
         "stable-diffcoder-8b-instruct": _8B,
         "stable-diffcoder-tiny": tiny(_8B, mask_id=MASK, stop_ids=(END,)),

@@ -83,6 +83,7 @@ SUMI = Family(
     names=qwen.NAMES,
     config=_config,
     words=_words,
+    harmless=frozenset({"uniform_diffusion_beta_is", "uniform_diffusion_z_loss_strength"}),
     presets={
         "sumi-7b": _7B,
         "sumi-tiny": tiny(_7B, mask_id=NO_MASK, noise=noise_of(256, (250, 249))),

@@ -245,8 +245,9 @@ class UniformParams:
         Choice(("adaptive", *ANCESTRAL, GREEDY)),
         "`adaptive`, GIDD's default, changes the `tokens_per_step` positions that gain most. `ancestral`, Sumi's, "
         "draws every position of the block anew, from the posterior with the predicted distribution in the clean "
-        "token's place; `ancestral_marginal` from the posteriors of all clean tokens, weighed by their prediction (equation "
-        "2.4 of the Uniform-Cache thesis). `greedy`, of Sumi alone, gives every position its most probable token.",
+        "token's place; `ancestral_marginal` from the posteriors of all clean tokens, weighed by their prediction "
+        "(equation 2.4 of the Uniform-Cache thesis). `greedy`, of Sumi alone, gives every position its most probable "
+        "token.",
         kinds=("uniform",),
     )
     tokens_per_step: int | None = declare(
