@@ -20,9 +20,12 @@ from remask.model.config import ModelConfig
 from remask.model.quantised import check_quantization, described
 from remask.model.ranks import Ranks, Shard
 from remask.parallel import lead
+from remask.sampling.whole_canvas import CANVAS, STEPS
 
 log = logging.getLogger(__name__)
 
+ANNOUNCED = 1e14
+"""Operations of an answer, on a CPU, from which on they are announced: a quarter of an hour at 100 GFLOP/s."""
 _FORCE = "Nothing was downloaded; --force goes on (force=True)"
 
 
@@ -50,6 +53,8 @@ def open_model(
     On CUDA it may take a share of `utilization` of the device's memory. The number of threads follows from what other
     processes have done `since` then. Raises `ConfigError` and `CheckpointError`.
     """
+    if device.type == "cpu":
+        _announce_work(found.config)
     ranks = found.settings.tensor_parallel
     usual = found.usual.get("quantization")
     dtype, quantization, numbers = _numbers(
@@ -88,6 +93,21 @@ def announce_download(settings: ModelSettings, device: torch.device | None, util
             f"free some, or set HF_HOME to a folder on another disk. {_FORCE if device else 'Nothing was downloaded'}"
         )
     log.warning("downloading %s (%s) into %s, %s%s", row.name, row.hub, folder, gigabytes(size), computed)
+
+
+def _announce_work(config: ModelConfig) -> None:
+    """Warn of what an answer takes, where a model denoises its whole canvas whatever an answer's length is."""
+    if not config.whole_canvas:
+        return
+    rows = min(CANVAS, config.max_length)
+    work = 2 * config.active_parameters * rows * STEPS
+    if work > ANNOUNCED:
+        log.warning(
+            "each answer denoises a canvas of %d positions, and in %d steps this is %.1f PFLOP, %.0f hours at 100 "
+            "GFLOP/s; its K and V are %s beside the weights. Fewer steps_per_block take less, and so does a "
+            "uniform.canvas_length shorter than the model was trained with; both change the answer",
+            *(rows, STEPS, work / 1e15, work / 1e11 / 3600, gigabytes(rows * 2 * config.kv_numbers)),
+        )
 
 
 def _numbers(

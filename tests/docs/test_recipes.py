@@ -24,6 +24,7 @@ FAMILIES = {  # by the heading of its section
     "Dream and DiffuCoder": "dream",
     "iLLaDA": "illada",
     "GIDD": "gidd",
+    "Sumi": "sumi",
     "SDAR": "sdar",
     "LLaDA2": "llada2",
     "Fast-dLLM v2": "fast-dllm-v2",
@@ -70,6 +71,7 @@ def test_a_rehearsal_runs(family: str, capsys: pytest.CaptureFixture[str]) -> No
     """What the page says to try without the model: a bench on a small shape."""
     (rehearsal,) = [each for each in commands(TEXT) if "--load-format dummy" in each]
     words = shlex.split(rehearsal.replace("llada-tiny", f"{family}-tiny"))[1:]
-    cached = CACHES[PRESETS[f"{family}-tiny"].kind]
+    shape = PRESETS[f"{family}-tiny"]
+    cached = "none" if shape.whole_canvas else CACHES[shape.kind]
     assert main(["--quiet", *(word.replace("block-dual", cached) for word in words)]) == 0
     assert "| none " in capsys.readouterr().out

@@ -268,6 +268,7 @@ def test_a_pass_over_a_part_of_a_routing_block_is_refused() -> None:
             passes.run(start, stop, in_blocks(16, 8))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("make", EXECUTORS)
 @pytest.mark.parametrize("name", sumi.MODELS)
 def test_a_sink_of_zeros(name: str, make: Make) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tests import goldens
 from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_uniform
 from tests.cli.goldens import generate
+from tests.engine import test_whole_canvas
 from tests.families import test_diffusion_gemma
-from tests.goldens import moe, nemotron, uniform
+from tests.goldens import llada22, moe, nemotron, sumi, uniform
 
 pytestmark = pytest.mark.usefixtures("ranks")
 SIZES = (2, 4)
@@ -89,6 +90,46 @@ def canvases(shape: str) -> Sample:
     return Sample(test_diffusion_gemma.requests(own, shape), ask)
 
 
+def indels(model: str) -> Sample:
+    """Blocks whose places move: every rank sees the same logits, and one of them says what is written."""
+
+    def ask(tmp_path: Path, runs: list[dict[str, Any]], *options: str) -> None:
+        lines = (
+            {"id": str(number), "prompt_token_ids": run["prompt"], "sampling": llada22.sampling(run), "cache": "exact"}
+            for number, run in enumerate(runs)
+        )
+        answers = generate(tmp_path, llada22.folder(model), lines, *options, "--max-steps", "4000")
+        for number, run in enumerate(runs):
+            answer = answers[str(number)]
+            assert (answer["token_ids"], answer["usage"]["steps"]) == (run["tokens"], run["passes"])
+
+    return Sample(llada22.runs(model), ask)
+
+
+def whole_canvases(model: str) -> Sample:
+    """As in one process, drawn tokens too, and as recorded where nothing is drawn."""
+
+    def ask(tmp_path: Path, runs: list[dict[str, Any]], *options: str) -> None:
+        lines = [
+            {
+                "id": str(number),
+                "prompt_token_ids": run["prompt"],
+                "sampling": test_whole_canvas.sampling(run, run["noise"], number),
+            }
+            for number, run in enumerate(runs)
+        ]
+        one, answers = (
+            generate(tmp_path, sumi.folder(model), lines, *more, max_model_len=128) for more in ((), options)
+        )
+        for number, run in enumerate(runs):
+            found = answers[str(number)]["token_ids"]
+            assert found == one[str(number)]["token_ids"]
+            drawn = run["sampler"] == "ancestral" or (run["sampler"] == "adaptive" and run["temperature"] > 0)
+            assert drawn or found == run["tokens"]
+
+    return Sample(sumi.runs(model), ask)
+
+
 # Without the models whose 3 and 7 heads no such number of ranks can share.
 SAMPLES: dict[str, Callable[[], Sample]] = {
     "llada": lambda: masked("llada"),
@@ -105,6 +146,8 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "gidd, gentle": lambda: noisy("gentle"),
     "gidd, hybrid": lambda: noisy("hybrid"),
     "diffusion-gemma": lambda: canvases("as many heads of K/V"),
+    "llada2.2": lambda: indels("calm"),
+    "sumi": lambda: whole_canvases("plain"),
 }
 FEW = {
     "llada": 12,
@@ -115,6 +158,8 @@ FEW = {
     "nemotron, peaky": 12,
     "gidd": 3,
     "diffusion-gemma": 4,
+    "llada2.2": 6,
+    "sumi": 8,
 }
 
 

@@ -16,7 +16,7 @@ CACHES: Mapping[ModelKind, str] = MappingProxyType(
 """The cache that a model of the shelf runs with where none is named."""
 
 # Families that were compared with decoders of our own alone.
-_UNRECORDED = ("fast-dllm-v2", "illada")
+_UNRECORDED = ("fast-dllm-v2", "illada", "sumi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Shelved:
     @property
     def cache(self) -> str:
         """The cache that we would take."""
-        return CACHES[self.config.kind]
+        return "none" if self.config.whole_canvas else CACHES[self.config.kind]
 
     @property
     def recorded(self) -> bool:
-        """Whether tiny models of its family give the recorded runs of the authors' code. More was not tested here."""
-        return self.config.family not in _UNRECORDED
+        """Whether tiny models of its kind give the recorded runs of the authors' code. More was not tested here."""
+        return self.config.family not in _UNRECORDED and self.config.edit_tokens is None  # LLaDA2.2: by description
 
 
 _MIT, _APACHE = "MIT", "Apache-2.0"
@@ -86,6 +86,7 @@ _ROWS = (
     Shelved("illada-8b", "GSAI-ML/iLLaDA-8B-Instruct"),
     Shelved("gidd-unif-3b", "dvruette/gidd-unif-3b", sampling=_GIDD),
     Shelved("gidd-unif-10b", "dvruette/gidd-unif-10b", sampling=_GIDD),
+    Shelved("sumi-7b", "tohoku-nlp/sumi-7b", _APACHE, sampling={"steps_per_block": 64, "temperature": 0.7}),
     Shelved("sdar-1.7b", "JetLM/SDAR-1.7B-Chat"),
     Shelved("sdar-4b", "JetLM/SDAR-4B-Chat"),
     Shelved("sdar-8b", "JetLM/SDAR-8B-Chat"),
@@ -93,6 +94,8 @@ _ROWS = (
     Shelved("llada2-mini", "inclusionAI/LLaDA2.0-mini", _APACHE, sampling={"threshold": 0.95}),
     Shelved("llada2.1-mini", "inclusionAI/LLaDA2.1-mini", _APACHE, sampling={"remasking": "joint_threshold"}),
     Shelved("llada2-flash", "inclusionAI/LLaDA2.0-flash", _APACHE, sampling={"threshold": 0.95}),
+    Shelved("llada2.2-mini", "inclusionAI/LLaDA2.2-mini", _APACHE),
+    Shelved("llada2.2-flash", "inclusionAI/LLaDA2.2-flash", _APACHE),
     Shelved(
         "fast-dllm-v2-7b",
         "Efficient-Large-Model/Fast_dLLM_v2_7B",

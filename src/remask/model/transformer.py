@@ -62,8 +62,10 @@ class Transformer:
         self.turns = tuple(rope(each, weights.embed.dtype, weights.embed.device) for each in config.shapes)
         self.slides = tuple(map(config.slides, range(config.layers)))
         self.growth = query_growth(config, weights.embed.dtype, weights.embed.device)
-        nothing = torch.zeros(self.part.kv_heads, self.part.head_dim, dtype=weights.embed.dtype, device=self.device)
-        self._nothing: Sink = nothing, nothing
+        self._zeros: Sink | None = None
+        if config.sink == "zero":
+            zeros = weights.embed.new_zeros(self.part.kv_heads, self.part.head_dim)
+            self._zeros = zeros, zeros
         scale = torch.tensor(1.0 if config.embed_scale is None else config.embed_scale)
         self.activation = config.activation
         self.embed_scale = float(scale.to(weights.embed.dtype))  # rounded as the embedding is, as in transformers
@@ -230,9 +232,7 @@ class Transformer:
     def sink(self, layer: int) -> Sink | None:
         """The key and value that every row attends to in `layer`, where the model has some."""
         w = self.weights.layers[layer]
-        if self.config.sink == "zero":
-            return self._nothing
-        return None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
+        return self._zeros if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
 
     def stillness(self, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
         """Cosine similarity of the V that `rows` of the next `stage` would write in its first layer to that in `slots`.
