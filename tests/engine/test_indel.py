@@ -23,7 +23,7 @@ from remask.readers.logprobs import Logprobs
 from remask.request.result import Result, Transfer
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.indel import Candidates, EditTokens, IndelBlock, JointThresholdIndel, Levenshtein, Limits
-from tests.engine.support import CPU, CheckedTransformer, Work, lively_weights, poisoned_engine, run
+from tests.engine.support import CPU, CheckedTransformer, Work, events_of, lively_weights, poisoned_engine, run
 from tests.goldens import llada22 as goldens
 from tests.oracles import experts, indel
 from tests.oracles.experts import Llada2Model
@@ -166,7 +166,8 @@ def test_random_runs_against_the_oracle(seed: int) -> None:
         policy: CachePolicy = rng.choice([Exact(prefill_chunk=rng.choice([8, 512])), Dense()])
         work.append(Work(Request(str(number), prompt, params), policy, number % 5))
         expected.append(indel.decode(model, prompt, full, ours.config.stop_ids))
-    engine = poisoned_engine(ours, max_num_seqs=5, page_size=16, max_model_len=128, max_steps=9999)
+    limits = {"page_size": rng.choice([8, 16]), "batch_invariant": rng.random() < 0.3}
+    engine = poisoned_engine(ours, max_num_seqs=5, max_model_len=128, max_steps=9999, **limits)
     results = run(engine, work)
     for number, wanted in enumerate(expected):
         found = results[str(number)]
@@ -187,6 +188,28 @@ def result(**sampling: Any) -> Result:
     config = replace(preset("llada2.2-tiny"), layers=2)
     engine = poisoned_engine(CheckedTransformer(config, lively_weights(config)), page_size=8)
     return run(engine, [Work(Request("r", [1, 2, 3], flat_params(**sampling)), Exact())])["r"]
+
+
+def test_only_whole_blocks_are_told_and_only_once() -> None:
+    recorded = goldens.runs("wild")[0]
+    engine = poisoned_engine(precise("wild"), page_size=8, max_steps=9999)
+    params = SamplingParams.from_mapping(goldens.sampling(recorded))
+    events = events_of(engine, Request("r", recorded["prompt"], params))
+    settled = [len(event.settled) for event in events if event.settled]
+    assert settled == [8 - len(recorded["prompt"]) % 8, 8, 8, 24 - 16 - 8 + len(recorded["prompt"]) % 8][: len(settled)]
+    assert [token for event in events for token in event.settled] == recorded["tokens"]
+
+
+@pytest.mark.parametrize("name", goldens.MODELS)
+def test_matrices_of_eight_bits(name: str) -> None:
+    """Experts too. Routers stay as they are."""
+    recorded = goldens.runs(name)[:4]
+    model = LLM(str(goldens.folder(name)), quantization="int8", engine=EngineConfig(max_steps=4000))
+    outputs = model.generate([each["prompt"] for each in recorded], [goldens.sampling(each) for each in recorded])
+    assert model.model.quantised
+    for each, output in zip(recorded, outputs, strict=True):
+        assert output.finish_reason == "stop" or len(output.token_ids) == each["max_tokens"]
+        assert not {125, 126, MASK} & set(output.token_ids)
 
 
 def test_drawn_tokens_follow_the_seed() -> None:

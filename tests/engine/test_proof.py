@@ -43,7 +43,7 @@ class OnGpu(Transformer):
 def model_of(
     family: str = "llada", dtype: torch.dtype = torch.float32, kind: type[Transformer] = Transformer
 ) -> Transformer:
-    config = preset("gidd-tiny") if family == "gidd" else small_config(family)
+    config = preset(f"{family}-tiny") if family in ("gidd", "sumi") else small_config(family)
     return kind(config, dummy_weights(config, dtype, CPU))
 
 
@@ -269,7 +269,9 @@ def test_where_both_fail_pytorch_runs_alone(
     ]
 
 
-@pytest.mark.parametrize("family", ["llada", "dream", "gidd", "sdar", "llada2", "llada-moe", "fast-dllm-v2"])
+@pytest.mark.parametrize(
+    "family", ["llada", "dream", "gidd", "sdar", "llada2", "llada2.2", "sumi", "llada-moe", "fast-dllm-v2"]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_right_executors_pass_on_every_family(family: str, dtype: torch.dtype) -> None:
     """NumPy's attention is another computation of the same passes."""

@@ -167,6 +167,18 @@ def test_random_runs_against_the_oracle(seed: int, given_draws: dict[int, Callab
         ]
 
 
+def test_matrices_of_eight_bits_predict_nearly_the_same() -> None:
+    """By the greedy sampler, whose one step is the most probable token of every place."""
+    prompt = [120, *range(1, 20)]
+    asked = {"max_tokens": 40, "steps_per_block": 1, "seed": 3, "uniform": {"sampler": "greedy", "canvas_length": 100}}
+    models = llm("plain"), LLM(str(goldens.folder("plain")), quantization="int8")
+    plain, few = (model.generate([prompt], asked, trace=True)[0].trace for model in models)
+    assert plain is not None
+    assert few is not None
+    pairs = [set(zip(trace[0].positions, trace[0].token_ids, strict=True)) for trace in (plain, few)]
+    assert len(pairs[0] & pairs[1]) > 0.8 * len(pairs[0])
+
+
 def test_fixed_parts_of_a_response_stay_and_end_it() -> None:
     model = llm("plain")
     template = Template((7, OPEN, OPEN, 9), (Hole(1, 3),))

@@ -276,9 +276,10 @@ def _tokens(model: Transformer, count: int) -> Ints:
 
 
 def _lengths(model: Transformer, length: int) -> tuple[int, int]:
-    """Tokens of the two canvases."""
-    longer = min(length, model.config.max_length)
-    return longer, max(4, longer * 5 // 8)
+    """Tokens of the two canvases, whole blocks of rows that choose experts together."""
+    block = model.config.routing_block
+    longer = min(length, model.config.max_length) // block * block
+    return longer, max(4, block, longer * 5 // 8 // block * block)
 
 
 def _pages(model: Transformer, length: int) -> list[int]:
@@ -290,14 +291,20 @@ def _passes(model: Transformer, length: int) -> Iterator[tuple[str, StepBatch]]:
     lengths, pages = _lengths(model, length), _pages(model, length)
     places = np.random.default_rng(1).permutation(sum(pages))[:, None] * PAGE + np.arange(PAGE)
     slots = places[: pages[0]].ravel()[: lengths[0]], places[pages[0] :].ravel()[: lengths[1]]
-    every = [np.arange(count) for count in lengths]
+    every, block = [np.arange(count) for count in lengths], model.config.routing_block
     yield "full pass", _batch(model, every, slots, None, limited=model.config.kind != "masked")
-    few = [np.arange(count // 3, count // 3 + max(2, count // 16)) for count in lengths]
+    starts = [count // 3 // block * block for count in lengths]
+    few = [np.arange(at, at + _whole(max(2, count // 16), block)) for at, count in zip(starts, lengths, strict=True)]
     yield "cached pass", _batch(model, few, slots, None, frozen=True)
-    lead = lengths[1] // 2
+    lead = lengths[1] // 2 // block * block
     shared = slots[0], np.concatenate([slots[0][:lead], slots[1][lead:]])
     late = [np.arange(lead, count) for count in lengths]
     yield "merged pass", _batch(model, late, shared, lead)
+
+
+def _whole(rows: int, block: int) -> int:
+    """`rows`, and as many more as fill up a block whose rows choose experts together."""
+    return -(-rows // block) * block
 
 
 def _batch(

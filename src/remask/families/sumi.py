@@ -86,6 +86,6 @@ SUMI = Family(
     harmless=frozenset({"uniform_diffusion_beta_is", "uniform_diffusion_z_loss_strength"}),
     presets={
         "sumi-7b": _7B,
-        "sumi-tiny": tiny(_7B, mask_id=NO_MASK, noise=noise_of(256, (250, 249))),
+        "sumi-tiny": tiny(_7B, max_length=128, mask_id=NO_MASK, noise=noise_of(256, (250, 249))),
     },
 )
