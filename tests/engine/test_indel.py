@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.families import preset
 from remask.policies import CachePolicy, Dense
+from remask.policies.base import Traits
 from remask.policies.exact import Exact
 from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
@@ -231,6 +232,19 @@ def test_draws_keep_ties_and_then_the_token_that_crosses() -> None:
     done = block.choose(found, len)
     assert done.last
     assert block.tokens.tolist() == [9, 8]
+
+
+@dataclass(frozen=True, slots=True)
+class Approximate(Dense):
+    """A policy that may compute parts of blocks."""
+
+    traits = Traits(kinds=("block_causal",))
+
+
+def test_caches_of_parts_of_a_block_are_refused_for_the_pool() -> None:
+    request = Request("r", [1, 2], SamplingParams(max_tokens=8), policy=Approximate())
+    with pytest.raises(ConfigError, match="choose experts from one pool for each block of 8, .* use exact or none"):
+        llm("calm").engine.check(request)
 
 
 def test_what_has_no_meaning_where_places_move_is_refused_by_name() -> None:

@@ -65,6 +65,14 @@ def test_the_mask_may_be_any_token(mask: int) -> None:
     assert set(drawn.tolist()) == set(range(VOCAB)) - {mask}
 
 
+def test_noise_without_a_mask_holds_every_token() -> None:
+    noise = Noise(1000.0, -9.0, 9.0, 7, -1)
+    counts = np.bincount(noise.draw(7000, seed=1), minlength=7)
+    assert len(counts) == 7
+    assert counts.min() > 850
+    np.testing.assert_array_equal(noise.probability(np.arange(7), 0.0), np.full(7, 1 / 7))
+
+
 def test_a_canvas_of_masks_and_one_of_both() -> None:
     assert (noise_of(-1000.0).draw(100, seed=1) == MASK).all()
     drawn = noise_of(9.0).draw(20_000, seed=1)  # at log-SNR -9 one half each

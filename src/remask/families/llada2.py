@@ -150,7 +150,7 @@ def _in_pools(config: ModelConfig, router: Router, **changes: Any) -> ModelConfi
     return replace(config, mixture=mixture, sampling=SAMPLING_22, **changes)
 
 
-# What 2.2 changed in mini is known of flash: the feed-forward's widths and the second end token are taken to be alike.
+# Of mini not seen: the feed-forwards' widths, which are taken from 2.1, and the second end token, taken from flash.
 _LLADA22: Mapping[str, Any] = {
     "max_length": 131072,
     "rope_theta": 3_000_000.0,
