@@ -167,7 +167,7 @@ def test_random_runs_against_the_oracle(seed: int) -> None:
         policy: CachePolicy = rng.choice([Exact(prefill_chunk=rng.choice([8, 512])), Dense()])
         work.append(Work(Request(str(number), prompt, params), policy, number % 5))
         expected.append(indel.decode(model, prompt, full, ours.config.stop_ids))
-    limits = {"page_size": rng.choice([8, 16]), "batch_invariant": rng.random() < 0.3}
+    limits: dict[str, Any] = {"page_size": rng.choice([8, 16]), "batch_invariant": rng.random() < 0.3}
     engine = poisoned_engine(ours, max_num_seqs=5, max_model_len=128, max_steps=9999, **limits)
     results = run(engine, work)
     for number, wanted in enumerate(expected):
@@ -243,7 +243,7 @@ class Approximate(Dense):
 
 def test_caches_of_parts_of_a_block_are_refused_for_the_pool() -> None:
     request = Request("r", [1, 2], SamplingParams(max_tokens=8), policy=Approximate())
-    with pytest.raises(ConfigError, match="choose experts from one pool for each block of 8, .* use exact or none"):
+    with pytest.raises(ConfigError, match=r"choose experts from one pool for each block of 8, .* use exact or none"):
         llm("calm").engine.check(request)
 
 

@@ -1,8 +1,10 @@
 """Sumi, which denoises its canvas as a whole: recorded runs with their draws, random runs, refusals."""
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask import LLM, EngineConfig
+from remask import LLM, EngineConfig, loading
+from remask.checkpoint.files import read_sampling, unfollowed
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError
-from remask.families import family_of
+from remask.families import family_of, preset
+from remask.families.sumi import SUMI
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import Dense
 from remask.policies.uniform_cache import UniformCache
@@ -199,6 +203,30 @@ def test_the_cache_of_blocks_keeps_the_prompt_of_the_first_step() -> None:
     assert whole.usage.row_layers == 6 * 64 * 4
     assert cached.usage.row_layers == (64 + 5 * (64 - len(prompt))) * 4
     assert UniformCache().traits.kinds == ("uniform",)
+
+
+def test_what_a_laptop_cannot_give_is_said_before_it_starts(caplog: pytest.LogCaptureFixture) -> None:
+    loading._announce_work(preset("sumi-tiny"))
+    loading._announce_work(preset("gidd-unif-3b"))
+    assert not caplog.records
+    loading._announce_work(preset("sumi-7b"))
+    (record,) = caplog.records
+    said = "canvas of 2048 positions, and in 128 steps this is 4.1 PFLOP, 11 hours at 100 GFLOP/s; its K and V are 0.3"
+    assert said in record.getMessage()
+
+
+def test_the_authors_generation_config_is_read_in_their_words(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({
+            "temperature": 0.5, "num_denoising_steps": 9, "sampler": "adaptive", "tokens_per_step": 3, "top_k": 4,
+            "canvas_length": 40, "anchor_eosbos": False, "trim_at_eos": False, "eos_token_id": 121,
+        })
+    )  # fmt: skip
+    uniform = {"sampler": "adaptive", "tokens_per_step": 3, "canvas_length": 40, "anchor": False, "trim": False}
+    expected = {"temperature": 0.5, "steps_per_block": 9, "uniform": uniform}
+    assert read_sampling(tmp_path, SUMI.words) == expected
+    assert unfollowed(tmp_path, SUMI.words) == ["top_k"]
+    assert read_sampling(goldens.folder("plain"), SUMI.words) == {"temperature": 1.0}
 
 
 def test_what_has_no_meaning_on_a_whole_canvas_is_refused_by_name() -> None:

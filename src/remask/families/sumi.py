@@ -41,9 +41,11 @@ def noise_of(vocab: int, anchor: tuple[int, int]) -> Noise:
 def _words(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What the authors' generation config says as sampling parameters, and what none means.
 
-    Their temperature holds without `do_sample`.
+    Their temperature holds without `do_sample`, and other samplers than the adaptive one pass over `tokens_per_step`.
     """
     rest = {key: value for key, value in raw.items() if value is not None}
+    if rest.get("sampler") != "adaptive":
+        rest.pop("tokens_per_step", None)
     plain = {ours: rest.pop(theirs) for theirs, ours in _PLAIN.items() if theirs in rest}
     uniform = {ours: rest.pop(theirs) for theirs, ours in _UNIFORM.items() if theirs in rest}
     return plain | ({"uniform": uniform} if uniform else {}), sorted(rest)
