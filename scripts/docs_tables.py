@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from remask.checkpoint.shelf import CACHES, SHELF
 from remask.checks import in_words
 from remask.checks.fields import Group, declared
 from remask.cli.commands import all_commands
-from remask.cli.models import WIDEST, line_of, text
+from remask.cli.models import lines_of, text
 from remask.cli.parser import FURTHER, Parser
 from remask.families import PRESETS, preset
 from remask.model.config import ModelConfig
@@ -475,8 +474,8 @@ def shapes() -> dict[str, str]:
 
 def shelf_sizes() -> str:
     """What `remask models` prints for a CPU with 16 GB, where no model is on the disk."""
-    lines = [line_of(row, torch.device("cpu"), WIDEST, 16 * 10**9) for row in SHELF.values()]
-    return f"```text\n{text([dataclasses.replace(line, on_disk=False) for line in lines])}\n```\n"
+    lines = [dataclasses.replace(line, on_disk=False) for line in lines_of(16 * 10**9)]
+    return f"```text\n{text(lines)}\n```\n"
 
 
 def shelf() -> str:

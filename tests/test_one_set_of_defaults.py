@@ -17,8 +17,7 @@ from remask import LLM, SamplingParams
 from remask.checkpoint.files import read_sampling
 from remask.cli import main
 from remask.cli.main import parse
-from remask.cli.options import engine_config, open_llm
-from remask.cli.serve import server_settings
+from remask.cli.options import engine_config, open_llm, server_settings
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError

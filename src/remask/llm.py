@@ -146,7 +146,7 @@ class LLM:
         place = resolve_device(device)
         # Whatever can be refused without the weights is, as reading these may take minutes.
         limits = engine or EngineConfig()
-        announce_download(settings, place, limits.gpu_memory_utilization)
+        announce_download(settings, place, limits)
         found = find_model(settings)
         self.refused_adapters = found.refused
         usual = found.usual.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
@@ -155,7 +155,7 @@ class LLM:
         Shard(0, tensor_parallel).check(found.config)
         if limits.batch_invariant:
             check_ranks(tensor_parallel)
-        opened = open_model(found, place, limits.gpu_memory_utilization, before)
+        opened = open_model(found, place, limits, before)
         loaded, ranks = opened.loaded, opened.ranks
         try:
             # A file that cannot be used fails now, not when a policy first needs it.

@@ -1,6 +1,7 @@
 """Loads a model: in which numbers, with how many threads and in how many processes it computes, and why."""
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +12,14 @@ from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.shelf import shelved
 from remask.checks import Quantization
 from remask.engine.capacity import DeviceMemory, check_weights_fit, gigabytes, weight_bytes
-from remask.engine.config import DEFAULT_UTILIZATION
+from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.cpu_memory import resolve_quantization
+from remask.engine.fitting import CpuMemory, Fit, widest
 from remask.errors import ConfigError
-from remask.machine.cpu import CpuReading, memory, physical_cores
+from remask.machine.cpu import BFLOAT16, CpuReading, instructions, memory, physical_cores
 from remask.machine.device import Threads, free_memory, resolve_dtype, resolve_threads, set_threads
 from remask.model.config import ModelConfig
+from remask.model.executors import resolve_executor
 from remask.model.quantised import check_quantization, described
 from remask.model.ranks import Ranks, Shard
 from remask.parallel import lead
@@ -46,29 +49,30 @@ class Opened:
 
 
 def open_model(
-    found: FoundModel, device: torch.device, utilization: float | None = None, since: CpuReading | None = None
+    found: FoundModel, device: torch.device, limits: EngineConfig | None = None, since: CpuReading | None = None
 ) -> Opened:
     """Load what was `found` on `device`. What can be refused without the weights is, as reading them may take minutes.
 
-    On CUDA it may take a share of `utilization` of the device's memory. The number of threads follows from what other
-    processes have done `since` then. Raises `ConfigError` and `CheckpointError`.
+    `limits` are those of its engine. The number of threads follows from what other processes have done `since` then.
+    Raises `ConfigError` and `CheckpointError`.
     """
     if device.type == "cpu":
         _announce_work(found.config)
     ranks = found.settings.tensor_parallel
     usual = found.usual.get("quantization")
-    dtype, quantization, numbers = _numbers(
-        found.settings, found.config, device, utilization, found.quantization, usual
-    )
+    numbers = _numbers(found.settings, found.config, device, limits or EngineConfig(), found.quantization, usual)
+    if numbers.chosen is not None:
+        log.warning("%s: %s", found.settings.model, numbers.chosen)
+    dtype, quantization = numbers.dtype, numbers.quantization
     if ranks == 1:
         loaded = found.load(dtype, device, quantization=quantization)
-        return Opened(loaded, Ranks(), _set_threads(found, device, since), numbers)
+        return Opened(loaded, Ranks(), _set_threads(found, device, since), numbers.words)
     threads = _set_threads(found, device, since)
     loaded, several = lead.start(found, dtype, device, threads.number, quantization)
-    return Opened(loaded, several, threads, numbers)
+    return Opened(loaded, several, threads, numbers.words)
 
 
-def announce_download(settings: ModelSettings, device: torch.device | None, utilization: float | None = None) -> None:
+def announce_download(settings: ModelSettings, device: torch.device | None, limits: EngineConfig | None = None) -> None:
     """Say what loading a model of the shelf will download, and in which numbers it will compute on `device`.
 
     None: it is not computed. Nothing is said, and the hub is not asked, where it is on this disk. Raises `ConfigError`
@@ -80,11 +84,11 @@ def announce_download(settings: ModelSettings, device: torch.device | None, util
     computed = ""
     if device is not None:
         try:
-            dtype, kind, _ = _numbers(settings, row.config, device, utilization)
+            numbers = _numbers(settings, row.config, device, limits or EngineConfig())
         except ConfigError as error:
             raise ConfigError(f"{row.name}: {error}. {_FORCE}") from error
         fits = "is forced" if settings.force else "fits"
-        computed = f"; it {fits} on {device} as {kind or str(dtype).removeprefix('torch.')}"
+        computed = f"; it {fits} on {device} as {numbers.quantization or _name(numbers.dtype)}"
     folder, free = hub.cache_disk()
     size = weight_bytes(row.config, torch.bfloat16)
     if size > free and not settings.force:
@@ -110,32 +114,90 @@ def _announce_work(config: ModelConfig) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """In which numbers a model computes.
+
+    Attributes:
+        dtype: of hidden states, and of what is not quantized.
+        quantization: what its matrices are quantized to; None: they are of the dtype.
+        words: both, with the reasons.
+        chosen: what is told where matrices are quantized because of the memory alone; None: they are not.
+    """
+
+    dtype: torch.dtype
+    quantization: Quantization | None
+    words: str
+    chosen: str | None = None
+
+
 def _numbers(
     settings: ModelSettings,
     config: ModelConfig,
     device: torch.device,
-    utilization: float | None,
+    limits: EngineConfig,
     stored: Quantization | None = None,
     usual: str | None = None,
-) -> tuple[torch.dtype, Quantization | None, str]:
-    """The dtype, the kind of few bits, and both with the reasons in words.
+) -> _Numbers:
+    """The dtype, and how matrices are kept.
 
-    Files may have `stored` a kind, and may name a `usual` one. Raises `ConfigError` where the weights do not fit.
+    Files may have `stored` a kind, and may name a `usual` one. Where neither files nor settings say anything of
+    precision, it is the widest that fits. Raises `ConfigError` where the weights do not fit.
     """
-    ranks, room = settings.tensor_parallel, _room(device, utilization)
+    ranks, room, on_cpu = settings.tensor_parallel, room_on(device, limits.gpu_memory_utilization), device.type == "cpu"
     dtype, why = resolve_dtype(settings.dtype, device, config.parameters)
-    quantization, bits_why = resolve_quantization(
-        settings.quantization, stored, config, dtype, device, room, ranks, usual
-    )
+    silent = settings.dtype == AUTO and settings.quantization is None and stored is None and not (usual and on_cpu)
+    fit, chosen = None, None
+    if silent and room is not None and device.type in ("cpu", "cuda"):
+        fit = fit_on(config, dtype, device, room, limits, ranks)
+    if fit is not None and fit.quantization is not None:
+        quantization: Quantization | None = fit.quantization
+        bits_why = f"auto: {_name(dtype)} has no room"
+        chosen = (
+            f"as {_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
+            f"{gigabytes(max(0, room.room if room else 0))} that are left: the matrices are {quantization}, with room "
+            f"for canvases of {min(fit.length, fit.wanted)} tokens; --quantization and --dtype choose otherwise"
+        )
+    else:
+        quantization, bits_why = resolve_quantization(
+            settings.quantization, stored, config, dtype, device, room, ranks, usual
+        )
     for rank in range(ranks):
         check_quantization(quantization, Shard(rank, ranks).part(config), device)
     if room is not None and not settings.force:
-        check_weights_fit(config, dtype, room, ranks, apart=device.type == "cuda", quantization=quantization)
-    name = str(dtype).removeprefix("torch.")
-    return dtype, quantization, f"dtype={name} ({why}) quantization={described(quantization, device)} ({bits_why})"
+        native = not on_cpu or bool(BFLOAT16 & instructions())
+        check_weights_fit(
+            config, dtype, room, ranks, apart=device.type == "cuda", quantization=quantization, bfloat16=native
+        )
+        if on_cpu and fit is not None and not fit.length:
+            raise CpuMemory.before(config, dtype, quantization, room.room, ranks).no_room(fit.wanted, 0)
+    words = f"dtype={_name(dtype)} ({why}) quantization={described(quantization, device)} ({bits_why})"
+    return _Numbers(dtype, quantization, words, chosen)
 
 
-def _room(device: torch.device, utilization: float | None) -> DeviceMemory | None:
+def fit_on(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    room: DeviceMemory,
+    limits: EngineConfig,
+    ranks: int = 1,
+) -> Fit:
+    """The widest form that fits into `room` on `device`, a CPU or CUDA device, as of `remask.engine.fitting.widest`."""
+    if device.type == "cpu":
+        return widest(config, dtype, room, limits, ranks)
+    kinds = list[Quantization]()
+    with suppress(ConfigError):
+        check_quantization("fp8", Shard(0, ranks).part(config), device)
+        kinds.append("fp8")
+    return widest(config, dtype, room, limits, ranks, kinds, resolve_executor("auto", config, device).attention(config))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def room_on(device: torch.device, utilization: float | None) -> DeviceMemory | None:
     """What the weights may take; None where the system does not say."""
     if device.type == "cuda":
         free, total = free_memory(device)

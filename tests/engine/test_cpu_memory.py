@@ -14,14 +14,15 @@ from remask.checkpoint.loaded import dummy_weights
 from remask.checks import Quantization
 from remask.engine import cpu_memory, sizing
 from remask.engine.capacity import DeviceMemory, product_bytes, token_bytes, weight_bytes, workspace_bytes
-from remask.engine.cpu_memory import CPU_SHARE, CpuMemory, resolve_quantization
+from remask.engine.cpu_memory import resolve_quantization
 from remask.engine.engine import Engine
+from remask.engine.fitting import CPU_SHARE, CpuMemory
 from remask.engine.pack import pack_uncached
 from remask.errors import ConfigError
 from remask.families import preset
 from remask.model.cpu_kernels import Kernel
 from remask.model.pool import Pool
-from remask.model.quantised import MULTIPLIED
+from remask.model.sizes import MULTIPLIED
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from remask.plan.canvas import Canvas

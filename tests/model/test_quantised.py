@@ -28,7 +28,7 @@ from remask.errors import CheckpointError, ConfigError, TableError, UnknownNameE
 from remask.families import preset
 from remask.model import cpu_kernels, quantised
 from remask.model.config import ModelConfig
-from remask.model.cpu_kernels import GROUP, Kernel, int4_kernel, int8_kernel, int_mm_limit, reduced_rows
+from remask.model.cpu_kernels import Kernel, int4_kernel, int8_kernel, int_mm_limit, reduced_rows
 from remask.model.invariant import TiledArithmetic
 from remask.model.quantised import (
     Codes,
@@ -38,11 +38,11 @@ from remask.model.quantised import (
     QuantisedMatrix,
     UnroundedArithmetic,
     check_quantization,
-    check_sizes,
     empty_matrix,
     encode,
 )
 from remask.model.ranks import Shard
+from remask.model.sizes import GROUP, check_sizes
 from remask.model.weights import empty_weights
 from tests.checkpoint import checkpoints
 from tests.goldens import nemotron

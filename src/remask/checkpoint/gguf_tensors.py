@@ -20,8 +20,8 @@ from remask.checkpoint.quantised_files import groups_of
 from remask.checks import Quantization
 from remask.errors import CheckpointError
 from remask.families.fields import EXPERTS
-from remask.model.cpu_kernels import GROUP
 from remask.model.quantised import Codes
+from remask.model.sizes import GROUP
 
 _STEP = 2**22  # numbers that are unpacked at a time, which takes several times their memory
 _STACKED = "_exps.weight"

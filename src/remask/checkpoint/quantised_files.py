@@ -47,8 +47,8 @@ from remask.errors import CheckpointError, ConfigError
 from remask.families.family import Family
 from remask.families.fields import Fields
 from remask.model.config import ModelConfig
-from remask.model.cpu_kernels import GROUP
 from remask.model.quantised import Codes, encode
+from remask.model.sizes import GROUP
 
 KEY = "quantization_config"
 _CODES = "F8_E4M3"

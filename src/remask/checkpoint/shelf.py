@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -105,6 +106,13 @@ _ROWS = (
 )
 SHELF: Mapping[str, Shelved] = MappingProxyType({row.name: row for row in _ROWS})
 """The models by name."""
+
+
+def begun(repo: str) -> bool:
+    """Whether the hub's cache has a folder of `repo`, whatever is in it. The hub's client is not imported."""
+    from huggingface_hub import constants
+
+    return (Path(constants.HF_HUB_CACHE).expanduser() / f"models--{repo.replace('/', '--')}").is_dir()
 
 
 def shelved(model: str) -> Shelved | None:

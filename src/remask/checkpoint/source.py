@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remask.checkpoint import hub
 from remask.checkpoint.files import CACHE, CONFIG, OVERRIDES, SAMPLING, read_json, read_own, read_sampling, unfollowed
 from remask.checkpoint.gguf_header import SUFFIX, is_gguf
 from remask.checkpoint.shelf import SHELF, Shelved, shelved
@@ -40,6 +39,25 @@ def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path
     Raises:
         CheckpointError: the folder does not exist, or as `hub.fetch`.
     """
+    held = local(model)
+    if held is not None:
+        return held
+    # Imported here, as the client takes a fifth of a second, and most models need none.
+    from remask.checkpoint import hub
+
+    file = _HUB_FILE.fullmatch(model)
+    if file is not None:
+        return hub.fetch_file(file[1], file[2], progress=progress)
+    row = shelved(model)
+    repo, revision = (model, None) if row is None else (row.hub, row.revision)
+    return hub.on_disk(repo, revision) or hub.fetch(repo, revision, weights=weights, progress=progress)
+
+
+def local(model: str) -> Path | None:
+    """The folder or the GGUF file of a `model` that no hub is asked for; None: a hub's, by its id or a shelf's name.
+
+    Raises `CheckpointError` where it is neither.
+    """
     if model in BUNDLED_MODELS:
         return _bundled(model)
     packaged = _PACKAGED.fullmatch(model)
@@ -56,14 +74,8 @@ def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path
             f"The model {model!r} is a file. Give the folder that holds it and its config.json, or a file named "
             f"*{SUFFIX}."
         )
-    file = _HUB_FILE.fullmatch(model)
-    if file is not None:
-        return hub.fetch_file(file[1], file[2], progress=progress)
-    row = shelved(model)
-    if row is not None:
-        return hub.on_disk(row.hub, row.revision) or hub.fetch(
-            row.hub, row.revision, weights=weights, progress=progress
-        )
+    if _HUB_FILE.fullmatch(model) is not None or shelved(model) is not None:
+        return None
     hub_id = is_hub_id(model)
     # Other packages' presets are looked up, and the packages imported, for what can be no hub id.
     if model in PRESETS or (not hub_id and model in presets()):
@@ -72,13 +84,13 @@ def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path
             "weights, or give a folder or a hub id."
         )
     if not hub_id:
-        near = difflib.get_close_matches(model, SHELF, n=1)
+        near = difflib.get_close_matches(model, [*SHELF, *BUNDLED_MODELS], n=1)
         raise CheckpointError(
             f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
             f"Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', a name that `remask models` "
             f"lists{f' (did you mean {near[0]!r}?)' if near else ''}, or one of {', '.join(map(repr, BUNDLED_MODELS))}."
         )
-    return hub.on_disk(model) or hub.fetch(model, weights=weights, progress=progress)
+    return None
 
 
 def is_hub_id(name: str) -> bool:
@@ -88,6 +100,16 @@ def is_hub_id(name: str) -> bool:
 
 def resolve_adapter(adapter: str) -> Path:
     """The folder of an adapter, a path or a hub id. Raises `CheckpointError` as `resolve`."""
+    held = local_adapter(adapter)
+    if held is not None:
+        return held
+    from remask.checkpoint import hub
+
+    return hub.fetch(adapter, what="adapter")
+
+
+def local_adapter(adapter: str) -> Path | None:
+    """The folder of an adapter; None: a hub's. Raises `CheckpointError` where it is neither."""
     path = os.path.expanduser(adapter)
     if os.path.isdir(path):
         return Path(path)
@@ -96,7 +118,7 @@ def resolve_adapter(adapter: str) -> Path:
             f"There is no adapter {adapter!r}: neither a folder, nor a hub id, which reads 'organisation/name'. Give "
             "the folder that holds adapter_config.json and adapter_model.safetensors, or a hub id."
         )
-    return hub.fetch(adapter, what="adapter")
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from typing import Any
 from remask.checks import BUNDLED, QUANTIZATIONS
 from remask.checks.fields import declared
 from remask.checks.values import Whole
+from remask.cli import early
 from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
+from remask.cli.options import KEY_VARIABLE, PRIORITY_KEY_VARIABLE
 from remask.cli.parser import examples
 from remask.cli.shared_options import (
     add_adapter,
@@ -20,7 +22,6 @@ from remask.cli.shared_options import (
     add_lora_modules,
     add_model_options,
     add_tensor_parallel,
-    check_named,
     further,
 )
 from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule, ProfileSettings
@@ -48,6 +49,7 @@ def generate(parser: argparse.ArgumentParser) -> None:
     add_tensor_parallel(parser)
     add_lora_modules(parser)
     add_engine_options(parser)
+    parser.set_defaults(early=early.check_answers)
 
 
 def decide(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +60,7 @@ def decide(parser: argparse.ArgumentParser) -> None:
     add_cache_options(parser)
     add_model_options(parser)
     add_engine_options(parser)
-
-
-KEY_VARIABLE = "REMASK_API_KEY"
-PRIORITY_KEY_VARIABLE = "REMASK_PRIORITY_KEY"
+    parser.set_defaults(early=early.check_questions)
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +69,7 @@ def serve(parser: argparse.ArgumentParser) -> None:
     server = add_server_options(parser, ServerLimits)
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
     server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
+    parser.set_defaults(early=early.check_server)
 
 
 def _add_served(parser: argparse.ArgumentParser) -> None:
@@ -143,6 +143,7 @@ def deploy(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     _add_served(parser)
     add_server_options(parser, IntakeLimits)
+    parser.set_defaults(early=early.check_fleet)
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
         "--ray-address", metavar="ADDRESS", help="address of a running Ray cluster (default: start one here)"
@@ -182,7 +183,7 @@ def chat(parser: argparse.ArgumentParser) -> None:
     for each in (in_process, parser):
         add_model_options(each, BUNDLED)
         add_engine_options(each)
-        each.set_defaults(model=None, quantization=AUTO)
+        each.set_defaults(model=None)
     parser.add_argument("named", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
     add_config_option(parser)
     parser.add_argument("--base-url", metavar="URL", help="talk to this server, such as http://127.0.0.1:8000/v1")
@@ -202,7 +203,7 @@ def _check_chat(args: argparse.Namespace) -> None:
     """
     args.model = args.named or args.model
     if args.base_url is None:
-        check_named(args)
+        early.check(args)
         return
     for name, default in vars(args.in_process).items():
         if name not in ("model", "early") and getattr(args, name) != default:
@@ -305,6 +306,7 @@ def quantize(parser: argparse.ArgumentParser) -> None:
         "--quantization", required=True, metavar="|".join(QUANTIZATIONS), help="what the matrices are quantized to"
     )
     parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the quantised checkpoint")
+    parser.set_defaults(early=early.check_quantized)
 
 
 def models(parser: argparse.ArgumentParser) -> None:
@@ -320,6 +322,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
 
 def pull(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remask models pull`."""
+    parser.set_defaults(early=early.check_pulled)
     parser.add_argument("name", metavar="NAME", help="a name that 'remask models' lists, or a hub id")
     parser.add_argument(
         "--force", action="store_true", help="download a model that does not fit this machine's memory or disk"
@@ -338,6 +341,7 @@ def inspect(parser: argparse.ArgumentParser) -> None:
     add_tensor_parallel(model)
     model.add_argument("--json", action="store_true", help="print JSON")
     model.epilog = examples(*MODEL_EXAMPLES)
+    model.set_defaults(early=early.check_inspected)
     store = subjects.add_parser(
         "store", help="pages, which requests use them, and what was shared, for a file of requests"
     )

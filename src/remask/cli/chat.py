@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from remask.checks import BUNDLED
 from remask.checks.values import json_object
-from remask.cli.arguments import KEY_VARIABLE
 from remask.cli.logs import tell, tell_people
+from remask.cli.options import KEY_VARIABLE
 from remask.engine.config import AUTO
 from remask.errors import ConfigError, RemaskError, UnknownNameError
 

@@ -15,9 +15,10 @@ from typing import Any
 from remask.answers.answer import trace_of
 from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
-from remask.cli.lines import as_request, open_text, standard_input, terms_of
+from remask.cli.early import check_objects
+from remask.cli.lines import as_request, standard_input, terms_of
 from remask.cli.logs import tell
-from remask.cli.options import check_folder, engine_config, object_option, open_llm, sampling_option
+from remask.cli.options import engine_config, object_option, open_llm, open_text, sampling_option
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
@@ -32,10 +33,6 @@ log = logging.getLogger(__name__)
 def run(args: argparse.Namespace) -> int:
     """Answer all requests. Returns 0 if all were answered, 1 if some failed."""
     sampling, settings = sampling_option(args), object_option("--cache-config", args.cache_config)
-    for name, own in (("system", "messages"), ("canvas", "canvas"), ("suffix", "suffix")):
-        if getattr(args, name) is not None and args.prompt is None:
-            raise ConfigError(f"--{name} goes with --prompt; the lines of --input have {own} of their own")
-    check_folder("--output", args.output)
     with ExitStack() as files:
         # A file is read before the weights are, which may take minutes.
         source = _lines(args.input) if args.input not in (None, "-") else standard_input()
@@ -52,16 +49,8 @@ def run(args: argparse.Namespace) -> int:
 def _lines(path: str) -> list[str]:
     """The lines of a file. Raises `ConfigError` where it cannot be read, or none of its lines is an object."""
     with open_text(path, "r") as source:
-        lines, fault = list(source), None
-    for number, text in enumerate(lines, start=1):
-        try:
-            if text.strip():
-                json_object("a line", text)
-                return lines
-        except ConfigError as error:
-            fault = fault or ConfigError(f"{path}, line {number}: {error}; no line of the file is an object")
-    if fault is not None:
-        raise fault
+        lines = list(source)
+    check_objects(path, lines)
     return lines
 
 

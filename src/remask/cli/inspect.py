@@ -20,10 +20,10 @@ from remask.checks import ModelKind, Quantization, in_words
 from remask.checks.values import real, whole
 from remask.cli.lines import load_lines, read_lines
 from remask.cli.options import engine_config, object_option, open_llm, sampling_option
-from remask.engine.capacity import default_length, token_bytes, weight_bytes, workspace_bytes
+from remask.engine.capacity import DeviceMemory, token_bytes, weight_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
-from remask.engine.cpu_memory import CPU_SHARE, CpuMemory, cpu_quantizations
 from remask.engine.engine import Engine
+from remask.engine.fitting import CPU_SHARE, CpuMemory, cpu_quantizations, gpu_tokens
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
 from remask.errors import CheckpointError
@@ -256,7 +256,6 @@ def _report(
     cuda = torch.cuda.is_available()
     on_cpu = size is None and not cuda  # whose processes share its memory
     attention = resolve_executor("auto", c, torch.device("cuda")).attention(c) if size is None and cuda else None
-    longest = default_length(c)
     forms: dict[str, tuple[torch.dtype, Quantization | None]] = {name: (dtype, None) for name, dtype in DTYPES.items()}
     forms |= {kind: (torch.bfloat16, kind) for kind in cpu_quantizations(c, ranks)}
     weights = {form: weight_bytes(c, dtype, ranks, kind) for form, (dtype, kind) in forms.items()}
@@ -266,10 +265,8 @@ def _report(
         if on_cpu or kind is not None:
             tokens[form] = CpuMemory.before(c, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks).tokens()
         else:
-            # By PyTorch's attention, which takes most, where the device is not this machine's.
-            room = int(DEFAULT_UTILIZATION * (total or 0)) - weights[form]
-            room -= workspace_bytes(c, longest, longest, dtype.itemsize, ranks, attention)
-            tokens[form] = room // kv[form] if room >= 0 else None
+            device = DeviceMemory(total or 0, total or 0, DEFAULT_UTILIZATION)
+            tokens[form] = gpu_tokens(c, dtype, None, device, ranks, attention)
     return ModelReport(
         name=name,
         **{field: getattr(c, field) for field in _SHAPE},

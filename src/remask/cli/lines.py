@@ -5,11 +5,11 @@ import json
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 from remask.checks.fields import declared, unknown_name
 from remask.checks.values import json_object, shown
+from remask.cli.options import open_text
 from remask.engine.request import Request, request_of
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -128,12 +128,3 @@ def standard_input() -> TextIO:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     return sys.stdin
-
-
-def open_text(path: str, mode: str) -> TextIO:
-    """Open a text file in UTF-8. Raises `ConfigError` if it cannot be opened."""
-    try:
-        # Bytes that are not UTF-8 reach the tokenizer as lone surrogates, which it refuses line by line.
-        return Path(path).open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
-    except OSError as error:
-        raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error

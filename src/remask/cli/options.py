@@ -1,25 +1,33 @@
 """What the options that several commands share come to: the engine's limits, the model, its banner, objects of JSON.
 
 The banner is three lines that tell people what runs, where, and what to do next. All choices are in the log.
+
+Nothing imports PyTorch before a model is opened, as `remask.cli.early` checks what options come to before that.
 """
 
+from __future__ import annotations
+
 import argparse
+import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from remask.checkpoint.settings import Reads
-from remask.checks.values import json_object
+from remask.checks.fields import declared
+from remask.checks.values import json_object, whole
 from remask.cli.logs import tell_people
 from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError
-from remask.llm import LLM
-from remask.policies import CachePolicy
-from remask.policies.registry import from_file
-from remask.request.sampling_params import SamplingParams
-from remask.request.terms import check_sampling
+from remask.server.config import ServerLimits
+
+if TYPE_CHECKING:
+    from remask.llm import LLM
+    from remask.policies import CachePolicy
+
+KEY_VARIABLE: Final = "REMASK_API_KEY"
+PRIORITY_KEY_VARIABLE: Final = "REMASK_PRIORITY_KEY"
+MAX_PORT = 65535
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -71,6 +79,9 @@ def open_llm(
     What the command `reads` is checked before the weights are read. `more` are further arguments of `LLM`. Raises what
     `LLM` raises.
     """
+    from remask.llm import LLM
+    from remask.policies.registry import from_file
+
     policy, settings = from_file(cache, cache_config, "--cache")
     told = {"cache": policy, "cache_config": settings, "engine": engine, "reads": reads, "progress": args.progress}
     llm = LLM(args.model, **told, **model_settings(args), **more)
@@ -103,6 +114,15 @@ def adapters_option(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
+def open_text(path: str, mode: str) -> TextIO:
+    """Open a text file in UTF-8. Raises `ConfigError` if it cannot be opened."""
+    try:
+        # Bytes that are not UTF-8 reach the tokenizer as lone surrogates, which it refuses line by line.
+        return Path(path).open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
+    except OSError as error:
+        raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error
+
+
 def check_folder(option: str, path: str | None) -> None:
     """Raise `ConfigError` if the folder of `path` does not exist, before a long measurement fails to write there."""
     if path is not None and not Path(path).parent.is_dir():
@@ -116,10 +136,29 @@ def object_option(option: str, text: str | None) -> dict[str, Any]:
 
 def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
     """Return `--sampling`, which comes on top of the model's own defaults. Raises `ConfigError` on bad parameters."""
+    # Imported here, as the fields' values need NumPy, and most commands are given none.
+    from remask.request.sampling_params import SamplingParams
+    from remask.request.terms import check_sampling
+
     sampling = object_option("--sampling", args.sampling)
     check_sampling(sampling)
     SamplingParams.from_mapping(sampling)
     return sampling
+
+
+def server_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `ServerConfig`. `args.model` must be set. Raises `ConfigError` on a bad port."""
+    whole("--port", args.port, low=0, high=MAX_PORT)
+    return {
+        "model_names": args.served_model_name or [args.model],
+        "api_keys": [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])],
+        "sampling": sampling_option(args),
+        "seed": args.seed,
+        "priority_keys": [*(args.priority_key or []), *filter(None, [os.environ.get(PRIORITY_KEY_VARIABLE)])],
+        **{name: value for name, value in vars(args).items() if name in declared(ServerLimits)},
+        "allowed_origins": args.allowed_origins,
+        "allowed_hosts": [args.host, *args.allowed_hosts],
+    }
 
 
 def show_banner(args: argparse.Namespace, llm: LLM, where: str, then: str) -> None:
@@ -132,6 +171,8 @@ def show_banner(args: argparse.Namespace, llm: LLM, where: str, then: str) -> No
 
 def what_runs(args: argparse.Namespace, llm: LLM) -> str:
     """The model, its size, where and in which numbers it computes, and the cache that the options name."""
+    import torch
+
     config, device = llm.loaded.config, llm.model.device
     threads = torch.get_num_threads()
     cores = f" ({threads} thread{'s' if threads > 1 else ''})" if device.type == "cpu" else ""

@@ -13,7 +13,6 @@ from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source, is_adapter, resolve
-from remask.checks import QUANTIZATIONS
 from remask.checks.plugins import Plugin, Registry, install_line
 from remask.cli.arguments import rule_of
 from remask.cli.options import check_folder, open_llm
@@ -24,7 +23,7 @@ from remask.depth.rule import ProfileSettings
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask.loading import announce_download
-from remask.model.quantised import check_sizes
+from remask.model.sizes import check_sizes
 
 Drawing: TypeAlias = Callable[[str], Callable[[DepthTable], None]]
 
@@ -106,8 +105,6 @@ def report(table: DepthTable) -> str:
 
 def quantize(args: argparse.Namespace) -> int:
     """Write the checkpoint, and say how large it is."""
-    if args.quantization not in QUANTIZATIONS:
-        raise UnknownNameError("quantization", args.quantization, QUANTIZATIONS)
     announce_download(ModelSettings(args.model), None)
     if is_adapter(resolve(args.model, progress=args.progress)):
         raise ConfigError(

@@ -5,7 +5,6 @@ import gc
 import importlib.util
 import json
 import logging
-import os
 import signal
 import threading
 from dataclasses import asdict
@@ -19,9 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from remask.checks.fields import declared
 from remask.checks.plugins import install_line
 from remask.checks.values import whole
-from remask.cli.arguments import KEY_VARIABLE, PRIORITY_KEY_VARIABLE
 from remask.cli.logs import tell_people
-from remask.cli.options import engine_config, model_settings, object_option, open_llm, sampling_option, show_banner
+from remask.cli.options import engine_config, model_settings, object_option, open_llm, server_settings, show_banner
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.log_format import FIELDS
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_PORT = 65535
 WARM_UP = 3  # steps before the trace: they allocate memory and choose kernels
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
@@ -41,9 +38,10 @@ _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     check_extra(*_NEEDED)
+    from remask.server.address import bind, url_of
     from remask.server.app import create_app
     from remask.server.config import ServerConfig
-    from remask.server.run import Server, bind, url_of
+    from remask.server.run import Server
 
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))
@@ -118,21 +116,6 @@ def check_extra(*needed: str) -> None:
     if missing:
         extra = "ray" if missing == ["ray"] else "server"
         raise ConfigError(f"this needs {', '.join(missing)}: {install_line(extra)}")
-
-
-def server_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `ServerConfig`. `args.model` must be set. Raises `ConfigError` on a bad port."""
-    whole("--port", args.port, low=0, high=MAX_PORT)
-    return {
-        "model_names": args.served_model_name or [args.model],
-        "api_keys": [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])],
-        "sampling": sampling_option(args),
-        "seed": args.seed,
-        "priority_keys": [*(args.priority_key or []), *filter(None, [os.environ.get(PRIORITY_KEY_VARIABLE)])],
-        **{name: value for name, value in vars(args).items() if name in declared(ServerLimits)},
-        "allowed_origins": args.allowed_origins,
-        "allowed_hosts": [args.host, *args.allowed_hosts],
-    }
 
 
 def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any) -> None:

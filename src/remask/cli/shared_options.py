@@ -1,22 +1,19 @@
 """Options that several commands share: the model, the engine, the cache, what a line of requests leaves out.
 
-Also checks of them before a command's module is imported: that takes seconds, and reading weights minutes.
-
 Nothing here imports PyTorch or NumPy, so that help and errors of the command line cost no time.
 """
 
 import argparse
 import json
-import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remask.checks import ATTENTIONS, BUNDLED_MODELS, QUANTIZATIONS, in_words
 from remask.checks.fields import Group, declared
+from remask.cli import early
 from remask.cli.parser import CONFIG, FURTHER
 from remask.engine.config import AUDIT_BOUND, AUTO, DEFAULT_UTILIZATION, EngineConfig
-from remask.errors import ConfigError
 from remask.store import EVICTIONS, PREFIX_MATCHES, PREFIX_SHARINGS
 
 _DEFAULTS = EngineConfig()
@@ -101,7 +98,7 @@ def add_model_options(
     else:
         parser.set_defaults(depth_table=None)
     add_threads_option(group)
-    parser.set_defaults(early=check_named)
+    parser.set_defaults(early=early.check)
 
 
 def add_adapter(group: argparse._ActionsContainer) -> None:
@@ -306,45 +303,3 @@ def _entry(name: str, text: str) -> str:
     margin = " " * 6
     filled = textwrap.fill(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
     return f"  {name}\n{filled}"
-
-
-# Options of any command that name files to be read, and cache policies, which these words stand for too.
-_READ = ("input", "prompts", "depth_table", "chat_template")
-_POLICIES, _ANY = ("cache", "caches"), ("all", "auto", "none")
-
-
-def check_named(args: argparse.Namespace) -> None:
-    """Look for the files and the cache policies that the options name.
-
-    Raises `ConfigError` where a file is missing, and what `remask.policies.parse` raises of a policy.
-    """
-    for option in _READ:
-        path = getattr(args, option, None)
-        if (option, path) != ("depth_table", "none"):
-            check_file(f"--{option.replace('_', '-')}", path)
-    for option in _POLICIES:
-        check_policies(getattr(args, option, None))
-
-
-def check_file(option: str, path: str | None) -> None:
-    """Raise `ConfigError` if there is no file, pipe or device `path` to be read; "-" is standard input."""
-    if path is not None and path != "-" and (not os.path.exists(path) or os.path.isdir(path)):
-        raise ConfigError(f"{option}: there is no file {path!r}; check the name and the folder")
-
-
-def check_policies(specs: str | None) -> None:
-    """Raise `ConfigError` if one of the `specs`, separated by commas, names no cache policy or no composition."""
-    named = [] if specs is None else [name for spec in specs.split(",") if (name := spec.strip()) not in _ANY]
-    if not named:
-        return
-    # Imported here, as policies need NumPy, and most commands name none.
-    from remask.policies import parse
-    from remask.policies.bicache import DepthLookup
-    from remask.policies.registry import file_and_class
-
-    for spec in named:
-        file = file_and_class(spec)
-        if file is None:
-            parse(spec, None, lambda: DepthLookup({}))
-        else:  # it is run later, once
-            check_file("--cache", file[0])

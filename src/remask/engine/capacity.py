@@ -1,22 +1,27 @@
-"""What a device has room for: a model's weights, the tokens of K/V beside them, and the way out where it has not."""
+"""What a device has room for: a model's weights, the tokens of K/V beside them, and the way out where it has not.
+
+Nothing here imports PyTorch: `remask models` says what fits before anything heavy is imported.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from remask.checks import Quantization
 from remask.errors import ConfigError
-from remask.model.attention import Attention, SizedAttention
-from remask.model.attention_torch import GPU_SCORES
+from remask.model import weights
 from remask.model.config import ModelConfig
-from remask.model.cpu_kernels import TILE_BYTES
-from remask.model.quantised import MULTIPLIED
 from remask.model.ranks import Shard
-from remask.model.weights import empty_weights
+from remask.model.sizes import FORMATS, GPU_SCORES, MULTIPLIED, TILE_BYTES, NumberFormat
 from remask.model.work_list import WorkList, WorkListBuilder
-from remask.sampling.score import DRAWN
+from remask.sampling.select import DRAWN
+
+if TYPE_CHECKING:
+    from remask.model.attention import Attention, SizedAttention
 
 MAX_LOGITS = 1 << 26  # that exist at a time, of whole rows: 0.25 GiB in float32
 LOGIT_COPIES = 4  # of these: the logits, and what is made of them
@@ -72,10 +77,10 @@ def token_bytes(config: ModelConfig, item: int, ranks: int = 1, kv_item: int | N
 
 
 def weight_bytes(
-    config: ModelConfig, dtype: torch.dtype, ranks: int = 1, quantization: Quantization | None = None
+    config: ModelConfig, dtype: NumberFormat, ranks: int = 1, quantization: Quantization | None = None
 ) -> int:
     """The memory of the weights on each of `ranks`, in bytes. A tied matrix counts once; a router may be float32."""
-    return empty_weights(config, dtype, torch.device("meta"), Shard(ranks - 1, ranks), quantization).nbytes
+    return weights.weight_bytes(config, dtype, Shard(ranks - 1, ranks), quantization)
 
 
 def logit_rows(config: ModelConfig) -> int:
@@ -126,9 +131,10 @@ def attention_bytes(
 
     With `filled` lists are filled up to a few sizes, as in graphs.
     """
-    if isinstance(attention, SizedAttention):
+    sized = None if attention is None else _sized(attention)
+    if sized is not None:
         lists = _largest_lists(rows, longest)
-        sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
+        sizes = [sized.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
         if filled:
             sizes = [size.rounded_up(size.rows) for size in sizes]
         numbers = max(sum(size.lengths) for size in sizes) * 4
@@ -138,6 +144,14 @@ def attention_bytes(
     queries, keys = _widest(part)
     scores = 2 * single * min(GPU_SCORES, part.heads * rows * longest)
     return rows * single * (5 * queries + 4 * part.heads) + 2 * longest * keys * (item + single) + scores
+
+
+def _sized(attention: Attention) -> SizedAttention | None:
+    """What says how large its lists are, where `attention` does."""
+    # Imported here, as it needs PyTorch, which whatever attends has imported.
+    from remask.model.attention import SizedAttention
+
+    return attention if isinstance(attention, SizedAttention) else None
 
 
 def _largest_lists(rows: int, longest: int) -> Iterator[WorkList]:
@@ -232,20 +246,22 @@ def store_tokens(
 
 def check_weights_fit(
     config: ModelConfig,
-    dtype: torch.dtype,
+    dtype: NumberFormat,
     memory: DeviceMemory,
     ranks: int,
     *,
     apart: bool,
     quantization: Quantization | None = None,
+    bfloat16: bool = True,
 ) -> None:
     """Raise `ConfigError` where the weights have no room, with the numbers and what to change.
 
-    `apart`: each of `ranks` has a device of its own with this memory; else they share it.
+    `apart`: each of `ranks` has a device of its own with this memory; else they share it. `bfloat16`: the device
+    computes in it, so that it may be advised.
     """
 
-    def needed(number: int, kind: Quantization | None = quantization) -> int:
-        return weight_bytes(config, dtype, number, kind) * (1 if apart else number)
+    def needed(number: int, kind: Quantization | None = quantization, item: NumberFormat = dtype) -> int:
+        return weight_bytes(config, item, number, kind) * (1 if apart else number)
 
     if needed(ranks) <= memory.room:
         return
@@ -254,7 +270,7 @@ def check_weights_fit(
     if apart:
         more = [number for number in _numbers(config) if number > ranks and needed(number) <= memory.room]
         ways = [f"--tensor-parallel {more[0]}"] if more else []
-    if dtype.itemsize > 2:
+    if dtype.itemsize > 2 and bfloat16 and needed(ranks, item=FORMATS["bfloat16"]) <= memory.room:
         ways.append("--dtype bfloat16")
     if quantization is None:
         kinds: tuple[Quantization, ...] = ("fp8",) if apart else ("int8", "int4")

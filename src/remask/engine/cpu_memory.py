@@ -1,145 +1,21 @@
-"""What a CPU's memory has room for beside a model's weights. `--quantization auto` takes the fastest that fits.
+"""How a model's matrices are kept: as asked, as in its files, or as `--quantization auto` measures."""
 
-All of it follows from the model's shape, so it is known before weights are read or downloaded.
-"""
-
-from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from remask.checks import CPU_QUANTIZATIONS, Quantization, QuantizationChoice
 from remask.checks.values import one_of
-from remask.engine.capacity import (
-    DeviceMemory,
-    TokenBytes,
-    default_length,
-    gigabytes,
-    page_size,
-    product_bytes,
-    token_bytes,
-    weight_bytes,
-    workspace_bytes,
-)
-from remask.engine.config import AUTO, DEFAULT_STORE_TOKENS
+from remask.engine.capacity import DeviceMemory
+from remask.engine.config import AUTO
+from remask.engine.fitting import CpuMemory, cpu_quantizations
 from remask.errors import ConfigError
-from remask.machine.device import BFLOAT16_PARAMETERS
-from remask.model.attention import Attention
+from remask.machine.cpu import BFLOAT16_PARAMETERS
 from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import Speeds, average, dtype_speeds, int4_kernel, int8_kernel
-from remask.model.pool import cpu_kv_dtype
-from remask.model.quantised import check_sizes
-from remask.model.ranks import Shard
-from remask.model.transformer import Transformer
 
-CPU_SHARE = 0.9  # of the memory that is left: other programs need some too
 NONE: Final = "none"
 _GAIN = 1.1  # by how much narrower numbers must be faster to be taken
-
-
-@dataclass(frozen=True, slots=True)
-class CpuMemory:
-    """What is left on a CPU beside a model's weights, and what is to have room there, in bytes of all ranks together.
-
-    Attributes:
-        config: the model's shape.
-        dtype, kv_dtype: of hidden states, and of K/V.
-        quantised: whether the matrices are quantized.
-        ranks: processes that the model is spread over.
-        attention: how it attends; None: by PyTorch.
-        left: bytes that may be taken; negative where the weights alone are too large.
-        page: tokens of a page. A canvas may take one more than its length says.
-    """
-
-    config: ModelConfig
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    quantised: bool
-    ranks: int
-    attention: Attention | None
-    left: int
-    page: int
-
-    @classmethod
-    def beside(cls, model: Transformer, free: int, page: int) -> "CpuMemory":
-        """Beside a `model` that is loaded, on a machine with `free` bytes of memory."""
-        left = int(CPU_SHARE * free)
-        ranks = model.ranks.shard.size
-        return cls(model.config, model.dtype, model.kv_dtype, model.quantised, ranks, model.attention, left, page)
-
-    @classmethod
-    def before(
-        cls, config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None, free: int, ranks: int = 1
-    ) -> "CpuMemory":
-        """As it will be once such a model is loaded, on a machine with `free` bytes of memory now."""
-        left = int(CPU_SHARE * (free - ranks * weight_bytes(config, dtype, ranks, quantization)))
-        quantised = quantization is not None
-        kv_dtype, page = cpu_kv_dtype(dtype, quantised), page_size(None, config)
-        return cls(config, dtype, kv_dtype, quantised, ranks, None, left, page)
-
-    @property
-    def token(self) -> TokenBytes:
-        """The memory of a token on all ranks."""
-        one = token_bytes(self.config, self.dtype.itemsize, self.ranks, self.kv_dtype.itemsize)
-        return TokenBytes(self.ranks * one.kv, self.ranks * one.state)
-
-    def workspace(self, rows: int, length: int) -> int:
-        """What a pass over `rows` rows of canvases of `length` tokens takes."""
-        one = workspace_bytes(self.config, rows, length, self.dtype.itemsize, self.ranks, self.attention)
-        part = Shard(0, self.ranks).part(self.config)
-        return self.ranks * (one + (product_bytes(part) if self.quantised else 0))
-
-    def pair(self, length: int, store: int = 0) -> int:
-        """What a guided request of `length` tokens takes, whose two canvases run together, and `store` stored ones."""
-        long, token = length + self.page, self.token
-        return 2 * long * token.kv + self.workspace(2 * long, long) + store * (token.kv + token.state)
-
-    def longest(self, length: int, store: int) -> int:
-        """The most tokens up to `length` of which a pair has room, beside as many of `store`: whole pages, or all."""
-
-        def needed(tokens: int) -> int:
-            return self.pair(tokens, min(tokens, store))
-
-        if needed(length) <= self.left:
-            return length
-        counts = range(1, length // self.page + 1)
-        return bisect_right(counts, self.left, key=lambda count: needed(count * self.page)) * self.page
-
-    def fitting_length(self) -> int:
-        """Tokens of the longest canvas of an engine that is made by default; 0 where it would be refused."""
-        return self.longest(default_length(self.config), DEFAULT_STORE_TOKENS)
-
-    def tokens(self) -> int | None:
-        """Tokens of K/V that have room beside a pass over the longest default canvas; None: no canvas has."""
-        long = self.fitting_length() + self.page
-        return (self.left - self.workspace(2 * long, long)) // self.token.kv if long > self.page else None
-
-    def rows(self, most: int, length: int, taken: int) -> int:
-        """Rows of a pass that has room beside `taken` bytes: `most`, or fewer."""
-        while most > 2 * length and self.workspace(most, length) > self.left - taken:
-            most = max(2 * length, most // 2)
-        return most
-
-    def no_room(self, longest: int, fitting: int) -> ConfigError:
-        """The error where two canvases of `longest` tokens do not fit, and those of `fitting` do; 0: none."""
-        ways = [f"--max-model-len {fitting}"] if fitting else []
-        ways += [] if self.quantised else ["--quantization int8"]
-        return ConfigError(
-            f"K/V do not fit: a request with guidance takes two canvases of up to {longest} tokens and a pass over "
-            f"them, {gigabytes(self.pair(longest))}, and {gigabytes(max(0, self.left))} of memory are left beside the "
-            f"weights. Use {' or '.join([*ways, 'a smaller model', 'a machine with more memory'])}"
-        )
-
-
-def cpu_quantizations(config: ModelConfig, ranks: int = 1) -> Iterator[Quantization]:
-    """The quantizations for CPUs that take matrices of the sizes of `config`, the widest first."""
-    for kind in CPU_QUANTIZATIONS:
-        with suppress(ConfigError):
-            check_sizes(kind, Shard(ranks - 1, ranks).part(config))
-            yield kind
 
 
 def resolve_quantization(

@@ -15,7 +15,7 @@ from remask.engine.capacity import (
     workspace_bytes,
 )
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
-from remask.engine.cpu_memory import CpuMemory
+from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory
 from remask.machine.device import free_memory

@@ -1,16 +1,23 @@
-"""What a model family is: how its configuration is read, and what its checkpoints call each tensor."""
+"""What a model family is: how its configuration is read, and what its checkpoints call each tensor.
+
+Nothing imports PyTorch before a tensor is filled, as names and shapes are asked for without any.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from remask.model.config import Mixture, ModelConfig
-from remask.model.quantised import Codes, QuantisedMatrix, encode
 from remask.model.ranks import Shard
 from remask.model.weights import Weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from remask.model.quantised import Codes, QuantisedMatrix
 
 OwnWords: TypeAlias = Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]]
 """What the object in `generation_config.json` says in the words of one family: sampling parameters, and the keys of the
@@ -44,6 +51,8 @@ class Slot:
 
     def fill(self, weights: Weights, stored: Tensor | Codes) -> None:
         """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
+        from remask.model.quantised import Codes, QuantisedMatrix, encode
+
         if isinstance(stored, Codes) and stored.values.dim() == 3:
             for number, codes in enumerate(stored.times(self.scale).experts()):
                 self._matrix(weights).expert(number).store(slice(None), codes)
@@ -62,9 +71,7 @@ class Slot:
             self._quantise(self._matrix(weights), encode(self._matrix(weights).kind, stored))
 
     def _matrix(self, weights: Weights) -> QuantisedMatrix:
-        matrix = self._field(weights)
-        assert isinstance(matrix, QuantisedMatrix)
-        return matrix
+        return cast("QuantisedMatrix", self._field(weights))
 
     def _quantise(self, matrix: QuantisedMatrix, codes: Codes) -> None:
         """Put codes into some rows of a matrix, or of one expert's."""
@@ -76,7 +83,7 @@ class Slot:
         tensor: Tensor = attrgetter(self.field)(owner)
         return tensor
 
-    def pieces(self, config: ModelConfig, shard: Shard) -> "Iterator[Slot]":
+    def pieces(self, config: ModelConfig, shard: Shard) -> Iterator[Slot]:
         """The pieces of the tensor that a rank holds, and where they go among its weights; none where it holds none."""
         if shard.size == 1:
             yield self
@@ -100,7 +107,7 @@ class Slot:
         else:
             yield from self._rows_in(rows)
 
-    def _rows_in(self, ranges: Sequence[range]) -> "Iterator[Slot]":
+    def _rows_in(self, ranges: Sequence[range]) -> Iterator[Slot]:
         """The pieces of rows in `ranges`, which lie one after the other in a rank's tensor."""
         first, end = self.rows or (0, self.shape[0])
         at = 0
@@ -112,7 +119,7 @@ class Slot:
                 yield replace(self, shape=shape, part=(slice(low - first, high - first),), rows=(to, to + high - low))
             at += len(own)
 
-    def in_rows(self, count: int) -> "Iterator[Slot]":
+    def in_rows(self, count: int) -> Iterator[Slot]:
         """The slot in parts of up to `count` rows, one after the other."""
         first, _ = self.rows or (0, self.shape[0])
         read = self.part[0].start or 0 if self.part else 0

@@ -17,6 +17,8 @@ PASSIVE = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 # Instructions that multiply matrices of bfloat16: Intel's and AMD's, and Arm's.
 BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 SHORTEST_S = 0.2  # the clocks of the processor go in hundredths of a second
+# From this size on, bfloat16 takes less time than float32 for single requests too, as `docs/lab/log.md` tells.
+BFLOAT16_PARAMETERS = 5_000_000
 _MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _QUOTA_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 
@@ -177,6 +179,12 @@ def others_since(first: CpuReading | None) -> OthersUse | None:
     return others_use(first, read_cpu())
 
 
+def may_have_gpu(root: Path = ROOT) -> bool:
+    """Whether there may be a CUDA device: PyTorch alone knows, and where a driver's files are missing there is none."""
+    drivers = ("dev/nvidiactl", "dev/nvhost-ctrl-gpu", "dev/kfd", "dev/dxg")  # Nvidia, Jetson, AMD, Windows' Linux
+    return sys.platform not in ("linux", "darwin") or any((root / name).exists() for name in drivers)
+
+
 def instructions(root: Path = ROOT) -> frozenset[str]:
     """Names of the processor's instruction sets, as Linux lists them; none where the system does not say."""
     for line in (_read(root / "proc/cpuinfo") or "").splitlines():
@@ -184,6 +192,21 @@ def instructions(root: Path = ROOT) -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(values.split())
     return frozenset()
+
+
+def usual_dtype(parameters: int, known: frozenset[str]) -> tuple[str, str]:
+    """The number format for a model of so many `parameters` on a CPU that has the `known` instructions, and why.
+
+    bfloat16 where whole requests take less time than in float32: with instructions for it, and where the model is
+    large enough that matrix products, which these are for, take most of the time. What decides are facts and no
+    measurement, so that one machine gives the same answers on every start.
+    """
+    native = sorted(BFLOAT16 & known)
+    if not native:
+        return "float32", "auto: this CPU has no instructions for bfloat16"
+    if parameters < BFLOAT16_PARAMETERS:
+        return "float32", f"auto: {parameters / 1e6:.3g} million parameters gain nothing from bfloat16"
+    return "bfloat16", f"auto: this CPU has {' and '.join(native)}"
 
 
 def _affinity() -> frozenset[int]:

@@ -12,13 +12,13 @@ import torch
 from remask.checks.values import whole
 from remask.errors import ConfigError, UnknownNameError
 from remask.machine.cpu import (
-    BFLOAT16,
     CpuReading,
     cores,
     instructions,
     others_since,
     physical_cores,
     quota,
+    usual_dtype,
 )
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,6 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # A smaller model's operations are over before a second thread has taken up its part, and every one of them waits for
 # the slower thread.
 PARAMETERS_A_THREAD = 2_000_000
-# From this size on, bfloat16 takes less time than float32 for single requests too, as `docs/lab/log.md` tells.
-BFLOAT16_PARAMETERS = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +74,7 @@ def free_memory(device: torch.device) -> tuple[int, int]:
 def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[torch.dtype, str]:
     """Return the number format for a model of so many `parameters`, and the reason for the choice, in words.
 
-    `auto` is bfloat16 on accelerators, and on CPUs where whole requests take less time than in float32: those that
-    have instructions for it, where the model is large enough that matrix products, which these are for, take most of
-    the time. What decides are facts and no measurement, so that one machine gives the same answers on every start.
-    Raises `UnknownNameError` for other names.
+    `auto` is bfloat16 on accelerators, and on CPUs what `usual_dtype` says. Raises `UnknownNameError` for other names.
     """
     if name != "auto":
         if name not in DTYPES:
@@ -87,12 +82,8 @@ def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[tor
         return DTYPES[name], "as asked"
     if device.type != "cpu":
         return torch.bfloat16, "auto: an accelerator"
-    native = sorted(BFLOAT16 & instructions())
-    if not native:
-        return torch.float32, "auto: this CPU has no instructions for bfloat16"
-    if parameters < BFLOAT16_PARAMETERS:
-        return torch.float32, f"auto: {parameters / 1e6:.3g} million parameters gain nothing from bfloat16"
-    return torch.bfloat16, f"auto: this CPU has {' and '.join(native)}"
+    usual, why = usual_dtype(parameters, instructions())
+    return DTYPES[usual], why
 
 
 def resolve_threads(asked: int | None, parameters: int, spare: int, since: CpuReading | None) -> Threads:

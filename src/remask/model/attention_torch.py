@@ -12,6 +12,7 @@ from torch import Tensor
 
 from remask.machine.transfers import send
 from remask.model.attention import Sink
+from remask.model.sizes import GPU_SCORES
 from remask.model.work_list import WorkList, run_edges
 
 # Numbers of K that a unit has at most to be joined with others, and that are copied for one call: more take new memory
@@ -117,7 +118,7 @@ RUN = 64
 PIECE = 1024
 # The scores of a tile: so many stay in a cache, take longer than the calls for them, and keep a GPU busy. A tile has at
 # most so many rows, and at least so many slots.
-CPU_SCORES, GPU_SCORES, TILE_ROWS, TILE_SLOTS = 2**19, 2**25, 1024, 256
+CPU_SCORES, TILE_ROWS, TILE_SLOTS = 2**19, 1024, 256
 # Up to this cap, the exponential of a score is neither infinite nor lost in float32, so no maximum need be taken off.
 SMALL_CAP = 40.0
 

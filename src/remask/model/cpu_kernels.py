@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remask.model.sizes import GROUP, GROUP_BYTES, TILE
+
 ROWS = (1, 32, 128)
 SIDE = 1024  # rows and columns of the matrix that is measured
 # How much faster a kernel must be to be taken in the place of another. Answers differ in their last bits, so noise must
@@ -197,10 +199,6 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-GROUP = 32  # columns that have a step and an offset of their own
-GROUP_BYTES = GROUP // 2 + 4  # bytes of a group: its codes, and step and offset in float16
-TILE = 2**18  # numbers that are unpacked at a time, or up to a half more
-TILE_BYTES = 5 * TILE * 3 // 2  # in float32, and in eight bits
 _LARGEST = 126  # of a number in its row's unit: one less than 127, as steps and offsets are rounded
 # What zero is unpacked as. The low byte of what is left without its fraction is the nearest whole number around zero.
 _MIDDLE = 256.5

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from remask.model.config import ModelConfig
+from remask.model.sizes import kv_item
 
 
 class Pool:
@@ -73,4 +74,4 @@ class Pool:
 
 def cpu_kv_dtype(dtype: torch.dtype, quantised: bool) -> torch.dtype:
     """The dtype of K/V on a CPU of a model of `dtype`, whose matrices are quantized or not."""
-    return torch.bfloat16 if quantised and dtype.itemsize > 2 else dtype
+    return dtype if kv_item(dtype, quantised) == dtype.itemsize else torch.bfloat16

@@ -18,8 +18,6 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.model.arithmetic import Arithmetic
 from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import (
-    GROUP,
-    GROUP_BYTES,
     TINY,
     int4_kernel,
     int4_pack,
@@ -30,12 +28,11 @@ from remask.model.cpu_kernels import (
     int8_unpack,
     int_mm_product,
 )
+from remask.model.sizes import GROUP, GROUP_BYTES, MULTIPLIED, check_sizes
 
 FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
-FP8_MULTIPLE = 16  # rows and columns of such a product
 _ENCODED = 2**18  # numbers that are encoded at a time
-MULTIPLIED = 1024  # rows that are multiplied at a time, as what a product makes of each is several times the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,42 +383,6 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
             f"Hopper), and {device} has {capability[0]}.{capability[1]}: leave it out"
         )
     check_sizes(kind, config)
-
-
-def check_sizes(kind: Quantization, config: ModelConfig) -> None:
-    """Raise `ConfigError` where `kind` is not for such models, or a matrix has a size that its kernel does not take.
-
-    Every layer is looked at. A size that some layers have is named with the first of these, counted from 0.
-    """
-    if kind == "fp8" and config.mixture is not None:
-        raise ConfigError(
-            "quantization='fp8' is for dense models: PyTorch has no grouped product of fp8 with a scale a row on all "
-            "devices. Leave it out, or spread the model with tensor_parallel"
-        )
-    columns = {"int8": 1, "int4": GROUP, "fp8": FP8_MULTIPLE}[kind]
-    rows = FP8_MULTIPLE if kind == "fp8" else 1
-    faults = dict[tuple[str, int], list[int]]()  # what is no multiple of what, by layer
-    for layer in range(config.layers):
-        own, mixture = config.shape_of(layer), config.mixture_of(layer)
-        inner = {"hidden": own.hidden, "heads x head_dim": own.heads * own.head_dim}
-        outer = {"K/V heads x head_dim": own.kv_heads * own.head_dim} | inner
-        widths = (config.intermediate,) if mixture is None else (mixture.shared, mixture.intermediate)
-        found = [(f"{name}={size}", columns) for name, size in inner.items() if size % columns]
-        found += [(f"{name}={size}", rows) for name, size in outer.items() if size % rows]
-        found += [(f"a feed-forward {width} wide", columns) for width in widths if width % columns]
-        for fault in dict.fromkeys(found):
-            faults.setdefault(fault, []).append(layer)
-    if faults:
-        each = [f"{name}{_among(layers, config)} is no multiple of {by}" for (name, by), layers in faults.items()]
-        way = "Use 'int8'" if kind == "int4" else "Use the model without quantization"  # int8 is for CPUs
-        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(each)}. {way}")
-
-
-def _among(layers: Sequence[int], config: ModelConfig) -> str:
-    """Which layers something is said of, in words; empty: of all."""
-    if len(layers) == config.layers:
-        return ""
-    return f" in layer {layers[0]}" + (f" and {len(layers) - 1} more" if len(layers) > 1 else "")
 
 
 def empty_matrix(

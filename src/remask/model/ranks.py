@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from remask.errors import ConfigError, RankLostError
 from remask.model.config import Mixture, ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -99,11 +100,11 @@ class Ranks:
         """Whether there are other ranks."""
         return self.shard.size > 1
 
-    def sum(self, x: Tensor) -> Tensor:
+    def sum(self, x: "Tensor") -> "Tensor":
         """The sum of every rank's `x`, the same bits on all of them. `x` may be overwritten."""
         return x
 
-    def gather(self, x: Tensor) -> Tensor:
+    def gather(self, x: "Tensor") -> "Tensor":
         """Every rank's `x`, stacked in the order of the ranks: [ranks, *x.shape]. `x` is not changed."""
         return x[None]
 

@@ -1,15 +1,23 @@
-"""The weights of the transformer, in the layout that it computes with."""
+"""The weights of the transformer, in the layout that it computes with.
+
+Nothing imports PyTorch before weights are made, as their size is asked for without any (`weight_bytes`).
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-
-import torch
-from torch import Tensor
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
 
 from remask.checks import Quantization
 from remask.model.config import Mixture, ModelConfig
-from remask.model.quantised import empty_matrix
 from remask.model.ranks import Shard
+from remask.model.sizes import NumberFormat, matrix_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,8 @@ class LayerWeights:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.mixture is not None:
             values |= {f"mixture.{each.name}": getattr(self.mixture, each.name) for each in fields(self.mixture)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        apart = ("mixture", "low_rank")
+        return {name: value for name, value in values.items() if value is not None and name not in apart}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +154,67 @@ WHOLE = Shard()
 _MIXTURE_NORMS = ("router_norm", "expert_norm", "expert_post", "shared_post")
 
 
+class Makers(Protocol):
+    """What is made for each tensor of a model's weights."""
+
+    def new(self, *shape: int, single: bool = False) -> Any:
+        """A tensor in the model's dtype, or in float32 where `single`."""
+        ...
+
+    def matrix(self, *shape: int, pieces: tuple[int, ...]) -> Any:
+        """A matrix that may be quantised; its rows are those of several, which are cut from one another."""
+        ...
+
+    def part(self, tensor: Any, rows: range) -> Any:
+        """Some rows of a tensor, without a copy."""
+        ...
+
+
+@dataclass(slots=True)
+class _Empty:
+    """Makes uninitialised tensors on a device."""
+
+    dtype: torch.dtype
+    device: torch.device
+    quantization: Quantization | None
+
+    def new(self, *shape: int, single: bool = False) -> Tensor:
+        import torch
+
+        return torch.empty(shape, dtype=torch.float32 if single else self.dtype, device=self.device)
+
+    def matrix(self, *shape: int, pieces: tuple[int, ...]) -> Tensor:
+        from remask.model.quantised import empty_matrix
+
+        if self.quantization is None or 0 in shape:
+            return self.new(*shape)
+        return empty_matrix(self.quantization, shape, self.dtype, self.device, pieces)
+
+    def part(self, tensor: Tensor, rows: range) -> Tensor:
+        return tensor[rows.start : rows.stop]
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Makes nothing, and counts the bytes that it would take."""
+
+    dtype: NumberFormat
+    quantization: Quantization | None
+    total: int = 0
+
+    def new(self, *shape: int, single: bool = False) -> None:
+        self.total += prod(shape) * (4 if single else self.dtype.itemsize)
+
+    def matrix(self, *shape: int, pieces: tuple[int, ...]) -> None:  # noqa: ARG002 - of the protocol
+        if self.quantization is None or 0 in shape:
+            self.new(*shape)
+        else:
+            self.total += matrix_bytes(self.quantization, shape)
+
+    def part(self, tensor: None, rows: range) -> None:
+        """It shares the memory."""
+
+
 def empty_weights(
     config: ModelConfig,
     dtype: torch.dtype,
@@ -153,22 +223,27 @@ def empty_weights(
     quantization: Quantization | None = None,
 ) -> Weights:
     """Uninitialised weights of the shapes that `shard` has. The caller must fill every element."""
-    config = shard.part(config)
+    return _laid_out(config, shard, _Empty(dtype, device, quantization))
 
-    def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
 
-    def matrix(*shape: int, pieces: tuple[int, ...]) -> Tensor:
-        """A matrix that may be quantised; its rows are those of several, which are cut from one another."""
-        if quantization is None or 0 in shape:
-            return new(*shape)
-        return empty_matrix(quantization, shape, dtype, device, pieces)
+def weight_bytes(
+    config: ModelConfig, dtype: NumberFormat, shard: Shard = WHOLE, quantization: Quantization | None = None
+) -> int:
+    """Bytes of the weights that `shard` has. A tied matrix counts once; a router may be float32."""
+    counted = _Counted(dtype, quantization)
+    _laid_out(config, shard, counted)
+    return counted.total
+
+
+def _laid_out(config: ModelConfig, shard: Shard, make: Makers) -> Weights:
+    """What `make` makes of every tensor."""
+    config, new, matrix = shard.part(config), make.new, make.matrix
 
     def experts(mixture: Mixture) -> MixtureWeights:
         count, held, wide = mixture.experts, len(shard.experts(mixture)), config.hidden
         return MixtureWeights(
-            router=new(count, wide, dtype=torch.float32 if mixture.router.float32 else dtype),
-            bias=new(count, dtype=torch.float32) if mixture.router.bias else None,
+            router=new(count, wide, single=mixture.router.float32),
+            bias=new(count, single=True) if mixture.router.bias else None,
             gate_up=matrix(held, 2 * mixture.intermediate, wide, pieces=(mixture.intermediate,) * 2),
             down=matrix(held, wide, mixture.intermediate, pieces=(wide,)),
             **{name: new(wide) for name in _MIXTURE_NORMS if mixture.normed},
@@ -211,7 +286,7 @@ def empty_weights(
     if not config.tied:
         head = new(len(own), config.hidden)
     else:
-        head = embed if len(own) == len(embed) else embed[own.start : own.stop]
+        head = embed if len(own) == config.vocab else make.part(embed, own)
     return Weights(
         embed=embed,
         layers=layers,

@@ -10,10 +10,9 @@ from torch import Tensor
 from remask.machine.transfers import send
 from remask.plan.measure import RowMeasure
 from remask.sampling.rows import Measured, RowGroup
+from remask.sampling.select import DRAWN
 from remask.sampling.uniform_score import read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
-
-DRAWN = 4  # weight of a row that is not read greedily: draws, filters and forms need copies of its logits
 
 
 def weight(group: RowGroup) -> int:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Confidence = NDArray[np.float32]
 Chosen = NDArray[np.int64]
 
+DRAWN = 4  # weight of a row that is not read greedily: draws, filters and forms need copies of its logits
+
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
