@@ -4,17 +4,20 @@ Reading weights takes minutes, so what is left is refused before that. Nothing h
 """
 
 import argparse
+import importlib.util
 import os
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import fields
 
 from remask.checks import QUANTIZATIONS
-from remask.checks.values import json_list, json_object, real
+from remask.checks.plugins import install_line
+from remask.checks.values import json_list, json_object, real, whole
 from remask.cli import options
 from remask.cli.commands import OWN
 from remask.engine.config import EngineConfig
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import CheckpointError, ConfigError, UnknownNameError
+from remask.server.address import bind
 from remask.server.config import ServerConfig
 
 # Options of any command that name files to be read, objects of JSON, and cache policies, which these words stand for
@@ -22,6 +25,7 @@ from remask.server.config import ServerConfig
 _READ = ("input", "prompts", "depth_table", "chat_template")
 _OBJECTS = ("cache_config", "hf_overrides", "task_settings")
 _POLICIES, _ANY = ("cache", "caches"), ("all", "auto", "none")
+_SERVED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")  # packages that a server needs
 
 
 def check(args: argparse.Namespace) -> None:
@@ -52,19 +56,35 @@ def check(args: argparse.Namespace) -> None:
         check_adapter(args.adapter)
 
 
+def check_extra(*needed: str) -> None:
+    """Raise `ConfigError` if packages of the `server` or the `ray` extra are missing."""
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        extra = "ray" if missing == ["ray"] else "server"
+        raise ConfigError(f"this needs {', '.join(missing)}: {install_line(extra)}")
+
+
 def check_fleet(args: argparse.Namespace) -> None:
-    """As `check`, and the settings of a server."""
-    check(args)
-    ServerConfig(**options.server_settings(args) | {"model_names": args.served_model_name or ["model"]})
+    """As `check`, and the packages and the settings of servers behind Ray Serve."""
+    check_extra(*_SERVED)
+    check_extra("ray")
+    if args.port == 0:
+        raise ConfigError("--port 0 is not possible here, because Ray Serve does not choose a free port; give a port")
+    _check_served(args)
 
 
 def check_server(args: argparse.Namespace) -> None:
-    """As `check_fleet`, and whether the server can listen on its address."""
-    check_fleet(args)
-    from remask.server.address import bind
-
+    """As `check`, and the packages and the settings of a server, and whether it can listen on its address."""
+    check_extra(*_SERVED, "yaml")
+    whole("--port", args.port, low=0, high=options.MAX_PORT)
     with closing(bind(args.host, args.port)):
         pass  # it is bound again, once all is imported
+    _check_served(args)
+
+
+def _check_served(args: argparse.Namespace) -> None:
+    check(args)
+    ServerConfig(**options.server_settings(args) | {"model_names": args.served_model_name or ["model"]})
 
 
 def check_answers(args: argparse.Namespace) -> None:
@@ -111,8 +131,12 @@ def check_inspected(args: argparse.Namespace) -> None:
     real("--memory", args.memory, low=0, above=True, optional=True)
     from remask.families import presets
 
-    if args.path not in presets():
-        check_model(args.path)
+    shapes = presets()
+    if args.path not in shapes:
+        try:
+            check_model(args.path)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}\nPresets: {', '.join(sorted(shapes))}.") from error
     if args.adapter is not None:
         check_adapter(args.adapter)
 
@@ -140,8 +164,8 @@ def check_numbers(dtype: str | None, device: str | None) -> None:
         raise UnknownNameError("dtype", dtype, ["auto", *FORMATS])
     if device is not None and device.partition(":")[0] == "cuda" and not may_have_gpu():
         raise ConfigError(
-            f"--device {device}: this machine has no driver of a CUDA device; use 'cpu', or 'auto', which takes one "
-            "where there is one"
+            f"device {device!r} cannot be used (this machine has no driver of a CUDA device); use 'cpu', or 'auto', "
+            "which takes one where there is one"
         )
 
 

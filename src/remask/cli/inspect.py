@@ -26,7 +26,6 @@ from remask.engine.engine import Engine
 from remask.engine.fitting import CPU_SHARE, CpuMemory, cpu_quantizations, gpu_tokens
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
-from remask.errors import CheckpointError
 from remask.families import presets
 from remask.machine.cpu import memory
 from remask.machine.device import DTYPES, free_memory
@@ -227,10 +226,7 @@ def inspect_model(
     shapes = presets()
     if name in shapes:
         return _report(name, shapes[name], {}, memory_bytes, ranks, adapter)
-    try:
-        source = find_source(name)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}\nPresets: {', '.join(sorted(shapes))}.") from error
+    source = find_source(name)
     folder = source.weights
     family, config = read_config(folder, source.overrides)
     adapter = source.merged(name, adapter)

@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import importlib.util
 import json
 import logging
 import signal
@@ -16,7 +15,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from remask.checks.fields import declared
-from remask.checks.plugins import install_line
 from remask.checks.values import whole
 from remask.cli.logs import tell_people
 from remask.cli.options import engine_config, model_settings, object_option, open_llm, server_settings, show_banner
@@ -32,12 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP = 3  # steps before the trace: they allocate memory and choose kernels
-_NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
-    check_extra(*_NEEDED)
     from remask.server.address import bind, url_of
     from remask.server.app import create_app
     from remask.server.config import ServerConfig
@@ -110,14 +106,6 @@ class StepTrace:
         self._profile = None
 
 
-def check_extra(*needed: str) -> None:
-    """Raise `ConfigError` if packages of the `server` or the `ray` extra are missing."""
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        extra = "ray" if missing == ["ray"] else "server"
-        raise ConfigError(f"this needs {', '.join(missing)}: {install_line(extra)}")
-
-
 def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any) -> None:
     """Log every setting at debug, after `auto` was resolved."""
     settings = {
@@ -149,18 +137,13 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any) -> None
 
 
 APPLICATION = "remask"
-_DEPLOY_NEEDS = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 
 
 def deploy(args: argparse.Namespace) -> int:
     """Serve until a signal stops the fleet."""
-    check_extra(*_DEPLOY_NEEDS)
-    check_extra("ray")
     from remask.deploy.settings import FleetSettings
 
     args.model = args.served or args.model
-    if args.port == 0:
-        raise ConfigError("--port 0 is not possible here, because Ray Serve does not choose a free port; give a port")
     if file_and_class(args.cache) is not None:
         raise ConfigError("--cache: replicas run in processes of their own, so a policy has to be in a package there")
     loading = model_settings(args)
