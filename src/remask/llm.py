@@ -77,7 +77,7 @@ class LLM:
         quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: quantized weights, made when the
             weights are read. `auto` is the fastest that fits on a CPU, the dtype included. Hidden states stay of the
             dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16. None is what the model's files
-            advise for CPUs, and `none` the dtype.
+            advise for CPUs, else the widest that fits where no dtype is named, and `none` the dtype.
         progress: show progress bars on stderr while loading and profiling.
         tokenizer: what has the tokenizer where it is not with the model: a folder, a GGUF file, or a hub id.
         chat_template: a template (Jinja) in place of the tokenizer's own.

@@ -1,6 +1,7 @@
 """Models that a word or a hub id names, fetched by the real client from a hub on loopback."""
 
 import gc
+import io
 import json
 import logging
 import os
@@ -20,14 +21,18 @@ import torch
 from huggingface_hub import close_session
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
-from remask import LLM
+from remask import LLM, EngineConfig
 from remask.checkpoint import hub as hub_module
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.shelf import SHELF
 from remask.checkpoint.source import resolve, resolve_adapter
 from remask.cli import main
+from remask.engine.capacity import DeviceMemory
+from remask.engine.fitting import widest
 from remask.errors import CheckpointError, ConfigError
+from remask.loading import announce_download
+from remask.model.sizes import FORMATS
 from tests.checkpoint.checkpoints import (
     A2D,
     DIFFUSION_GEMMA,
@@ -165,6 +170,64 @@ def test_what_does_not_fit_is_refused_before_anything_is_asked(hub: Hub) -> None
     assert hub.asked == []
     with pytest.raises(CheckpointError, match="The hub does not have the model 'inclusionAI/LLaDA2"):
         LLM("llada2-flash", force=True, **CPU)
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_list_and_a_start_choose_alike(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of every model, in memory that has room for few of them and for most; both on CPUs with bfloat16 and without."""
+    monkeypatch.setattr("remask.checkpoint.hub.cache_disk", lambda: (Path("x"), 10**12))
+    monkeypatch.setattr("remask.cli.models.may_have_gpu", lambda: False)
+    seen = set[str]()
+    for free, flags in ((9, {"avx512_bf16"}), (17, set[str]()), (70, set[str]())):
+        for place in ("remask.loading.memory", "remask.cli.models.memory"):
+            monkeypatch.setattr(place, lambda free=free: (128 * 10**9, free * 10**9))
+        for place in ("remask.machine.device.instructions", "remask.cli.models.instructions"):
+            monkeypatch.setattr(place, lambda flags=flags: frozenset(flags))
+        assert main(["models", "--json"]) == 0
+        for row in json.loads(capsys.readouterr().out):
+            seen.add(row["fits"])
+            caplog.clear()
+            if row["fits"] == "does not fit":
+                with pytest.raises(ConfigError, match="do not fit"):
+                    announce_download(ModelSettings(row["name"]), torch.device("cpu"))
+            else:
+                announce_download(ModelSettings(row["name"]), torch.device("cpu"))
+                assert caplog.messages[0].endswith(f"; it fits on cpu as {row['fits'].split()[-1]}")
+    assert seen >= {
+        "does not fit",
+        "fits as bfloat16",
+        "fits as float32",
+        "fits as int8",
+        "fits as int4",
+        "tight as int4",
+    }
+
+
+def test_what_fits_is_taken_where_nothing_is_said(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a word, a hub's id and a folder, of `LLM` and of commands alike, and it is told in one line."""
+    folder, config = resolve(REPO), find_model(ModelSettings(REPO)).config
+    monkeypatch.setattr("remask.engine.fitting.product_bytes", lambda _: 0)  # more than such a model saves
+    dtype, shortest = FORMATS["float32"], EngineConfig(max_model_len=64)
+    frees = (free for free in range(10**4, 10**9, 10**3))
+    free = next(each for each in frees if widest(config, dtype, DeviceMemory(each, each, 1.0), shortest).length >= 64)
+    assert widest(config, dtype, DeviceMemory(free, free, 1.0), shortest).quantization in ("int8", "int4")
+    monkeypatch.setattr("remask.loading.memory", lambda: (10**12, free))
+    monkeypatch.setattr("remask.machine.device.instructions", lambda: frozenset[str]())
+    monkeypatch.setattr("remask.engine.sizing.memory", lambda: None)
+    for model in (NAME, REPO, str(folder)):
+        caplog.clear()
+        kind = LLM(model, device="cpu", engine=shortest).loaded.quantization
+        assert kind == widest(config, dtype, DeviceMemory(free, free, 1.0), shortest).quantization
+        (told,) = [each for each in caplog.messages if each.startswith(f"{model}: as float32 the weights take ")]
+        assert f"the matrices are {kind}, with room for canvases of 64 tokens; --quantization and --dtype" in told
+    words = ["generate", "--model", str(folder), "--device", "cpu", "--max-model-len", "64", "--input", "-"]
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"prompt_token_ids": [1, 2, 3], "max_tokens": 4}\n'))
+    assert main(words) == 0
+    assert f"matrices {kind}" in capsys.readouterr().err
 
 
 def test_a_folder_of_the_name_comes_first(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

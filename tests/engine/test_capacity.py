@@ -163,6 +163,11 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_mad
     monkeypatch.setattr("remask.loading.memory", lambda: (16 * GB, 12 * GB))
     with pytest.raises(ConfigError, match=r"32.06 GB as float32, and everything may take 16.00 GB .*\(12.00 GB left\)"):
         LLM("llada-8b", load_format="dummy", dtype="float32", device="cpu")
+    monkeypatch.setattr("remask.loading.memory", lambda: (64 * GB, 20 * GB))
+    for flags, ways in ((set[str](), ""), ({"amx_bf16"}, "--dtype bfloat16 or ")):  # advised where the CPU has it
+        monkeypatch.setattr("remask.loading.instructions", lambda flags=flags: frozenset(flags))
+        with pytest.raises(ConfigError, match=rf"\. Use {ways}--quantization int8 or a smaller model"):
+            LLM("llada-8b", load_format="dummy", dtype="float32", device="cpu")
     monkeypatch.setattr("remask.loading.memory", lambda: None)
     assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.pages
 

@@ -86,7 +86,7 @@ def add_model_options(
         choices=("auto", "none", *QUANTIZATIONS),
         metavar="|".join(("auto", "none", *QUANTIZATIONS)),
         help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it, or none; auto: the fastest "
-        "that fits on a CPU (default: as the model's files advise)",
+        "that fits on a CPU (default: as the model's files advise, else the widest that fits)",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     if depths:
