@@ -17,7 +17,7 @@ from remask.engine.cpu_memory import resolve_quantization
 from remask.engine.fitting import CpuMemory, Fit, widest
 from remask.errors import ConfigError
 from remask.machine.cpu import BFLOAT16, CpuReading, instructions, memory, physical_cores
-from remask.machine.device import Threads, free_memory, resolve_dtype, resolve_threads, set_threads
+from remask.machine.device import Threads, allocating, free_memory, resolve_dtype, resolve_threads, set_threads
 from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
 from remask.model.quantised import check_quantization, described
@@ -64,11 +64,15 @@ def open_model(
     if numbers.chosen is not None:
         log.warning("%s: %s", found.settings.model, numbers.chosen)
     dtype, quantization = numbers.dtype, numbers.quantization
-    if ranks == 1:
-        loaded = found.load(dtype, device, quantization=quantization)
-        return Opened(loaded, Ranks(), _set_threads(found, device, since), numbers.words)
-    threads = _set_threads(found, device, since)
-    loaded, several = lead.start(found, dtype, device, threads.number, quantization)
+    size = weight_bytes(found.config, dtype, ranks, quantization)
+    what = f"{gigabytes(size)} of weights as {quantization or _name(dtype)}"
+    less = "int8 or --quantization int4" if device.type == "cpu" else "fp8 or a higher --tensor-parallel"
+    with allocating(what, f"--quantization {less}, or a smaller model", device):
+        if ranks == 1:
+            loaded = found.load(dtype, device, quantization=quantization)
+            return Opened(loaded, Ranks(), _set_threads(found, device, since), numbers.words)
+        threads = _set_threads(found, device, since)
+        loaded, several = lead.start(found, dtype, device, threads.number, quantization)
     return Opened(loaded, several, threads, numbers.words)
 
 

@@ -6,6 +6,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from remask import LLM
 from remask.checkpoint.loaded import dummy_weights
+from remask.cli import main
 from remask.engine import memory as engine_memory
 from remask.engine import proof, sizing
 from remask.engine.capacity import (
@@ -170,6 +172,34 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_mad
             LLM("llada-8b", load_format="dummy", dtype="float32", device="cpu")
     monkeypatch.setattr("remask.loading.memory", lambda: None)
     assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.pages
+
+
+OUT = (
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    MemoryError(),
+)
+
+
+@pytest.mark.parametrize("error", OUT, ids=lambda error: type(error).__name__)
+def test_memory_that_runs_out_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """What was asked for, and what takes less: of K/V, of weights, and of whatever else."""
+    words = ["generate", "--model", "llada-tiny", "--load-format", "dummy", "--prompt", "x", "--max-num-seqs", "512"]
+    words += ["--device", "cpu", "--dtype", "float32"]
+    said = {
+        "remask.engine.memory.Pool": r"of K/V for \d+ tokens \(max_num_seqs=512, canvases of up to 512 tokens, 8192 "
+        r"stored\) were allocated.* Use a lower --max-num-seqs or --max-model-len",
+        "remask.checkpoint.loaded.dummy_weights": r"MB of weights as float32 were allocated.* Use --quantization int8",
+        "remask.llm.Transformer": "memory of this machine ran out .* use a lower --max-num-seqs or --max-model-len",
+    }
+    for place, sentence in said.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(place, Mock(side_effect=error))
+            assert main(words) == 2
+        (told,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert re.search(sentence, told)
 
 
 # What keeps tokens on the device, or captures there, needs one.

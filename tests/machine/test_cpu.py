@@ -188,6 +188,17 @@ MEMORY: dict[str, tuple[dict[str, str], tuple[int, int]]] = {
         ),
         (4_000_000_000, 3_100_000_000),
     ),
+    "a limit of addresses": (
+        {
+            "proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax address space  3000000000  unlimited  bytes",
+            "proc/self/status": "Name:\tpython\nVmPeak:\t 1900000 kB\nVmSize:\t 1000000 kB",
+        },
+        (3_000_000_000, 1_976_000_000),
+    ),
+    "no limit of addresses": (
+        {"proc/self/limits": "Max address space  unlimited  unlimited  bytes", "proc/self/status": "VmSize:\t 9 kB"},
+        (16_384_000_000, 9_216_000_000),
+    ),
 }
 
 

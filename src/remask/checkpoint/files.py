@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import ENOMEM
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,6 +297,8 @@ def opened(path: Path, how: Callable[[Path], Any] | None = None) -> Iterator[Any
         with safe_open(path, framework="pt") if how is None else how(path) as file:
             yield file
     except (SafetensorError, OSError) as error:
+        if getattr(error, "errno", None) == ENOMEM or "Cannot allocate memory" in str(error):
+            raise MemoryError(str(error)) from error  # the file is sound
         raise CheckpointError(
             f"{path} cannot be read: {error}. It is truncated or corrupt: download or copy it again."
         ) from error

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
 
+_SHOWN = 200  # characters of what the system says
 _EXAMPLES = ("remask demo", "remask generate --model bundled --input requests.jsonl --cache bicache")
 
 
@@ -57,19 +58,40 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
         return 141  # as if ended by SIGPIPE
     except OSError as error:
         # Files have errors of their own, which name them, so what has no name here is standard output.
-        if error.filename is not None or error.errno not in FULL:
-            raise
-        _drop_output()
-        tell(f"{program}: error: standard output cannot be written: {error.strerror}")
-        return 2
+        if error.filename is None and error.errno in FULL:
+            _drop_output()
+            tell(f"{program}: error: standard output cannot be written: {error.strerror}")
+            return 2
+        return _unforeseen(program, error)
     except KeyboardInterrupt:
         tell(f"{program}: interrupted")
         return 130
-    except Exception:
-        if not logs_json():
-            raise
-        log.critical("%s failed", program, exc_info=True)
-        return 1
+    except Exception as error:
+        return _unforeseen(program, error)
+
+
+def _unforeseen(program: str, error: Exception) -> int:
+    """Tell an error that no check foresaw, and return the exit status. Raises it where it is for developers."""
+    if _exhausted(error):
+        reason = (str(error) or type(error).__name__).splitlines()[0][:_SHOWN]
+        tell(
+            f"{program}: error: the memory of this machine ran out ({reason}): use a lower --max-num-seqs or "
+            "--max-model-len, or --quantization int8"
+        )
+        return 2
+    if not logs_json():
+        raise error
+    log.critical("%s failed", program, exc_info=error)
+    return 1
+
+
+def _exhausted(error: Exception) -> bool:
+    """Whether memory ran out. PyTorch, if it is not imported, has not allocated any."""
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from remask.machine.device import exhausts
+
+    return exhausts(error)
 
 
 def _drop_output() -> None:

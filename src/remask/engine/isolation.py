@@ -17,6 +17,7 @@ from remask.engine.member import NO_SCORES, Reads, Scores, Share, Turn
 from remask.engine.request import Request
 from remask.engine.runner import Items, Runner
 from remask.errors import IntegrityError, RankLostError
+from remask.machine.device import exhausts
 from remask.machine.transfers import Arrival
 
 log = logging.getLogger(__name__)
@@ -197,7 +198,6 @@ def _parts(runner: Runner, batch: Batch, failed: list[Turn]) -> list[Batch]:
 
 # How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
 _DEVICE = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error", "device-side assert")
-_NO_MEMORY = "DefaultCPUAllocator"
 
 
 def is_fatal(error: Exception) -> bool:
@@ -205,11 +205,6 @@ def is_fatal(error: Exception) -> bool:
     if isinstance(error, IntegrityError | RankLostError | torch.AcceleratorError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _DEVICE)
-
-
-def exhausts(error: Exception) -> bool:
-    """Whether `error` means that memory ran out."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(error)
 
 
 def failure(request: Request, error: Exception, what: str) -> str:

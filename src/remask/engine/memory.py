@@ -18,6 +18,7 @@ from remask.engine.request import PendingRequest, Request
 from remask.engine.running import Record, RunningRequest
 from remask.engine.sizing import share_out
 from remask.errors import ConfigError, IntegrityError
+from remask.machine.device import allocating
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas, Template
@@ -65,7 +66,13 @@ class Memory:
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
         self.recent = RecentPrompts(useful=config.prefix_min)
-        self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
+        kv = self._pages * size * token_bytes(shape, 1, model.ranks.shard.size, model.kv_dtype.itemsize).kv
+        what = (
+            f"{gigabytes(kv)} of K/V for {self._pages * size} tokens (max_num_seqs={config.max_num_seqs}, canvases of "
+            f"up to {room.longest} tokens, {room.store} stored)"
+        )
+        with allocating(what, "a lower --max-num-seqs or --max-model-len", model.device):
+            self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
         self._begin()
 
     def _begin(self) -> None:

@@ -4,6 +4,7 @@ Importing this module imports no PyTorch, as some of it must be done before PyTo
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -60,9 +61,10 @@ def quota(root: Path = ROOT) -> float | None:
 
 
 def memory(root: Path = ROOT) -> tuple[int, int] | None:
-    """Bytes of memory in all, and those that a process may still take, as the system and control groups allow them.
+    """Bytes of memory in all, and those that this process may still take.
 
-    None where the system does not say (outside Linux).
+    The system, control groups and a limit of its address space (`ulimit -v`) allow them. None where the system does not
+    say (outside Linux).
     """
     words = dict(line.split(":", 1) for line in (_read(root / "proc/meminfo") or "").splitlines() if ":" in line)
     if not {"MemTotal", "MemAvailable"} <= words.keys():
@@ -74,7 +76,19 @@ def memory(root: Path = ROOT) -> tuple[int, int] | None:
         if limit != "max" and used != "max" and int(limit) < total:
             total = int(limit)
             free = min(free, max(0, total - int(used) + _dropped(group, version)))
+    limit, taken = _address_space(root)
+    if limit is not None and limit < total:
+        total, free = limit, min(free, max(0, limit - taken))
     return total, free
+
+
+def _address_space(root: Path) -> tuple[int | None, int]:
+    """Bytes of addresses that this process may have, None without a limit, and those that it has."""
+    limits = re.search(r"^Max address space +(\d+)", _read(root / "proc/self/limits") or "", re.MULTILINE)
+    size = re.search(r"^VmSize:\s+(\d+) kB", _read(root / "proc/self/status") or "", re.MULTILINE)
+    if limits is None or size is None:
+        return None, 0
+    return int(limits[1]), int(size[1]) * 1024
 
 
 def _dropped(group: Path, version: int) -> int:

@@ -1,9 +1,12 @@
 """Chooses the device, the number format and the number of CPU threads. `auto` depends on the machine."""
 
+import errno
 import functools
 import gc
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from remask.machine.cpu import (
     CpuReading,
     cores,
     instructions,
+    memory,
     others_since,
     physical_cores,
     quota,
@@ -57,6 +61,32 @@ def resolve_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} cannot be used ({reason}); use 'auto', 'cpu' or 'cuda'") from error
     return device
+
+
+_NO_MEMORY = "DefaultCPUAllocator"
+
+
+def exhausts(error: BaseException) -> bool:
+    """Whether `error` means that memory ran out."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(error)
+
+
+@contextmanager
+def allocating(what: str, ways: str, device: torch.device) -> Iterator[None]:
+    """Raise `ConfigError` where memory of `device` runs out meanwhile: for `what`, and `ways` that take less."""
+    try:
+        yield
+    except Exception as error:
+        if not exhausts(error):
+            raise
+        left = memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[::-1]
+        free = "" if left is None else f" ({left[1] / 1e9:.2f} GB are left)"
+        raise ConfigError(
+            f"the memory of {device} ran out while {what} were allocated{free}: other programs or a limit have it. "
+            f"Use {ways}"
+        ) from error
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
