@@ -76,9 +76,9 @@ def memory(root: Path = ROOT) -> tuple[int, int] | None:
         if limit != "max" and used != "max" and int(limit) < total:
             total = int(limit)
             free = min(free, max(0, total - int(used) + _dropped(group, version)))
-    limit, taken = _address_space(root)
-    if limit is not None and limit < total:
-        total, free = limit, min(free, max(0, limit - taken))
+    most, taken = _address_space(root)
+    if most is not None and most < total:
+        total, free = most, min(free, max(0, most - taken))
     return total, free
 
 
