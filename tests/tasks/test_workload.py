@@ -25,6 +25,21 @@ KINDS: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.parametrize("name", MAKE)
+def test_no_question_is_asked_twice_before_all_of_its_kind(name: str) -> None:
+    """And then all are asked again: of few questions about two prompts each is asked about equally often."""
+    for requests, prompts in ((48, 4), (600, 2)):
+        for seed in range(3):
+            work = MAKE[name](requests, prompts, seed)
+            kind = KINDS.get(name, lambda _: None)
+            asked = Counter((number(each), kind(each), each.messages[-1]["content"]) for each in work)
+            of_kind: dict[Any, list[int]] = {}
+            for (prompt, own, _), count in asked.items():
+                of_kind.setdefault((prompt, own), []).append(count)
+            assert all(max(counts) - min(counts) <= 1 for counts in of_kind.values())
+            assert requests > 48 or max(asked.values()) == 1
+
+
 def number(request: Any) -> int:
     return int(request.page if isinstance(request, town.TownRequest) else request.prompt_index)
 

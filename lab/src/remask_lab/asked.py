@@ -18,6 +18,7 @@ from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams, layered
 from remask.request.terms import check_sampling
 from remask_lab.bench.workload import (
+    SAYS,
     Task,
     TaskChoice,
     Workload,
@@ -213,7 +214,9 @@ def own_workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Wor
         tasks = [Task(as_request(llm, {"prompt": args.prompt}, "0", sampling))]
     else:
         found = read_lines(llm, lines, sampling, ("answer",))[: args.requests]
-        tasks = [Task(request, _right(request.id, line.get("answer")), check=says) for request, line in found]
+        tasks = [
+            Task(request, _right(request.id, line.get("answer")), check=says, rule=SAYS) for request, line in found
+        ]
     shared = {tuple(each.request.prompt_token_ids[: each.request.prefix_length]) for each in tasks} - {()}
     return Workload("own prompts", args.seed, tuple(tasks), len(shared)).seeded
 

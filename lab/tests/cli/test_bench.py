@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -149,6 +150,18 @@ def test_a_bench_without_right_answers_stops(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     assert "'none', without any cache, answers 0.0 % of the questions, less than 10 %" in said
     assert "6 tokens in 1 steps, blocks of 6) does not fit the task" in said
+    assert re.search(
+        r"It answers '.*' where '.*' is right; '.*' where '.*' is right \(right: every town is right", said
+    )
+
+
+def test_a_cache_that_reads_no_prefix_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, of those that would read one; `block-dual` never does."""
+    shape = ["--prefix-tokens", "40", "--prompt-tokens", "6", "--max-tokens", "4", *SMALL, "--rounds", "1"]
+    rows = ["--caches", "none,bicache,block-dual", "--cache-config", '{"bicache": {"depth": 0}}']
+    assert bench("--model", "llada-tiny", "--load-format", "dummy", *shape, *rows) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "read no" in line]
+    assert told == ["bicache read no shared prefix: depth=0 reads no shared prefix (6 of 6 requests)."]
 
 
 def test_a_task_that_is_beyond_the_model_is_told_after_the_first_questions(

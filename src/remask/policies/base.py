@@ -36,6 +36,9 @@ class Unread:
     note: str
 
 
+NEVER = Unread("policy", "the cache policy reads no shared prefix")
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
     """Facts about a request before it begins, for `CachePolicy.check`.
@@ -149,7 +152,7 @@ class CachePolicy(ABC):
 
     def unread(self, prefix: int, canvas: int) -> Unread:  # noqa: ARG002
         """Why `boundary` is 0 of a prefix of `prefix` tokens on a canvas of `canvas`."""
-        return Unread("policy", "the cache policy reads no shared prefix")
+        return NEVER
 
     def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002
         """How many leading layers read the K/V of a leased prefix from the store, `boundary` of them at least.

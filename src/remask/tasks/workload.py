@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from remask.checks.fields import check, parse
 from remask.errors import ConfigError
 
+_DRAWS = 32  # for each question that has been asked
+
 Message = dict[str, str]
 """One chat message with the keys ``role`` and ``content``."""
 
@@ -72,6 +74,8 @@ def deal(
 ) -> list[tuple[int, P, Q]]:
     """Draws `requests` questions over `prompts` different system prompts, shuffled, with their prompts' numbers.
 
+    No question is asked twice about one system prompt before all of its kind have been: one that a model misses would
+    count twice. Others are drawn in the place of repeated ones, and the rest stays as it is drawn.
     System prompts and `kinds` of questions are dealt out evenly (every count differs from the others by at most one),
     so that a small workload is no easier or harder than a large one by chance of the draw. Raises `ConfigError` where
     there are no requests, or fewer than prompts.
@@ -82,9 +86,22 @@ def deal(
     if kinds:  # shuffled apart from the prompts: both cycle through the requests and would otherwise be tied together
         rng.shuffle(dealt)
     workload = []
+    asked: dict[tuple[int, Any], list[Q]] = {}
     for number, kind in enumerate(dealt):
         index = number % prompts
-        workload.append((index, drawn[index], draw_question(rng, drawn[index], kind)))
+        question, others = draw_question(rng, drawn[index], kind), asked.setdefault((index, kind), [])
+        if question in others:
+            apart = random.Random()
+            apart.setstate(rng.getstate())
+            # If one is left, a draw of this many finds it in all likelihood: at worst one of the next number of them.
+            more = (draw_question(apart, drawn[index], kind) for _ in range(_DRAWS * (len(others) + 1)))
+            another = next((each for each in more if each not in others), None)
+            if another is None:
+                others.clear()
+            else:
+                question = another
+        others.append(question)
+        workload.append((index, drawn[index], question))
     rng.shuffle(workload)
     return workload
 

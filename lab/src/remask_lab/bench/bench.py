@@ -1,6 +1,7 @@
 """Compares cache policies on one workload. Their turns are interleaved in one run."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from remask.checks.values import shown
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.machine.cpu import read_cpu
+from remask.policies.base import NEVER
 from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.reference import Losses, Reference, beside, mean_loss, measured_loss
@@ -24,6 +27,8 @@ from remask_lab.records.record import Record, about
 
 LEAST_ACCURACY = 0.1
 """Share of right answers below which a baseline says nothing: what a cache loses cannot be seen beside it."""
+
+_SHOWN = 2  # wrong answers in an error
 
 FIRST = 8
 """Questions after which a baseline that has answered none of them is told from one that answers some."""
@@ -202,7 +207,17 @@ def _check_answers(row: BenchRow, tasks: Sequence[Task], questions: int | None =
     right = [verdict for verdict in verdicts if verdict is not None]
     if right:
         asked = "" if questions is None else f" (the first {len(tasks)} of {questions} were asked)"
-        check_answers(row.contender.name, sum(right) / len(right), params, asked)
+        check_answers(row.contender.name, sum(right) / len(right), params, asked, _wrong(tasks, row.rounds[-1].outputs))
+
+
+def _wrong(tasks: Sequence[Task], outputs: Sequence[Output]) -> str:
+    """The first wrong answers beside the right ones, and when an answer is right, in words."""
+    both = zip(tasks, outputs, strict=True)
+    wrong = [(output.text, task) for task, output in both if task.correct(output.text) is False][:_SHOWN]
+    if not wrong:
+        return ""
+    told = "; ".join(f"{shown(text)} where {shown(task.answer)} is right" for text, task in wrong)
+    return f". It answers {told} (right: {wrong[0][1].rule})"
 
 
 def check_first_answers(llm: LLM, workload: Workload, engine: EngineConfig) -> None:
@@ -220,10 +235,10 @@ def check_first_answers(llm: LLM, workload: Workload, engine: EngineConfig) -> N
         _check_answers(row, tasks, len(workload.tasks))
 
 
-def check_answers(name: str, accuracy: float, params: SamplingParams, asked: str = "") -> None:
+def check_answers(name: str, accuracy: float, params: SamplingParams, asked: str = "", wrong: str = "") -> None:
     """Raise `ConfigError` where the baseline `name` answers less than `LEAST_ACCURACY` of its questions.
 
-    `asked` says how many of them were asked, where that was not all.
+    `asked` says how many of them were asked, where that was not all, and `wrong` shows some wrong answers.
     """
     if accuracy < LEAST_ACCURACY:
         raise ConfigError(
@@ -233,7 +248,7 @@ def check_answers(name: str, accuracy: float, params: SamplingParams, asked: str
             f"{params.block_length or params.max_tokens}) does not fit the task, or the task the model; leave the "
             "sampling out to take the task's own, or compare what can be measured all the same: agreement with 'none', "
             "the loss of the reference answers, work and time (--metric agreement of remask bench and remask eval; "
-            "--metric accuracy runs to the end)"
+            f"--metric accuracy runs to the end){wrong}"
         )
 
 
@@ -345,6 +360,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         "prefix_hits": sum(each.prefix_hits for each in row.counted),
         "partial_prefix_hits": sum(each.partial_prefix_hits for each in row.counted),
         "cached_tokens": sum(output.usage.cached_tokens for output in outputs),
+        "prefix_note": _unread(outputs),
         "prefix_depth": float(np.mean([output.usage.prefix_depth for output in outputs])),
         "peak_memory_bytes": row.peak_memory_bytes,
         "extra_memory_bytes": row.peak_memory_bytes - baseline.peak_memory_bytes,
@@ -356,6 +372,18 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         result["staleness_is_upper_bound"] = row.meter.upper_bound
         result |= _flops(row, baseline, result["ratio_to_none"])
     return result
+
+
+def _unread(outputs: Sequence[Output]) -> str | None:
+    """Why most requests that read no shared prefix did not, where none of them read any.
+
+    None: some did, or the policy never does.
+    """
+    notes = Counter(note for output in outputs if (note := output.usage.prefix_note) is not None)
+    if not notes or NEVER.note in notes or any(output.usage.prefix_tokens for output in outputs):
+        return None
+    note, count = notes.most_common(1)[0]
+    return f"{note} ({count} of {len(outputs)} requests)"
 
 
 def part_scores(tasks: Sequence[Task], outputs: Sequence[Output]) -> dict[str, float]:

@@ -203,6 +203,11 @@ def _notes(record: Record, detail: bool, parts: bool) -> list[str]:
             for cache, each in shares.items()
         ]
         notes.append(f"Parts of answers: {'; '.join(told)}.")
+    notes += [
+        f"{result['cache']} read no shared prefix: {result['prefix_note']}."
+        for result in results
+        if result.get("prefix_note") and result["cache"] != result["baseline"]
+    ]
     if any(result["cache"] != result["baseline"] and result["work_ratio_to_none"] <= 1 for result in results):
         notes.append(f"{NOTHING} Saves nothing at these settings: it computes what its baseline computes.")
     if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):

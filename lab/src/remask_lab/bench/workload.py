@@ -38,6 +38,7 @@ class Task:
             Tasks of one workload may have different ones.
         question: what is asked, without the shared prefix and what a chat template adds; None for random tokens.
         reference: a response in which the answer is right; None for random tokens.
+        rule: what `check` asks for, in words.
     """
 
     request: Request
@@ -46,17 +47,21 @@ class Task:
     parts: Parts = field(default_factory=dict)
     question: str | None = None
     reference: str | None = None
+    rule: str = "the answer stands after the last '##'"
 
     def correct(self, text: str | None) -> bool | None:
         """Whether `text` gives the right answer. None where the task has no answer."""
         return None if self.answer is None or text is None else self.check(text, self.answer)
 
 
-def says(text: str, answer: str) -> bool:
-    """Whether `text`, or what stands after its last `##`, is `answer`.
+SAYS = (
+    "the text, or what stands after its last '##', is the answer; capitals, white space and a full stop at the end do "
+    "not count"
+)
 
-    Capitals, white space and a full stop at the end do not count.
-    """
+
+def says(text: str, answer: str) -> bool:
+    """Whether `text` says `answer`, as `SAYS` has it."""
     told, right = (" ".join(each.rpartition("##")[2].split()).rstrip(".").casefold() for each in (text, answer))
     return told == right
 
@@ -133,13 +138,27 @@ def _tariff(item: tariff.TariffRequest, settings: Any) -> dict[str, Any]:
     parts: dict[str, Callable[[str], float]] = {"names": partial(tariff.right_names, answer=item.reference)}
     if len(settings.kinds) > 1:
         parts[item.question.kind] = partial(tariff.is_correct, answer=item.reference)
-    return {"answer": item.reference, "check": tariff.is_correct, "parts": parts, "reference": item.reference}
+    rule = "every name is right, in its place"
+    return {
+        "answer": item.reference,
+        "check": tariff.is_correct,
+        "parts": parts,
+        "reference": item.reference,
+        "rule": rule,
+    }
 
 
 def _relay(item: relay.RelayRequest, _: Any) -> dict[str, Any]:
     """Right is a response in which every town is; the part is the share of them."""
     parts = {"hops": partial(relay.right_hops, answer=item.reference)}
-    return {"answer": item.reference, "check": relay.is_correct, "parts": parts, "reference": item.reference}
+    rule = "every town is right, in its place"
+    return {
+        "answer": item.reference,
+        "check": relay.is_correct,
+        "parts": parts,
+        "reference": item.reference,
+        "rule": rule,
+    }
 
 
 def _transit(item: transit.TransitRequest, _: Any) -> dict[str, Any]:
@@ -154,7 +173,8 @@ def _town(item: town.TownRequest, _: Any) -> dict[str, Any]:
     def right(text: str, answer: str = "") -> bool:  # noqa: ARG001
         return town.is_correct(item, text)
 
-    return {"answer": item.asked, "check": right, "parts": {item.kind: right}, "reference": item.answer}
+    rule = "the response says what was asked, in the form of the page's answers"
+    return {"answer": item.asked, "check": right, "parts": {item.kind: right}, "reference": item.answer, "rule": rule}
 
 
 def _gsm8k(item: gsm8k.Question, _: Any) -> dict[str, Any]:
