@@ -159,7 +159,9 @@ class Session:
     def _blocks(self) -> dict[str, bool]:
         """How the model's responses are cut into blocks, as `fit` takes it."""
         shape = self.loaded.config
-        return {"growing": shape.sampling.growing_canvas, "whole": shape.kind == "masked"}
+        masked = shape.kind == "masked"
+        ragged = masked and shape.sampling.schedule == "linear"
+        return {"growing": shape.sampling.growing_canvas, "whole": masked, "ragged": ragged}
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, given: str = "") -> Constraint | None:
         """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.

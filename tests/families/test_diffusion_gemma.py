@@ -119,6 +119,16 @@ def test_what_the_transformer_cannot_do_is_refused_by_key(key: str, value: Any, 
         family_of(RAW).config(raw)
 
 
+def test_null_switches_the_cap_of_logits_off() -> None:
+    """As in transformers, where a file without the key has the usual cap."""
+    config = family_of(RAW).config
+    text = {key: value for key, value in RAW["text_config"].items() if key != "final_logit_softcapping"}
+    for own, cap in (({}, 30.0), ({"final_logit_softcapping": None}, None), ({"final_logit_softcapping": 7}, 7.0)):
+        assert config(RAW | {"text_config": text | own}).logit_cap == cap
+    with pytest.raises(CheckpointError, match="'final_logit_softcapping' is 0"):
+        config(RAW | {"text_config": text | {"final_logit_softcapping": 0}})
+
+
 def test_keys_of_both_spellings_are_one_model() -> None:
     config = family_of(RAW).config(RAW)
     inner = {key: value for key, value in RAW["text_config"].items() if "global" not in key}

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from remask import LLM
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.sampling.defaults import fit, overlaid
@@ -60,6 +61,45 @@ def test_a_default_block_stays_where_responses_need_not_be_whole_blocks() -> Non
     for own in ({"max_tokens": 13}, {"max_tokens": 5}):
         assert fit(usual, own, 1000, whole=False).block_length == 8
         assert overlaid(usual, own, whole=False)["block_length"] == 8
+
+
+def test_the_last_of_ragged_blocks_may_be_shorter() -> None:
+    """So a prime length keeps its block, and each block the usual steps; where all are whole it would be 1."""
+    usual = {"max_tokens": 36, "block_length": 16, "steps": 24}  # 8 steps a block, of which there are three
+    for length, steps in ((101, 7 * 8), (16, 8), (5, 8)):
+        params = fit(usual, {"max_tokens": length}, 1000, ragged=True)
+        assert (params.block_length, params.steps) == (16, steps)
+        assert overlaid(usual, {"max_tokens": length}, ragged=True)["block_length"] == 16
+    assert fit(usual, {}, 20, ragged=True).max_tokens == 20
+    assert fit({"max_tokens": 32, "block_length": 16}, {"max_tokens": 101}, 1000).block_length == 1
+    llm = LLM("a2d-tiny", load_format="dummy", device="cpu", dtype="float32", threads=1)
+    assert llm.session.params({"max_tokens": 101}, {"block_length": 16}).block_length == 16
+    (output,) = llm.generate([[1, 2, 3]], llm.session.params({"max_tokens": 13, "ignore_eos": True}, usual))
+    assert len(output.token_ids) == 13
+
+
+@pytest.mark.parametrize(
+    ("defaults", "own", "expected"),
+    [
+        ({"draft_window": 16}, {"max_draft_window": 4}, {"draft_window": 4, "max_draft_window": 4}),
+        ({"max_draft_window": 4}, {"draft_window": 9}, {"draft_window": 9, "max_draft_window": 9}),
+        ({"draft_window": 2}, {"max_draft_window": 4}, {"draft_window": 2, "max_draft_window": 4}),
+    ],
+)
+def test_a_default_of_a_range_gives_way_to_its_other_end(
+    defaults: dict[str, int], own: dict[str, int], expected: dict[str, int]
+) -> None:
+    found = fit({"speculation": defaults}, {"speculation": own, "mode": "linear_speculation"}, 100, modes=True)
+    assert {name: getattr(found.speculation, name) for name in expected} == expected
+
+
+def test_other_defaults_give_way_too() -> None:
+    cooled = fit({"renoising": {"t_min": 0.4}}, {"renoising": {"t_max": 0.2}}, 100)
+    assert (cooled.renoising.t_min, cooled.renoising.t_max) == (0.2, 0.2)
+    part = {"blocks": {"sub_block_length": 8}}
+    assert fit(part, {"block_length": 12}, 100, whole=False).blocks.sub_block_length == 6
+    both = {"speculation": {"draft_window": 9, "max_draft_window": 4}}
+    assert fit({}, both, 100).speculation.draft_window == 9, "what a request sets is taken as it is"
 
 
 def test_a_default_growing_canvas_gives_way_to_a_template() -> None:

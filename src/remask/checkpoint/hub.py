@@ -2,11 +2,14 @@
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 
-from huggingface_hub import constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -22,6 +25,7 @@ from remask.errors import CheckpointError
 # What a model needs, and nothing that could be executed: no Python files, no pickles.
 _WEIGHTS = ["*.safetensors"]
 _TEXTS = ["*.json", "merges.txt", "tokenizer.model", "*.jinja"]
+_AT_A_TIME = 8  # files that are downloaded, as of the client
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -46,8 +50,44 @@ def fetch(
     """
     with _bars(progress), _told(repo, revision, what):
         for patterns in (_TEXTS, _WEIGHTS) if weights else (_TEXTS,):
+            _download(repo, revision, patterns)
             folder = snapshot_download(repo, revision=revision, allow_patterns=patterns)
     return Path(folder)
+
+
+def _download(repo: str, revision: str | None, patterns: Sequence[str]) -> None:
+    """Download files of `repo`, some at a time, in threads that an interrupt does not wait for.
+
+    The client's own threads are waited for where a process ends, and a file that stands still is given up after 50
+    seconds. Raises what the client raises of a file. Where the list of files cannot be had nothing is done: the client
+    says why, or finds all files on the disk.
+    """
+    try:
+        listed = HfApi().model_info(repo, revision=revision or constants.DEFAULT_REVISION).siblings or ()
+    except Exception:
+        return
+    names = [each.rfilename for each in listed if any(fnmatch(each.rfilename, pattern) for pattern in patterns)]
+    left, done, stopped = iter(names), SimpleQueue[Exception | None](), Event()
+
+    def work() -> None:
+        for name in left:
+            if stopped.is_set():
+                return
+            try:
+                hf_hub_download(repo, name, revision=revision)
+                done.put(None)
+            except Exception as error:
+                done.put(error)
+
+    for _ in range(min(_AT_A_TIME, len(names))):
+        Thread(target=work, daemon=True).start()
+    try:
+        for _ in names:
+            error = done.get()
+            if error is not None:
+                raise error
+    finally:
+        stopped.set()
 
 
 def fetch_file(repo: str, file: str, *, progress: bool = False) -> Path:

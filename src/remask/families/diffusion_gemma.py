@@ -61,7 +61,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
             width,
         ),
         embed_scale=hidden**0.5,
-        logit_cap=fields.number("final_logit_softcapping", 30.0),
+        logit_cap=fields.switched("final_logit_softcapping", 30.0),
         mixture=_mixture(
             experts,
             fields.integer("top_k_experts", most=experts),

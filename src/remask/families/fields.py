@@ -82,6 +82,10 @@ class Fields:
             raise self.unfit(key, "a positive, finite number")
         return float(value)
 
+    def switched(self, key: str, default: float) -> float | None:
+        """A positive, finite number of what `null` switches off (None). Where the key is absent: `default`."""
+        return None if key in self._raw and self._raw[key] is None else self.number(key, default)
+
     def real(self, key: str) -> float:
         """A finite number of either sign."""
         value = self.get(key)

@@ -23,6 +23,7 @@ def fit(
     *,
     growing: bool = False,
     whole: bool = True,
+    ragged: bool = False,
     modes: bool = False,
 ) -> SamplingParams:
     """Return a request's `own` parameters, with `defaults` for the rest, which are made to fit them.
@@ -30,9 +31,10 @@ def fit(
     What a request sets is taken as it is, and refused where it contradicts itself. The defaults give way: a default
     `max_tokens` to `min_tokens` and to the `room` beside the prompt, a default `min_tokens` to `max_tokens`, a default
     `block_length` to the longest one below it that `max_tokens` is a multiple of, and default `steps` keep their number
-    per token. Defaults of one choice are dropped where the request sets another field of it, and so are those of other
+    per token. Defaults of a range, and of a part of a block, give way to its other end, and to the block. Defaults of
+    one choice are dropped where the request sets another field of it, and so are those of other
     modes than its own, of a model that has `modes`. A default `block_length` stays where the model's responses need not
-    be `whole` blocks.
+    be `whole` blocks, or where the last one may be shorter (`ragged`).
     None leaves a field out. The response of a `template`, of `max_tokens` places, need not be a multiple of its block,
     and its steps follow the places that are filled. The same goes for a canvas that grows, as it does where nobody sets
     `growing_canvas` and the model's family is `growing`; a default `growing_canvas` gives way to a `template`. Raises
@@ -45,28 +47,36 @@ def fit(
     if template is not None and "blocks.growing_canvas" not in own:  # such a canvas has its length
         merged.pop("blocks.growing_canvas", None)
     if "max_tokens" not in own:
-        merged["max_tokens"] = _length(merged, merged.get("block_length", 1), room)
+        merged["max_tokens"] = _length(merged, 1 if ragged else merged.get("block_length", 1), room)
     length = merged["max_tokens"]
     if "min_tokens" in kept and "min_tokens" not in own:
         merged["min_tokens"] = min(kept["min_tokens"], length)
     if length >= 1:  # else nothing fits it, and its error is the one to report
         if template is None and merged.get("blocks.growing_canvas", growing):
             template = Template.plain(length)
-        if whole and "block_length" in kept and "block_length" not in own:
+        if whole and not ragged and "block_length" in kept and "block_length" not in own:
             most = kept["block_length"]
             merged["block_length"] = _divisor(length, most) if template is None else min(length, most)
         if "steps" in kept:
             block = merged.get("block_length", length)
-            usual = blocks_for(_made(defaults), None, growing=defaults.get("blocks.growing_canvas", growing))
-            merged["steps"] = _steps(usual, length, block) if template is None else _shared(usual, template, block)
+            grows = defaults.get("blocks.growing_canvas", growing)
+            usual = blocks_for(_made(defaults), None, growing=grows, ragged=ragged)
+            steps = _steps(usual, length, block, ragged=ragged)
+            merged["steps"] = steps if template is None else _shared(usual, template, block)
+    _give_way(merged, own)
     return _made(merged)
 
 
 def overlaid(
-    defaults: Mapping[str, Any], own: Mapping[str, Any], *, growing: bool = False, whole: bool = True
+    defaults: Mapping[str, Any],
+    own: Mapping[str, Any],
+    *,
+    growing: bool = False,
+    whole: bool = True,
+    ragged: bool = False,
 ) -> dict[str, Any]:
     """Return defaults that are `own` and, for the rest, `defaults` as far as they fit them; see `fit`."""
-    params = fit(defaults, own, POSITIONS, growing=growing, whole=whole)
+    params = fit(defaults, own, POSITIONS, growing=growing, whole=whole, ragged=ragged)
     return by_group(
         SamplingParams, {path: attrgetter(path)(params) for path in _layered(_given(defaults), _given(own))}
     )
@@ -130,11 +140,31 @@ def _divisor(length: int, most: int) -> int:
     return next(block for block in range(min(length, most), 0, -1) if length % block == 0)
 
 
-def _steps(usual: Blocks, length: int, block: int) -> int:
-    """Return the steps for `length` tokens in blocks of `block`, at the usual number per token."""
-    if not 1 <= block <= length:
+def _steps(usual: Blocks, length: int, block: int, *, ragged: bool) -> int:
+    """Return the steps for `length` tokens in blocks of `block`, at the usual number per token.
+
+    The last of `ragged` blocks, which may be shorter, has as many as others.
+    """
+    if block < 1 or (block > length and not ragged):
         return 1
-    return max(1, round(block * usual.steps[0] / usual.length)) * (length // block)
+    return max(1, round(block * usual.steps[0] / usual.length)) * (-(-length // block) if ragged else length // block)
+
+
+# Fields of which the first is at most the second. A default that contradicts a request gives way.
+_ORDERED = (("speculation.draft_window", "speculation.max_draft_window"), ("renoising.t_min", "renoising.t_max"))
+_PART = "blocks.sub_block_length"
+
+
+def _give_way(merged: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Make defaults of `merged` fit what a request's `own` parameters set: in an order, or as a part of a block."""
+    for least, most in _ORDERED:
+        if least in merged and most in merged and merged[least] > merged[most]:
+            if least not in own:
+                merged[least] = merged[most]
+            elif most not in own:
+                merged[most] = merged[least]
+    if _PART in merged and _PART not in own and "block_length" in own:
+        merged[_PART] = _divisor(merged["block_length"], merged[_PART])
 
 
 def _shared(usual: Blocks, template: Template, block: int) -> int:
