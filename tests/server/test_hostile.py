@@ -232,6 +232,7 @@ def test_a_step_that_takes_too_long_is_reported(
         clock.now += 0.5
         refused = running.client.get("/health")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "step_overdue")
+        assert [running.client.get(path).status_code for path in ("/ready", "/live")] == [503, 200]
         eventually(lambda: "a step has taken 4.5 s, and 4 s are allowed" in caplog.text)
         assert "chatcmpl-" in caplog.text or "-0" in caplog.text
         go.set()

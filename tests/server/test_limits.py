@@ -42,6 +42,18 @@ def test_keys(limited: Running) -> None:
     for path in ("/metrics", "/v1/cache", "/openapi.json", "/version", "/get_model_info"):
         assert limited.client.get(path, headers={"Authorization": "none"}).status_code == 401
     assert limited.client.get("/health", headers={"Authorization": "none"}).status_code == 200, "probes have no key"
+    for path in ("/live", "/ready"):
+        answer = limited.client.get(path, headers={"Authorization": "none"})
+        assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+
+
+def test_metrics_may_be_open() -> None:
+    """And nothing else is: a scraper of Kubernetes' annotations has no key to send."""
+    with serving(api_keys=[KEY], open_metrics=True) as running:
+        stranger = {"Authorization": "none"}
+        assert "remask:num_requests_running" in running.client.get("/metrics", headers=stranger).text
+        for path in ("/v1/models", "/v1/cache", "/openapi.json", "/version", "/get_model_info"):
+            assert running.client.get(path, headers=stranger).status_code == 401
 
 
 def test_keys_are_never_logged(limited: Running, caplog: pytest.LogCaptureFixture) -> None:

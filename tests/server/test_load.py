@@ -132,6 +132,8 @@ def test_a_draining_server_ends_what_it_took_and_refuses_the_rest() -> None:
             running.service.engine.draining = True
             late = running.ask()
             assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+            probes = [running.client.get(path).status_code for path in ("/ready", "/live")]
+            assert probes == [503, 200], "it takes no requests, and is not to be ended"
             assert late.headers["Retry-After"]
             assert running.client.get("/health").status_code == 503
         assert early.result().status_code == 200
@@ -171,6 +173,7 @@ def test_a_dead_engine_is_seen_by_all() -> None:
         assert running.ask().status_code == 500
         health = running.client.get("/health")
         assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_dead")
+        assert [running.client.get(path).status_code for path in ("/ready", "/live")] == [503, 503]
         assert running.client.get("/metrics").status_code == 200
         assert running.client.get("/v1/cache").status_code == 500
 

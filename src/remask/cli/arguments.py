@@ -121,6 +121,7 @@ def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimit
         metavar="KEY",
         help=f"as --api-key; only these keys may have negative priorities; also from {PRIORITY_KEY_VARIABLE}",
     )
+    group.add_argument("--open-metrics", action="store_true", help="answer /metrics without a key, as Prometheus asks")
     group.add_argument(
         "--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages of these origins may call (CORS)"
     )

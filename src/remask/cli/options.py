@@ -156,6 +156,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "seed": args.seed,
         "priority_keys": [*(args.priority_key or []), *filter(None, [os.environ.get(PRIORITY_KEY_VARIABLE)])],
         **{name: value for name, value in vars(args).items() if name in declared(ServerLimits)},
+        "open_metrics": args.open_metrics,
         "allowed_origins": args.allowed_origins,
         "allowed_hosts": [args.host, *args.allowed_hosts],
     }

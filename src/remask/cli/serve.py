@@ -126,6 +126,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any) -> None
         **{name: getattr(config, name) for name in declared(ServerLimits)},
         "api_keys": len(config.api_keys),
         "priority_keys": len(config.priority_keys),
+        "open_metrics": config.open_metrics,
         "allowed_origins": list(config.allowed_origins),
         "allowed_hosts": list(config.allowed_hosts),
         "chat_template": args.chat_template

@@ -113,6 +113,8 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/{name:path}", info.model, Model, [404]),
     Endpoint("GET", "/health", info.health, Health, [503]),
     Endpoint("GET POST", "/ping", info.health, Health, [503]),
+    Endpoint("GET", "/ready", info.health, Health, [503]),
+    Endpoint("GET", "/live", info.live, Health, [503]),
     Endpoint("GET", "/version", info.version, Version),
     Endpoint("GET", "/get_model_info", info.get_model_info, ModelInfo),
     Endpoint("GET", "/metrics", info.metrics, CONTENT_TYPE.partition(";")[0]),

@@ -91,6 +91,7 @@ class ServerConfig(ServerLimits):
         seed: makes the seeds of requests without one reproducible; with None they are random.
         priority_keys: keys that let in as `api_keys` do. Where there are any, only their requests may have a negative
             `priority`.
+        open_metrics: whether `/metrics` is answered without a key.
         allowed_origins: origins whose web pages may call the server from a browser (CORS); none by default.
         allowed_hosts: names under which the server may be called, beside `localhost` and all addresses; `*` is any.
             Where there are keys any name is taken, as a page of another site has none.
@@ -101,6 +102,7 @@ class ServerConfig(ServerLimits):
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     priority_keys: Sequence[str] = field(default=(), repr=False)
+    open_metrics: bool = False
     allowed_origins: Sequence[str] = ()
     allowed_hosts: Sequence[str] = ()
 

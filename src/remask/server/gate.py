@@ -22,8 +22,9 @@ from remask.server.pages import FILES
 
 log = logging.getLogger(__name__)
 
-PROBES = frozenset(["/health", "/ping"])  # which say nothing of use to other sites' pages
+PROBES = frozenset(["/health", "/ping", "/live", "/ready"])  # which say nothing of use to other sites' pages
 OPEN_PATHS = frozenset([*PROBES, *FILES])  # health probes have no key, and pages ask for one
+METRICS = "/metrics"
 MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 ANY = "*"
@@ -44,6 +45,7 @@ class Gate:
         self._keys, self._priority_keys = (
             [key.encode() for key in keys] for keys in (config.api_keys, config.priority_keys)
         )
+        self._open = OPEN_PATHS | ({METRICS} if config.open_metrics else frozenset())
         # A page of another site has no key, and browsers add none.
         self._hosts = AllowedHosts([ANY] if self._keys or self._priority_keys else config.allowed_hosts)
 
@@ -96,7 +98,7 @@ class Gate:
             )
         key, leads = self._key(headers)
         scope["state"].update(leads=leads, client=_address(scope) if key is None else key)
-        if key is None and (self._keys or self._priority_keys) and scope["path"] not in OPEN_PATHS:
+        if key is None and (self._keys or self._priority_keys) and scope["path"] not in self._open:
             raise ApiError(
                 401,
                 "an API key is needed, as the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'; this one is "

@@ -60,7 +60,7 @@ class Computing(Answer):
 
 
 class Health(Answer):
-    """Requests are accepted."""
+    """Requests are accepted, or of `/live`: the process answers."""
 
     status: Literal["ok"]
     computing: Computing
@@ -117,9 +117,8 @@ async def health(request: Request) -> Response:
 
     Answer 503 while the server drains, while a step of the engine takes too long, and after the engine has died.
     """
+    answer = await live(request)
     engine = service_of(request).engine
-    if not engine.alive:
-        raise ApiError(503, f"the engine is dead: {engine.error}", code="engine_dead")
     if engine.draining:
         raise ApiError(503, "draining: the server is about to stop")
     seconds = engine.overdue  # read once: the step may end meanwhile
@@ -129,6 +128,17 @@ async def health(request: Request) -> Response:
             f"a step of the engine has taken {seconds:.1f} s; more than {engine.step_limit:g} s are too long",
             code="step_overdue",
         )
+    return answer
+
+
+async def live(request: Request) -> Response:
+    """Answer 200 while the process answers: also while it drains or a step takes too long.
+
+    Answer 503 after the engine has died, which only a new process mends.
+    """
+    engine = service_of(request).engine
+    if not engine.alive:
+        raise ApiError(503, f"the engine is dead: {engine.error}", code="engine_dead")
     choice = service_of(request).llm.engine.choice
     computing: Computing = {
         "attention": choice.executor.name,
