@@ -71,6 +71,7 @@ ORDER = (
     "remask_lab.asked",
     "remask_lab.instruments",
     "remask_lab.subjects",
+    "remask_lab.decisions",
     "remask_lab.speed",
     "remask_lab.audits",
     "remask_lab.gpu",

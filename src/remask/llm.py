@@ -403,9 +403,10 @@ class LLM:
 
     def decide(
         self,
-        state: str | Mapping[str, Any] | Sequence[Any],
-        questions: Mapping[str, Any],
+        state: str | Mapping[str, Any] | Sequence[Any] | Decisions = "",
+        questions: Mapping[str, Any] | Sequence[Any] | None = None,
         *,
+        input: str | Sequence[Mapping[str, Any]] | None = None,
         together: bool = False,
         calibrate: bool = False,
         end_turn: bool = True,
@@ -415,13 +416,19 @@ class LLM:
     ) -> Decided:
         """Answer questions over one state by the model's distribution over a few labels each; nothing is generated.
 
-        The fields are those of `docs/decisions.md`. Each question is a canvas of its own, all of
+        The fields are those of `docs/decisions.md`: a `state` with questions by their ids, as System One has them, or
+        an `input` with a list of questions, as OpenAI's API has them; the answers of a list have their places in it,
+        from "0", as ids, and a question that shows an image has no answer. `Decisions` in place of the state are all of
+        that. Each question is a canvas of its own, all of
         them in one batch over the state as their shared prefix, and takes one pass; with labels of several tokens, one
         for each beginning of a label, in the same batch. `cache`, `cache_config` and `adapter` are as in `generate`.
         Raises `ConfigError`, before anything runs, where a question cannot be asked.
         """
-        fields = {"together": together, "calibrate": calibrate, "end_turn": end_turn}
-        plan = self.session.decisions(Decisions(state=state, questions=questions, **fields))
+        asked = state
+        if not isinstance(asked, Decisions):
+            fields = {"input": input, "together": together, "calibrate": calibrate, "end_turn": end_turn}
+            asked = Decisions(state, questions, **fields)  # type: ignore[arg-type]
+        plan = self.session.decisions(asked)
         policy = self.session.chosen_policy(cache, cache_config, adapter)
         numbers = range(len(plan.asks))
         requests = [plan.request(number, str(number), policy=policy, adapter=adapter) for number in numbers]

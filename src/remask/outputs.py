@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from remask.answers.decided import Decision
 from remask.engine.request import Request
 from remask.readers.logprobs import Logprobs
-from remask.request.questions import Decision
 from remask.request.result import FinishReason, Result, Transfer, Usage
 from remask.request.trace import TokenLogprob, token_logprobs
 from remask.text.detokenize import ResponseText

@@ -10,11 +10,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer as RawTokenizer
 
+from remask.answers.decided import Decision, told
 from remask.checks import BUNDLED_TARIFF
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, DecisionError
 from remask.llm import LLM
-from remask.request.questions import Decision, Decisions
+from remask.request.questions import Decisions
 from tests.oracles import reading as oracle
 from tests.oracles.dense import DenseModel, load
 
@@ -80,7 +81,7 @@ def check(decision: Decision, logs: Sequence[float]) -> None:
     assert decision.label_mass == pytest.approx(math.fsum(map(math.exp, logs)), rel=2e-3)
     assert decision.entropy == pytest.approx(-math.fsum(p * math.log(p) for p in expected if p), abs=2e-3)
     assert decision.choice == max(decision.probabilities, key=lambda name: decision.probabilities[name])
-    assert decision.content["confidence"] == decision.probabilities[decision.choice]
+    assert sum(decision.shares) == pytest.approx(1)
 
 
 def test_a_choice_of_words(llm: LLM, truth: Truth) -> None:
@@ -94,7 +95,7 @@ def test_a_choice_of_words(llm: LLM, truth: Truth) -> None:
 
 
 def test_letters_stand_for_what_is_shown(llm: LLM, truth: Truth) -> None:
-    asked = {"instructions": "Who ordered soap?", "criteria": {"Anna": None, "Ben": "the second"}}
+    asked = {"instructions": "Who ordered soap?", "criteria": {"Anna": None, "Ben": "the second"}, "labels": "letters"}
     prompt = truth.turns(STATE, "Who ordered soap?\nA: Anna\nB: Ben, the second\nAnswer with one of A, B.")
     found = llm.decide(STATE, {"who": asked}).answers["who"]
     check(found, [truth.label(prompt, "", letter) for letter in "AB"])
@@ -104,21 +105,21 @@ def test_letters_stand_for_what_is_shown(llm: LLM, truth: Truth) -> None:
 def test_yes_and_no_take_labels_that_the_vocabulary_tells_apart(llm: LLM, truth: Truth) -> None:
     """This vocabulary spells yes in three tokens and no in two."""
     asked = {"type": "noul", "instructions": "Is it soap?", "criteria": {"true": "it is", "false": None}}
-    prompt = truth.turns(STATE, "Is it soap?\nY: yes, it is\nN: no\nAnswer with one of Y, N.")
+    prompt = truth.turns(STATE, "Is it soap?\nY: yes, it is\nN: no\nY or N?")
     found = llm.decide(STATE, {"q": asked}).answers["q"]
     check(found, [truth.label(prompt, "", letter) for letter in "YN"])
-    assert found.value == found.content["noul"] == found.probabilities["yes"]
+    assert found.value == found.system_one["noul"] == found.probabilities["yes"]
 
 
 def test_a_score_is_an_expected_level(llm: LLM, truth: Truth) -> None:
-    prompt = truth.turns(STATE, "How good?\n1: bad\n2: fair\n3: good\nAnswer with one of 1, 2, 3.")
+    prompt = truth.turns(STATE, "How good?\n0: bad\n1: fair\n2: good\nAnswer with one of 0, 1, 2.")
     asked = {"type": "score", "instructions": "How good?", "criteria": ["bad", "fair", "good"]}
     found = llm.decide(STATE, {"q": asked}).answers["q"]
-    logs = [truth.label(prompt, "", level) for level in "123"]
+    logs = [truth.label(prompt, "", level) for level in "012"]
     check(found, logs)
-    assert found.value == pytest.approx(sum(n * p for n, p in enumerate(shares(logs), 1)), abs=1e-3)
-    assert found.content["score"] == found.value
-    assert found.content["legend"] == {"1": "bad", "2": "fair", "3": "good"}
+    assert found.value == pytest.approx(sum(n * p for n, p in enumerate(shares(logs))), abs=1e-3)
+    assert found.system_one["score"] == found.value
+    assert found.system_one["legend"] == {"0": "bad", "1": "fair", "2": "good"}
 
 
 @pytest.mark.parametrize(("low", "high", "passes"), [(3, 7, 1), (98, 103, 5), (0, 12, 3)])
@@ -211,12 +212,49 @@ def test_a_state_of_json_is_read_as_text(llm: LLM) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "questions.q: the label 'yes' takes more tokens than 'no'": ({"labels": ["no", "yes", "oh"]}, {}),
-    "the label 'yes' takes more tokens than 'no'": ({"labels": ["yes", "no", "a"]}, {}),
-    "differ in 5 tokens, and at most 4": ({"labels": ["vwxyz", "wxyzv", "zvwxy"]}, {}),
+    "questions.q: the label 'yes' takes more tokens than 'no'": ({"labels": ["no", "yes", "oh"]}, {"together": True}),
+    "the label 'yes' takes more tokens than 'no'": ({"labels": ["yes", "no", "a"]}, {"together": True}),
+    "the label 'no' is how 'now' begins, and nothing stands": ({"labels": ["no", "now", "a"]}, {"end_turn": False}),
+    "{mask} stands behind labels of different lengths": (
+        {"labels": ["x", "yes", "a"], "template": "{answer} {mask}"},
+        {},
+    ),
     "differ in 2 tokens, and at most 1": ({"labels": ["xy", "yx", "zz"]}, {"together": True}),
     "must hold {answer} once": ({"template": "x{answer}{mask}{answer}"}, {}),
 }
+
+
+OPEN: list[tuple[list[str], str]] = [
+    (["no", "now", "a"], "soap "),
+    (["vwxyz", "wxyzv", "zvwxy"], ""),
+    (["Ann", "Anna", "Annabelle or Anna", "Ben"], ""),
+]
+
+
+@pytest.mark.parametrize(("labels", "before"), OPEN)
+def test_labels_of_any_lengths_are_written_out_one_by_one(
+    llm: LLM, truth: Truth, labels: list[str], before: str
+) -> None:
+    """Masks stand for the longest and what follows it; each label is told up to the token that no other has there."""
+    asked = {"instructions": "Which?", "criteria": labels, "labels": labels, "show_options": False}
+    found = llm.decide(STATE, {"q": {**asked, "template": f"{before}{{answer}}"}})
+    prompt, ends = truth.turns(STATE, "Which?"), truth.tokens("<|eot_id|>")
+    texts = {label: truth.tokens(f"{before}{label}") + ends for label in labels}
+    start = next(at for at in range(99) if len({tuple(text[: at + 1]) for text in texts.values()}) > 1)
+    longest = max(map(len, texts.values()))
+    logs, passes = [], set[tuple[int, ...]]()
+    for label in labels:
+        total, told = 0.0, start
+        while sum(text[:told] == texts[label][:told] for text in texts.values()) > 1:
+            begun = texts[label][:told]
+            answer = [*begun, *[0] * (longest - told)]
+            read = oracle.logprobs(truth.model, prompt, answer, range(told, longest))
+            total += float(read[told, texts[label][told]])
+            passes.add(tuple(begun))
+            told += 1
+        logs.append(total)
+    check(found.answers["q"], logs)
+    assert found.usage.forwards == len(passes)
 
 
 def test_labels_that_cannot_be_told_apart_are_refused(llm: LLM) -> None:
@@ -248,3 +286,97 @@ def test_more_canvases_than_allowed_are_refused_before_any_is_read(llm: LLM) -> 
     assert len(llm.session.decisions(asked, 20).asks) == 20
     with pytest.raises(ConfigError, match="more than 19 canvases"):
         llm.session.decisions(asked, 19)
+
+
+def test_more_alternatives_than_letters_take_the_shortest_codes(llm: LLM, truth: Truth) -> None:
+    """No code is one token here, so there is a canvas for each first letter, and one that reads it."""
+    names = [f"shelf {n}" for n in range(40)]
+    found = llm.decide(STATE, {"q": {"instructions": "Where?", "criteria": names}})
+    labels = found.answers["q"].written
+    assert labels == tuple(f"{a}{b}" for a in "AB" for b in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")[:40]
+    assert found.usage.forwards == 3
+    lines = [f"{label}: {name}" for label, name in zip(labels, names, strict=True)]
+    prompt = truth.turns(STATE, "\n".join(["Where?", *lines, "Answer with the label of one of them."]))
+    check(found.answers["q"], [truth.label(prompt, "", label) for label in labels])
+
+
+ITEMS: list[dict[str, Any]] = [
+    {"role": "developer", "content": "Orders are read out."},
+    {"role": "user", "content": [{"type": "input_text", "text": "Who?"}, {"type": "input_json", "data": {"a": [1]}}]},
+    {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": "soap"}'},
+    {"type": "function_call_output", "call_id": "c", "output": "Ben"},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "Ben."}], "phase": "final_answer"},
+]
+
+
+def test_a_conversation_is_the_one_that_it_is(llm: LLM, truth: Truth) -> None:
+    """This template knows no tools, so calls are texts of the two sides."""
+    asked = [{"type": "predicate", "instructions": "Is it soap?", "name": "it"}]
+    found = llm.decide(input=ITEMS, questions=asked)
+
+    def turn(role: str, text: str) -> str:
+        return f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>"
+
+    turns = [
+        ("system", "Orders are read out."),
+        ("user", 'Who?\n{"a": [1]}'),
+        ("assistant", 'look({"at": "soap"})'),
+        ("user", "look returned: Ben"),
+        ("assistant", "Ben."),
+        ("user", "Is it soap?\nY: yes\nN: no\nY or N?"),
+    ]
+    text = (
+        "<|startoftext|>" + "".join(turn(*each) for each in turns) + "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    prompt = truth.tokens(text)
+    check(found.answers["0"], [truth.label(prompt, "", letter) for letter in "YN"])
+
+
+def test_answers_have_the_form_of_the_api_that_asked(llm: LLM) -> None:
+    """Values keep their types, levels count from 0, and images are refused question by question."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+    asked = Decisions.from_mapping(
+        {
+            "input": "Orders: rope Anna.",
+            "questions": [
+                {"type": "choice", "instructions": "Is it?", "choices": [{"value": "true"}, {"value": True}]},
+                {"type": "predicate", "instructions": [{"type": "input_text", "text": "Is it?"}], "name": "p"},
+                {"type": "score", "instructions": "How?", "levels": [{"label": "a"}, {"label": "a"}, {"label": "c"}]},
+                {"type": "predicate", "instructions": [{"type": "input_text", "text": "Is it?"}, image], "name": "i"},
+            ],
+        }
+    )
+    answers = told(asked, llm.decide(asked).answers)
+    assert isinstance(answers, list)
+    choice, predicate, score, refused = answers
+    assert [(type(each["value"]), each["value"]) for each in choice["probabilities"]] == [(str, "true"), (bool, True)]
+    assert choice["name"] is None
+    assert 0 < predicate["probability"] < 1
+    assert [(each["value"], each["label"]) for each in score["probabilities"]] == [(0, "a"), (1, "a"), (2, "c")]
+    assert score["score"] == pytest.approx(sum(each["value"] * each["probability"] for each in score["probabilities"]))
+    assert refused == {"type": "refusal", "name": "i"}
+    nothing = Decisions(input="x", questions=[{"type": "predicate", "instructions": [image]}])
+    assert told(nothing, llm.decide(nothing).answers) == [{"type": "refusal", "name": None}]
+
+
+def test_what_requests_share_ends_at_breakpoints_where_these_are_asked_for(llm: LLM) -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    parts: list[dict[str, Any]] = [
+        {"type": "input_text", "text": "rope Anna;", **mark},
+        {"type": "input_text", "text": "soap Ben."},
+    ]
+    about = [{"role": "system", "content": "Orders:"}, {"role": "user", "content": parts}]
+    asked = [{"type": "predicate", "instructions": "Is it?"}]
+
+    def stored(**options: Any) -> list[int]:
+        plan = llm.session.decisions(Decisions(input=about, questions=asked, **options))
+        return list(plan.shared[: plan.stored])
+
+    assert llm.tokenizer is not None
+    turns = [{"role": "system", "content": "Orders:"}, {"role": "user", "content": "rope Anna;\nsoap Ben."}]
+    whole = llm.tokenizer.apply_chat(turns, add_generation_prompt=False)
+    assert stored() == stored(prompt_cache_options={"mode": "implicit"}) == whole
+    text = llm.tokenizer.decode(stored(prompt_cache_options={"mode": "explicit", "ttl": "30m"}))
+    assert text.endswith("rope Anna;")
+    del parts[0]["prompt_cache_breakpoint"]
+    assert stored(prompt_cache_options={"mode": "explicit"}) == []

@@ -12,7 +12,6 @@ from fastapi import FastAPI
 
 ALIASES = {
     "/v1/fim/completions": "/v1/completions",
-    "/v1/systemone": "/v1/decisions",
     "/score": "/v1/score",
     "/rerank": "/v1/rerank",
     "/v2/rerank": "/v1/rerank",

@@ -13,6 +13,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/decisions": {"state": "a", "questions": {"q": {"instructions": "a", "criteria": ["a", "b"]}}},
+    "/v1/systemone": {"state": "a", "questions": {"q": {"instructions": "a", "criteria": ["a", "b"]}}},
     "/v1/score": {"queries": "a", "documents": ["a"]},
     "/v1/rerank": {"query": "a", "documents": ["a"]},
     "/tokenize": {"prompt": "a"},

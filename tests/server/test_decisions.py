@@ -50,49 +50,96 @@ def test_the_answers_are_those_of_the_library(server: Running) -> None:
         pytest.approx(list(each.probabilities.values()), abs=1e-4) for each in found.answers.values()
     ]
     assert [each["choice"] for each in body["answers"].values()] == [each.choice for each in found.answers.values()]
-    assert (body["object"], body["model"], body["together"], body["calibrated"]) == (
-        "decisions",
-        "bundled-transit",
-        False,
-        False,
-    )
-    assert body["usage"]["completion_tokens"] == 0
-    assert body["usage"]["prompt_tokens"] == found.usage.prompt_tokens
-    assert body["remask"]["reads"] == body["remask"]["forwards"] == 6
-    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0  # all but the first at least
+    work = body["x_remask"]
+    assert (body["model"], work["together"], work["calibrated"]) == ("bundled-transit", False, False)
+    assert body["usage"] == {"input_tokens": found.usage.prompt_tokens, "output_tokens": 0}
+    assert work["reads"] == work["forwards"] == 6
 
 
 def test_one_canvas_for_all_says_so_and_differs(server: Running) -> None:
     apart, joint = ask(server, 3).json(), ask(server, 3, together=True).json()
-    assert joint["together"]
-    assert joint["remask"]["reads"] == 1
+    assert joint["x_remask"]["together"]
+    assert joint["x_remask"]["reads"] == 1
     assert likely(joint["answers"]) != likely(apart["answers"])
     calibrated = ask(server, 3, calibrate=True).json()
-    assert calibrated["calibrated"]
-    assert calibrated["remask"]["reads"] == 6
+    assert calibrated["x_remask"]["calibrated"]
+    assert calibrated["x_remask"]["reads"] == 6
     assert likely(calibrated["answers"]) != likely(apart["answers"])
 
 
-def test_the_body_that_others_began_to_use(server: Running) -> None:
-    """Draws are ignored, as nothing is drawn; a step more than one is refused."""
+def openai_body(count: int = 1, **fields: Any) -> dict[str, Any]:
+    asked = [{**question(n), "name": str(n)} for n in range(count)]
+    turns = [{"role": "system", "content": [{"type": "input_text", "text": STATE}]}]
+    return {"input": turns, "questions": asked, "end_turn": False, "safety_identifier": "me", **fields}
+
+
+def test_both_apis_tell_the_same(server: Running) -> None:
+    told = server.client.post(URL, json=openai_body(3))
+    assert told.status_code == 200, told.text
+    answers = told.json()["answers"]
+    assert [each["name"] for each in answers] == ["0", "1", "2"]
+    shares = [[each["probability"] for each in answer["probabilities"]] for answer in answers]
+    assert shares == [pytest.approx(one, abs=1e-4) for one in likely(ask(server, 3).json()["answers"])]
+    usage = told.json()["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] > usage["input_tokens_details"]["cached_tokens"] > 0
+    with server.openai() as client:
+        found = client.decisions.create(
+            model="bundled-transit",
+            input=STATE,
+            questions=[
+                {"type": "choice", "instructions": "is it ?", "choices": [{"value": "oak"}, {"value": "elm"}]},
+                {"type": "predicate", "instructions": [{"type": "input_image", "image_url": "data:,"}], "name": "i"},
+            ],
+        )
+    assert found.answers[0].type == "choice"
+    assert found.answers[0].choice in ("oak", "elm")
+    assert (found.answers[1].type, found.answers[1].name) == ("refusal", "i")
+
+
+def test_prompt_cache_keys_are_partitions_of_a_salt(server: Running) -> None:
+    server.client.delete("/v1/cache")
+    one = {"prompt_cache_key": "a"}
+    keys: list[dict[str, Any]] = [{}, one, one, {**one, "cache_salt": "s"}, {}]
+    told = [server.client.post(URL, json=openai_body(**key)).json()["usage"] for key in keys]
+    cached = [each["input_tokens_details"]["cached_tokens"] > 0 for each in told]
+    assert cached == [False, False, True, False, True]
+
+
+def test_the_body_of_system_one(server: Running) -> None:
+    """Names of that API's models are the served one's, and what is unknown is ignored, but not images."""
     asked = {
+        "model": "jev-latest",
         "state": {"line": STOPS},
         "questions": {
-            "a": {"type": "noul", "instructions": "is it ?", "criteria": {"true": "it is", "false": "it is not"}},
-            "b": {"type": "score", "instructions": "how ?", "criteria": ["oak", "elm"], "labels": ["1", "2"]},
+            "a": {
+                "type": "noul",
+                "instructions": {"is": "it ?"},
+                "criteria": {"true": ["it is"]},
+                "labels": ["1", "0"],
+            },
+            "b": {"type": "score", "criteria": ["oak", {"label": "elm"}], "labels": ["1", "2"]},
         },
         "seed": 3,
-        "samples": "auto",
-        "auto_max": 4,
-        "auto_threshold": 0.1,
-        "steps": 1,
+        "x_trace": {"a": 1},
     }
-    answers = server.client.post("/v1/systemone", json=asked).json()["answers"]
-    assert answers["a"]["noul"] == answers["a"]["value"] == answers["a"]["probabilities"]["yes"]
-    assert answers["b"]["score"] == pytest.approx(1 + answers["b"]["probabilities"]["elm"])
-    assert answers["b"]["legend"] == {"1": "oak", "2": "elm"}
-    refused = server.client.post("/v1/systemone", json={**asked, "steps": 2})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "steps")
+    told = server.client.post("/v1/systemone", json=asked).json()
+    assert (told["model"], set(told)) == ("bundled-transit", {"model", "answers", "usage", "x_remask"})
+    noul, score = told["answers"].values()
+    assert 0 < noul["noul"] < 1
+    assert score["score"] == pytest.approx(score["probabilities"]["1"])
+    assert score["legend"] == {"0": "oak", "1": {"label": "elm"}}
+    refused: list[tuple[dict[str, Any], int, list[str]]] = [
+        ({"assets": {"a": {}}}, 422, ["body", "assets"]),
+        ({"state": None}, 422, ["body", "state"]),
+        ({"questions": {"a": {"type": "box"}}}, 422, ["body", "questions"]),
+    ]
+    for more, status, where in refused:
+        answer = server.client.post("/v1/systemone", json={**asked, **more})
+        assert (answer.status_code, [each["loc"] for each in answer.json()["detail"]]) == (status, [where])
+    unknown = server.client.post("/v1/systemone", json={**asked, "model": "other"})
+    assert (unknown.status_code, unknown.json()["detail"]["error_type"]) == (404, "not_found_error")
+    names = [each["name"] for each in server.client.get("/v1/models").json()["models"]]
+    assert (names[0], names[-1]) == ("bundled-transit", "jev-latest")
 
 
 def test_more_questions_than_places_are_read_in_waves_beside_others(
@@ -186,8 +233,8 @@ def test_scores_and_rankings_have_vllms_form(server: Running) -> None:
 
 def test_salts_and_priorities_are_those_of_the_body(server: Running) -> None:
     server.client.delete("/v1/cache")
-    told = [ask(server, cache_salt=salt).json()["usage"]["prompt_tokens_details"] for salt in ("one", "two", "one")]
-    assert [each["cached_tokens"] > 0 for each in told] == [False, False, True]
+    told = [ask(server, cache_salt=salt).json()["x_remask"] for salt in ("one", "two", "one")]
+    assert [each["prefix_row_layers"] == 0 for each in told] == [False, False, True]
     assert DecisionsBody.model_validate({"questions": {"q": question()}, "priority": 3}).terms.priority == 3
 
 
@@ -216,7 +263,7 @@ HOSTILE: list[tuple[str, dict[str, Any], str, str]] = [
     (URL, many(1, criteria=["\ud800", "b"]), "questions", "criteria must be"),
     (URL, many(1, depends_on="1"), "questions", "Unknown question field 'depends_on'"),
     (URL, {"questions": {}}, "questions", "ask one at least"),
-    (URL, {"questions": [1]}, "questions", "must be an object"),
+    (URL, {"questions": [1]}, "questions", "must be a list of at most 400 questions, or an object"),
     (URL, {"state": 7, **many(1)}, "state", "must be a text"),
     (URL, {"temperature": 1, **many(1)}, "temperature", "Unknown field"),
     (URL, {"deadline_s": -1, **many(1)}, "deadline_s", "must be a number"),

@@ -177,6 +177,8 @@ def ask_for_reads(ask: Asking) -> None:
     asked["score"] = {"type": "score", "instructions": "How good?", "criteria": ["bad", "good"], "labels": ["1", "2"]}
     for path in ("/v1/decisions", "/v1/systemone"):
         ask.post(path, {"state": STATE, "questions": asked, "end_turn": False})
+    listed = [{**each, "name": name} for name, each in asked.items() if name in ("0", "noul", "number", "score")]
+    ask.post("/v1/decisions", {"input": STATE, "questions": listed, "end_turn": False})
     pair = {"documents": ["oak > elm", "elm > oak"], "labels": ["1", "0"]}
     for path in ("/v1/score", "/score"):
         ask.post(path, {**pair, "queries": "oak"})
@@ -225,9 +227,11 @@ def ask_the_playground(ask: Asking) -> None:
 
 def ask_for_errors(ask: Asking, one: Asking) -> None:
     """Of a server, and of one with a key that takes one request at a time."""
-    for path in sorted(STREAMS | {"/v1/decisions", "/v1/score", "/v1/rerank", "/tokenize", "/detokenize"}):
-        ask.post(path, {"unknown": 1}, 400)
-        ask("POST", path, 400, content=b"{")
+    reads = {"/v1/decisions", "/v1/systemone", "/v1/score", "/v1/rerank"}
+    for path in sorted(STREAMS | reads | {"/tokenize", "/detokenize"}):
+        wrong = 422 if path == "/v1/systemone" else 400
+        ask.post(path, {"unknown": 1}, wrong)
+        ask("POST", path, wrong, content=b"{")
         one("POST", path, 413, content=b" " * 5000)
         one("POST", path, 401, json={}, headers={"Authorization": "Bearer other"})
         ask("POST", path, 403, json={}, headers={"Host": "elsewhere.example"})
@@ -317,7 +321,7 @@ def judge_all(document: dict[str, Any], recorded: Recorded) -> None:
 
 
 def test_a_document_that_lies_is_found_out(judged: Recorded) -> None:
-    for name, lie in (("Usage", {"total_tokens": {"type": "string"}}), ("Decided", {}), ("Error", {})):
+    for name, lie in (("Usage", {"total_tokens": {"type": "string"}}), ("SystemOneDecision", {}), ("Error", {})):
         document = json.loads(json.dumps(judged.document))
         document["components"]["schemas"][name]["properties"] = lie
         with pytest.raises(AssertionError):

@@ -1,24 +1,34 @@
 """From decisions to readings of masks, and from what was read to answers.
 
 The labels of a question are put into the answer one after another, and the whole is tokenized: what differs are the
-tokens that a pass reads. The state and the question are those of a conversation, rendered by the chat template.
+tokens that a pass reads. The question is the last turn of the conversation that it is about, rendered by the chat
+template.
+
+Labels of as many tokens each (few) are read where they stand: what follows them is seen, and a label's probability is
+that of its tokens from left to right, with masks for those still to come. Labels of different lengths leave it open
+where the answer ends: masks stand for the longest of them and for what follows it, and a label's probability is that
+of its beginning, from left to right, up to the token that no other label has there. What follows a label, such as the
+end of the turn, counts as its last token.
 """
 
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import Any
 
+from remask.answers.decided import Decision
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy
 from remask.readers.decision import Reading
-from remask.request.questions import ANSWER, MASK, MAX_LABEL_TOKENS, Decision, Decisions, Question
+from remask.request.questions import ANSWER, MASK, MAX_LABEL_TOKENS, Decisions, Question
 from remask.request.sampling_params import SamplingParams
+from remask.request.transcripts import Transcript, without_tools
 from remask.text.tokenizer import Tokenizer
 
-CONTENT_FREE = "N/A"
+CONTENT_FREE = Transcript.of_text("N/A")
 """The state of a pass that calibrates (contextual calibration, arXiv 2102.09690)."""
 
 Reads = Mapping[int, tuple[float, ...]]
@@ -59,12 +69,14 @@ class DecisionPlan:
     Attributes:
         shared: tokens that all canvases begin with, those of the state.
         free: the same of the content-free state.
+        stored: how many of `shared` other requests may share.
         asks: the canvases; with calibration the second half is that of the first, over the content-free state.
         planned: the questions by their ids.
     """
 
     shared: tuple[int, ...]
     free: tuple[int, ...]
+    stored: int
     asks: tuple[Ask, ...]
     planned: Mapping[str, Planned]
     calibrated: bool
@@ -72,7 +84,7 @@ class DecisionPlan:
     @classmethod
     def of(cls, asked: Decisions, tokenizer: Tokenizer, mask_id: int, most: int | None = None) -> "DecisionPlan":
         """Raises `ConfigError` where labels cannot be told apart, and where more than `most` canvases are needed."""
-        layout = free = _Layout.of(asked, asked.text, tokenizer)
+        layout = free = _Layout.of(asked, asked.transcript, tokenizer)
         built = _Builder(layout, mask_id, most, 1 + asked.calibrate).all(asked)
         asks, base = built.asks, []
         if asked.calibrate:
@@ -82,7 +94,8 @@ class DecisionPlan:
             if other.planned != built.planned:
                 raise ConfigError("calibrate: without the state the labels are other tokens; leave calibrate out")
             base = [Ask(ask.before, ask.reading, free=True) for ask in other.asks]
-        return cls(tuple(layout.shared), tuple(free.shared), (*asks, *base), built.planned, asked.calibrate)
+        stored = layout.stored(asked)
+        return cls(tuple(layout.shared), tuple(free.shared), stored, (*asks, *base), built.planned, asked.calibrate)
 
     def request(self, number: int, name: str, *, policy: CachePolicy, **terms: Any) -> Request:
         """The request of one of the asks. `terms` are further fields of `Request`."""
@@ -92,7 +105,7 @@ class DecisionPlan:
             id=name,
             prompt_token_ids=[*state, *ask.before],
             params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
-            prefix_length=len(state),
+            prefix_length=len(state) if ask.free else self.stored,
             policy=policy,
             readers=(ask.reading,),
             **terms,
@@ -106,7 +119,8 @@ class DecisionPlan:
             return sum(reads[first + each.ask][each.place][each.token] for each in found)
 
         return {
-            name: each.question.decided(
+            name: Decision.of(
+                each.question,
                 [total(found, 0) for found in each.found],
                 each.labels,
                 [total(found, half) for found in each.found] if self.calibrated else None,
@@ -129,16 +143,14 @@ class _Layout:
     opening: int = 0  # length of what stands before the answer and is tokenized with the question
 
     @classmethod
-    def of(cls, asked: Decisions, state: str, tokenizer: Tokenizer) -> "_Layout":
-        state = tokenizer.quoted(state)
+    def of(cls, asked: Decisions, about: Transcript, tokenizer: Tokenizer) -> "_Layout":
+        conversation = _turns(about.messages, tokenizer)
         marks = [f"m{secrets.token_hex(8)}{name}" for name in "qa"]
-        system = [{"role": "system", "content": state}] if state else []
+        head = _opened(conversation, tokenizer)
         if tokenizer.has_chat_template:
-            turns = [*system, {"role": "user", "content": marks[0]}, {"role": "assistant", "content": marks[1]}]
+            turns = [*conversation, {"role": "user", "content": marks[0]}, {"role": "assistant", "content": marks[1]}]
             text = tokenizer.render_chat(turns, add_generation_prompt=False)
-            head = tokenizer.render_chat(system, add_generation_prompt=False) if system else ""
         else:
-            head = f"{state}\n\n" if state else ""
             text = f"{head}{marks[0]}\n{marks[1]}"
         if [text.count(mark) for mark in marks] != [1, 1] or text.index(marks[0]) > text.index(marks[1]):
             raise ConfigError("decisions: the chat template does not write a question and its answer as they are")
@@ -160,6 +172,14 @@ class _Layout:
             if shared + made.tokens("question", ["answer"])[0] == whole:
                 return made
         return plain
+
+    def stored(self, asked: Decisions) -> int:
+        """How many of the shared tokens other requests may share."""
+        if asked.shared_messages is asked.transcript.messages or not asked.shared_messages:
+            return len(self.shared) if asked.shared_messages else 0
+        return _common(
+            self.shared, self._encode(_opened(_turns(asked.shared_messages, self.tokenizer), self.tokenizer))
+        )
 
     def tokens(self, question: str, answers: Sequence[str]) -> list[list[int]]:
         """The tokens behind the shared ones, for each answer."""
@@ -189,12 +209,13 @@ class _Builder:
         self.layout, self.mask_id, self._most, self._each = layout, mask_id, most, each
         self.asks: list[Ask] = []
         self.planned: dict[str, Planned] = {}
+        self._codes: list[str] | None = None  # labels of a question of many alternatives, the shortest first
 
     def all(self, asked: Decisions) -> "_Builder":
         """This builder with the asks of all questions."""
-        for name, question in asked.questions.items():
+        for name, question in asked.asked.items():
             self.add(name, question, together=asked.together)
-        if asked.together:
+        if asked.together and self.planned:
             self.join()
         return self
 
@@ -203,21 +224,34 @@ class _Builder:
 
         Raises `ConfigError` where its labels cannot be told apart.
         """
-        longest, why = 1 if together else MAX_LABEL_TOKENS, ""
-        chosen: tuple[tuple[str, ...], _Varying] | None = None
-        for labels in question.labellings:
-            varying = self._varying(question.prompt(labels), question.template, labels, longest)
-            if isinstance(varying, str):
-                why = why or varying
-            elif chosen is None or varying.count < chosen[1].count:
-                chosen = labels, varying
-            if chosen is not None and chosen[1].count == 1:
+        found, why = list[tuple[tuple[str, ...], _Varying]](), ""
+        lengths = (1,) if together else (MAX_LABEL_TOKENS, None)
+        for group, longest in product(question.labellings, lengths):
+            for pool in group:
+                labels = self._shortest(question, pool)
+                varying = self._varying(question.prompt(labels), question.template, labels, longest)
+                if not isinstance(varying, str):
+                    found.append((labels, varying))
+                elif longest == lengths[-1]:
+                    why = why or varying
+                if found and found[-1][1].canvases == 1:
+                    break
+            if found:
                 break
-        if chosen is None:
+        if not found:
             raise ConfigError(f"questions.{name[:64]}: {why}; send other labels")
-        labels, varying = chosen
-        found = () if together else self._trie(varying)
-        self.planned[name] = Planned(question, labels, found)
+        labels, varying = min(found, key=lambda each: each[1].canvases)
+        self.planned[name] = Planned(question, labels, () if together else self._trie(varying))
+
+    def _shortest(self, question: Question, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """As many of `labels` as there are alternatives: those of the fewest tokens, in their order."""
+        count = len(question.alternatives)
+        if len(labels) == count:
+            return labels
+        if self._codes is None:
+            texts = self.layout.tokens("", labels)
+            self._codes = sorted(labels, key=dict(zip(labels, map(len, texts), strict=True)).__getitem__)
+        return tuple(self._codes[:count])
 
     def join(self) -> None:
         """Put all questions on one canvas. Raises `ConfigError` where their labels cannot be told apart there."""
@@ -233,17 +267,18 @@ class _Builder:
             varying = self._varying(prompt, template, each.labels, 1)
             if isinstance(varying, str):
                 raise ConfigError(f"questions.{name[:64]}: {varying}; send other labels, or leave together out")
-            if varying.start in slots:
+            if len(varying.before) in slots:
                 raise ConfigError(f"together: {name[:64]!r} and another question share a token; leave together out")
-            slots[varying.start] = tuple(label[0] for label in varying.labels)
+            slots[len(varying.before)] = tuple(label[0] for label in varying.labels)
             found.append(varying)
         masks = tuple(sorted({*found[0].masks, *slots}))
         start = masks[0]
-        tokens = tuple(self.mask_id if at in slots else token for at, token in enumerate(found[0].tokens))
+        tokens = (*found[0].before, *found[0].labels[0], *found[0].after)
+        tokens = tuple(self.mask_id if at in slots else token for at, token in enumerate(tokens))
         reading = Reading(tokens[start:], tuple(at - start for at in masks), {at - start: slots[at] for at in slots})
         self._append(Ask(tokens[:start], reading))
         for varying, (name, each) in zip(found, named, strict=True):
-            place = varying.start - start
+            place = len(varying.before) - start
             read = tuple((Found(0, place, token),) for token in range(len(each.labels)))
             self.planned[name] = Planned(each.question, each.labels, read)
 
@@ -255,16 +290,15 @@ class _Builder:
                 known = nexts.setdefault(label[:place], [])
                 if token not in known:
                     known.append(token)
-        start, first = varying.start, min([varying.start, *varying.masks])
+        start, first = len(varying.before), min([len(varying.before), *varying.masks])
         numbers = {}
         for begun, nexts_of in nexts.items():
             numbers[begun] = len(self.asks)
-            at = start + len(begun)
-            tokens = list(varying.tokens)
-            tokens[start : start + varying.count] = (*begun, *[self.mask_id] * (varying.count - len(begun)))
-            masks = sorted({*varying.masks, *range(at, start + varying.count)})
-            reading = Reading(tuple(tokens[first:]), tuple(m - first for m in masks), {at - first: tuple(nexts_of)})
-            self._append(Ask(tuple(tokens[:first]), reading))
+            at, stop = start + len(begun), start + varying.width
+            tokens = (*varying.before, *begun, *[self.mask_id] * (stop - at), *varying.after)
+            masks = sorted({*varying.masks, *range(at, stop)})
+            reading = Reading(tokens[first:], tuple(m - first for m in masks), {at - first: tuple(nexts_of)})
+            self._append(Ask(tokens[:first], reading))
         places = {token: {t: i for i, t in enumerate(known)} for token, known in nexts.items()}
         return tuple(
             tuple(
@@ -274,8 +308,11 @@ class _Builder:
             for label in varying.labels
         )
 
-    def _varying(self, prompt: str, template: str, labels: Sequence[str], longest: int) -> "_Varying | str":
-        """What differs in the answer from label to label; or why it cannot be read in at most `longest` tokens."""
+    def _varying(self, prompt: str, template: str, labels: Sequence[str], longest: int | None) -> "_Varying | str":
+        """What differs in the answer from label to label; or why it cannot be read in at most `longest` tokens.
+
+        Without `longest` labels may have any lengths.
+        """
         layout, masks, named = self.layout, [], labels
         prompt, template, *labels = (_quoted(text, layout.tokenizer) for text in (prompt, template, *labels))
         if MASK in template:
@@ -289,7 +326,7 @@ class _Builder:
                 return f"the vocabulary cannot put a mask where {MASK} stands in its template"
             template = template.replace(MASK, mask)
         texts = layout.tokens(prompt, [template.replace(ANSWER, label) for label in labels])
-        return _told_apart(named, texts, masks, longest)
+        return _open(named, texts, masks) if longest is None else _told_apart(named, texts, masks, longest)
 
     def _append(self, ask: Ask) -> None:
         self.asks.append(ask)
@@ -306,19 +343,53 @@ def _quoted(text: str, tokenizer: Tokenizer) -> str:
     return "".join(part if place % 2 else tokenizer.quoted(part) for place, part in enumerate(parts))
 
 
+def _turns(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Messages as a template reads them, without names of special tokens, and as texts where it knows no tools."""
+    known = "tool" in (tokenizer.chat_template or "")
+    turns: list[dict[str, Any]] = tokenizer.quoted([*messages] if known else without_tools(messages))
+    return turns
+
+
+def _opened(turns: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> str:
+    """The text of turns before a question."""
+    if not tokenizer.has_chat_template:
+        return "".join(f"{turn['content']}\n\n" for turn in turns)
+    return tokenizer.render_chat(turns, add_generation_prompt=False) if turns else ""
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Varying:
-    """Tokens behind the state, in which labels stand from `start` on, all of them as long; `masks` are not read."""
+    """Labels, of which each is read up to some token, and what stands around them behind the state.
 
-    tokens: tuple[int, ...]
-    start: int
+    `width` masks have room for them between `before` and `after`. Masks at other places, `masks`, are not read.
+    """
+
+    before: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
+    width: int
+    after: tuple[int, ...]
     masks: tuple[int, ...]
 
     @property
-    def count(self) -> int:
-        """Tokens of a label."""
-        return len(self.labels[0])
+    def canvases(self) -> int:
+        """One for each beginning of a label."""
+        return len({label[:place] for label in self.labels for place in range(len(label))})
+
+
+def _same(labels: Sequence[str], texts: Sequence[Sequence[int]]) -> str | None:
+    """Why labels cannot be told apart, where two have the same tokens."""
+    seen: dict[tuple[int, ...], str] = {}
+    for label, text in zip(labels, texts, strict=True):
+        if (same := seen.get(tuple(text))) is not None:
+            return f"the vocabulary cannot tell the labels {same!r} and {label!r} apart"
+        seen[tuple(text)] = label
+    return None
 
 
 def _told_apart(
@@ -326,18 +397,38 @@ def _told_apart(
 ) -> _Varying | str:
     """What differs among tokenized texts, one for each label; or why it cannot be read in at most `longest` tokens."""
     first = texts[0]
-    seen: dict[tuple[int, ...], str] = {}
     for label, text in zip(labels, texts, strict=True):
         if len(text) != len(first):
             more, less = sorted((labels[0], label), key=lambda each: len(first if each == labels[0] else text))[::-1]
             return f"the label {more!r} takes more tokens than {less!r}, and all must take as many"
-        same = seen.setdefault(tuple(text), label)
-        if same != label:
-            return f"the vocabulary cannot tell the labels {same!r} and {label!r} apart"
+    if (same := _same(labels, texts)) is not None:
+        return same
     columns = [place for place, tokens in enumerate(zip(*texts, strict=True)) if len(set(tokens)) > 1]
     start, stop = columns[0], columns[-1] + 1
     if stop - start > longest:
         return f"its labels differ in {stop - start} tokens, and at most {longest} are read here"
     if any(start <= at < stop for at in masks):
         return f"{MASK} stands within the label in its template"
-    return _Varying(tuple(first), start, tuple(tuple(text[start:stop]) for text in texts), tuple(masks))
+    read = tuple(tuple(text[start:stop]) for text in texts)
+    return _Varying(tuple(first[:start]), read, stop - start, tuple(first[stop:]), tuple(masks))
+
+
+def _open(labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int]) -> _Varying | str:
+    """The beginnings that tell tokenized texts of any lengths apart, one for each label; or why none do."""
+    if (same := _same(labels, texts)) is not None:
+        return same
+    listed = [list(text) for text in texts]
+    start = _common(min(listed), max(listed))
+    if any(at >= start for at in masks):
+        return f"{MASK} stands behind labels of different lengths in its template"
+    rests = [tuple(text[start:]) for text in texts]
+    ordered = sorted(rests)
+    needed = dict.fromkeys(rests, 0)
+    for one, other in pairwise(ordered):
+        apart = _common(one, other) + 1
+        if apart > len(one):
+            begun, longer = (labels[rests.index(each)] for each in (one, other))
+            return f"the label {begun!r} is how {longer!r} begins, and nothing stands behind it; leave end_turn at true"
+        needed |= {one: max(needed[one], apart), other: max(needed[other], apart)}
+    read = tuple(rest[: needed[rest]] for rest in rests)
+    return _Varying(tuple(texts[0][:start]), read, max(map(len, rests)), (), tuple(masks))

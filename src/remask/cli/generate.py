@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from remask.answers.answer import trace_of
+from remask.answers.decided import told
 from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
 from remask.cli.early import check_objects
@@ -196,10 +197,8 @@ def decide(args: argparse.Namespace) -> int:
                 "--chat-template FILE gives it one",
                 args.model,
             )
-        found = llm.decide(
-            asked.state, asked.questions, together=asked.together, calibrate=asked.calibrate, end_turn=asked.end_turn
-        )
-    answers = {name: decision.content for name, decision in found.answers.items()}
+        found = llm.decide(asked)
+    answers = told(asked, found.answers)
     work = {name: getattr(found.usage, name) for name in ("prompt_tokens", "cached_tokens", "forwards", "row_layers")}
     print(json.dumps({"answers": answers, "work": work}, ensure_ascii=False))
     return 0

@@ -1,84 +1,137 @@
 """Decisions: questions over one state, each answered by the model's distribution over a few labels.
 
-What a request says of them is declared here, and nowhere else, and so is the form of what is answered.
+What a request says of them is declared here, and nowhere else. Two APIs have such questions, OpenAI's (`input`, and a
+list of questions) and System One's (`state`, and questions by their ids);
+they share all fields but those that name the alternatives.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from remask.checks.fields import check, declare, parse
-from remask.checks.values import Choice, Flag, ListOf, Settings, Text, Values, Whole, shown, weight
+from remask.checks.fields import Nested, check, declare, parse
+from remask.checks.values import AnyOf, Choice, Flag, ListOf, Settings, Text, Values, Whole, shown, weight
 from remask.errors import ConfigError
+from remask.request.transcripts import Transcript, Transcripts, has_image, is_parts, text_of, written
 
 QuestionKind: TypeAlias = Literal["choice", "yes_no", "number", "score"]
+Value: TypeAlias = str | bool
 
 MAX_QUESTIONS = 8192
 MAX_ALTERNATIVES = 1000
 """Of one question."""
+MAX_OPENAI_QUESTIONS, MAX_OPENAI_CHOICES = 400, 255
+"""Of a body with `input`."""
 MAX_STATE_VALUES = 2**18
 """Of one state, those within others included."""
 MAX_LABEL_TOKENS = 4
+"""Of labels that take as many tokens each, so that what stands behind them can be seen."""
 ANSWER = "{answer}"
 """Marks the place of the label in a question's `template`."""
 MASK = "{mask}"
 """Marks a mask in it that is not read."""
 
 _TEXT = 2**20
+_ALL = 2**24  # characters of all questions of a request
 _BESIDE = 32  # characters that a chat template writes around an answer
 _NUMBERS = Whole(-(10**9), 10**9)
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_YES_NO = (("yes", "no"), ("Yes", "No"), ("true", "false"), ("Y", "N"), ("1", "0"))
-_YES, _NO = _YES_NO[0]
+_CODES = [one + other for one in _LETTERS for other in _LETTERS + "0123456789"]
+"""Labels where letters do not suffice."""
+_YES_NO = (("True", "False"), ("Yes", "No"), ("yes", "no"), ("Y", "N"), ("1", "0"))
+_PLAIN = {"true", "false", "yes", "no"}  # say themselves what they stand for
+_YES, _NO = "yes", "no"
+_SIDES = {"true": _YES, "false": _NO}
+_OTHER_NAMES = {"noul": "yes_no", "predicate": "yes_no"}
+_UNASKED = "Which of these applies?"  # where criteria alone say what is asked
+
+
+@dataclass(frozen=True, slots=True)
+class Json(Values):
+    """Texts, and objects and lists of at most `most` values."""
+
+    most: int
+    chars: int
+
+    @property
+    def words(self) -> str:
+        return f"a text, or an object or a list of at most {self.most} values altogether"
+
+    def fits(self, value: object) -> bool:
+        if isinstance(value, Mapping | list | tuple):
+            return weight(value, self.most) <= self.most and Text(self.chars).fits(text_of(value))
+        return Text(self.chars, empty=True).fits(value)
+
+    def schema(self) -> dict[str, Any]:
+        held = {"type": "object", "maxProperties": self.most}, {"type": "array", "maxItems": self.most}
+        return {"anyOf": [Text(self.chars, empty=True).schema(), *held]}
+
+
+_WRITTEN = Json(10_000, _TEXT)
 
 
 @dataclass(frozen=True, slots=True)
 class Alternatives(Values):
-    """Lists of names, or objects that give each name a text or null."""
+    """Lists of names, or objects that say what each name means."""
 
     @property
     def words(self) -> str:
         return f"a list of at most {MAX_ALTERNATIVES} texts, or an object of texts and nulls by name"
 
     def fits(self, value: object) -> bool:
-        texts = Text(_TEXT)
         if isinstance(value, Mapping):
             names, notes = list(value), [note for note in value.values() if note is not None]
         elif isinstance(value, list | tuple):
-            names, notes = list(value), []
+            names, notes = [], list(value)
         else:
             return False
-        return len(names) <= MAX_ALTERNATIVES and all(map(texts.fits, [*names, *notes]))
+        if len(value) > MAX_ALTERNATIVES:
+            return False
+        return all(map(Text(_TEXT).fits, names)) and all(map(_WRITTEN.fits, notes)) and "" not in notes
 
     def schema(self) -> dict[str, Any]:
-        array = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_ALTERNATIVES}
-        note = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+        array = {"type": "array", "items": _WRITTEN.schema(), "maxItems": MAX_ALTERNATIVES}
+        note = {"anyOf": [_WRITTEN.schema(), {"type": "null"}]}
         named = {"type": "object", "additionalProperties": note, "maxProperties": MAX_ALTERNATIVES}
         return {"anyOf": [array, named]}
 
 
+_NOTE = Text(_TEXT, empty=True)
+
+
+class _Checked:
+    """Checks its declared fields when it is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 @dataclass(frozen=True, slots=True)
-class JsonState(Values):
-    """Texts, objects and lists."""
+class Option(_Checked):
+    """One of the choices of OpenAI's form."""
 
-    @property
-    def words(self) -> str:
-        return f"a text, or an object or a list of at most {MAX_STATE_VALUES} values altogether"
+    value: Value | None = declare(None, AnyOf((Flag(), Text(_TEXT))), "What the answer names; true is not `true`.")
+    description: str | None = declare(None, _NOTE, "What it means.")
 
-    def fits(self, value: object) -> bool:
-        if isinstance(value, Mapping | list | tuple):
-            return weight(value, MAX_STATE_VALUES) <= MAX_STATE_VALUES
-        return Text(2**26, empty=True).fits(value)
 
-    def schema(self) -> dict[str, Any]:
-        held = {"type": "object", "maxProperties": MAX_STATE_VALUES}, {"type": "array", "maxItems": MAX_STATE_VALUES}
-        return {"anyOf": [Text(2**26, empty=True).schema(), *held]}
+@dataclass(frozen=True, slots=True)
+class Level(_Checked):
+    """One of the levels of OpenAI's form."""
+
+    label: str | None = declare(None, Text(_TEXT), "What the answer names.")
+    description: str | None = declare(None, _NOTE, "What it means.")
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One of the answers to choose from: as the answer names it, as the model reads it, and what it means, if told."""
+
+    value: Value
+    text: str
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,17 +140,33 @@ class Question:
 
     type: str = declare(
         "choice",
-        Choice(("choice", "yes_no", "noul", "number", "score")),
-        "What is decided: one of some names, yes or no (`noul` is another name of it), a whole number in a range, or a "
-        "level of an ordered scale.",
+        Choice(("choice", "score", "yes_no", "noul", "predicate", "number")),
+        "What is decided: one of some names, a level of an ordered scale, yes or no (`noul` is System One's name of "
+        "it, and `predicate` OpenAI's), or a whole number in a range.",
     )
-    instructions: str = declare("", Text(_TEXT, empty=True), "The question, as the model reads it.")
+    instructions: Any = declare(
+        "",
+        _WRITTEN,
+        "The question, as the model reads it; an object or a list is read as its JSON text, and OpenAI's parts "
+        "(`input_text`, `input_json`) one below the other.",
+    )
     criteria: Any = declare(
         None,
         Alternatives(),
-        "`choice`: the names, or an object that says what each means. `score`: the levels, the lowest first. `yes_no`: "
-        "optionally what `yes` (or `true`) and `no` (or `false`) mean.",
+        "`choice`: an object that says what each name means, or a list of names. `score`: a list of the levels, the "
+        "lowest first. Yes or no: optionally an object of what `true` (or `yes`) and `false` (or `no`) mean.",
     )
+    choices: Sequence[Option] | None = declare(
+        None,
+        ListOf(Nested(Option, "choice field"), "choices", MAX_ALTERNATIVES),
+        "OpenAI's form of the criteria of a `choice`: objects of `value`, a text or a boolean, and `description`.",
+    )
+    levels: Sequence[Level] | None = declare(
+        None,
+        ListOf(Nested(Level, "level field"), "levels", MAX_ALTERNATIVES),
+        "OpenAI's form of the criteria of a `score`: objects of `label` and `description`.",
+    )
+    name: str | None = declare(None, Text(1024), "OpenAI's: what the answer repeats; those of a body must differ.")
     min: int | None = declare(None, _NUMBERS, "`number`: the least one.")
     max: int | None = declare(None, _NUMBERS, "`number`: the largest one.")
     step: int = declare(1, Whole(1, 10**9), "`number`: how far apart they are.")
@@ -119,8 +188,6 @@ class Question:
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.instructions.strip():
-            raise ConfigError("instructions is empty; say what is asked")
         if self.template.count(ANSWER) != 1:
             raise ConfigError(f"template must hold {ANSWER} once, got {shown(self.template)}")
         if isinstance(self.labels, str) and self.labels not in ("auto", "letters", "names"):
@@ -128,26 +195,56 @@ class Question:
         bounds = self.min is not None or self.max is not None or self.step != 1
         if bounds != (self.kind == "number"):
             raise ConfigError("min, max and step are those of a number, which needs min and max")
-        if self.kind == "number":
-            self._check_numbers()
-        elif self.kind != "yes_no" and (self.criteria is None or len(self.criteria) < 2):
-            raise ConfigError(f"criteria must hold two alternatives at least for a {self.kind}")
-        if len({*self.names}) < len(self.names):
-            raise ConfigError("criteria holds a name twice; names must differ")
+        self._check_forms()
+        alternatives = self.alternatives
+        form = next((name for name in ("choices", "levels") if getattr(self, name) is not None), "criteria")
+        if self.kind != "yes_no" and len(alternatives) < 2:
+            raise ConfigError(f"{form} must hold two alternatives at least for a {self.kind}")
+        if len({(type(each.value), each.value) for each in alternatives}) < len(alternatives):
+            raise ConfigError(f"{form} holds a name twice; names must differ")
+        if not self.asked.strip():
+            raise ConfigError("instructions is empty; say what is asked")
+        if self.labels == "letters" and len(alternatives) > len(_CODES):
+            raise ConfigError(f'labels="letters" is for {len(_CODES)} alternatives at most; use "names"')
         if not isinstance(self.labels, str):
-            if len(self.labels) != len(self.names):
-                raise ConfigError(f"labels holds {len(self.labels)} texts for {len(self.names)} alternatives")
+            if len(self.labels) != len(alternatives):
+                raise ConfigError(f"labels holds {len(self.labels)} texts for {len(alternatives)} alternatives")
             if len({*self.labels}) < len(self.labels):
                 raise ConfigError("labels holds a text twice; labels must differ")
-        if self.labels == "letters" and len(self.names) > len(_LETTERS):
-            raise ConfigError(f'labels="letters" is for {len(_LETTERS)} alternatives at most; use "names"')
+
+    def _check_forms(self) -> None:
+        """Raise `ConfigError` where the alternatives are told in a form that is not that of the type."""
+        forms = {"choice": ("criteria", "choices"), "score": ("criteria", "levels"), "yes_no": ("criteria",)}
+        given = [name for name in ("criteria", "choices", "levels") if getattr(self, name) is not None]
+        wrong = next((name for name in given if name not in forms.get(self.kind, ())), None)
+        if wrong is not None:
+            right = " or ".join(forms.get(self.kind, ("min", "max")))
+            raise ConfigError(f"{wrong} is not for a {self.type}, whose alternatives are told by {right}")
+        if any(each.value is None for each in self.choices or ()) or any(
+            each.label is None for each in self.levels or ()
+        ):
+            raise ConfigError("choices need a value each, and levels a label")
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} are two forms of the same; send one of them")
+        if self.kind == "score" and isinstance(self.criteria, Mapping):
+            raise ConfigError("criteria of a score are a list of its levels, the lowest first, and no object")
+        names = self.criteria if self.kind == "choice" and isinstance(self.criteria, list | tuple) else ()
+        if bad := [name for name in names if not isinstance(name, str)]:
+            raise ConfigError(f"criteria of a choice are names, got {shown(bad[0])}; say in an object what each means")
+        if self.kind == "yes_no" and self.criteria is not None:
+            sides = [*map(_side, self.criteria)] if isinstance(self.criteria, Mapping) else [None]
+            if None in sides or len({*sides}) < len(sides):
+                raise ConfigError(
+                    "criteria of a yes_no are an object of those of yes and no (or true and false), got "
+                    f"{shown(self.criteria)}"
+                )
+        if self.kind == "number":
+            self._check_numbers()
 
     def _check_numbers(self) -> None:
         if self.min is None or self.max is None or self.min >= self.max:
             raise ConfigError("a number needs min and max, the former smaller")
         count = len(range(self.min, self.max + 1, self.step))
-        if self.criteria is not None:
-            raise ConfigError("criteria is not for a number: its alternatives are those from min to max")
         if not 2 <= count <= MAX_ALTERNATIVES:
             raise ConfigError(
                 f"min={self.min}, max={self.max} and step={self.step} make {count} numbers; from 2 to "
@@ -156,104 +253,129 @@ class Question:
 
     @property
     def kind(self) -> QuestionKind:
-        """The type by its own name."""
-        return "yes_no" if self.type == "noul" else self.type  # type: ignore[return-value]
+        """The type by its first name."""
+        return _OTHER_NAMES.get(self.type, self.type)  # type: ignore[return-value]
+
+    @property
+    def refused(self) -> bool:
+        """Whether it shows an image, so that no served model can answer it."""
+        return has_image(self.instructions)
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The alternatives, as the answer names them."""
+    def asked(self) -> str:
+        """The question as the model reads it."""
+        given = written("instructions", self.instructions) if is_parts(self.instructions) else self.instructions
+        noted = any(each.note is not None for each in self.alternatives) or self.kind not in ("yes_no", "number")
+        return text_of(given) if given or not noted else _UNASKED
+
+    @cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """What is chosen from."""
         if self.kind == "number":
             assert self.min is not None
             assert self.max is not None
-            return tuple(map(str, range(self.min, self.max + 1, self.step)))
-        return (_YES, _NO) if self.kind == "yes_no" else tuple(self.criteria)
-
-    @property
-    def notes(self) -> tuple[str | None, ...]:
-        """The note on each alternative, if any."""
-        if self.criteria is not None and self.kind == "yes_no":
-            other = {"true": _YES, "false": _NO}
-            told = self.criteria if isinstance(self.criteria, Mapping) else {}
-            given = {str(other.get(name, name)): note for name, note in told.items()}
-            if not given.keys() <= {_YES, _NO} or len(given) < len(self.criteria):
-                raise ConfigError(
-                    "criteria of a yes_no are an object of those of yes and no (or true and false), got "
-                    f"{shown(self.criteria)}"
-                )
-            return given.get(_YES), given.get(_NO)
-        return tuple(self.criteria.values()) if isinstance(self.criteria, Mapping) else (None,) * len(self.names)
-
-    @property
-    def labellings(self) -> list[tuple[str, ...]]:
-        """The labels that the model may be asked for, one for each alternative, best ones first."""
-        count = len(self.names)
-        letters = [tuple(_LETTERS[:count]), tuple(_LETTERS[:count].lower())] if count <= len(_LETTERS) else []
-        if not isinstance(self.labels, str):
-            return [tuple(self.labels)]
-        if self.labels == "letters":
-            return letters
-        if self.labels == "names":
-            return [self.names]
+            return tuple(Alternative(text, text) for text in map(str, range(self.min, self.max + 1, self.step)))
         if self.kind == "yes_no":
-            return [*_YES_NO]
+            notes = {_side(name): note for name, note in (self.criteria or {}).items()}
+            return tuple(Alternative(name, name, _note(notes.get(name))) for name in (_YES, _NO))
         if self.kind == "score":
-            return [tuple(map(str, range(1, count + 1))), *letters]
-        if self.kind == "choice":
-            return [*letters, self.names]
-        width = max(map(len, self.names))
-        padded = (
-            () if any(name.startswith("-") for name in self.names) else (tuple(n.zfill(width) for n in self.names),)
+            levels = [(each.label, each.description) for each in self.levels or ()]
+            levels = levels or [(text_of(each), None) for each in self.criteria or ()]
+            return tuple(Alternative(str(n), level or "", note) for n, (level, note) in enumerate(levels))
+        if self.choices is not None:
+            options = [(each.value, text_of(each.value), each.description) for each in self.choices]
+            return tuple(Alternative(value, text, note) for value, text, note in options if value is not None)
+        named = (
+            self.criteria.items() if isinstance(self.criteria, Mapping) else [(n, None) for n in self.criteria or ()]
         )
-        return [self.names, *padded]
+        return tuple(Alternative(name, name, _note(note)) for name, note in named)
+
+    @property
+    def labellings(self) -> list[list[tuple[str, ...]]]:
+        """Labels that the model may be asked for: groups, the best one first, of which the cheapest labels serve.
+
+        Each is a label for each alternative, or more labels than there are alternatives, of which any serve.
+        """
+        count, names = len(self.alternatives), tuple(each.text for each in self.alternatives)
+        letters = [tuple(_LETTERS[:count]), tuple(_LETTERS[:count].lower())] if count <= len(_LETTERS) else []
+        letters = letters or ([tuple(_CODES)] if count <= len(_CODES) else [])
+        if not isinstance(self.labels, str):
+            return [[tuple(self.labels)]]
+        if self.labels == "letters":
+            return [letters]
+        if self.labels == "names":
+            return [[names]]
+        if self.kind == "yes_no":
+            return [[*_YES_NO]]
+        if self.kind == "score":
+            return [[*([tuple(map(str, range(count)))] if count <= 10 else []), *letters]]
+        if self.kind == "choice":  # a canvas for each beginning of many long names would cost too much
+            return [[names], letters] if count <= len(_LETTERS) else [[*letters, names]]
+        width = max(map(len, names))
+        padded = () if any(name.startswith("-") for name in names) else (tuple(n.zfill(width) for n in names),)
+        return [[names, *padded]]
 
     def prompt(self, labels: Sequence[str]) -> str:
         """The text that asks for one of `labels`."""
         if not self.show_options:
-            return self.instructions
-        lines = [self.instructions.strip()]
+            return self.asked
+        lines = [self.asked.strip()]
         numbers = self.kind == "number" and self.labels != "letters"  # which say themselves what they stand for
-        for name, note, label in zip(self.names, self.notes, labels, strict=True):
-            told = [each for each in (None if name == label else name, note) if each is not None]
+        for each, label in zip(self.alternatives, labels, strict=True):
+            plain = self.kind == "yes_no" and label.lower() in _PLAIN
+            text = None if plain or label == each.text else each.text
+            told = ", ".join(part for part in (text, each.note) if part is not None)
             if told and not numbers:
-                lines.append(f"{label}: {', '.join(told)}")
-        said = f"a number from {labels[0]} to {labels[-1]}" if numbers else f"one of {', '.join(labels)}"
-        return "\n".join([*lines, f"Answer with {said}."])
-
-    def decided(self, logprobs: Sequence[float], labels: Sequence[str], base: Sequence[float] | None) -> "Decision":
-        """The decision for the log-probabilities of the labels, calibrated by those without the state, if given."""
-        raw = np.asarray(logprobs, dtype=np.float64)
-        shares = _softmax(raw if base is None else raw - _softmax(np.asarray(base, dtype=np.float64), log=True))
-        best = int(shares.argmax())
-        probabilities = dict(zip(self.names, shares.tolist(), strict=True))
-        value: float | None = None
-        mean: float | None = None
-        if self.kind == "yes_no":
-            value = probabilities[_YES]
-        elif self.kind == "number":
-            value, mean = int(self.names[best]), float(shares @ np.array([int(name) for name in self.names]))
-        elif self.kind == "score":
-            value = float(shares @ np.arange(1, len(shares) + 1))
-        return Decision(
-            type=self.type,
-            choice=self.names[best],
-            value=value,
-            mean=mean,
-            probabilities=probabilities,
-            label_mass=min(1.0, math.exp(_total(raw))),
-            entropy=float(-(shares * np.log(np.maximum(shares, 1e-300))).sum()),
-            labels=dict(zip(self.names, labels, strict=True)),
-        )
+                lines.append(f"{label}: {told}")
+        listed = ", ".join(labels)
+        if numbers:
+            said = f"Answer with a number from {labels[0]} to {labels[-1]}."
+        elif self.kind == "yes_no":
+            said = f"{labels[0]} or {labels[1]}?"
+        elif all(each.text == label for each, label in zip(self.alternatives, labels, strict=True)):
+            said = f"Options: {listed}."
+        else:
+            said = (
+                "Answer with the label of one of them."
+                if len(labels) > len(_LETTERS)
+                else f"Answer with one of {listed}."
+            )
+        return "\n".join([*lines, said])
 
 
 @dataclass(frozen=True, slots=True)
+class CacheOptions(_Checked):
+    """What OpenAI's requests may say of the prompt's cache."""
+
+    mode: str = declare(
+        "implicit", Choice(("implicit", "explicit")), "Whether what is shared ends at breakpoints alone."
+    )
+    ttl: str = declare("30m", Choice(("30m",)), "Entries stay for as long as the store has room.")
+
+
+@dataclass(frozen=True)
 class Decisions:
     """Questions over one state. Raises `ConfigError` when made, naming the question and the field."""
 
-    state: Any = declare("", JsonState(), "What the questions are about; an object or a list is read as its JSON text.")
+    state: Any = declare(
+        "",
+        Json(MAX_STATE_VALUES, 2**26),
+        "What the questions are about; an object or a list is read as its JSON text.",
+    )
     questions: Any = declare(
         None,
-        Settings("questions by their ids", MAX_QUESTIONS, 2**24),
-        "The questions by their ids, each an object of the fields below.",
+        AnyOf(
+            (
+                ListOf(Settings("fields of a question", 32, _ALL), "questions", MAX_OPENAI_QUESTIONS),
+                Settings("questions by their ids", MAX_QUESTIONS, _ALL),
+            )
+        ),
+        "The questions, each an object of the fields below: by their ids, or with `input` a list of them.",
+    )
+    input: Any = declare(
+        None,
+        Transcripts(),
+        "OpenAI's form of `state`: a text, or a list of messages, calls of tools and their outputs.",
     )
     together: bool = declare(
         False,
@@ -270,95 +392,99 @@ class Decisions:
         Flag(),
         "Whether the end of the assistant's turn follows the answer, as the chat template writes it.",
     )
+    prompt_cache_options: CacheOptions | None = declare(
+        None,
+        Nested(CacheOptions, "prompt_cache_options field"),
+        "OpenAI's: with the `mode` `explicit` what requests share ends at the last `prompt_cache_breakpoint` of "
+        "`input`, or is nothing; by default it is all of `input`.",
+    )
 
     def __post_init__(self) -> None:
         check(self)
+        listed = isinstance(self.questions, list | tuple)
+        if self.input is not None and self.state:
+            raise ConfigError("state and input both say what the questions are about; send one of them")
         if not self.questions:
             raise ConfigError("questions is empty; ask one at least")
-        made = {}
-        for name, each in self.questions.items():
+        if listed != (self.input is not None):
+            raise ConfigError("questions are a list where they are about `input`, and an object about a `state`")
+        made: dict[str, Question] = {}
+        for name, each in enumerate(self.questions) if listed else self.questions.items():
             try:
-                question = each if isinstance(each, Question) else parse(Question, each, "it", "question field")
-                _ = question.notes
+                made[str(name)] = each if isinstance(each, Question) else parse(Question, each, "it", "question field")
+                self._check_form(made[str(name)])
             except ConfigError as error:
-                raise ConfigError(f"questions.{name[:64]}: {error}") from error
-            made[name] = question
+                raise ConfigError(f"questions.{str(name)[:64]}: {error}") from error
+        names = [question.name for question in made.values() if question.name is not None]
+        if len({*names}) < len(names):
+            twice = next(name for place, name in enumerate(names) if name in names[:place])
+            raise ConfigError(f"questions: the name {shown(twice)} is that of two of them; names must differ")
         object.__setattr__(self, "questions", made)
+        _ = self.transcript
+
+    def _check_form(self, question: Question) -> None:
+        """Raise `ConfigError` on a question that is not in the form which goes with `input` or `state`."""
+        if self.input is None:
+            for name in ("choices", "levels", "name"):
+                if getattr(question, name) is not None:
+                    raise ConfigError(f"{name} is OpenAI's and goes with `input`; about a `state` send criteria alone")
+            return
+        if not question.instructions:
+            raise ConfigError("instructions is empty; say what is asked")
+        if not isinstance(question.instructions, str):
+            written("instructions", question.instructions)
+        if question.choices is not None and len(question.choices) > MAX_OPENAI_CHOICES:
+            raise ConfigError(
+                f"choices holds {len(question.choices)} choices; from 2 to {MAX_OPENAI_CHOICES} are taken"
+            )
 
     @classmethod
     def from_mapping(cls, values: object) -> "Decisions":
         """Decisions from JSON-like values. Raises `ConfigError` on unknown names and on values not allowed."""
         return parse(cls, values, "decisions", "decisions field")
 
+    @cached_property
+    def transcript(self) -> Transcript:
+        """The conversation that the questions are about; of a state one message, and of none no message."""
+        if isinstance(self.input, list | tuple):
+            return Transcript.of(self.input)
+        return Transcript.of_text(text_of(self.state) if self.input is None else self.input)
+
     @property
-    def text(self) -> str:
-        """The state as the model reads it."""
-        return self.state if isinstance(self.state, str) else json.dumps(self.state, ensure_ascii=False)
+    def asked(self) -> dict[str, Question]:
+        """The questions that are read: those without images."""
+        return {name: question for name, question in self.questions.items() if not question.refused}
+
+    @property
+    def shared_messages(self) -> Sequence[Mapping[str, Any]]:
+        """The messages whose tokens other requests may share; the last one may be a part of one."""
+        if self.prompt_cache_options is not None and self.prompt_cache_options.mode == "explicit":
+            return self.transcript.marked or ()
+        return self.transcript.messages
 
     @property
     def chars(self) -> int:
         """About how many characters are tokenized: every question, and its template once for each label."""
+        questions = self.asked.values()
+        tried = [[labels for group in question.labellings for labels in group] for question in questions]
         asked = [
-            len(question.prompt(question.names)) * len(question.labellings) for question in self.questions.values()
+            len(question.prompt([each.text for each in question.alternatives])) * len(labellings)
+            for question, labellings in zip(questions, tried, strict=True)
         ]
-        tried = [sum(map(len, question.labellings)) for question in self.questions.values()]
-        templates = [_BESIDE + len(question.template) for question in self.questions.values()]
-        alone = sum(map(int.__mul__, tried, templates))
-        joint = sum(asked) * len(asked) + sum(tried) * sum(templates) if self.together else 0
-        return len(self.text) + sum(asked) + alone + joint
+        labels = [
+            len(question.alternatives) * len(labellings) for question, labellings in zip(questions, tried, strict=True)
+        ]
+        templates = [_BESIDE + len(question.template) for question in questions]
+        alone = sum(map(int.__mul__, labels, templates))
+        joint = sum(asked) * len(asked) + sum(labels) * sum(templates) if self.together else 0
+        return self.transcript.chars + sum(asked) + alone + joint
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The answer to one question.
-
-    Attributes:
-        type: the question's.
-        choice: the most probable alternative.
-        value: of yes or no, the probability of yes; of a number, the most probable one; of a score, the expected level,
-            counted from 1.
-        mean: the expected number.
-        probabilities: of each alternative; they sum to 1.
-        label_mass: the probability that the model gives to the labels at all, before calibration.
-        entropy: of the probabilities, in nats.
-        labels: what the model would have written for each alternative.
-    """
-
-    type: str
-    choice: str
-    value: float | None
-    mean: float | None
-    probabilities: Mapping[str, float]
-    label_mass: float
-    entropy: float
-    labels: Mapping[str, str]
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The decision as JSON-like values, with the names that other servers give to some of them."""
-        fields: dict[str, Any] = {"type": self.type, "choice": self.choice}
-        if self.value is not None:
-            fields["value"] = self.value
-        if self.mean is not None:
-            fields["mean"] = self.mean
-        if self.type == "noul":
-            fields["noul"] = self.value
-        if self.type == "score":
-            fields |= {"score": self.value, "legend": {label: name for name, label in self.labels.items()}}
-        return fields | {
-            "probabilities": dict(self.probabilities),
-            "confidence": self.probabilities[self.choice],
-            "label_mass": self.label_mass,
-            "entropy": self.entropy,
-            "labels": dict(self.labels),
-        }
+def _side(name: str) -> str | None:
+    """`yes` or `no` of what names it, as they are or `true` and `false`."""
+    side = _SIDES.get(name, name)
+    return side if side in (_YES, _NO) else None
 
 
-def _total(logs: NDArray[np.float64]) -> float:
-    top = float(logs.max())
-    return top + math.log(float(np.exp(logs - top).sum()))
-
-
-def _softmax(logs: NDArray[np.float64], *, log: bool = False) -> NDArray[np.float64]:
-    shares: NDArray[np.float64] = logs - _total(logs)
-    return shares if log else np.exp(shares)
+def _note(note: Any) -> str | None:
+    return None if note is None else text_of(note)

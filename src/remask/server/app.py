@@ -14,18 +14,19 @@ from remask import __version__
 from remask.engine.async_engine import StepObserver
 from remask.llm import LLM
 from remask.server.answers.choices import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
+from remask.server.answers.decisions import DecisionsOrSystemOne, SystemOneAnswer
 from remask.server.answers.messages import MessageAnswer, MessageEvent
 from remask.server.answers.responses import ResponseAnswer, ResponseEvent
 from remask.server.bodies import BodyRoute
 from remask.server.config import ServerConfig
-from remask.server.errors import Error, MessagesError, add_handlers
+from remask.server.errors import Error, MessagesError, SystemOneError, add_handlers
 from remask.server.gate import Gate
 from remask.server.metrics import CONTENT_TYPE
 from remask.server.pages import add_pages
 from remask.server.playground.sandbox import SandboxState, Sessions
 from remask.server.routes import cache, decisions, inference, info, playground
 from remask.server.routes.cache import CacheContents, Dropped
-from remask.server.routes.decisions import DecisionsAnswer, RerankAnswer, ScoreAnswer
+from remask.server.routes.decisions import RerankAnswer, ScoreAnswer
 from remask.server.routes.inference import DetokenizedText, TokenCount, Tokens
 from remask.server.routes.info import Health, Model, ModelInfo, Models, Version
 from remask.server.routes.playground import Closed, Example
@@ -106,7 +107,15 @@ ENDPOINTS = (
     ),
     Endpoint("POST", "/tokenize", inference.tokenize, Tokens, [*READS, 429]),
     Endpoint("POST", "/detokenize", inference.detokenize, DetokenizedText, [*READS, 429]),
-    Endpoint("POST", "/v1/decisions", decisions.decisions, DecisionsAnswer, RUNS, others=["/v1/systemone"]),
+    Endpoint("POST", "/v1/decisions", decisions.decisions, DecisionsOrSystemOne, RUNS),
+    Endpoint(
+        "POST",
+        "/v1/systemone",
+        decisions.systemone,
+        SystemOneAnswer,
+        [422, *(status for status in RUNS if status != 400)],
+        error=SystemOneError,
+    ),
     Endpoint("POST", "/v1/score", decisions.score, ScoreAnswer, RUNS, others=["/score"]),
     Endpoint("POST", "/v1/rerank", decisions.rerank, RerankAnswer, RUNS, others=["/rerank", "/v2/rerank"]),
     Endpoint("GET", "/v1/models", info.models, Models),
@@ -151,7 +160,8 @@ class DescribedApp(FastAPI):
         # FastAPI's own answer to a body that does not fit, which is a 400 here.
         for operations in made["paths"].values():
             for operation in operations.values():
-                operation["responses"].pop("422", None)
+                if "HTTPValidationError" in str(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         return made

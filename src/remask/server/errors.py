@@ -18,7 +18,7 @@ from remask.server.answers.base import Answer, doc
 from remask.server.protocol.base import Body
 from remask.server.protocol.generation import ChatBody, CompletionBody
 from remask.server.protocol.messages import MessagesBody
-from remask.server.protocol.reads import DecisionsBody, RerankBody, ScoreBody
+from remask.server.protocol.reads import DecisionsBody, RerankBody, ScoreBody, SystemOneBody
 from remask.server.protocol.responses import ResponsesBody
 
 _INVALID = "invalid_request_error"
@@ -37,7 +37,7 @@ _CODES = {
 }
 CLOSED_BY_CLIENT = 499  # nginx's status, for the access log only
 MAX_SHOWN_PATH = 100  # characters of a path in its error
-MESSAGES_PATH = "/v1/messages/"
+MESSAGES_PATH, SYSTEM_ONE_PATH = "/v1/messages/", "/v1/systemone/"
 _MESSAGES_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -52,6 +52,7 @@ _BODIES: tuple[type[Body], ...] = (
     ChatBody,
     CompletionBody,
     DecisionsBody,
+    SystemOneBody,
     ScoreBody,
     RerankBody,
     ResponsesBody,
@@ -98,6 +99,27 @@ class MessagesError(Answer):
     request_id: str | None
 
 
+class SystemOneProblem(Answer):
+    """A value that is not allowed. `loc` begins with `body`."""
+
+    loc: list[str]
+    msg: str
+    type: Literal["value_error"]
+
+
+class SystemOneFailure(Answer):
+    """What went wrong."""
+
+    error_type: str
+    message: str
+
+
+class SystemOneError(Answer):
+    """An error, in System One's form: of a body that is not allowed a list, of others an object."""
+
+    detail: list[SystemOneProblem] | SystemOneFailure
+
+
 class ApiError(RemaskError):
     """An error with an HTTP status. `param` names the field that caused it, or is None."""
 
@@ -136,6 +158,16 @@ def messages_error(error: RemaskError, request_id: str | None = None) -> Message
     return {"type": "error", "error": told, "request_id": request_id}
 
 
+def system_one_error(error: RemaskError) -> SystemOneError:
+    """The same in System One's form, for `/v1/systemone`."""
+    known = as_api_error(error)
+    if known.status == 400:
+        where = ["body", *(known.param or "").split(".")] if known.param else ["body"]
+        return {"detail": [{"loc": where, "msg": str(known), "type": "value_error"}]}
+    kind = "rate_limit_error" if known.status == 429 else _MESSAGES_TYPES.get(known.status, _INVALID)
+    return {"detail": {"error_type": kind, "message": str(known)}}
+
+
 def error_response(error: RemaskError, scope: Scope | None = None) -> Response:
     """Return the response to a request that failed before any byte of its answer was sent.
 
@@ -143,7 +175,10 @@ def error_response(error: RemaskError, scope: Scope | None = None) -> Response:
     """
     status = as_api_error(error).status
     headers = _HEADERS.get(status)
-    if scope is not None and (f"{scope['path']}/").startswith(MESSAGES_PATH):
+    path = "" if scope is None else f"{scope['path']}/"
+    if path == SYSTEM_ONE_PATH:
+        return json_response(system_one_error(error), 422 if status == 400 else status, headers)
+    if scope is not None and path.startswith(MESSAGES_PATH):
         return json_response(messages_error(error, scope.get("state", {}).get("request_id")), status, headers)
     return json_response(error_object(error), status, headers)
 

@@ -117,7 +117,10 @@ _ONE_READ = "a mask has one distribution, so nothing is drawn"
 _ONE_YES = "a score is the probability of yes"
 
 FOREIGN_TO_READS: Mapping[str, Foreign] = {
+    # OpenAI's of /v1/decisions
+    "safety_identifier": FOREIGN["safety_identifier"],
     # of /v1/systemone
+    "assets": Foreign(_TEXT_ONLY, ({},)),
     "auto_max": _ignored(_ONE_READ),
     "auto_threshold": _ignored(_ONE_READ),
     "samples": _ignored(_ONE_READ),

@@ -144,9 +144,12 @@ class Intake:
         Raises `ConfigError` on more than the server takes.
         """
         most, together = self.max_prompt_chars, self.max_request_chars
-        longest = max(len(each.text) for each in asked)
-        if longest > most:
-            raise ConfigError(f"state has {longest} characters; at most {most} are taken (max_prompt_chars)")
+        longest = max(asked, key=lambda each: each.transcript.chars)
+        if longest.transcript.chars > most:
+            named = "state" if longest.input is None else "input"
+            raise ConfigError(
+                f"{named} has {longest.transcript.chars} characters; at most {most} are taken (max_prompt_chars)"
+            )
         total = sum(each.chars for each in asked)
         if total > together:
             raise ConfigError(

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from remask.answers.answer import Scored
 from remask.errors import RemaskError
+from remask.request.result import Result
 from remask.server.answers.base import Answer, CachedTokens, ScoredToken, Work, usage, work
 from remask.server.answers.generation import Part, SingleAnswer
 from remask.server.errors import ErrorDetail, error_object
@@ -115,6 +116,19 @@ class ResponseUsage(Answer):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
+
+
+def response_usage(results: Sequence[Result]) -> ResponseUsage:
+    """The usage of a response, or of decisions."""
+    told = usage(results)
+    cached = told["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": told["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": told["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": told["total_tokens"],
+    }
 
 
 class _Response(Answer):
@@ -299,7 +313,7 @@ class ResponsesAnswer(SingleAnswer):
         response = self._response("incomplete" if cut else "completed")
         if cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return {**response, "usage": self._usage(), "remask": work(self.ordered)}
+        return {**response, "usage": response_usage(self.ordered), "remask": work(self.ordered)}
 
     def _encoded(self, event: Mapping[str, Any]) -> bytes:
         self._number += 1
@@ -338,17 +352,6 @@ class ResponsesAnswer(SingleAnswer):
 
     def _of_text(self, kind: str, **told: Any) -> dict[str, Any]:
         return self._of_item(kind, content_index=0, **told)
-
-    def _usage(self) -> ResponseUsage:
-        told = usage(self.ordered)
-        cached = told["prompt_tokens_details"]["cached_tokens"]
-        return {
-            "input_tokens": told["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": told["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": told["total_tokens"],
-        }
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response object, in which what the request left open says what holds."""

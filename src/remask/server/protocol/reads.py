@@ -1,9 +1,12 @@
 """Bodies of decisions, scores and rankings, which read the model's distribution and generate nothing."""
 
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from remask.checks.fields import declared
 from remask.checks.values import LARGEST
@@ -14,6 +17,9 @@ from remask.server.fields import FOREIGN_TO_READS
 from remask.server.protocol.base import Body, Checked, LongText, Name, Texts, given, with_declared
 
 _TERMS = declared(Terms)
+JEV = re.compile(r"jev(-[\w.-]+)?")
+"""System One's own names of models."""
+JEV_LATEST = "jev-latest"
 RELEVANCE = "Does the document answer the query?"
 
 
@@ -48,7 +54,17 @@ class ReadBody(Body):
 
 @with_declared(Decisions)
 class DecisionsBody(ReadBody):
-    """Body of `/v1/decisions`."""
+    """Body of `/v1/decisions`: OpenAI's, with `input`, or System One's, with `state`.
+
+    Requests of one `prompt_cache_key` share stored prefixes with each other alone.
+    """
+
+    prompt_cache_key: Name | None = None
+
+    @property
+    def terms(self) -> Terms:
+        terms, key = super().terms, self.prompt_cache_key
+        return terms if key is None else replace(terms, cache_salt=json.dumps([terms.cache_salt, key]))
 
     @property
     def questions_count(self) -> int:
@@ -58,6 +74,29 @@ class DecisionsBody(ReadBody):
     def asked(self) -> Decisions:
         """The decisions. Raises `ConfigError` on a question that cannot be asked."""
         return Decisions(**given(self, Decisions))
+
+
+class SystemOneBody(DecisionsBody):
+    """Body of `/v1/systemone`: `state` and `questions` by their ids. Unknown fields are ignored, as that API does.
+
+    A `model` of that API's own names, such as `jev-latest`, is the model that is served.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        if not isinstance(body, Mapping):
+            return body
+        FOREIGN_TO_READS["assets"].check("assets", body.get("assets"))
+        for name in ("state", "questions"):
+            if body.get(name) is None:
+                raise ConfigError(f"{name} is missing; send it")
+        known = {name: value for name, value in body.items() if name in cls.model_fields and value is not None}
+        known.pop("input", None)  # OpenAI's name of `state`, and so none that is known here
+        model = known.get("model")
+        if isinstance(model, str) and JEV.fullmatch(model):
+            del known["model"]
+        return known
 
 
 class RelevanceBody(ReadBody):

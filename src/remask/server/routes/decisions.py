@@ -9,66 +9,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal, NotRequired, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from fastapi import Request, Response
 
+from remask.answers.decided import Decision, told
 from remask.answers.decisions import DecisionPlan
 from remask.engine.async_engine import Ticket
 from remask.engine.request import PendingRequest
 from remask.errors import ConfigError, QueueFullError
 from remask.readers.decision import Reading
-from remask.request.questions import Decision, Decisions, Question
+from remask.request.questions import Decisions, Question
 from remask.request.result import Result
-from remask.server.answers.base import Answer, Usage, Work, doc, usage, work
+from remask.server.answers.base import Answer, work
+from remask.server.answers.decisions import SystemOneUsage
 from remask.server.answers.generation import check_end
+from remask.server.answers.responses import ResponseUsage, response_usage
 from remask.server.errors import ApiError, json_response
-from remask.server.protocol.reads import DecisionsBody, ReadBody, RelevanceBody, RerankBody, ScoreBody
+from remask.server.protocol.reads import (
+    DecisionsBody,
+    ReadBody,
+    RelevanceBody,
+    RerankBody,
+    ScoreBody,
+    SystemOneBody,
+)
 from remask.server.service import Service, run_while_connected, service_of
 from remask.server.texts import ITEM
 
 RETRY_S = 0.05  # until a further wave asks again for places in a full queue
-
-
-class Decided(Answer):
-    """The answer to one question."""
-
-    type: Literal["choice", "yes_no", "noul", "number", "score"]
-    choice: Annotated[str, doc("The most probable alternative.")]
-    value: NotRequired[
-        Annotated[
-            float, doc("The probability of yes, the most probable number, or the expected level, counted from 1.")
-        ]
-    ]
-    mean: NotRequired[Annotated[float, doc("The expected number.")]]
-    noul: NotRequired[Annotated[float, doc("The same as `value`, of the type `noul`.")]]
-    score: NotRequired[Annotated[float, doc("The same as `value`, of the type `score`.")]]
-    legend: NotRequired[Annotated[dict[str, str], doc("Of a score: the level that each label stands for.")]]
-    probabilities: dict[str, float]
-    confidence: Annotated[float, doc("The probability of `choice`.")]
-    label_mass: Annotated[float, doc("The probability that the model gives to the labels at all.")]
-    entropy: Annotated[float, doc("Of the probabilities, in nats.")]
-    labels: Annotated[dict[str, str], doc("What the model would have written for each alternative.")]
-
-
-class ReadWork(Work):
-    """The work of decisions."""
-
-    reads: Annotated[int, doc("Canvases that were read.")]
-
-
-class DecisionsAnswer(Answer):
-    """Answers by the ids of their questions."""
-
-    id: str
-    object: Literal["decisions"]
-    created: int
-    model: str
-    answers: dict[str, Decided]
-    together: bool
-    calibrated: bool
-    usage: Usage
-    remask: ReadWork
 
 
 class ReadUsage(Answer):
@@ -125,27 +94,41 @@ Answered: TypeAlias = tuple[dict[str, Decision], list[Result]]
 
 
 async def decisions(request: Request, body: DecisionsBody) -> Response:
+    """Answer questions over one input by the model's distribution over labels. With `state` as `/v1/systemone`."""
+    return await _decided(request, body)
+
+
+async def systemone(request: Request, body: SystemOneBody) -> Response:
     """Answer questions over one state by the model's distribution over labels."""
+    return await _decided(request, body)
+
+
+async def _decided(request: Request, body: DecisionsBody) -> Response:
     (asked,), ((found, results),) = await _answered(request, body, lambda: [body.asked])
-    told: DecisionsAnswer = {
-        "id": f"decisions-{request.state.request_id}",
-        "object": "decisions",
-        "created": int(time.time()),
-        "model": body.model or service_of(request).config.model_names[0],
-        "answers": {name: cast("Decided", decision.content) for name, decision in found.items()},
-        "together": asked.together,
-        "calibrated": asked.calibrate,
-        "usage": usage(results),
-        "remask": {**work(results), "reads": len(results)},
-    }
-    return json_response(told)
+    counted = response_usage(results)
+    used: ResponseUsage | SystemOneUsage = counted
+    if asked.input is None:
+        used = {"input_tokens": counted["input_tokens"], "output_tokens": counted["output_tokens"]}
+    return json_response(
+        {
+            "model": body.model or service_of(request).config.model_names[0],
+            "answers": told(asked, found),
+            "usage": used,
+            "x_remask": {
+                **work(results),
+                "reads": len(results),
+                "together": asked.together,
+                "calibrated": asked.calibrate,
+            },
+        }
+    )
 
 
 async def score(request: Request, body: ScoreBody) -> Response:
     """Score how well texts answer others."""
     _, answered = await _answered(request, body, partial(_pairs, body))
     scores = [each for found, _ in answered for each in _relevance(found)]
-    told: ScoreAnswer = {
+    answer: ScoreAnswer = {
         "id": f"score-{request.state.request_id}",
         "object": "list",
         "created": int(time.time()),
@@ -153,7 +136,7 @@ async def score(request: Request, body: ScoreBody) -> Response:
         "data": [{"index": i, "object": "score", "score": each} for i, each in enumerate(scores)],
         "usage": _usage(answered),
     }
-    return json_response(told)
+    return json_response(answer)
 
 
 async def rerank(request: Request, body: RerankBody) -> Response:
@@ -161,13 +144,13 @@ async def rerank(request: Request, body: RerankBody) -> Response:
     _, answered = await _answered(request, body, lambda: [_relevant(body, body.query, body.documents)])
     scores = _relevance(answered[0][0])
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
-    told: RerankAnswer = {
+    answer: RerankAnswer = {
         "id": f"rerank-{request.state.request_id}",
         "model": body.model or service_of(request).config.model_names[0],
         "usage": _usage(answered),
         "results": [{"index": i, "document": {"text": body.documents[i]}, "relevance_score": scores[i]} for i in order],
     }
-    return json_response(told)
+    return json_response(answer)
 
 
 def _pairs(body: ScoreBody) -> list[Decisions]:

@@ -1,5 +1,6 @@
 """Endpoints that report the model, the server's health and its metrics."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NotRequired, cast
 
 from fastapi import Request, Response
@@ -8,6 +9,7 @@ from remask import __version__
 from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
 from remask.server.metrics import CONTENT_TYPE
+from remask.server.protocol.reads import JEV_LATEST
 from remask.server.service import Service, service_of
 from remask.tasks.cards import card
 
@@ -42,11 +44,20 @@ class Model(Answer):
     card: NotRequired[ModelCard]
 
 
+class ListedModel(Answer):
+    """A name that `/v1/systemone` takes, as that API lists them."""
+
+    name: str
+    description: str
+    release_date: Annotated[str, doc("The day on which the server started.")]
+
+
 class Models(Answer):
-    """All served names."""
+    """All served names; `models` has them in System One's form."""
 
     object: Literal["list"]
     data: list[Model]
+    models: list[ListedModel]
 
 
 class Computing(Answer):
@@ -102,7 +113,12 @@ async def models(request: Request) -> Response:
     """List the names that requests may give as `model`."""
     service = service_of(request)
     entries = [_model(service, name) for name in service.intake.model_names]
-    return json_response({"object": "list", "data": entries})
+    day = datetime.fromtimestamp(service.started, UTC).strftime("%Y-%m-%d")
+    listed = [
+        ListedModel(name=name, description=f"{service.llm.loaded.name}, served by remask", release_date=day)
+        for name in (*service.intake.model_names, JEV_LATEST)
+    ]
+    return json_response({"object": "list", "data": entries, "models": listed})
 
 
 async def model(request: Request, name: str) -> Response:

@@ -58,9 +58,9 @@ async function decide() {
     const answer = told.answers.it;
     const rows = Object.entries(answer.probabilities).sort((one, other) => other[1] - one[1]);
     find("decide-answer").replaceChildren(...rows.map(([name, share]) => row(name, share, name === answer.choice)));
-    const mass = 100 * answer.label_mass;
+    const mass = 100 * answer.x_label_mass;
     find("decide-status").textContent =
-      `${answer.choice}. Entropy ${answer.entropy.toFixed(2)} nats; all alternatives together have ${mass < 1 ? mass.toPrecision(2) : mass.toFixed(1)} % of the model's probability. Passes: ${told.remask.forwards}.`;
+      `${answer.choice}. Entropy ${answer.x_entropy.toFixed(2)} nats; all alternatives together have ${mass < 1 ? mass.toPrecision(2) : mass.toFixed(1)} % of the model's probability. Passes: ${told.x_remask.forwards}.`;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     find("decide-answer").replaceChildren();
