@@ -55,7 +55,10 @@ def generate(parser: argparse.ArgumentParser) -> None:
 def decide(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "--input", required=True, metavar="FILE", help="JSON object with state and questions ('-': standard input)"
+        "--input",
+        required=True,
+        metavar="FILE",
+        help="JSON object with state or input, and questions ('-': standard input)",
     )
     add_cache_options(parser)
     add_model_options(parser)
