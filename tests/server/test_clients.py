@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from remask.engine.config import EngineConfig
 from remask.llm import LLM
 from tests.answers.test_structured import ROBOT, matches
 from tests.server.serving import TEMPLATE, Running, serving
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+DECIDING = PYTHON.parents[1] / "decisions" / "bin"
 PET = {
     "oneOf": [
         {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
@@ -31,10 +33,10 @@ pytestmark = [
 ]
 
 
-def told(running: Running, name: str, *more: str) -> dict[str, Any]:
+def told(running: Running, name: str, *more: str, python: Path = PYTHON) -> dict[str, Any]:
     """What the script of that client prints."""
     command: list[str | Path] = [
-        PYTHON,
+        python,
         ROOT / "tests" / "clients" / f"with_{name}.py",
         running.base,
         "bundled-tariff",
@@ -103,3 +105,38 @@ def test_instructor(tariff: Running) -> None:
     assert found["union"]["pet"].keys() in ({"kind", "lives"}, {"kind", "barks"})
     assert found["continued"] == {"pet": {"kind": "dog", "barks": True}}
     assert "validation error" in found["json_mode"] or set(found["json_mode"]) == set(robot)
+
+
+def test_clients_that_ask_for_decisions(tariff: Running) -> None:
+    found = told(tariff, "decisions", python=DECIDING / "python")
+    own = found["openai"]
+    assert own["types"] == ["Predicate", "Choice", "Score"]
+    assert own["names"] == ["p", None, "s"]
+    assert own["values"] == ["'true'", "True"]
+    assert own["same"]
+    assert own["usage"]
+    assert own["many"] == 400
+    assert own["failed"] == {"questions": [400, "questions"], "input": [400, "input"], "model": [404, "model"]}
+    told_by_sdk = found["typesafe"]
+    assert 0 < told_by_sdk["noul"] < 1
+    assert told_by_sdk["legend"] == {"0": "bad", "1": {"is": "good"}}
+    assert (told_by_sdk["model"], told_by_sdk["models"]) == ("bundled-tariff", ["bundled-tariff", "jev-latest"])
+    assert "does not exist" in told_by_sdk["unknown"]
+    assert found["langchain"]["c"] in ("Anna", "Ben")
+    for order in found["pydantic_ai"].values():
+        assert order.keys() == {"soap", "who"}
+
+
+@pytest.mark.parametrize("key", [None, "s3cret"])
+def test_system_ones_conformance_suite(key: str | None) -> None:
+    """All that must be so, and all that should. The bundled models are too short for 255 options."""
+    engine = EngineConfig(max_model_len=8192)
+    with serving(
+        LLM("smollm2", dtype="float32", device="cpu", engine=engine),
+        model_names=["smollm2"],
+        api_keys=[key] if key else [],
+    ) as running:
+        command: list[str | Path] = [DECIDING / "jevcompat", "test", running.base, *(["--key", key] if key else [])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
+    assert "\nconformant" in done.stdout, done.stdout[-3000:]
+    assert "\u2717" not in done.stdout

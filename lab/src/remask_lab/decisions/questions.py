@@ -62,13 +62,13 @@ class Asked:
     answer: str
 
 
-def draw(count: int, seed: int) -> list[Asked]:
-    """`count` questions, of which yes or no and choices take turns."""
+def draw(count: int, seed: int, apiece: int = A_PAGE) -> list[Asked]:
+    """`count` questions, of which yes or no and choices take turns; `apiece` of each about one state."""
     rng, asked = random.Random(seed), list[Asked]()
     about = 0
     while len(asked) < count:
         state, makers = (_page, _message)[about % 2](rng)
-        for place in range(2 * A_PAGE):
+        for place in range(2 * apiece):
             question, answer = next(makers[place % 2])
             asked.append(Asked(about, state, question, answer))
         about += 1
