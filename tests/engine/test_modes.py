@@ -78,6 +78,24 @@ def test_recorded_runs_alone(llm: tuple[LLM, list[dict[str, Any]]], share: int) 
             assert list(output.token_ids) == run_["tokens"]
 
 
+def test_a_block_ends_with_its_end_token_and_heat_makes_no_block_surer() -> None:
+    """Of runs that ended: the oracle's passes, fewer than for whole blocks. One token to draw, so heat changes none."""
+    llm, fewer = LLM(str(goldens.folder("peaky")), dtype="float32"), 0
+    model = nemotron.load(goldens.folder("peaky"))
+    for run_ in goldens.runs("peaky"):
+        if run_["mode"] != "diffusion" or len(run_["tokens"]) == run_["max_tokens"]:
+            continue
+        asked = goldens.sampling(run_)
+        del asked["blocks"]
+        expected = nemotron.decode(model, run_["prompt"], asked)
+        heated = asked | {"temperature": 3.0, "top_k": 1, "seed": 1}
+        for output in llm.generate([run_["prompt"]] * 2, [asked, heated], trace=True):
+            assert list(output.token_ids) == expected.tokens == run_["tokens"]
+            assert places(output.trace, len(run_["prompt"])) == expected.trace
+        fewer += len(expected.trace) < len(run_["trace"])
+    assert fewer
+
+
 def model_of(seed: int, *, drafter: bool = True) -> CheckedTransformer:
     """A random model in float64 that prefers a few tokens, so that drafts come true."""
     config = replace(small(NAME), drafter=DRAFTER)

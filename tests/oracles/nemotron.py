@@ -119,11 +119,14 @@ def _ar(model: Model, prompt: list[int], limit: int, sampling: dict[str, Any], d
 def _diffusion(model: Model, prompt: list[int], limit: int, sampling: dict[str, Any], done: Done) -> None:
     mask = model.config["mask_token_id"]
     rule, threshold = sampling.get("remasking", "threshold"), sampling["threshold"]
+    ends_early = sampling.get("blocks", {}).get("early_stop", True)
     while not _ended(model, done, limit):
         before = prompt + done.tokens
         size = min(model.config["block_size"], limit - len(done.tokens))
         block, span = [_next(model, before)] + [mask] * (size - 1), range(len(before), len(before) + size)
-        masked, most = set(range(1, size)), min(sampling["steps_per_block"], size)
+        if ends_early and block[0] == model.config["eos_token_id"]:
+            block = block[:1]
+        masked, most = set(range(1, len(block))), min(sampling["steps_per_block"], size)
         for number in range(most):
             if not masked:
                 break
@@ -151,6 +154,10 @@ def _diffusion(model: Model, prompt: list[int], limit: int, sampling: dict[str, 
                 block[p] = best[p]
             masked -= set(chosen)
             done.trace.append(sorted(chosen))
+            final = block[: min(masked)] if masked else block
+            if ends_early and model.config["eos_token_id"] in final:
+                block = final
+                break
         done.tokens += block
 
 

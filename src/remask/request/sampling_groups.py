@@ -163,7 +163,7 @@ class BlockParams:
         None,
         Flag(),
         "After a step that writes an end token, end the response within the block if all before the first one is "
-        "final; the tokens stay the same. By default not.",
+        "final; the tokens stay the same. By default on Nemotron-Labs-Diffusion alone.",
         kinds=("block_causal",),
     )
 

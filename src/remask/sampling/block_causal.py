@@ -233,7 +233,8 @@ class BlockCausalDecoder(RuleDecoder):
     _scheduled: int  # steps of the block's schedule so far, idle ones included
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
-        # Confidences are taken after temperature and before filters.
+        # After temperature and before filters, as in JetEngine and in SDAR's sampler for evaluation. SDAR's generate.py
+        # takes them after filters, where top_k=1 makes all confidences 1 and a threshold fills a block in one step.
         super().__init__(decoding.params, decoding.rule, "tempered", canvas, decoding.seed)
         self._length, self._steps = decoding.block, decoding.params.steps_per_block or decoding.block
         self._defaults = decoding.defaults

@@ -117,9 +117,13 @@ class CausalDecoding(Decoding):
         """Return the number of steps, each of which has a draft before it where there are drafts."""
         return self.total_steps * (2 if self.mode == SPECULATION else 1)
 
-    def ends_within(self, *, stop_written: bool) -> bool:
-        """Return False, as in the authors' code, unless the request asks for it."""
-        return bool(self.params.blocks.early_stop) and stop_written
+    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
+        """Return True unless the request asks for whole blocks.
+
+        NVIDIA's code leaves a block after the step in which no mask is left before an end token, whichever of the two
+        that step wrote.
+        """
+        return self.params.blocks.early_stop is not False
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt and masks."""
@@ -139,7 +143,8 @@ class CausalDecoder(RuleDecoder):
     """
 
     def __init__(self, decoding: CausalDecoding, canvas: Canvas) -> None:
-        super().__init__(decoding.params, decoding.rule, "tempered", canvas, decoding.seed)
+        # NVIDIA's code takes the probability of the drawn token before temperature.
+        super().__init__(decoding.params, decoding.rule, "logits", canvas, decoding.seed)
         self._mode, self._length, self._drafter = decoding.mode, decoding.length_of_blocks, decoding.drafter
         self.mask_id = decoding.mask_id
         self._causal: Reach = np.arange(1, len(canvas) + 1)

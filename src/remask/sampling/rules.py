@@ -232,7 +232,8 @@ class _WithinBudget:
 _RULES = (
     Remasking(
         "low_confidence",
-        "The most probable first; probabilities are taken before temperature and filters.",
+        "The most probable first; probabilities are taken before temperature and filters, on block-causal models as "
+        "their family does.",
         kinds=("masked", "block_causal"),
         thresholds=True,
     ),

@@ -39,7 +39,9 @@ def sampling(run: dict[str, Any]) -> dict[str, Any]:
     asked = {"max_tokens": run["max_tokens"], "mode": run["mode"]}
     if run["mode"] == "diffusion":
         rule = {} if run["rule"] == "threshold" else {"remasking": run["rule"]}
-        return asked | rule | {"threshold": run["threshold"], "steps_per_block": run["steps"]}
+        # The recording denoises a block to its end even where an end token stands at its beginning.
+        whole = {"blocks": {"early_stop": False}}
+        return asked | rule | whole | {"threshold": run["threshold"], "steps_per_block": run["steps"]}
     if run["mode"] == "linear_speculation":
         return asked | {"speculation": {"draft_window": 4, "max_draft_window": 8, "lora": run["lora"]}}
     return asked
