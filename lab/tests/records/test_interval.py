@@ -166,7 +166,7 @@ def test_kept_verdicts_are_compared_question_by_question() -> None:
     ("over", "what"),
     [
         ((0.0, -0.04, 0.04), Shown.KEPT),
-        ((-0.02, -0.04, -0.01), Shown.KEPT),  # a loss that is certain, and too small to count
+        ((-0.025, -0.048, -0.01), Shown.FEW),  # a loss that is certain, and smaller than the margin
         ((-0.2, -0.3, -0.01), Shown.LOST),
         ((-0.2, -0.3, 0.0), Shown.OPEN),
         ((0.3, -0.05, 0.5), Shown.OPEN),

@@ -12,7 +12,7 @@ from remask_lab.bench.contenders import Contender, contender
 from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.bench.workload import Workload
 from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, whole_ticks
-from remask_lab.records.interval import Shown, judged
+from remask_lab.records.interval import judged
 from remask_lab.records.record import Record
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def reading(record: Record) -> str:
     sentences = [
         f"Reusing the shared prefix in all layers, as engines of autoregressive models do, gives {_share(reuse)} right "
         f"answers; without caching there are {_share(none)}."
-        if judged(reuse, none) is Shown.LOST
+        if judged(reuse, none).loses
         else f"Reusing the shared prefix in all layers loses no answers that can be seen here: {_share(reuse)} against "
         f"{_share(none)}.",
         f"BiCache at the profiled depth ({bicache['prefix_depth']:g} of {record.about['layers']} layers) gives "
@@ -83,7 +83,7 @@ def breaks_at(rows: Mapping[int, Row], none: Row) -> tuple[int | None, int | Non
     """The least depth that is shown to lose answers, and the one before it; None where there is none."""
     held: int | None = None
     for depth, row in sorted(rows.items()):
-        if judged(row, none) is Shown.LOST:
+        if judged(row, none).loses:
             return held, depth
         held = depth
     return held, None

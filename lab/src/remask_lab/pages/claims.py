@@ -52,17 +52,17 @@ def read_claims() -> list[Claim]:
 
 
 def loses(rows: Rows, name: str, than: str, points: str = f"{100 * MARGIN:g}") -> Finding:
-    """`name` has fewer right answers than `than`; no where it loses less than `points`, such as the paper's loss."""
+    """`name` has fewer right answers than `than`; no where a loss of `points`, such as the paper's, is excluded."""
     over = accuracy_over(rows[name], rows[than])
-    verdict = NO if over[1] > -float(points) / 100 else YES if over[2] < 0 else UNSHOWN
+    verdict = YES if over[2] < 0 else NO if over[1] > -float(points) / 100 else UNSHOWN
     return verdict, f"{_right(rows[than])} to {_right(rows[name])}: {_points(over)}"
 
 
 def keeps(rows: Rows, name: str, than: str) -> Finding:
-    """`name` loses less than `MARGIN` of the right answers of `than`, with less work; no where it loses some."""
+    """`name` keeps the right answers of `than`, with less work; no where it loses some, however few."""
     row, other = rows[name], rows[than]
-    saved = row["work_ratio_to_none"]
-    verdict = NO if saved <= 1 else {Shown.KEPT: YES, Shown.LOST: NO, Shown.OPEN: UNSHOWN}[judged(row, other)]
+    saved, found = row["work_ratio_to_none"], judged(row, other)
+    verdict = NO if saved <= 1 or found.loses else YES if found is Shown.KEPT else UNSHOWN
     told = f"{_right(other)} and {_right(row)}: {_points(accuracy_over(row, other))}"
     return verdict, f"{told}, with 1/{saved:.2f} of the work"
 

@@ -36,7 +36,7 @@ from remask_lab.pages.real_weights_benches import DOCUMENTS, SHOTS, is_bench
 from remask_lab.pages.real_weights_losses import CANVAS
 from remask_lab.pages.real_weights_sizes import SIZES, Source
 from remask_lab.pages.results import BENCH
-from remask_lab.records.interval import Shown, judged
+from remask_lab.records.interval import judged
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, number_format, read_record, write_record
@@ -55,7 +55,6 @@ KINDS = {
 }
 """What the training's log calls what it holds out, and what it is."""
 PROMISED = 0.85  # nats, at most, of half-masked answers
-SAID = {Shown.LOST: "loses answers", Shown.KEPT: "keeps its answers", Shown.OPEN: "loses no answers that could be seen"}
 WORK, TIME = "work saved", "time saved"
 
 
@@ -143,7 +142,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         number=_number,
         verdict=_verdict,
         held=_held,
-        loses=lambda row, none: judged(row, none) is Shown.LOST,
+        loses=lambda row, none: judged(row, none).loses,
         made=_made,
         depths=_depths,
         lowest=lambda table: min(map(min, table["curves"].values())),
@@ -177,7 +176,7 @@ def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
 
 def _verdict(row: Row, none: Row) -> str:
     over = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
-    return f"`{row['cache']}` {SAID[judged(row, none)]} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
+    return f"`{row['cache']}` {judged(row, none).value} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
 
 
 def _held(data: Mapping[str, Any]) -> str:

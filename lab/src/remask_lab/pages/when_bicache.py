@@ -26,7 +26,7 @@ from remask_lab.gpu.results import benchmark_table, read_kept
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.real_weights import FOLDER, read_all, read_training, rows_by_cache
 from remask_lab.pages.real_weights_benches import DEPTHS
-from remask_lab.records.interval import Shown, judged, percent_text
+from remask_lab.records.interval import judged, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 from remask_lab.subjects.first_predictions import deepest
@@ -67,7 +67,7 @@ class Kind:
     def broken(self) -> int | None:
         """The least depth that was measured and is shown to lose answers."""
         none = self.rows["none"]
-        lost = (depth for depth, row in sorted(self.depths.items()) if judged(row, none) is Shown.LOST)
+        lost = (depth for depth, row in sorted(self.depths.items()) if judged(row, none).loses)
         return next(lost, None)
 
     @property

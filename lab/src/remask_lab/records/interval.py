@@ -16,7 +16,7 @@ Estimate: TypeAlias = tuple[float, float, float]
 
 Z = 1.96
 MARGIN = 0.05
-"""A loss, as a share of all questions, that is too small to count."""
+"""A loss, as a share of all questions, that is small: where it is excluded and no loss is certain, answers are kept."""
 POINTS, CORRELATIONS = 240, 24  # of the grid over which a posterior is summed
 
 
@@ -113,20 +113,30 @@ def by_cluster(verdicts: Sequence[bool], clusters: Sequence[Hashable]) -> list[s
 
 
 class Shown(Enum):
-    """What the 95 % interval of a difference shows: an equivalence within `MARGIN`, a loss, or neither.
+    """What the 95 % interval of a difference shows: a loss wherever it lies below 0, else an equivalence, or neither.
 
-    A loss that is certain and smaller than `MARGIN` is `KEPT` (Schuirmann, Journal of Pharmacokinetics and
-    Biopharmaceutics 15, 1987: the test for equivalence is the interval inside the margin).
+    Equivalence is within `MARGIN` (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987), and so is a
+    loss of `FEW`: it is certain, and smaller than `MARGIN`. An interval that shrinks within itself never turns a loss
+    into `KEPT`.
     """
 
     KEPT = "keeps its answers"
+    FEW = "loses a few answers"
     LOST = "loses answers"
-    OPEN = "not shown"
+    OPEN = "loses no answers that could be seen"
+
+    @property
+    def loses(self) -> bool:
+        """Whether a loss is certain, of whatever size."""
+        return self in (Shown.FEW, Shown.LOST)
 
 
 def shown(over: Estimate) -> Shown:
     """What `over`, one share less another, shows of the first."""
-    return Shown.KEPT if over[1] > -MARGIN else Shown.LOST if over[2] < 0 else Shown.OPEN
+    near = over[1] > -MARGIN
+    if over[2] < 0:
+        return Shown.FEW if near else Shown.LOST
+    return Shown.KEPT if near else Shown.OPEN
 
 
 def judged(result: Mapping[str, Any], other: Mapping[str, Any]) -> Shown:
