@@ -1,13 +1,11 @@
 """Confidence intervals of measured shares, and what a difference of two of them shows."""
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -17,7 +15,6 @@ Estimate: TypeAlias = tuple[float, float, float]
 Z = 1.96
 MARGIN = 0.05
 """A loss, as a share of all questions, that is small: where it is excluded and no loss is certain, answers are kept."""
-POINTS, CORRELATIONS = 240, 24  # of the grid over which a posterior is summed
 
 
 def wilson(successes: float, trials: float, z: float = Z) -> tuple[float, float]:
@@ -32,41 +29,81 @@ def wilson(successes: float, trials: float, z: float = Z) -> tuple[float, float]
 def clustered(verdicts: Sequence[bool], clusters: Sequence[Hashable]) -> tuple[float, float]:
     """The 95 % interval of the share of true `verdicts`, where those of one cluster are not independent.
 
-    Clusters are what questions share, such as a prefix. Right answers of a cluster are beta-binomial: all clusters have
-    one mean share and one correlation between two of their questions. The interval is the middle 95 % of the share's
-    posterior under Jeffreys' prior, over all correlations alike (Brown, Cai and DasGupta, Statistical Science 16, 2001,
-    for independent questions), and reaches the end where all verdicts are the same. Of a single cluster it is over the
+    Clusters are what questions share, such as a prefix. The interval is the mid-P one (Lancaster, JASA 56, 1961; Berry
+    and Armitage, The Statistician 44, 1995) of as many questions as these are worth: n questions in clusters of m are
+    worth n / (1 + (m - 1) r) independent ones (Kish, Survey Sampling, 1965). The correlation r within a cluster follows
+    from how far the shares of clusters vary. What few clusters with a wrong answer say of it is little, and where they
+    are few, so are those without one: r is a mean over those clusters, as many as are not all right or as are not all
+    wrong, whichever is less, and one more in which it is 1. So all right, n questions are worth as many as there are
+    clusters, and no other outcome has an end nearer to 1 than that one. Of a single cluster the interval is over the
     questions as if they were independent, and says nothing of other clusters.
     """
     own: dict[Hashable, list[bool]] = {}
     for verdict, cluster in zip(verdicts, clusters, strict=True):
         own.setdefault(cluster, []).append(bool(verdict))
     groups = list(own.values()) if len(own) > 1 else [[bool(verdict)] for verdict in verdicts]
-    tallies = Counter((sum(group), len(group)) for group in groups)
-    edges = np.linspace(0, np.pi / 2, POINTS + 1)  # equal steps of the arcsine have equal mass under Jeffreys' prior
-    while True:
-        below = np.concatenate([[0.0], np.cumsum(_posterior(np.sin((edges[1:] + edges[:-1]) / 2) ** 2, tallies))])
-        first, last = np.searchsorted(below, [1e-5, 1 - 1e-5])
-        if last - first > POINTS / 4:
+    asked, right = (np.array([count(group) for group in groups], dtype=np.float64) for count in (len, sum))
+    number, share = asked.sum(), right.sum() / asked.sum()
+    size = (asked**2).sum() / number
+    least = number / size
+    worth = _worth(right, asked, share, size)
+    low, high = _mid_p(share * worth, worth)
+    all_right = (2 * _END) ** (1 / least)
+    return float(min(low, all_right)), float(max(high, 1 - all_right))
+
+
+def _worth(right: Floats, asked: Floats, share: float, size: float) -> float:
+    """How many independent questions are worth what these are, of which clusters answer `right` of `asked`, [C] each.
+
+    `size` is what a question's cluster holds on average.
+    """
+    number, told = asked.sum(), min((right < asked).sum(), (right > 0).sum())
+    if size == 1 or not told:
+        return float(number / size)
+    count = len(asked)
+    variance = count / (count - 1) * ((right - share * asked) ** 2).sum() / number**2
+    correlation = min(1.0, max(0.0, (variance * number / (share * (1 - share)) - 1) / (size - 1)))
+    return float(number / (1 + (size - 1) * (1 + told * correlation) / (1 + told)))
+
+
+_END = 0.025  # the probability beyond either end of an interval
+
+
+def _mid_p(right: float, asked: float) -> tuple[float, float]:
+    """The mid-P interval of a share; both numbers may be fractions."""
+    wrong = asked - right
+
+    def end(probability: float) -> float:
+        low, high = 0.0, 1.0
+        while high - low > 1e-7:
+            share = (low + high) / 2
+            # The probabilities that a share of at most `share` has, as at least and as more than so many are right.
+            least = _beta(share, right, wrong + 1) if right > 0 else 1.0
+            more = _beta(share, right + 1, wrong) if wrong > 0 else 0.0
+            low, high = (share, high) if (least + more) / 2 < probability else (low, share)
+        return (low + high) / 2
+
+    return (end(_END) if right > 0 else 0.0), (end(1 - _END) if wrong > 0 else 1.0)
+
+
+def _beta(x: float, a: float, b: float) -> float:
+    """The distribution function of a beta distribution at 0 < x < 1.
+
+    By its continued fraction (DLMF 8.17.22), which converges fast below the mean.
+    """
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta(1 - x, b, a)
+    fraction, c, d = 1.0, 1.0, 0.0
+    for step in range(1, 10_000):
+        m = step // 2
+        grows = -(a + m) * (a + b + m) if step % 2 else m * (b - m)
+        term = grows * x / ((a + step - 1) * (a + step))
+        c, d = 1 + term / c, 1 / (1 + term * d)
+        fraction *= c * d
+        if abs(c * d - 1) < 1e-12:
             break
-        edges = np.linspace(edges[max(0, first - 2)], edges[min(POINTS, last + 1)], POINTS + 1)
-    low, high = np.sin(np.interp([0.025, 0.975], below, edges)) ** 2
-    right = sum(verdicts)
-    return (float(low) if right else 0.0), (float(high) if right < len(verdicts) else 1.0)
-
-
-def _posterior(shares: Floats, tallies: Mapping[tuple[int, int], int]) -> Floats:
-    """The posterior mass [n] of `shares` [n], given how many clusters have so many right answers of so many."""
-    share = torch.from_numpy(shares)[:, None]
-    correlation = (torch.arange(CORRELATIONS, dtype=torch.float64) + 0.5) / CORRELATIONS
-    spread = (1 - correlation) / correlation
-    likelihood = torch.zeros(len(shares), CORRELATIONS, dtype=torch.float64)
-    for (right, asked), count in tallies.items():
-        for size, drawn in ((share * spread, right), ((1 - share) * spread, asked - right)):
-            likelihood += count * (torch.lgamma(size + drawn) - torch.lgamma(size))
-        likelihood += count * (torch.lgamma(spread) - torch.lgamma(spread + asked))
-    mass = (likelihood - likelihood.max()).exp().sum(1)
-    return (mass / mass.sum()).numpy()
+    scale = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    return math.exp(scale) / (a * fraction)
 
 
 def difference(share: Estimate, other: Estimate, correlation: float = 0.0) -> Estimate:
@@ -142,7 +179,8 @@ def shown(over: Estimate) -> Shown:
 def judged(result: Mapping[str, Any], other: Mapping[str, Any]) -> Shown:
     """Whether `result` keeps the right answers of `other`, both as `run_bench` reports them.
 
-    Where there are no answers, its tokens stand in for them: whether they are those of its baseline.
+    Where there are no answers, its tokens stand in for them: whether they are those of its baseline, but for `MARGIN`.
+    Tokens can only differ, so that they do is no loss by itself.
     """
     if result["accuracy"] is not None:
         return shown(accuracy_over(result, other))
@@ -150,7 +188,7 @@ def judged(result: Mapping[str, Any], other: Mapping[str, Any]) -> Shown:
     low, high = result.get("agreement_interval") or (None, None)
     if low is None or high is None or math.isnan(low):  # not kept, or of one prefix alone
         low = high = agreed
-    return shown((agreed - 1, low - 1, high - 1))
+    return Shown.KEPT if low - 1 > -MARGIN else shown((agreed - 1, low - 1, high - 1))
 
 
 def accuracy_over(result: Mapping[str, Any], other: Mapping[str, Any]) -> Estimate:
