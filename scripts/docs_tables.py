@@ -56,6 +56,12 @@ from remask.sampling.vocabulary import Vocabulary
 from remask.server.fields import FOREIGN, FOREIGN_TO_READS, Foreign
 from remask.server.protocol.messages import FOREIGN_TO_MESSAGES
 from remask.server.protocol.responses import FOREIGN_TO_RESPONSES
+from remask_lab.bench.report import decoding_text
+from remask_lab.pages.page import RESULTS
+from remask_lab.papers.definition import load_table
+from remask_lab.papers.show import results_of
+from remask_lab.records.interval import accuracy_over, percent_text
+from remask_lab.records.record import read_record
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -546,7 +552,33 @@ def cost(config: ModelConfig, rows: int, canvas: int, item: int) -> PassCost:
     return pass_cost(config.widths(item), [ExecutedPlan(plan)])
 
 
+def block_costs() -> str:
+    """What block caches cost and save, from the kept benches of two models."""
+    rows = [["model, decoding", "cache", "right answers (95 % interval)", "over `none`, points", "work saved"]]
+    paper = read_record(RESULTS / "bicache-1.bundled.json")
+    own = results_of(load_table("bicache-1"), paper)
+    sampling = paper.about["settings"]["sampling"]
+    kept = [
+        (
+            f"`bundled`, {sampling['max_tokens']} tokens in {sampling['steps']} steps",
+            {"none": own["No caching"], "block-dual": own["Fast-dLLM"]},
+        )
+    ]
+    towns = read_record(RESULTS / "real-weights" / "town-caches.json")
+    by_cache = {row["cache"]: row for row in towns.data["results"]}
+    caches = ("none", "block-prefix", "block-dual")
+    kept.append((f"`smollm2`, {decoding_text(towns)}", {name: by_cache[name] for name in caches}))
+    for told, results in kept:
+        for name, row in results.items():
+            over, low, high = (100 * each for each in accuracy_over(row, results["none"]))
+            lost = "" if name == "none" else f"{over:+.1f} ({low:+.1f} to {high:+.1f})"
+            right = percent_text(row["accuracy"], row["accuracy_interval"])
+            rows.append([told, f"`{name}`", right, lost, f"{row['work_ratio_to_none']:.2f}x"])
+    return table(rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "block_costs": block_costs,
     "sampling": partial(fields, SamplingParams),
     "terms": partial(fields, Terms),
     "of_remasking": partial(fields, RemaskingParams),

@@ -38,7 +38,7 @@ ASKED = {
 
 def row(cache: str, over: float, interval: tuple[float, float], **more: Any) -> dict[str, Any]:
     shown = {"accuracy": 0.75 + over, "accuracy_interval": [0.6, 0.9], "parts": {"find": 1.0, "count": 0.5}}
-    costs = {"work_ratio_to_none": 4.0, "ratio_to_none": 2.0, "peak_memory_bytes": 3_000_000}
+    costs = {"work_ratio_to_none": 4.0, "ratio_to_none": 2.0, "peak_memory_bytes": 3_000_000, "forwards": 64}
     compared = {"accuracy_over_none": over, "accuracy_over_none_interval": list(interval), "baseline": "none"}
     alike = {"agreement_with_none": 0.9, "agreement_interval": [0.85, 1.02], "no_loss": None, "loss": 2.0}
     return {"cache": cache, **shown, **costs, **compared, **alike, **more}

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from remask_lab.observe import CacheMeter, observe_cache
 from remask_lab.ops.flops import Executed
 from remask_lab.records.interval import by_cluster, clustered, mean_interval, paired
 from remask_lab.records.machine import conditions
-from remask_lab.records.record import Record, about
+from remask_lab.records.record import Record, about, as_json
 
 LEAST_ACCURACY = 0.1
 """Share of right answers below which a baseline says nothing: what a cache loses cannot be seen beside it."""
@@ -319,7 +319,21 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
         "steps": _span([steps_of(each) for each in asked]),
         "block_length": _span([each.block_length or each.max_tokens for each in asked]),
         "canvas_length": params.uniform.canvas_length or (llm.engine.max_model_len if uniform else None),
+        "sampling": sampling_of(asked),
     }
+
+
+def sampling_of(asked: Sequence[SamplingParams]) -> dict[str, Any]:
+    """All sampling parameters of requests as records keep them, whether given or not, but for their seeds.
+
+    Where requests differ in one it is the list of its values, in the order of the requests that first have them.
+    """
+    found: dict[str, Any] = {}
+    for name in asdict(asked[0]):
+        if name != "seed":
+            values = list({repr(each): as_json(each) for each in (getattr(params, name) for params in asked)}.values())
+            found[name] = values[0] if len(values) == 1 else values
+    return found
 
 
 def _span(numbers: Sequence[int]) -> int | str:
@@ -343,6 +357,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
     result = {
         "cache": row.contender.name,
         "settings": dict(row.contender.settings),
+        "policy": repr(row.contender.policy),
         "baseline": baseline.contender.name,
         "throughput_tok_s": float(np.median([r.completion_tokens / r.seconds for r in row.rounds])),
         **_compared(row.rounds, baseline.rounds),

@@ -162,13 +162,26 @@ def _each(work: Mapping[str, Any]) -> str:
     return ", a share of the requests each" if work.get("divided") else ""
 
 
+def decoding_text(record: Record) -> str:
+    """How the answers of a bench were decoded, with the passes that the first row's took: what was asked for and done.
+
+    A threshold is said where there is one, as it decides how many steps an answer takes.
+    """
+    work, first = record.about["settings"], record.data["results"][0]
+    sampling = work.get("sampling", {})
+    threshold, whole = sampling.get("threshold"), "" if sampling.get("ignore_eos") else "at most "
+    sure = "" if threshold is None else f", all tokens of at least {threshold:g} in a step"
+    passes = f"{first['forwards'] / work['requests']:.1f} passes an answer under `{first['cache']}`"
+    steps = f"{'at most ' if threshold is not None else ''}{work['steps']} steps{sure}"
+    return f"{whole}{work['max_tokens']} tokens in {steps} ({passes}), blocks of {work['block_length']}"
+
+
 def _notes(record: Record, detail: bool, parts: bool) -> list[str]:
     about, results = record.about, record.data["results"]
     work, machine = about["settings"], about["machine"]
     notes = [
         f"{work['requests']} requests{_shared(work)}, "
-        f"{work['concurrency']} at a time, {work['max_tokens']} tokens in {work['steps']} steps, blocks of "
-        f"{work['block_length']}{_canvas(work)}, seed {about['seed']}, "
+        f"{work['concurrency']} at a time, {decoding_text(record)}{_canvas(work)}, seed {about['seed']}, "
         f"medians of {work['rounds']} rounds{_each(work)}; {about['model']}, {number_format(about)} on "
         f"{processor_text(machine)}, commit {about['commit'] or 'unknown'}."
     ]

@@ -19,6 +19,7 @@ from remask.checks import BUNDLED, SMOLLM2
 from remask.errors import RecordError
 from remask.machine.disk import write_whole
 from remask_lab.bench.plot import Row
+from remask_lab.bench.report import decoding_text
 from remask_lab.drawing import label, new_panels, save_figure
 from remask_lab.pages.measure_real_weights import (
     HELD_OUT,
@@ -144,6 +145,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         held=_held,
         loses=lambda row, none: judged(row, none).loses,
         made=_made,
+        decoded=decoding_text,
         depths=_depths,
         lowest=lambda table: min(map(min, table["curves"].values())),
         similarities=_similarities,

@@ -11,6 +11,7 @@ from typing import Any
 from remask.errors import RecordError
 from remask.llm import LLM
 from remask.machine.disk import write_whole
+from remask.model.cpu_kernels import int4_kernel, int8_kernel
 from remask_lab.records.machine import commit, machine, versions
 
 FORMAT = "remask-record-1"
@@ -40,6 +41,7 @@ def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | No
     facts = {
         "model": llm.loaded.name,
         "fingerprint": llm.loaded.fingerprint,
+        "product": _product(llm),
         "depth_table": llm.depth_table.identity if config.kind == "masked" and llm.session.has_depth_table else None,
         "family": config.family,
         "kind": config.kind,
@@ -54,6 +56,13 @@ def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | No
     }
     plain: dict[str, Any] = as_json(facts)
     return plain
+
+
+def _product(llm: LLM) -> str | None:
+    """What multiplies weights of few bits on this CPU; None where the fingerprint says it all."""
+    kernels = {"int8": int8_kernel, "int4": int4_kernel}
+    kernel = kernels.get(llm.loaded.fingerprint.partition("-")[2])
+    return None if kernel is None or llm.model.device.type != "cpu" else kernel().name
 
 
 def number_format(about: Mapping[str, Any]) -> str:
