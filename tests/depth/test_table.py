@@ -127,7 +127,7 @@ def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"fingerprint": "other"}, {"layers": 3, "curves": {}, "limits": {}}, {"fingerprint": None, "hidden": 128}],
+    [{"fingerprint": "other"}, {"layers": 3, "curves": {}, "limits": {}}, {"fingerprint": None}],
 )
 def test_a_table_of_another_model(tmp_path: Path, change: dict[str, Any]) -> None:
     model = loaded("llada-tiny", dummy=True)
@@ -140,16 +140,10 @@ def test_a_table_of_another_model(tmp_path: Path, change: dict[str, Any]) -> Non
         DepthTable.load(path, model)
 
 
-def test_the_published_table_goes_by_shape() -> None:
+def test_no_table_is_shipped_by_shape() -> None:
+    """LLaDA-8B's base model and every fine-tune have the shape of LLaDA-8B-Instruct."""
     tiny = loaded("llada-tiny", dummy=True)
-    big = replace(tiny, name="anything", config=preset("llada-8b"))
-    table = shipped_table(big)
-    assert table is not None
-    assert table.model == "GSAI-ML/LLaDA-8B-Instruct"
-    assert "ACache" in table.source
-    assert [table.lookup.depth(r, 100) for r in (0, 4, 12, 76, 88, 90, 95, 99)] == [1, 1, 3, 16, 17, 17, 19, 32]
-    assert shipped_table(tiny) is None
-    assert shipped_table(replace(tiny, config=preset("dream-7b"))) is None
+    assert shipped_table(replace(tiny, name="GSAI-ML/LLaDA-8B-Instruct", config=preset("llada-8b"))) is None
 
 
 @pytest.mark.parametrize(("form", "depth", "page"), [("", 6, "when-bicache.md"), ("-int8", 5, "lab/log.md")])
@@ -163,14 +157,6 @@ def test_the_tables_of_smollm2_are_of_the_weights_that_were_measured(form: str, 
     assert f"docs/{page}" in table.source
     assert shipped_table(replace(model, fingerprint="that of another adapter")) is None
     assert [table.lookup.depth(r, 100) for r in (30, 79, 80, 99)] == [0, 0, depth, depth]
-
-
-def test_a_shipped_table_names_its_source(caplog: pytest.LogCaptureFixture) -> None:
-    llm = open_model("llada-tiny", dummy=True)
-    llm.session.loaded = replace(llm.loaded, config=preset("llada-8b"))
-    with caplog.at_level(logging.DEBUG):
-        assert find_table(llm.session).definition == "published"
-    assert "LLaDA-8B-Instruct, which has this model's shape: published values" in caplog.text
 
 
 def few_ratios(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

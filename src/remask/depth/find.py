@@ -31,8 +31,7 @@ def find_table(llm: Subject, adapter: str | None = None) -> DepthTable:
     """
     shipped = shipped_table(llm.loaded)
     if shipped is not None:
-        how = "shape" if shipped.fingerprint is None else "fingerprint"
-        log.debug("depth table of %s, which has this model's %s: %s", shipped.model, how, shipped.source)
+        log.debug("depth table of %s, which has this model's fingerprint: %s", shipped.model, shipped.source)
         return shipped
     prompts = default_prompts(llm.loaded)
     kept = kept_table(llm.loaded, prompts)
@@ -82,10 +81,9 @@ def has_table(model: LoadedModel) -> bool:
 
 
 def shipped_table(model: LoadedModel) -> DepthTable | None:
-    """Return the shipped table of `model`, by fingerprint, else by shape; None if there is none."""
+    """Return the shipped table of `model`; None if there is none."""
     folder = Path(str(files("remask"))) / TABLES
-    fitting = [table for table in map(DepthTable.load, sorted(folder.glob("*.json"))) if table.fits(model)]
-    return min(fitting, key=lambda table: table.fingerprint is None, default=None)
+    return next((table for table in map(DepthTable.load, sorted(folder.glob("*.json"))) if table.fits(model)), None)
 
 
 def kept_file(model: LoadedModel, prompts: PromptSet) -> Path:

@@ -37,7 +37,7 @@ class DepthTable:
 
     Attributes:
         model: name of the model, for people; `fingerprint` is what identifies it.
-        fingerprint: identity of the model; None in a table taken from a publication, which goes by the shape.
+        fingerprint: identity of the model; None in a table taken from a publication, which fits no model.
         family, layers, hidden, vocab: the model's shape.
         tau: similarity that a layer must exceed.
         definition: "flat", "joint" or "official" as in `similarity`; "published" where a publication does not say.
@@ -123,13 +123,8 @@ class DepthTable:
         return table
 
     def fits(self, model: LoadedModel) -> bool:
-        """Whether this is a table of `model`: by fingerprint, or by shape where the table has none."""
-        shape = model.config
-        if self.layers != shape.layers:
-            return False
-        if self.fingerprint is not None:
-            return self.fingerprint == model.fingerprint
-        return (self.family, self.hidden, self.vocab) == (shape.family, shape.hidden, shape.vocab)
+        """Whether this is a table of `model`, by fingerprint alone: models of one shape may differ in every depth."""
+        return self.layers == model.config.layers and self.fingerprint == model.fingerprint
 
 
 _TEXT, _COUNT = Text(LARGEST), Whole(0)
