@@ -22,11 +22,14 @@ SHOTS: Final = "shots-"
 DOCUMENTS: Final = "documents-"
 DEPTHS: Final[Mapping[str, int]] = {"town-depths": 8, "town-depths-16": 16, "town-depths-24": 24}
 """Parts that compare depths, and the shops of their pages."""
-TOWNS: Final = ("town", *DEPTHS, "town-refresh", "town-caches")
+TOWNS: Final = ("town", *DEPTHS, "town-steps", "town-refresh", "town-caches")
 SHARES: Final = (20, 50, 80, 91)
 """Percent of a document that are its prefix; the paper's canvases have 91."""
 REFRESHED, REFRESHES = (5, 15), (1, 4, None)
 """Depths of the part `town-refresh`, and steps between refreshes of the prefix; None: one at first alone."""
+
+NEAR = (5, 6, 7, 8)
+"""Depths of the part `town-steps`."""
 
 ROUNDS, SHIPPED = 8, 5
 """Of the part `town`: its rounds, each with a share of the pages, and the depth beside half the layers, which is the
@@ -50,6 +53,10 @@ def bench(part: str, size: Size, source: Source) -> Record:
     if part in DEPTHS:
         draw = town(size, size.town_depths, sure, DEPTHS[part] if size.shops >= 8 else size.shops)
         return _compare(source, size, draw, only=("none", "reuse"), depths=size.depths)
+    if part == "town-steps":
+        # The depths around the least that loses answers, at a token a step, as no threshold ends a block early.
+        depths = NEAR if size.shops >= 8 else size.depths
+        return _compare(source, size, town(size, size.town_depths, {}), only=("none", "reuse"), depths=depths)
     if part == "town-refresh":
         # A token a step, so that the prefix is refreshed while an answer is written.
         draw = town(size, size.town_depths, {"steps": TOWN_SAMPLING["max_tokens"]})
