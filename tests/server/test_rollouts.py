@@ -30,7 +30,14 @@ def test_chat_logprobs_are_the_engines(client: openai.OpenAI) -> None:
     llm = make_llm()
     (output,) = llm.generate(CHATS[:1], SamplingParams.from_mapping(transit.SAMPLING), top_logprobs=3)
     assert output.logprobs is not None
-    assert llm.tokenizer is not None
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
+
+    def word(token: int, place: int) -> str:
+        """A word, with the space before it; the names of special tokens are no part of the text."""
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        return f" {text}" if place and token not in tokenizer.special_ids else text
+
     messages: Any = CHATS[0]
     fields: dict[str, Any] = {"model": "bundled-transit", "messages": messages, "logprobs": True, "top_logprobs": 3}
     whole = client.chat.completions.create(**fields).choices[0].logprobs
@@ -43,14 +50,13 @@ def test_chat_logprobs_are_the_engines(client: openai.OpenAI) -> None:
         for item in choice.logprobs.content or []
     ]
     for items in (whole.content or [], streamed):
-        for item, read in zip(items, output.logprobs, strict=True):
-            assert item.token == llm.tokenizer.decode([read.token_id], skip_special_tokens=False)
+        assert bytes(byte for item in items for byte in item.bytes or ()).decode() == output.text
+        for place, (item, read) in enumerate(zip(items, output.logprobs, strict=True)):
+            assert item.token == word(read.token_id, place)
             assert item.logprob == pytest.approx(read.logprob, abs=1e-4)
             assert item.model_extra == {"step": read.step}
             assert [top.logprob for top in item.top_logprobs] == pytest.approx([p for _, p in read.top], abs=1e-4)
-            assert [top.token for top in item.top_logprobs] == [
-                llm.tokenizer.decode([token], skip_special_tokens=False) for token, _ in read.top
-            ]
+            assert [top.token for top in item.top_logprobs] == [word(token, place) for token, _ in read.top]
             assert item.logprob <= 0
 
 

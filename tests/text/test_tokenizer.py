@@ -1,5 +1,6 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers import decoders, pre_tokenizers, processors
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from remask.answers.answer import Scored
 from remask.checkpoint.tokenizer import byte_tokenizer, load_tokenizer
 from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, preset
+from remask.request.trace import TokenLogprob
+from remask.server.answers.base import Names
 from remask.text.prompts import encode
 from remask.text.tokenizer import Quoting, Tokenizer
 
@@ -383,3 +388,72 @@ def test_it_serves_every_family(name: str) -> None:
     tokenizer = byte_tokenizer(config.vocab, config.mask_id, config.stop_ids)
     assert tokenizer.special_ids == {*config.stop_ids, *({config.mask_id} - {-1})}  # some have no mask
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+
+
+PIECES = ["<unk>", "</s>", "▁true", "true", "▁a", "a", "▁", "▁▁", ".", "é", "<0xC3>", "<0xA9>", "##a", "a</w>", "b</w>"]
+_FALLBACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+_PIECES = {piece: number for number, piece in enumerate(PIECES)}
+LAYOUTS = {
+    "byte-level": (BPE(vocab=bpe()[0], merges=[]), decoders.ByteLevel()),
+    "llama-2": (BPE(vocab=_PIECES, merges=[]), decoders.Sequence([*_FALLBACK, decoders.Strip(" ", 1, 0)])),
+    "gemma": (BPE(vocab=_PIECES, merges=[]), decoders.Sequence(_FALLBACK)),
+    "metaspace": (Unigram([(piece, -1.0) for piece in PIECES], 0, byte_fallback=True), decoders.Metaspace()),
+    "sentencepiece": (
+        Unigram([(piece, -1.0) for piece in PIECES], 0),
+        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]),
+    ),
+    "word-piece": (WordPiece(_PIECES, unk_token="<unk>"), decoders.WordPiece()),
+    "end of word": (BPE(vocab=_PIECES, merges=[]), decoders.BPEDecoder()),
+    "words": (WordLevel(_PIECES, unk_token="<unk>"), None),
+}
+
+
+def laid_out(layout: str) -> Tokenizer:
+    model, decoder = LAYOUTS[layout]
+    native = NativeTokenizer(model)
+    native.decoder = decoder
+    special: Any = {} if layout == "byte-level" else {"eos_token": "</s>"}
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=native, **special))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(st.data())
+def test_what_tokens_add_is_their_text(layout: str, data: st.DataObject) -> None:
+    tokenizer = laid_out(layout)
+    tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=8))
+    before: int | None = None
+    joined = b""
+    for token in tokens:
+        joined += tokenizer.added_bytes(token, before) or b""
+        before = before if token in tokenizer.special_ids else token
+    with suppress(UnicodeDecodeError):  # layouts differ in what they write in place of bytes that are no character
+        assert joined.decode() == tokenizer.decode(tokens)
+
+
+def test_candidates_of_one_text_keep_names_of_their_own() -> None:
+    tokenizer = laid_out("llama-2")
+    names = Names("x", 0, "m", "f", lambda token: tokenizer.decode([token], False), tokenizer.added_bytes)
+    spaced, bare, first, second = (PIECES.index(piece) for piece in ("▁a", "a", "<0xC3>", "<0xA9>"))
+    read = TokenLogprob(spaced, -1.0, 0, ((spaced, -1.0), (bare, -1.5), (first, -2.0), (second, -2.5)))
+    inside, begun = Scored(read, 0, bare), Scored(read, 0, None)
+    assert list(names.spelled(inside).values()) == [" a", "a", r"bytes:\xc3", r"bytes:\xa9"]
+    assert list(names.spelled(begun).values()) == ["a", f"token_id:{bare}", r"bytes:\xc3", r"bytes:\xa9"]
+    told = names.scored(begun)
+    assert [told["token"], told["bytes"]] == ["a", list(b"a")]
+    assert [top["token"] for top in told["top_logprobs"]] == ["a", f"token_id:{bare}", "\ufffd", r"bytes:\xa9"]
+    assert [top["bytes"] for top in told["top_logprobs"]] == [list(b"a"), list(b"a"), [0xC3], [0xA9]]
+
+
+def test_independent_tokens_have_bytes_of_their_own() -> None:
+    """Gemma's have, and structured outputs with them; the first of Llama 2's loses its space."""
+    found = laid_out("gemma").token_bytes(len(PIECES))
+    assert [found[PIECES.index(piece)] for piece in ("▁true", "▁▁", "<0xC3>", "é", "</s>")] == [
+        b" true",
+        b"  ",
+        b"\xc3",
+        "é".encode(),
+        None,
+    ]
+    for layout in ("llama-2", "metaspace", "sentencepiece", "word-piece", "end of word"):
+        with pytest.raises(ConfigError, match="texts of their own"):
+            laid_out(layout).token_bytes(len(PIECES))

@@ -15,10 +15,14 @@ from remask.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A settled token with its log-probability in the step that wrote it, and where its text begins in the answer."""
+    """A settled token with its log-probability in the step that wrote it, and where its text begins in the answer.
+
+    `before` is the token that its text goes on from, None at the beginning of a text.
+    """
 
     read: TokenLogprob
     offset: int
+    before: int | None
 
 
 @dataclass(slots=True)
@@ -174,7 +178,7 @@ class Answer:
         first = self._lead
         for tokens in ([token] for token in new) if self._scored else (new,):
             if self._scored and (read := self._read[self._lead]) is not None:
-                delta.scored.append(Scored(read, self._text.length))
+                delta.scored.append(Scored(read, self._text.length, self._text.last))
             delta.text += self._text.push(tokens)
             self._lead += len(tokens)
         delta.tokens += [new[place - first] for place in self._template.shown(self._lead, first)]

@@ -62,7 +62,7 @@ class Service:
         self.metrics.watch(self.engine)
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
-        self.token_bytes = functools.lru_cache(maxsize=1 << 17)(self.intake.tokenizer.bytes_of)
+        self.token_bytes = functools.lru_cache(maxsize=1 << 17)(self.intake.tokenizer.added_bytes)
         self.texts, self.bodies = TextWorkers(config.text_workers), BodyReaders(config.max_body_items)
         # Bodies that are being read or whose texts are being tokenized, or that wait for either.
         self._taking, self._long = 0, Counter[str]()  # all, and of each client those that take long

@@ -91,6 +91,11 @@ class ResponseText:
         """See the class."""
         return self._before + (self._text.length if self._shown else 0)
 
+    @property
+    def last(self) -> int | None:
+        """The last token that made text, its context's before the first one; None where there is none."""
+        return self._context[-1] if self._context else None
+
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens`. Returns the text of the answer that is final with them."""
         told, rest = "", list(tokens)

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 from remask.errors import ConfigError
@@ -16,16 +16,19 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
     `backend` is the tokenizer of the transformers library.
 
     Two layouts are known: bytes as printable characters (GPT-2's ByteLevel), and texts beside tokens `<0x00>` to
-    `<0xFF>` (ByteFallback). Raises `ConfigError` on a tokenizer of another layout, or whose text of two tokens is not
-    that of one after that of the other.
+    `<0xFF>` (ByteFallback), in which one text may stand for another (Replace), as Gemma's `▁` does for a space. Raises
+    `ConfigError` on a tokenizer of another layout, or whose text of two tokens is not that of one after that of the
+    other.
     """
     names = backend.convert_ids_to_tokens(list(range(min(vocab, len(backend)))))
-    kinds = decoder_kinds(backend)
+    steps = decoder_steps(backend)
+    kinds = [step["type"] for step in steps]
+    replaced = [_replacement(step) for step in steps[:-2]]
     if kinds == ["ByteLevel"]:
         table = printable_bytes()
         found = [None if name is None else _from_printable(name, table) for name in names]
-    elif kinds == ["ByteFallback", "Fuse"]:
-        found = [None if name is None else _from_fallback(name) for name in names]
+    elif kinds[-2:] == ["ByteFallback", "Fuse"] and None not in replaced:
+        found = [None if name is None else _from_fallback(name, replaced) for name in names]
     else:
         raise _unknown(f"its decoder is {', '.join(kinds) or 'none'}")
     found = [None if token in special else each or None for token, each in enumerate(found)]
@@ -33,21 +36,28 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
     return found + [None] * (vocab - len(found))
 
 
-def decoder_kinds(backend: Any) -> list[str]:
-    """What decodes the tokens of a tokenizer, step by step, such as ["ByteLevel"]."""
+def decoder_steps(backend: Any) -> list[Mapping[str, Any]]:
+    """What decodes the tokens of a tokenizer, step by step, such as [{"type": "ByteLevel", ...}]."""
     if backend.backend_tokenizer.decoder is None:
         return []
     decoder = json.loads(backend.backend_tokenizer.decoder.__getstate__())
-    return [each["type"] for each in (decoder["decoders"] if decoder["type"] == "Sequence" else [decoder])]
+    steps: list[Mapping[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return steps
 
 
-def named_bytes(name: str, kinds: Sequence[str]) -> bytes | None:
+def named_bytes(name: str, kinds: Collection[str]) -> bytes | None:
     """The bytes that a token's name spells under decoders of these kinds; None where it is a text as any other."""
     if "ByteLevel" in kinds:
         return _from_printable(name, printable_bytes())
     if "ByteFallback" in kinds and _is_byte(name):
         return _from_fallback(name)
     return None
+
+
+def _replacement(step: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Which text a step of a decoder replaces, by which; None of a step of another kind, or one of a pattern."""
+    old = step["pattern"].get("String") if step["type"] == "Replace" else None
+    return None if old is None else (old, step["content"])
 
 
 def printable_bytes() -> dict[str, int]:
@@ -65,7 +75,9 @@ def _is_byte(name: str) -> bool:
     return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
 
 
-def _from_fallback(name: str) -> bytes:
+def _from_fallback(name: str, replaced: Sequence[tuple[str, str] | None] = ()) -> bytes:
+    for pair in replaced:
+        name = name if pair is None else name.replace(*pair)
     return bytes([int(name[3:5], 16)]) if _is_byte(name) else name.encode()
 
 

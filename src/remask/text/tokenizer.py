@@ -11,7 +11,7 @@ from remask.checks.values import shown
 from remask.errors import ConfigError
 from remask.text.chat_template import ChatTemplate
 from remask.text.incremental import INCOMPLETE
-from remask.text.token_bytes import decoder_kinds, named_bytes, token_bytes
+from remask.text.token_bytes import decoder_steps, named_bytes, token_bytes
 
 _FIRST = 0x100000
 """The private characters from here on stand for names, in their order.
@@ -92,7 +92,7 @@ class Tokenizer:
         # read: from here on any thread may encode and decode.
         backend.encode("", verbose=False)
         self._template: ChatTemplate | None = None
-        self._kinds: Sequence[str] | None = None  # of its decoders, once they were asked for
+        self._kinds: frozenset[str] | None = None  # of its decoders, once they were asked for
         added = backend.added_tokens_decoder.items()
         self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
         names = {*backend.all_special_tokens, *(token.content for _, token in added if token.special)}
@@ -286,15 +286,23 @@ class Tokenizer:
         """The bytes of each token id below `vocab`; None for special tokens. Raises `ConfigError` as `token_bytes`."""
         return token_bytes(self._backend, self.special_ids, vocab)
 
-    def bytes_of(self, token: int) -> bytes | None:
-        """The bytes of a token, which may be a part of a character; None where the tokenizer does not tell them."""
+    def added_bytes(self, token: int, before: int | None) -> bytes | None:
+        """The bytes that a token adds to a text which ends with the token `before`, or is empty where that is None.
+
+        Joined, those of all tokens are the text, whatever the tokenizer does to spaces. They may be a part of a
+        character. A special token adds none. None where the tokenizer does not tell them.
+        """
+        if token in self.special_ids:
+            return b""
         if self._kinds is None:
-            self._kinds = decoder_kinds(self._backend)
+            self._kinds = frozenset(step["type"] for step in decoder_steps(self._backend))
         name = self._backend.convert_ids_to_tokens(token)
-        found = None if name is None or token in self.special_ids else named_bytes(name, self._kinds)
+        found = None if name is None else named_bytes(name, self._kinds)
         if found is not None:
             return found
-        text = self.decode([token], skip_special_tokens=False)
+        first = [] if before is None else [before]
+        start, text = self.decode(first), self.decode([*first, token])
+        text = text[len(start) :] if text.startswith(start) else self.decode([token])
         return None if INCOMPLETE in text else text.encode()
 
     def use_chat_template(self, template: str) -> None:

@@ -9,7 +9,6 @@ from typing_extensions import TypedDict
 
 from remask.request.result import Result
 from remask.request.result import Usage as Used
-from remask.text.incremental import INCOMPLETE
 
 if TYPE_CHECKING:
     from remask.answers.answer import Scored  # the process that reads bodies needs errors, and no PyTorch
@@ -72,7 +71,10 @@ class TokenScore(Answer):
     logprob: float
     bytes: Annotated[
         list[int] | None,
-        doc("Also of a token that is a part of a character; null where the tokenizer does not tell them."),
+        doc(
+            "What the token adds to the text behind the one before it, which may be a part of a character; null where "
+            "the tokenizer does not tell it."
+        ),
     ]
 
 
@@ -92,24 +94,35 @@ class Names:
     model: str
     fingerprint: str
     token_text: Callable[[int], str]
-    token_bytes: Callable[[int], bytes | None]
+    token_bytes: Callable[[int, int | None], bytes | None]
 
-    def spelled(self, token: int) -> str:
-        """The text of a token; of one that is a part of a character its bytes, as OpenAI's completions write them."""
-        text, content = self.token_text(token), self.token_bytes(token)
-        if content is None or content == text.encode():
-            return text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content) if INCOMPLETE in text else text
+    def spelled(self, item: "Scored", *, partial: bool = True) -> dict[int, str]:
+        """What a token and the most probable ones in its place are called: by what they add to the text there.
+
+        With `partial` one that is a part of a character is spelled by its bytes, as OpenAI's completions write them.
+        Each has a name of its own: where one is taken, the next is called by its bytes or its number.
+        """
+        names: dict[int, str] = {}
+        for token in (item.read.token_id, *(token for token, _ in item.read.top)):
+            content = self.token_bytes(token, item.before)
+            text = content.decode(errors="replace") if content else self.token_text(token)
+            spelled = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content or ())
+            choices = [text, f"token_id:{token}"]
+            if content and content != text.encode():
+                choices = [spelled, *choices] if partial else [text, spelled, choices[1]]
+            names.setdefault(token, next(name for name in choices if name not in names.values()))
+        return names
 
     def scored(self, item: "Scored") -> ScoredToken:
         """A token with its log-probability, and those of the most probable ones, as chats and responses tell them."""
-        top = [self._score(token, logprob) for token, logprob in item.read.top]
-        return {**self._score(item.read.token_id, item.read.logprob), "top_logprobs": top, "step": item.read.step}
+        names = self.spelled(item, partial=False)
 
-    def _score(self, token: int, logprob: float) -> TokenScore:
-        content = self.token_bytes(token)
-        told = None if content is None else list(content)
-        return {"token": self.token_text(token), "logprob": logprob, "bytes": told}
+        def score(token: int, logprob: float) -> TokenScore:
+            content = self.token_bytes(token, item.before)
+            return {"token": names[token], "logprob": logprob, "bytes": None if content is None else list(content)}
+
+        own = score(item.read.token_id, item.read.logprob)
+        return {**own, "top_logprobs": [score(*each) for each in item.read.top], "step": item.read.step}
 
 
 def usage(results: Sequence[Result], choices: int = 1) -> Usage:

@@ -463,18 +463,18 @@ class CompletionChoices(Choices):
             choice["prompt_token_ids"] = prompts[choice["index"]]
 
     def _logprobs(self, scored: Sequence[Scored]) -> CompletionLogprobs:
-        reads = [item.read for item in scored]
+        reads, names = [item.read for item in scored], [self.names.spelled(item) for item in scored]
+        pairs = list(zip(reads, names, strict=True))
         return {
-            "tokens": [self.names.spelled(read.token_id) for read in reads],
+            "tokens": [names[read.token_id] for read, names in pairs],
             "token_logprobs": [read.logprob for read in reads],
-            "top_logprobs": [self._top(read) for read in reads] if any(read.top for read in reads) else None,
+            "top_logprobs": [_top(*pair) for pair in pairs] if any(read.top for read in reads) else None,
             "text_offset": [item.offset for item in scored],
             "steps": [read.step for read in reads],
         }
 
-    def _top(self, read: TokenLogprob) -> dict[str, float]:
-        """The most probable tokens, and the chosen one; of tokens with one text the most probable."""
-        found: dict[str, float] = {}
-        for token, logprob in sorted({*read.top, (read.token_id, read.logprob)}, key=lambda pair: -pair[1]):
-            found.setdefault(self.names.spelled(token), logprob)
-        return found
+
+def _top(read: TokenLogprob, names: Mapping[int, str]) -> dict[str, float]:
+    """The most probable tokens, and the chosen one, by their `names`."""
+    every = {**dict(read.top), read.token_id: read.logprob}
+    return {names[token]: every[token] for token in sorted(every, key=lambda token: -every[token])}
