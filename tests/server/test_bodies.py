@@ -12,7 +12,6 @@ from tests.waiting import Clock
 
 USER = {"role": "user", "content": "from abbey go 1 , where am i ?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "stops", "arguments": '{"line": 4}'}}
-BAD_CALL = {**CALL, "function": {"name": "stops", "arguments": "4"}}
 
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "at least 1 item"),
@@ -22,9 +21,18 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages", "tool_calls is of the role 'assistant'"),
     ({"messages": [{**USER, "tool_call_id": "1"}]}, "messages", "tool_call_id is of the role 'tool'"),
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "valid string"),
-    ({"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]}, "messages", "arguments of a tool call must be a"),
-    ({"messages": [{**USER, "refusal": "no"}]}, "messages.0.refusal", "not permitted. Unknown field 'refusal'"),
-    ({"messages": [{**USER, "reasoning": "no"}]}, "messages.0.reasoning", "Unknown field 'reasoning'"),
+    (
+        {"messages": [{**USER, "audio": {"id": "a"}}]},
+        "messages",
+        "audio is not supported, as the models read and write",
+    ),
+    ({"messages": [{**USER, "function_call": CALL["function"]}]}, "messages", "`tool_calls` is its newer name"),
+    (
+        {"messages": [{**USER, "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
+        "messages.0.cache_control",
+        "5m",
+    ),
+    ({"mesages": [USER]}, "mesages", "Unknown field 'mesages'"),
     ({"messages": [{"role": "user", "contents": "x"}]}, "messages.0.contents", "Did you mean 'content'"),
     ({"messages": [USER], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "no variable to choose"),
     ({"messages": [USER], "chat_template_kwargs": 3}, "chat_template_kwargs", "an object of at most 64 variables"),

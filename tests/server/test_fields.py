@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.errors import ConfigError
 from remask.server.fields import FOREIGN, read_fields
 from remask.server.protocol.generation import ChatBody
+from remask.server.protocol.messages import MessagesBody
+from remask.server.protocol.responses import ResponsesBody
 from tests.server.serving import CHATS, URL, Running
 
 
@@ -100,6 +103,20 @@ def test_an_assistants_turn_may_say_nothing_and_its_reasoning_is_ignored(server:
         {"role": "assistant", "content": None, "tool_calls": []},
         {"role": "assistant", "content": "", "reasoning_content": "long", "reasoning": {"a": 1}},
         {"role": "assistant", "content": None, "reasoning_details": [1], "thinking_blocks": [{"type": "thinking"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "refusal", "refusal": ""}],
+            "parsed": {"a": 1},
+            "id": "m",
+            "type": None,
+        },
+        {
+            "role": "assistant",
+            "refusal": None,
+            "createdAt": "now",
+            "provider_specific_fields": {"a": [1]},
+            "name": None,
+        },
     ]
     prompts = []
     for turn in (empty, *turns):
@@ -108,6 +125,74 @@ def test_an_assistants_turn_may_say_nothing_and_its_reasoning_is_ignored(server:
         assert told["prompt_token_ids"] == server.client.post("/tokenize", json=body).json()["tokens"]
         prompts.append(told["prompt_token_ids"])
     assert all(each == prompts[0] for each in prompts)
+
+
+def rendered(*turns: dict[str, Any]) -> list[dict[str, Any]]:
+    return [message.rendered for message in ChatBody.model_validate({"messages": list(turns)}).messages]
+
+
+ARGUMENTS: list[tuple[Any, Any]] = [
+    ("", {}),
+    (" \n", {}),
+    (None, {}),
+    ("null", {}),
+    ({"line": 4}, {"line": 4}),
+    ('{"line": 4}', {"line": 4}),
+    ('{"line": 4', '{"line": 4'),
+    ("4", "4"),
+    ('{"line": NaN}', '{"line": NaN}'),
+    ('{"line": [-1e999]}', '{"line": [-1e999]}'),
+    ({"line": float("inf")}, '{"line": Infinity}'),
+    ("[" * 900, "[" * 900),
+    ('{"line": 1' + "0" * 5000 + "}", '{"line": 1' + "0" * 5000 + "}"),
+]
+
+
+@pytest.mark.parametrize(("given", "shown"), ARGUMENTS)
+def test_arguments_of_a_past_call_are_an_object_or_the_text_that_they_are(given: Any, shown: Any) -> None:
+    """On every surface, with whatever clients keep beside a call."""
+    function = {"name": "f", "arguments": given, "parsed_arguments": {"line": 4}}
+    call = {"id": "c", "type": None, "function": function, "index": 0, "extra_content": {"google": {}}}
+    asked, result = {"role": "user", "content": "go"}, {"role": "tool", "tool_call_id": "c", "content": None}
+    (_, chat, told) = rendered(asked, {"role": "assistant", "tool_calls": [call], "function_call": None}, result)
+    assert told == {"role": "tool", "content": "", "tool_call_id": "c"}
+    item = {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "f",
+        "arguments": given,
+        "parsed_arguments": {},
+        "index": 1,
+    }
+    response = ResponsesBody.model_validate({"input": [item]}).chat.messages[0].rendered
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": given, "caller": {"type": "direct"}, "new": 1}
+    turns = [{"role": "assistant", "content": [use], "id": "msg_1", "stop_reason": "tool_use", "usage": {"a": 1}}]
+    message = MessagesBody.model_validate({"messages": turns}).chat.messages[0].rendered
+    expected = {"type": "function", "function": {"name": "f", "arguments": shown}, "id": "c"}
+    for turn in (chat, response, message):
+        assert turn["tool_calls"] == [expected]
+    missing = {"id": "c", "function": {"name": "f"}}
+    (turn,) = rendered({"role": "assistant", "tool_calls": [missing]})
+    assert turn["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_a_template_that_takes_no_text_as_arguments_gets_an_object_that_holds_it() -> None:
+    tokenizer = byte_tokenizer(300, 299, ())
+    broken = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+    broken["tool_calls"][0]["function"]["arguments"] = '{"a": <|mask|>'
+    call = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }} "
+    for written, text in (
+        ("{{ c.function.arguments | tojson }}", 'f "{\\"a\\": <|mask|>"'),
+        ("{% if c.function.arguments is string %}{{ c.function.arguments }}{% endif %}", 'f {"a": <|mask|>'),
+        ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}", 'f arguments={"a": <|mask|>'),
+        (
+            "{% if c.function.arguments is mapping %}{{ c.function.arguments | tojson }}{% endif %}",
+            'f {"arguments": "{\\"a\\": <|mask|>"}',
+        ),
+    ):
+        tokenizer.use_chat_template(call + written + "{% endfor %}{% endfor %}")
+        messages = tokenizer.with_arguments([broken])
+        assert tokenizer.decode(tokenizer.apply_chat(messages, add_generation_prompt=False)) == text
 
 
 def test_the_developer_speaks_as_the_system(server: Running) -> None:

@@ -125,13 +125,6 @@ def test_depth_is_bounded_wherever_it_is(server: Running, path: str, depth: int)
     assert server.client.post(path, content=broken, headers={"Content-Type": KINDS[0]}).status_code == refused(path)
 
 
-def test_depth_of_a_call_within_a_text_is_bounded(server: Running) -> None:
-    call = {**CALL, "function": {"name": "f", "arguments": text({"a": "DEEP"}, 900)}}
-    told = server.chat({"messages": [USER, {"role": "assistant", "tool_calls": [call]}, USER]})
-    assert told.status_code == 400
-    assert f"nested more than {MAX_DEPTH} deep" in told.text
-
-
 @pytest.mark.few(4)
 @pytest.mark.parametrize("path", BODIES)
 def test_what_is_as_deep_as_allowed_is_read(server: Running, path: str) -> None:

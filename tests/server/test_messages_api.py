@@ -100,7 +100,8 @@ def test_white_space_before_a_call_is_no_text() -> None:
 
 
 def test_a_conversation_may_be_sent_back() -> None:
-    marked = {"type": "text", "text": "Done?", "cache_control": {"type": "ephemeral"}}
+    control = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
+    marked = {"type": "text", "text": "Done?", "cache_control": control}
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "Buy "}, {"type": "text", "text": "it"}]},
         {
@@ -119,14 +120,18 @@ def test_a_conversation_may_be_sent_back() -> None:
             ],
         },
     ]
-    body = MessagesBody.model_validate({"messages": turns, "system": [{"type": "text", "text": "Be brief."}]})
+    system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "5m"}}]
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    body = MessagesBody.model_validate({"messages": turns, "system": system, "context_management": edits})
+    counted = CountTokensBody.model_validate({"messages": turns, "system": system, "context_management": {"edits": []}})
+    assert counted.chat.messages == body.chat.messages
     messages = body.chat.messages
     rendered = [message.rendered for message in messages]
     assert [each["role"] for each in rendered] == ["system", "user", "assistant", "tool", "user"]
     assert [each["content"] for each in rendered] == ["Be brief.", "Buy it", "Sure.", "sold", "Done?"]
     assert rendered[2]["tool_calls"][0]["function"] == {"name": "buy", "arguments": {"price": 5}}
     assert rendered[3]["tool_call_id"] == "t1"
-    assert [message.cache_control is not None for message in messages] == [False] * 3 + [True] * 2
+    assert [message.cache_control is not None for message in messages] == [True] + [False] * 2 + [True] * 2
 
 
 def test_the_other_fields_are_those_of_chat() -> None:
@@ -161,6 +166,8 @@ def test_the_other_fields_are_those_of_chat() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
          "of the role 'assistant'"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "the server runs no tools"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "'clear_tool_uses_20250919'"),
+        ({"context_managment": {}}, "Unknown field 'context_managment'"),
         ({"mcp_servers": [{"type": "url"}]}, "the server runs no tools"),
         ({"tool_choice": {"type": "tool"}}, "go together"),
         ({"stop": "a", "stop_sequences": ["b"]}, "two names of one thing"),

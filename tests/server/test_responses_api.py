@@ -91,7 +91,8 @@ def test_calls_that_the_model_makes_stand_behind_its_text(taught: Running) -> No
 
 
 def test_a_conversation_may_be_sent_back() -> None:
-    said = {"type": "output_text", "text": "One moment.", "annotations": [], "logprobs": []}
+    said = {"type": "output_text", "text": "One ", "annotations": [], "logprobs": [], "parsed": {"a": 1}}
+    refused = {"type": "refusal", "refusal": "moment."}
     call = {
         "type": "function_call",
         "id": "fc_1",
@@ -103,7 +104,7 @@ def test_a_conversation_may_be_sent_back() -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "Buy "}, {"type": "input_text", "text": "it"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [{"text": "any"}]},
-        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [said]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [said, refused]},
         call,
         {**call, "call_id": "c2"},
         {"type": "function_call_output", "call_id": "c1", "output": "done"},

@@ -450,15 +450,24 @@ def _parsed(what: str, text: str) -> Any:
         raise ConfigError(f"{what} is not JSON that can be read: {error}") from error
 
 
-def parsed_json(text: str) -> Any:
+def parsed_json(text: str, *, finite: bool = False) -> Any:
     """The value of a JSON text.
 
     Raises `ValueError` where it is none, has numbers of too many digits, or nests values more than `MAX_DEPTH` deep:
-    whatever walks through a value, and is called for each level of it, has an end then.
+    whatever walks through a value, and is called for each level of it, has an end then. With `finite` also where it
+    has numbers that no float can hold, or `NaN`, which is no JSON.
     """
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise ValueError(f"lists and objects are nested more than {MAX_DEPTH} deep; send flatter ones")
-    return json.loads(text)
+    numbers = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
+    return json.loads(text, **numbers)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:SHOWN]} is no finite number")
+    return number
 
 
 def _depth(text: str) -> int:

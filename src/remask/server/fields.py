@@ -57,6 +57,7 @@ _BY_OPERATOR = "the chat template is the operator's (`--chat-template`), as it i
 FOREIGN: Mapping[str, Foreign] = {
     # OpenAI's
     "audio": Foreign(_TEXT_ONLY),
+    "cache_control": _ignored("the shared part is found by itself; `cache_control` of a message marks its end"),
     "best_of": Foreign("every choice is returned: send `n`", (1,)),
     "function_call": Foreign(_NO_FUNCTIONS, ("none", "auto")),
     "functions": Foreign(_NO_FUNCTIONS, ([],)),

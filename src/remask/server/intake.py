@@ -180,12 +180,16 @@ class Intake:
                 "that does"
             )
         return self.tokenizer.apply_chat(
-            [message.rendered for message in messages],
+            self._rendered(messages),
             add_generation_prompt,
             variables,
             continue_final_message=continue_final_message,
             control_tokens=control_tokens is True,
         )
+
+    def _rendered(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        """Messages in the form that the chat template reads."""
+        return self.tokenizer.with_arguments([message.rendered for message in messages])
 
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
@@ -228,7 +232,7 @@ class Intake:
             if marked:
                 raise ConfigError("prefix_length and cache_control both say what is shared; send one of them")
             return named
-        messages, variables = [message.rendered for message in body.messages], body.variables
+        messages, variables = self._rendered(body.messages), body.variables
         control = body.terms.control_tokens is True
         if marked:
             return self.tokenizer.prefix_through(messages, marked[-1], tokens, variables, control_tokens=control)

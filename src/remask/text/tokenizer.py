@@ -77,6 +77,9 @@ _PLAIN_TEMPLATE = (
 _HERE = "\U0010fffd"
 """Stands for the text of a turn that is continued while its template is applied; quoted texts have no use for it."""
 
+_PROBE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+"""A conversation whose last turn is to call a tool, to see how a template takes it."""
+
 _THINKING = "enable_thinking"  # of Qwen3's template, whose diffusion models were trained without
 
 Messages = Sequence[Mapping[str, Any]]
@@ -92,6 +95,7 @@ class Tokenizer:
         # read: from here on any thread may encode and decode.
         backend.encode("", verbose=False)
         self._template: ChatTemplate | None = None
+        self._takes_texts: bool | None = None  # whether the template takes arguments that are texts
         self._kinds: frozenset[str] | None = None  # of its decoders, once they were asked for
         added = backend.added_tokens_decoder.items()
         self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
@@ -308,13 +312,35 @@ class Tokenizer:
     def use_chat_template(self, template: str) -> None:
         """Render conversations by `template` (Jinja), in place of the checkpoint's own."""
         self._backend.chat_template = template
-        self._template = None
+        self._template = self._takes_texts = None
 
     def use_plain_template(self) -> None:
         """Render conversations as a paragraph a turn, behind the special tokens that texts begin with."""
         first = list(takewhile(self.special_ids.__contains__, self.encode("a")))
         opening = json.dumps(self.decode(first, skip_special_tokens=False))
         self.use_chat_template(f"{{{{ {opening} }}}}{_PLAIN_TEMPLATE}")
+
+    def with_arguments(self, messages: Messages) -> Messages:
+        """`messages`, in which arguments of calls that are texts are as the chat template takes them.
+
+        A template that fails on a text, or does not write it, gets an object that holds it.
+        """
+        if not any(isinstance(each, str) for each in map(_arguments, _calls(messages))):
+            return messages
+        if self._takes_texts is None:
+            call = {"type": "function", "id": "call_1", "function": {"name": "f", "arguments": _HERE}}
+            turns = [_PROBE[0], {**_PROBE[1], "tool_calls": [call]}]
+            try:
+                self._takes_texts = _HERE in self.render_chat(turns, add_generation_prompt=False)
+            except ConfigError:
+                self._takes_texts = False
+        if self._takes_texts:
+            return messages
+        made = deepcopy(list(messages))
+        for call in _calls(made):
+            if isinstance(told := _arguments(call), str):
+                call["function"]["arguments"] = {"arguments": told}
+        return made
 
     def _chat_template(self) -> ChatTemplate:
         try:
@@ -373,3 +399,12 @@ def _check_continued(last: Mapping[str, Any], add_generation_prompt: bool) -> No
             "messages: the last one calls tools, so their results follow it and it cannot be continued; send these, "
             "or leave the calls out"
         )
+
+
+def _calls(messages: Messages) -> list[Any]:
+    """All calls of tools in a conversation."""
+    return [call for message in messages for call in message.get("tool_calls") or ()]
+
+
+def _arguments(call: Any) -> Any:
+    return call["function"]["arguments"]

@@ -1,11 +1,11 @@
 """What all bodies are made of: a strict object, texts and names that have a bound, and declared fields."""
 
+import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,7 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from remask.checks.fields import Declared, declared
-from remask.checks.values import LARGEST, json_object
+from remask.checks.values import LARGEST
 from remask.errors import ConfigError, UnknownNameError
 from remask.server.config import MAX_ITEMS
 from remask.server.fields import Foreign, read_fields
@@ -45,6 +45,11 @@ TokenLists: TypeAlias = Items[TokenIds]
 _TEXT = "the models read and write text alone, so say in text what the model should know"
 _KEPT = "nothing is kept beyond an answer, so send what is referred to"
 _SERVER = "the server runs no tools: offer a function, and run it where its call arrives"
+_SAYS = {
+    "audio": _TEXT,
+    "function_call": "`tool_calls` is its newer name",
+}
+"""Fields of a past turn that would say something to a model, and why none hears it."""
 _TEXT_KINDS = {"image", "input_image", "image_url", "input_file", "file", "document", "input_audio", "audio"}
 _KEPT_KINDS = {"item_reference", "container_upload", "compaction"}
 
@@ -66,45 +71,48 @@ def known_kind(where: str, value: Any, known: Collection[str]) -> Any:
     )
 
 
-def object_text(name: str) -> Any:
-    """A validator of a text: that of a JSON object. Errors say that `name` is none."""
-
-    def check(text: str) -> str:
-        json_object(name, text)
-        return text
-
-    return AfterValidator(check)
-
-
 class Body(BaseModel):
     """A body with strict JSON types (no text for numbers), without unknown fields and NaN. Null leaves those out.
 
     A whole body says what becomes of the fields that it has on other servers: `foreign`. A part of one may have fields
-    that ask for nothing: those that are `ignored` or null are left out. Where it has `kinds`, its `type` is one of
-    them, and errors of others name the field `within`.
+    that ask for nothing: those that are `ignored` or null are left out. What is `past`, a part of a turn that a client
+    sends back as it got it, may have any others: they say nothing to a model, unless one is a misspelt name of what is
+    missing. Where it has `kinds`, its `type` is one of them, and errors of others name the field `within`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     foreign: ClassVar[Mapping[str, Foreign] | None] = None
     ignored: ClassVar[Collection[str] | None] = None
+    past: ClassVar[bool] = False
     kinds: ClassVar[Collection[str]] = ()
     within: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        """Leave out unknown fields that are null. Raises `UnknownNameError` on others."""
+        """Leave out unknown fields that are null, or past. Raises `UnknownNameError` on others."""
         if cls.foreign is not None:
             return read_fields(body, cls.model_fields, cls.foreign)
         if cls.kinds:
             known_kind(cls.within, body, cls.kinds)
         if not isinstance(body, Mapping):
             return body
-        if cls.ignored is not None:
-            body = {name: value for name, value in body.items() if value is not None and name not in cls.ignored}
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name in _SAYS if cls.past else ():
+            if body.get(name):
+                raise ConfigError(f"{cls.within}: {name} is not supported, as {_SAYS[name]}; leave it out")
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        known, needed = fields.keys(), {name for name, field in fields.items() if cls.past and field.is_required()}
+        if cls.past or cls.ignored is not None:
+            ignored = cls.ignored or ()
+            body = {
+                name: value
+                for name, value in body.items()
+                if (value is not None or name in needed) and name not in ignored
+            }
+        missing = needed - body.keys()
         for name, value in body.items():
-            if name not in known and value is not None:
+            misspelt = not cls.past or difflib.get_close_matches(str(name), missing)
+            if name not in known and value is not None and misspelt:
                 raise UnknownNameError("field", str(name), known)
         return {name: value for name, value in body.items() if name in known}
 

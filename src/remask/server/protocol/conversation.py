@@ -1,16 +1,17 @@
 """What chats are made of: turns of text, calls of tools and their results, the tools, and the form of an answer."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
 from remask.checks.fields import Declared
-from remask.checks.values import Settings, json_object
+from remask.checks.values import Settings, parsed_json
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
 from remask.server.config import MAX_ITEMS
-from remask.server.protocol.base import MAX_KEYWORDS, Body, Checked, Items, LongText, Name, TokenIds, object_text
+from remask.server.protocol.base import MAX_KEYWORDS, MAX_TEXT, Body, Checked, Items, LongText, Name, TokenIds
 
 MAX_TOOLS = 128
 PARAMETERS = Declared(Settings("keywords of JSON Schema", MAX_KEYWORDS), None, "A JSON schema of the arguments.")
@@ -19,37 +20,83 @@ VARIABLES = Declared(
     None,
     "Variables that the chat template reads beside the messages.",
 )
-_ARGUMENTS = "messages: the arguments of a tool call"
-_REASONING = frozenset(["reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"])
-"""Fields in which servers and clients keep the reasoning of an answer."""
-
 ToolName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
 Parameters: TypeAlias = Annotated[dict[str, Any] | None, Checked("tools: parameters", PARAMETERS)]
 
 
-class CacheControl(Body):
-    """Marks the end of the part of a conversation that is shared with other requests."""
+class Past(Body):
+    """A part of a conversation, which clients send back as they got it: what says nothing to a model is ignored."""
 
-    type: Literal["ephemeral"]
-
-
-class TextPart(Body):
-    """A part of a message's content. Texts are the only kind that is supported."""
-
-    type: Literal["text"]
-    text: LongText
-    kinds = ("text",)
+    past = True
     within = "messages"
 
 
-class CalledFunction(Body):
-    """The function of a tool call. `arguments` are the text of a JSON object."""
+class CacheControl(Past):
+    """Marks the end of the part of a conversation that is shared with other requests.
+
+    `ttl` is ignored: what is shared stays as long as there is room.
+    """
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextPart(Past):
+    """A part of a message's content: a text, or a refusal of an earlier answer, which is read as one.
+
+    With `cache_control` the shared prefix ends at the end of its message.
+    """
+
+    type: Literal["text", "refusal"] = "text"
+    text: LongText
+    cache_control: CacheControl | None = None
+    kinds = ("text", "refusal")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refused(cls, part: Any) -> Any:
+        return refusal_as_text(part)
+
+
+def refusal_as_text(part: Any) -> Any:
+    """A part of content whose text stands where it is looked for, also where it is a refusal."""
+    if isinstance(part, Mapping) and part.get("type") == "refusal" and part.get("text") is None:
+        return {**part, "text": part.get("refusal")}
+    return part
+
+
+def _text_of(arguments: Any) -> Any:
+    """The text of a call's arguments, whatever a client keeps them as."""
+    if arguments is None or isinstance(arguments, str):
+        return arguments or ""
+    return json.dumps(arguments)
+
+
+_ANY_ARGUMENTS = {"anyOf": [{"type": "string", "maxLength": MAX_TEXT}, {"type": "object", "maxProperties": MAX_ITEMS}]}
+Arguments: TypeAlias = Annotated[LongText, BeforeValidator(_text_of), WithJsonSchema(_ANY_ARGUMENTS)]
+"""The arguments of a call that an earlier answer made, as text: of an object, or of whatever came in its place."""
+
+
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """The arguments of a past call: an empty object where there are none, and the text itself where it is no object.
+
+    A call that was cut off, or is no JSON for another reason, is history: it never ends a conversation.
+    """
+    try:
+        value = parsed_json(text, finite=True) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+    return {} if value is None else value if isinstance(value, dict) else text
+
+
+class CalledFunction(Past):
+    """The function of a tool call. `arguments` are the text of a JSON object; others are shown as they are."""
 
     name: Name
-    arguments: Annotated[LongText, object_text(_ARGUMENTS)]
+    arguments: Arguments = ""
 
 
-class ToolCall(Body):
+class ToolCall(Past):
     """A call of a tool in an assistant's turn."""
 
     id: Name | None = None
@@ -58,16 +105,16 @@ class ToolCall(Body):
 
     @property
     def rendered(self) -> dict[str, Any]:
-        """The call in the form that chat templates read: with arguments as an object."""
-        function = {"name": self.function.name, "arguments": json_object(_ARGUMENTS, self.function.arguments)}
+        """The call in the form that chat templates read: with arguments as an object, if they are one."""
+        function = {"name": self.function.name, "arguments": read_arguments(self.function.arguments)}
         return {"type": self.type, "function": function} | ({} if self.id is None else {"id": self.id})
 
 
-class Message(Body):
+class Message(Past):
     """One turn. With `cache_control` the shared prefix ends at the end of this message.
 
-    An assistant's turn may have no text. Its reasoning is ignored, as no served model reads any. The role `developer`
-    is another name of `system`.
+    An assistant's turn, and the result of a tool, may have no text. Reasoning is ignored, as no served model reads any.
+    The role `developer` is another name of `system`.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -79,24 +126,21 @@ class Message(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nothing(cls, message: Any) -> Any:
-        """Leave out what asks for nothing: clients send back whole messages as they got them."""
-        if not isinstance(message, Mapping):
+    def _with_text(cls, message: Any) -> Any:
+        """Give a turn that need not have a text an empty one, or its refusal."""
+        if not isinstance(message, Mapping) or message.get("content") is not None:
             return message
-        kept = {name: value for name, value in message.items() if value is not None or name == "content"}
-        for name in ("tool_calls", "annotations"):
-            if kept.get(name) == []:
-                del kept[name]
-        if kept.get("role") != "assistant":
-            return kept
-        said = {name: value for name, value in kept.items() if name not in _REASONING}
-        return said if said.get("content") is not None else said | {"content": ""}
+        if message.get("role") not in ("assistant", "tool"):
+            return message
+        return {**message, "content": message.get("refusal") or ""}
 
     @model_validator(mode="after")
     def _check_calls(self) -> "Message":
         for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
-            if getattr(self, name) is not None and self.role != role:
+            if getattr(self, name) and self.role != role:
                 raise ConfigError(f"messages: {name} is of the role {role!r}, and this message's is {self.role!r}")
+        marks = [] if isinstance(self.content, str) else [part.cache_control for part in self.content]
+        self.cache_control = next(filter(None, [self.cache_control, *reversed(marks)]), None)
         return self
 
     @property
@@ -115,7 +159,7 @@ class Message(Body):
     def rendered(self) -> dict[str, Any]:
         """The message in the form that chat templates read."""
         more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
-        if self.tool_calls is not None:
+        if self.tool_calls:
             more["tool_calls"] = [call.rendered for call in self.tool_calls]
         role = "system" if self.role == "developer" else self.role
         said = {"role": role, "content": self.text}
@@ -132,6 +176,7 @@ class Function(Body):
     description: LongText | None = None
     parameters: Parameters = None
     strict: bool | None = None
+    ignored = ("cache_control",)
 
 
 class ToolOffer(Body):
@@ -139,6 +184,7 @@ class ToolOffer(Body):
 
     type: Literal["function"]
     function: Function
+    ignored = ("cache_control",)
 
     @property
     def rendered(self) -> dict[str, Any]:

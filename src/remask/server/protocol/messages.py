@@ -1,13 +1,11 @@
 """The body of `/v1/messages`, Anthropic's API, and of `/v1/messages/count_tokens`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from remask.checks.fields import Declared, declared
-from remask.checks.values import Settings
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
@@ -27,8 +25,10 @@ from remask.server.protocol.base import (
 from remask.server.protocol.conversation import (
     MAX_TOOLS,
     PARAMETERS,
+    Arguments,
     CacheControl,
     Message,
+    Past,
     ToolName,
     add_call,
     answer_form,
@@ -40,7 +40,6 @@ from remask.server.protocol.conversation import (
 from remask.server.protocol.generation import ChatBody
 
 _STOP: Declared = declared(SamplingParams)["stop"]
-_INPUT = Declared(Settings("arguments of a call", 1024, 2**20), None, "The arguments of a call.")
 _PLATFORM = "it is of Anthropic's own platform"
 _NO_TOOLS = "the server runs no tools"
 
@@ -48,10 +47,8 @@ FOREIGN_TO_MESSAGES: Mapping[str, Foreign] = {
     **{name: field for name, field in FOREIGN.items() if name != "metadata"},
     "betas": Foreign("features are not switched", None),
     "billing_policy": Foreign(_PLATFORM, None),
-    "cache_control": Foreign("the shared part is found by itself; `cache_control` of a message marks its end", None),
     "compaction": Foreign("a conversation that is too long is an error, not another one"),
     "container": Foreign(_NO_TOOLS),
-    "context_management": Foreign("a conversation that is too long is an error, not another one"),
     "diagnostics": Foreign(_PLATFORM, None),
     "fallback_credit_token": Foreign(_PLATFORM, None),
     "fallbacks": Foreign("one model is served", ([],)),
@@ -68,27 +65,21 @@ FOREIGN_TO_MESSAGES: Mapping[str, Foreign] = {
 _THOUGHTS = frozenset(["thinking", "redacted_thinking"])
 
 
-class BlockBase(Body):
-    """What every block may have: fields that say nothing to a model."""
-
-    ignored = ("citations", "caller", "toolset_name")
-
-
-class TextBlock(BlockBase):
-    """A text. Its `citations` say nothing to a model."""
+class TextBlock(Past):
+    """A text."""
 
     type: Literal["text"]
     text: LongText
     cache_control: CacheControl | None = None
 
 
-class ToolUse(BlockBase):
+class ToolUse(Past):
     """A call that an earlier answer made."""
 
     type: Literal["tool_use"]
     id: Name
     name: Name
-    input: Annotated[dict[str, Any], Checked("messages: input", _INPUT)]
+    input: Arguments = ""
     cache_control: CacheControl | None = None
 
 
@@ -100,7 +91,7 @@ Texts: TypeAlias = Items[Annotated[TextBlock, _text_block("messages")]]
 SystemTexts: TypeAlias = Items[Annotated[TextBlock, _text_block("system")]]
 
 
-class ToolResult(BlockBase):
+class ToolResult(Past):
     """What a call has returned. Chat templates know no `is_error`, so the content has to say it."""
 
     type: Literal["tool_result"]
@@ -130,7 +121,7 @@ ContentBlock: TypeAlias = Annotated[
 ]
 
 
-class MessageTurn(Body):
+class MessageTurn(Past):
     """One turn. Results of tools stand in a user's, calls of tools in an assistant's."""
 
     role: Literal["user", "assistant"]
@@ -195,6 +186,29 @@ class Metadata(Body):
     user_id: Name | None = None
 
 
+class ContextEdit(Body):
+    """What becomes of a part of the conversation. Thoughts may be cleared, which no served model reads anyway."""
+
+    type: Name
+    past = True
+
+    @model_validator(mode="after")
+    def _changes_nothing(self) -> "ContextEdit":
+        if not self.type.startswith("clear_thinking_"):
+            raise ConfigError(
+                f"context_management: edits: the type {self.type[:64]!r} is not supported, as a conversation that is "
+                "too long is an error, not another one; leave it out and send what the model should read"
+            )
+        return self
+
+
+class ContextManagement(Body):
+    """What becomes of a conversation before the model reads it: nothing."""
+
+    edits: Items[ContextEdit] | None = None
+    ignored = ()
+
+
 class CountTokensBody(Body):
     """Body of `/v1/messages/count_tokens`."""
 
@@ -204,6 +218,7 @@ class CountTokensBody(Body):
     tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     control_tokens: bool | None = None
     _chat: ChatBody = PrivateAttr()
     foreign = FOREIGN_TO_MESSAGES
@@ -276,7 +291,7 @@ def _messages(said: MessageTurn) -> list[Message]:
         if isinstance(block, ToolResult):
             made.append(_said("tool", block.content, block.tool_use_id))
         elif isinstance(block, ToolUse):
-            add_call(made, block.id, block.name, json.dumps(block.input))
+            add_call(made, block.id, block.name, block.input)
         else:
             if not made or made[-1].role != said.role:
                 made.append(turn(said.role, ""))

@@ -20,19 +20,21 @@ from remask.server.protocol.base import (
     Name,
     given,
     known_kind,
-    object_text,
     with_declared,
 )
 from remask.server.protocol.conversation import (
     MAX_TOOLS,
+    Arguments,
     Message,
     Parameters,
+    Past,
     ToolName,
     add_call,
     answer_form,
     chosen,
     joined,
     offered,
+    refusal_as_text,
     turn,
 )
 from remask.server.protocol.generation import ChatBody, with_length
@@ -47,7 +49,7 @@ FOREIGN_TO_RESPONSES: Mapping[str, Foreign] = {
     "access_programs": Foreign(_PLATFORM),
     "background": Foreign("an answer goes to the connection that asked for it", (False,)),
     "background_options": Foreign(_PLATFORM),
-    "context_management": Foreign(_STATELESS),
+    "context_management": Foreign(_STATELESS, ([],)),
     "conversation": Foreign(_STATELESS),
     "image": Foreign("models read and write text alone"),
     "max_tool_calls": Foreign("it is of tools that a server runs, and this one runs none", None),
@@ -59,37 +61,44 @@ FOREIGN_TO_RESPONSES: Mapping[str, Foreign] = {
 """Fields of the body that are not honoured."""
 
 
-class InputPart(Body):
-    """A part of a message's content: a text. Its `annotations` and `logprobs` say nothing to a model."""
-
-    type: Literal["input_text", "output_text"]
-    text: LongText
-    kinds = ("input_text", "output_text")
+class _Item(Past):
     within = "input"
-    ignored = ("annotations", "logprobs")
 
 
-class _Item(Body):
-    ignored = ("status", "phase")
+class InputPart(_Item):
+    """A part of a message's content: a text, or a refusal of an earlier answer, which is read as one."""
+
+    type: Literal["input_text", "output_text", "refusal"] = "input_text"
+    text: LongText
+    kinds = ("input_text", "output_text", "refusal")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refused(cls, part: Any) -> Any:
+        return refusal_as_text(part)
 
 
 class InputMessage(_Item):
-    """A turn. `id` and `status` of an answer that is sent back are ignored."""
+    """A turn."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: LongText | Items[InputPart]
-    id: Name | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_text(cls, message: Any) -> Any:
+        silent = isinstance(message, Mapping) and message.get("role") == "assistant" and message.get("content") is None
+        return {**message, "content": ""} if silent else message
 
 
 class InputCall(_Item):
-    """A call that an earlier answer made. `arguments` are the text of a JSON object."""
+    """A call that an earlier answer made. `arguments` are the text of a JSON object; others are shown as they are."""
 
     type: Literal["function_call"]
     call_id: Name
     name: Name
-    arguments: Annotated[LongText, object_text("input: the arguments of a function_call")]
-    id: Name | None = None
+    arguments: Arguments = ""
 
 
 class InputResult(_Item):
@@ -97,8 +106,7 @@ class InputResult(_Item):
 
     type: Literal["function_call_output"]
     call_id: Name
-    output: LongText | Items[InputPart]
-    id: Name | None = None
+    output: LongText | Items[InputPart] = ""
 
 
 class Reasoning(Body):
