@@ -135,6 +135,12 @@ def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimit
         metavar="NAME",
         help="names under which a server without keys may be called, beside localhost, --host and addresses; * is any",
     )
+    group.add_argument(
+        "--root-path",
+        default="",
+        metavar="PREFIX",
+        help="prefix under which a proxy serves this server, such as /ai, whether it takes it off paths or not",
+    )
     for name, limit in declared(limits).items():
         number, metavar = (int, "N") if isinstance(limit.values, Whole) else (float, "S")
         usual = "" if limit.default is None else f" (default {str(limit.default).removesuffix('.0')})"

@@ -10,6 +10,7 @@ from remask.checks.fields import check, declare, parse
 from remask.checks.values import Flag, ListOf, Settings, Text
 from remask.errors import ConfigError
 from remask.request.json_schema import escaped, expression_of
+from remask.request.schema_parts import whole_regex
 
 MAX_PATTERN = 2**14
 """Characters of a regular expression, a schema as it is sent, or all choices together."""
@@ -19,7 +20,9 @@ MAX_PATTERN = 2**14
 class StructuredOutputs:
     """The form of an answer; one of the fields is set. Raises `ConfigError` when made, naming the field."""
 
-    regex: str | None = declare(None, Text(MAX_PATTERN), "The whole answer matches this regular expression.")
+    regex: str | None = declare(
+        None, Text(MAX_PATTERN), "The whole answer matches this regular expression; anchors change nothing at its ends."
+    )
     choice: Sequence[str] | None = declare(
         None, ListOf(Text(MAX_PATTERN), "texts", 1024), "The answer is one of these texts."
     )
@@ -59,7 +62,7 @@ class StructuredOutputs:
     def source(self) -> tuple[str, str]:
         """What it is, "regex" or "json", and the regular expression to compile."""
         if self.regex is not None:
-            return "regex", self.regex
+            return "regex", whole_regex(self.regex)
         if self.choice is not None:
             return "regex", "|".join(map(escaped, self.choice))
         if self.json is not None:

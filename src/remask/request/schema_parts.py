@@ -235,6 +235,71 @@ def string_pattern(pattern: object) -> str:
     return f"({'|'.join(found)})"
 
 
+_REGEX_PIECE = re.compile(
+    r"\\(?:[xuU]\{[^}]*\}|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[a-zA-Z-]+\)|\((?:\?(?:[a-zA-Z-]*:|P?<\w+>))?|.", re.DOTALL
+)
+_BEGINS, _ENDS = frozenset(["^", r"\A"]), frozenset(["$", r"\z", r"\Z"])
+
+
+def whole_regex(regex: str) -> str:
+    """A regular expression that an answer matches as a whole, without anchors and with `pattern`'s `\\d`, `\\w`, `\\s`.
+
+    Raises `ConfigError` where an anchor stands anywhere but at an end, where it has a meaning of its own.
+    """
+    pieces = _without_anchors(regex, _REGEX_PIECE.findall(regex), _BEGINS, "(", ")")
+    pieces = _without_anchors(regex, pieces[::-1], _ENDS, ")", "(")[::-1]
+    return "".join(map(_ascii, pieces))
+
+
+def _without_anchors(regex: str, pieces: list[str], anchors: frozenset[str], opens: str, closes: str) -> list[str]:
+    """`pieces`, in the order in which they are come upon from one end, without the `anchors` of that end."""
+    found: list[str] = []
+    at_end = True  # nothing but anchors and brackets that open stands before
+    groups = list[tuple[bool, int]]()  # of each open group whether it begins at the end, and the anchors before it
+    dropped = 0
+    for place, piece in enumerate(pieces):
+        if piece in anchors:
+            if not at_end:
+                raise ConfigError(
+                    f"structured_outputs.regex {regex[:60]!r} has {piece} within it, and the whole answer matches: an "
+                    "anchor stands at its beginning or its end; write it without"
+                )
+            dropped += 1
+            continue
+        found.append(piece)
+        if piece[0] == opens and not piece.endswith(")" if opens == "(" else "("):
+            groups.append((at_end, dropped))
+        elif piece[0] == closes and groups:
+            began, before = groups.pop()
+            repeated = pieces[place + 1 : place + 2] if opens == "(" else []
+            if dropped > before and began and repeated and repeated[0] in ("*", "+", "{"):
+                raise ConfigError(
+                    f"structured_outputs.regex {regex[:60]!r} repeats a group that holds an anchor; write it without"
+                )
+            at_end = False
+        elif piece == "|":
+            at_end = groups[-1][0] if groups else True
+        elif not re.fullmatch(r"\(\?[a-zA-Z-]+\)", piece):
+            at_end = False
+    return found
+
+
+def _ascii(piece: str) -> str:
+    """A piece of a regular expression whose classes are those of `pattern`."""
+    if piece[0] == "\\" and piece[1:].lower() in _NARROW:
+        held = _class(piece[1:])
+        return held if held.startswith("[") else f"[{held}]"
+    if piece[0] == "[" and len(piece) > 1:
+        negated = piece.startswith("[^")
+        return re.sub(
+            r"\\(.)",
+            lambda found: _class(found[1], negated=negated) if found[1].lower() in _NARROW else found[0],
+            piece,
+            flags=re.DOTALL,
+        )
+    return piece
+
+
 def _translated(pattern: str, kind: str, text: str, depth: int) -> str:
     """One piece of a pattern, over the characters of a JSON string."""
     if kind == "open":

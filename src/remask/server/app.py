@@ -201,7 +201,15 @@ def create_app(
             service.close()
 
     # FastAPI's interactive pages load scripts from other hosts.
-    app = DescribedApp(title="remask", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = DescribedApp(
+        title="remask",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        servers=[{"url": config.root_path}] if config.root_path else None,
+        redirect_slashes=False,  # the gate takes both spellings, and a proxy's name is not known here
+    )
     app.state.service = service
     app.state.sandboxes = Sessions(clock=clock)
     add_handlers(app)

@@ -3,6 +3,7 @@
 `ServerConfig` has and checks them, and the commands make their options of them.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,7 @@ class ServerConfig(ServerLimits):
             `priority`.
         open_metrics: whether `/metrics` is answered without a key.
         allowed_origins: origins whose web pages may call the server from a browser (CORS); none by default.
+        root_path: the prefix under which a proxy serves this server, such as `/ai`; paths may have it or not.
         allowed_hosts: names under which the server may be called, beside `localhost` and all addresses; `*` is any.
             Where there are keys any name is taken, as a page of another site has none.
     """
@@ -105,6 +107,7 @@ class ServerConfig(ServerLimits):
     open_metrics: bool = False
     allowed_origins: Sequence[str] = ()
     allowed_hosts: Sequence[str] = ()
+    root_path: str = ""
 
     def __post_init__(self) -> None:
         names = listed("served_model_name", self.model_names, "names")
@@ -123,6 +126,10 @@ class ServerConfig(ServerLimits):
         whole("seed", self.seed, low=0, optional=True)
         for name, limit in declared(ServerLimits).items():
             limit.check(name, getattr(self, name))
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path, re.ASCII):
+            raise ConfigError(
+                f"root_path must be a prefix such as /ai, without a slash at its end, got {self.root_path!r}"
+            )
         for host in listed("allowed_hosts", self.allowed_hosts, "names"):
             if not isinstance(host, str) or not host or any(mark in host for mark in "/@ ,"):
                 raise ConfigError(f"allowed_hosts takes names such as models.example.org, or '*', got {host!r}")

@@ -18,12 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from remask.machine.log_format import FIELDS
 from remask.server.config import ServerConfig
 from remask.server.errors import CLOSED_BY_CLIENT, ApiError, ClientGoneError, error_response
-from remask.server.pages import FILES
+from remask.server.pages import FILES, SLASHED
 
 log = logging.getLogger(__name__)
 
 PROBES = frozenset(["/health", "/ping", "/live", "/ready"])  # which say nothing of use to other sites' pages
-OPEN_PATHS = frozenset([*PROBES, *FILES])  # health probes have no key, and pages ask for one
+OPEN_PATHS = frozenset([*PROBES, *FILES, SLASHED])  # health probes have no key, and pages ask for one
 METRICS = "/metrics"
 MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
@@ -33,7 +33,9 @@ _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
-    """ASGI middleware. Sets `request_id`, `log_fields`, `leads` and `client` in `scope["state"]`.
+    """ASGI middleware. Answers HEAD as GET, and takes a path with the proxy's prefix or a slash behind it for the same.
+
+    Sets `request_id`, `log_fields`, `leads` and `client` in `scope["state"]`.
 
     The access log writes `log_fields`. `client` tells clients apart, by their keys or else by their addresses. `leads`
     says whether the request may have a priority before others: it has one
@@ -42,6 +44,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app, self.max_body_bytes, self.body_timeout = app, config.max_body_bytes, config.body_timeout
+        self._root_path = config.root_path
         self._keys, self._priority_keys = (
             [key.encode() for key in keys] for keys in (config.api_keys, config.priority_keys)
         )
@@ -54,7 +57,11 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started = time.perf_counter()
+        started, asked = time.perf_counter(), scope
+        scope = {**scope, "path": self._plain_path(scope["path"])}
+        silent = scope["method"] == "HEAD"
+        if silent:
+            scope["method"] = "GET"
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         name = given if _ID.fullmatch(given) else secrets.token_hex(16)
@@ -67,6 +74,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = name
+            elif silent:
+                message = {**message, "body": b""}
             await send(message)
 
         try:
@@ -85,9 +94,15 @@ class Gate:
                 failed = ApiError(500, "the server failed; its log says why")
                 await error_response(failed, scope)(scope, receive, send_with_id)
         finally:
-            line = {"id": name, "method": scope["method"], "path": scope["path"], "status": status, **log_fields}
+            line = {"id": name, "method": asked["method"], "path": asked["path"], "status": status, **log_fields}
             line["total_ms"] = round(1e3 * (time.perf_counter() - started), 1)
             log.info("%s", json.dumps(line), extra={FIELDS: line})
+
+    def _plain_path(self, path: str) -> str:
+        """A path without the prefix that a proxy may leave in it, and without a slash behind it."""
+        if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):
+            path = path[len(self._root_path) :] or "/"
+        return path if path in ("/", SLASHED) else path.removesuffix("/")
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
         """Return the body of a request that may be answered. Raises `ApiError` otherwise."""

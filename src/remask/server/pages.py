@@ -1,5 +1,9 @@
-"""The files of the pages at `/` and `/docs`, and their HTTP headers. Neither page loads anything from other hosts."""
+"""The files of the pages at `/` and `/docs`, and their HTTP headers. Neither page loads anything from other hosts.
 
+All addresses in them are relative, so that they work behind a proxy that adds a prefix.
+"""
+
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -36,16 +40,22 @@ def _files(folder: str, index: str, others: str) -> dict[str, Path]:
 
 
 FILES = {**_files("playground/page", "/", "/playground"), **_files("reference", "/docs", "/docs")}
+SLASHED = "/docs/"
+"""The page of `/docs` under its other spelling, from which all addresses go one level up."""
+_RELATIVE = re.compile(rb'(href|src)="')
 
 
 def add_pages(router: APIRouter) -> None:
     """Serve them, each read once."""
     for url, path in FILES.items():
-        router.add_api_route(url, _sender(path), methods=["GET"], include_in_schema=False)
+        router.add_api_route(url, _sender(path.read_bytes(), path), methods=["GET"], include_in_schema=False)
+    page = FILES[SLASHED.rstrip("/")]
+    content = _RELATIVE.sub(rb'\1="../', page.read_bytes())
+    router.add_api_route(SLASHED, _sender(content, page), methods=["GET"], include_in_schema=False)
 
 
-def _sender(path: Path) -> Callable[[], Awaitable[Response]]:
-    content, kind = path.read_bytes(), KINDS[path.suffix]
+def _sender(content: bytes, path: Path) -> Callable[[], Awaitable[Response]]:
+    kind = KINDS[path.suffix]
 
     async def send() -> Response:
         return Response(content, media_type=kind, headers=HEADERS)

@@ -73,7 +73,7 @@ function show(spec) {
 
 async function read() {
   const key = byId("key").value;
-  const answer = await fetch("/openapi.json", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+  const answer = await fetch(new URL("../openapi.json", import.meta.url), { headers: key ? { Authorization: `Bearer ${key}` } : {} });
   byId("key-form").hidden = answer.status !== 401;
   if (answer.ok) show(await answer.json());
   else byId("status").textContent = answer.status === 401 ? "This server asks for a key." : `The server answered ${answer.status}.`;
