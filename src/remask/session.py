@@ -172,12 +172,24 @@ class Session:
         if form is None:
             return None
         parsed = form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
+        return self._forms().compiled(parsed, given)
+
+    @property
+    def takes_forms(self) -> bool:
+        """Whether the model's answers can have a form at all."""
+        try:
+            self._forms()
+        except ConfigError:
+            return False
+        return self.loaded.config.kind != "uniform"
+
+    def _forms(self) -> Structures:
         if self.model.ranks.several:
             raise ConfigError("structured_outputs read the whole vocabulary in one process; leave tensor_parallel out")
         with self._structures_lock:
             if self._structures is None:
                 self._structures = Structures.of_model(self.tokenizer, self.loaded.config)
-        return self._structures.compiled(parsed, given)
+        return self._structures
 
     def compiles(self, form: StructuredOutputs | None) -> bool:
         """Whether `constraint` would compile a form, which may take seconds, as none like it is kept."""

@@ -447,3 +447,73 @@ def test_a_call_stands_where_the_model_would_write_it(blocks: Running) -> None:
     given = blocks.service.intake.tokenizer.decode(request.template.tokens[: hole.start])
     assert given == '<tool_call>\n{"name": "buy", "arguments": '
     assert hole.stop == len(request.template)
+
+
+@pytest.fixture(scope="module")
+def untold() -> Iterator[Running]:
+    """The bundled model whose bytes spell everything, under its own template, which knows nothing of tools."""
+    llm = LLM("bundled-tariff", cache="none", dtype="float32", device="cpu")
+    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
+        yield running
+
+
+@pytest.mark.thorough
+def test_without_a_tool_template_the_form_chooses_between_words_and_calls(untold: Running) -> None:
+    """Whichever it is follows its form, in streams too; a client goes on with the result."""
+    forms()
+    body = {**ASK, "max_tokens": 80, "block_length": 80, "tools": [BUY, STOP], "temperature": 1.2, "n": 4, "seed": 0}
+    whole = untold.chat(body).json()["choices"]
+    streamed = untold.stream(body)
+    for number, choice in enumerate(whole):
+        calls = choice["message"].get("tool_calls", [])
+        assert (choice["finish_reason"] == "tool_calls") == bool(calls)
+        assert all(call["function"]["name"] == "stop" or valid(call["function"]["arguments"]) for call in calls)
+        parts = [each for event in streamed for each in event["choices"] if each["index"] == number]
+        assert "".join(each["delta"].get("content") or "" for each in parts) == (choice["message"]["content"] or "")
+        made = [call["function"] for each in parts for call in each["delta"].get("tool_calls", [])]
+        assert made == [call["function"] for call in calls]
+    # What may be said in words can be made improbable, so that a call is made.
+    letter = untold.service.intake.tokenizer.encode("z", add_special_tokens=False)[0]
+    for weight, single in ((-100, True), (-100, False), (100, True)):
+        fields = {"logit_bias": {str(letter): weight}, "parallel_tool_calls": not single, "n": 1}
+        asked = {**body, **fields, "structured_outputs": {"regex": "z{20,}"}, "temperature": 0}
+        (choice,) = untold.chat(asked).json()["choices"]
+        calls = choice["message"].get("tool_calls", [])
+        assert (len(calls) == 1 if single else calls) if weight < 0 else not calls
+        assert calls or set(choice["message"]["content"]) == {"z"}
+    turns = [
+        *ASK["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "stop"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    told = untold.chat({**body, "messages": turns, "n": 1, "return_token_ids": True}).json()
+    text = untold.service.intake.tokenizer.decode(told["prompt_token_ids"])
+    for said in ('"description": "Buys."', '<tool_call>\n{"name": "stop", "arguments": {}}', "<tool_response>\ndone"):
+        assert said in text
+    assert "send one of them" in untold.chat({**body, "suffix": "x"}).json()["error"]["message"]
+    for url, asked in (
+        ("/v1/responses", {"input": "x", "tools": [BUY["function"] | {"type": "function"}]}),
+        ("/v1/messages", {"messages": ASK["messages"], "tools": [{"name": "buy", "input_schema": ORDER}]}),
+    ):
+        assert untold.client.post(url, json={**asked, "max_tokens": 80, "block_length": 80}).status_code == 200
+
+
+def test_a_choice_of_form_is_read_as_it_was_made() -> None:
+    made = calls(forced="choice")
+    call = '<tool_call>\n{"name": "f", "arguments": {"é": [1]}}\n</tool_call>'
+    assert re.fullmatch(made.constraint.source[1], call.replace('"é": [1]', ""), re.DOTALL)
+    for pieces, text, found in (
+        ([call[:3], call[3:30], f"{call[30:]}\n{call}"], "", [F, F]),
+        ([f"a{call[:5]}", call[5:]], f"a{call}", []),
+        (["", f" {call}"], f" {call}", []),
+        (["a", "", "b"], "ab", []),
+        ([""], "", []),
+    ):
+        assert read(CallReader(made), pieces) == (text, found)
+
+
+def test_the_choice_by_form_may_be_turned_off() -> None:
+    llm = LLM("bundled-tariff", cache="none", dtype="float32", device="cpu")
+    intake = Intake(llm, ServerConfig(model_names=["bundled-tariff"], tools_by_form=False))
+    with pytest.raises(ConfigError, match="does not tell it of tools"):
+        intake.chat(ChatBody.model_validate({**ASK, "tools": [BUY]}), "r")

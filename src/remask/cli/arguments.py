@@ -70,6 +70,18 @@ def serve(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     _add_served(parser)
     server = add_server_options(parser, ServerLimits)
+    server.add_argument(
+        "--no-tools-by-form",
+        dest="tools_by_form",
+        action="store_false",
+        help="refuse tools that the chat template does not tell of, unless a call must be made",
+    )
+    server.add_argument(
+        "--root-path",
+        default="",
+        metavar="PREFIX",
+        help="prefix under which a proxy serves this server, such as /ai, whether it takes it off paths or not",
+    )
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
     server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
     parser.set_defaults(early=early.check_server)
@@ -134,12 +146,6 @@ def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimit
         default=[],
         metavar="NAME",
         help="names under which a server without keys may be called, beside localhost, --host and addresses; * is any",
-    )
-    group.add_argument(
-        "--root-path",
-        default="",
-        metavar="PREFIX",
-        help="prefix under which a proxy serves this server, such as /ai, whether it takes it off paths or not",
     )
     for name, limit in declared(limits).items():
         number, metavar = (int, "N") if isinstance(limit.values, Whole) else (float, "S")

@@ -160,6 +160,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "allowed_origins": args.allowed_origins,
         "allowed_hosts": [args.host, *args.allowed_hosts],
         "root_path": args.root_path,
+        "tools_by_form": args.tools_by_form,
     }
 
 

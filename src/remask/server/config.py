@@ -94,6 +94,7 @@ class ServerConfig(ServerLimits):
             `priority`.
         open_metrics: whether `/metrics` is answered without a key.
         allowed_origins: origins whose web pages may call the server from a browser (CORS); none by default.
+        tools_by_form: whether a model whose chat template tells of no tools chooses calls by the form of its answer.
         root_path: the prefix under which a proxy serves this server, such as `/ai`; paths may have it or not.
         allowed_hosts: names under which the server may be called, beside `localhost` and all addresses; `*` is any.
             Where there are keys any name is taken, as a page of another site has none.
@@ -107,6 +108,7 @@ class ServerConfig(ServerLimits):
     open_metrics: bool = False
     allowed_origins: Sequence[str] = ()
     allowed_hosts: Sequence[str] = ()
+    tools_by_form: bool = True
     root_path: str = ""
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from remask.checks.values import LARGEST
@@ -21,7 +22,7 @@ from remask.server.protocol.conversation import Message, TokenizeBody
 from remask.server.protocol.generation import ChatBody, CompletionBody, GenerationBody
 from remask.server.protocol.reads import ReadBody
 from remask.server.texts import ITEM, LONG
-from remask.server.tools import ToolCalls
+from remask.server.tools import ToolCalls, in_words
 from remask.text.prompts import text_tokens
 from remask.text.tokenizer import Tokenizer
 
@@ -173,23 +174,35 @@ class Intake:
         which the template tells nothing.
         """
         calls = any(message.role == "tool" or message.tool_calls for message in messages)
-        if calls and "tool" not in (self.tokenizer.chat_template or ""):
+        if calls and "tool" not in (self.tokenizer.chat_template or "") and not self.tools_by_form:
             raise ConfigError(
                 f"{named}: calls of tools and their results are nothing that the model's chat template tells it of; "
                 "say them as text in turns of the user and the assistant, or start the server with a --chat-template "
                 "that does"
             )
         return self.tokenizer.apply_chat(
-            self._rendered(messages),
+            self._rendered(messages, variables),
             add_generation_prompt,
             variables,
             continue_final_message=continue_final_message,
             control_tokens=control_tokens is True,
         )
 
-    def _rendered(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
-        """Messages in the form that the chat template reads."""
-        return self.tokenizer.with_arguments([message.rendered for message in messages])
+    @cached_property
+    def tools_by_form(self) -> bool:
+        """Whether a model that its template does not tell of tools may choose calls by the form of its answer."""
+        return self.config.tools_by_form and self.llm.session.takes_forms
+
+    def _rendered(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None
+    ) -> Sequence[Mapping[str, Any]]:
+        """Messages in the form that the chat template reads: one without tools gets these, and calls, as texts."""
+        rendered = [message.rendered for message in messages]
+        template, tools = self.tokenizer.chat_template or "", (variables or {}).get("tools")
+        told = any(message.role == "tool" or message.tool_calls for message in messages) and "tool" not in template
+        if (told or (tools and "tools" not in template)) and self.tools_by_form:
+            return in_words(rendered, tools)
+        return self.tokenizer.with_arguments(rendered)
 
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
@@ -205,8 +218,11 @@ class Intake:
                     "tool_choice: a call that must be made is held to its schema, and tokens of a uniform model may "
                     "change once they are chosen; send 'auto', or use a masked or block-causal model"
                 )
-            terms, around, given = replace(terms, structured_outputs=calls.constraint), calls.around, ""
-            if kind == "block_causal":  # no block sees what is behind it, so that what closes a call would say nothing
+            terms, around = replace(terms, structured_outputs=calls.constraint), calls.around
+            given = given if around is None else ""
+            if (
+                around is not None and kind == "block_causal"
+            ):  # no block sees what is behind it, so that what closes a call would say nothing
                 around = around[0], ""
         marked = any(message.cache_control is not None for message in body.messages)
         prompts = [(tokens, self._shared(body, tokens))]
@@ -214,7 +230,11 @@ class Intake:
 
     def calls(self, body: GenerationBody) -> ToolCalls | None:
         """What a body says of calls of tools; None where it offers none. Raises `ConfigError` as `ChatBody.calls`."""
-        return body.calls(self.tokenizer.chat_template) if isinstance(body, ChatBody) else None
+        if not isinstance(body, ChatBody):
+            return None
+        template = self.tokenizer.chat_template
+        by_form = bool(body.tools) and "tools" not in (template or "") and self.tools_by_form
+        return body.calls(template, by_form=by_form)
 
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
@@ -232,10 +252,12 @@ class Intake:
             if marked:
                 raise ConfigError("prefix_length and cache_control both say what is shared; send one of them")
             return named
-        messages, variables = self._rendered(body.messages), body.variables
+        variables = body.variables
+        messages = self._rendered(body.messages, variables)
         control = body.terms.control_tokens is True
         if marked:
-            return self.tokenizer.prefix_through(messages, marked[-1], tokens, variables, control_tokens=control)
+            last = marked[-1] + len(messages) - len(body.messages)  # behind a turn that tells of tools
+            return self.tokenizer.prefix_through(messages, last, tokens, variables, control_tokens=control)
         return self.tokenizer.shared_prefix(messages, tokens, variables, control_tokens=control)
 
     def _requests(

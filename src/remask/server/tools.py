@@ -10,6 +10,7 @@ from typing import Any, Literal
 from remask.checks.values import shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
+from remask.request.json_schema import escaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +79,35 @@ class ToolCalls:
 
     Attributes:
         tools: those that may be called.
-        forced: a call must be made: of the tool that is named ("named"), or of any ("required"). None leaves it open.
+        forced: a call must be made: of the tool that is named ("named"), or of any ("required"). With "choice" the
+            form of the answer is that of words or of calls. None leaves it open, and calls are read where there are.
         single: an answer makes one call at most.
         format: how calls are written.
     """
 
     tools: Sequence[Tool]
-    forced: Literal["named", "required"] | None
+    forced: Literal["named", "required", "choice"] | None
     single: bool
     format: CallFormat
+    words: StructuredOutputs | None = None  # the form of an answer in words, where the request asks for one
 
     @property
-    def around(self) -> tuple[str, str]:
-        """What stands before and behind the hole of an answer whose call is forced."""
+    def around(self) -> tuple[str, str] | None:
+        """What stands before and behind the hole of an answer whose call is forced; None where none is."""
+        if self.forced == "choice":
+            return None
         if len(self.tools) == 1:
             return self.format.around(self.tools[0].name)
         return self.format.begin, self.format.end
 
     @cached_property
     def constraint(self) -> StructuredOutputs:
-        """The form of that hole: arguments of the one tool, or a call of one of several.
+        """The form of that hole: arguments of the one tool, or a call of one of several; or that of a choice.
 
         Raises `ConfigError` on schemas that cannot be guaranteed.
         """
         alone = [_guaranteed(tool.form, f"the parameters of {tool.name!r}") for tool in self.tools]
-        if len(alone) == 1:
+        if len(alone) == 1 and self.forced != "choice":
             return alone[0]
         every = []
         for tool in self.tools:
@@ -110,7 +115,57 @@ class ToolCalls:
             arguments = {"$id": f"tool:{tool.name}", **tool.form}
             properties = {"name": {"const": tool.name}, self.format.arguments: arguments}
             every.append({"type": "object", "properties": properties, "required": list(properties)})
-        return _guaranteed({"anyOf": every}, "all of them together, of which one is called,")
+        form = _guaranteed({"anyOf": every}, "all of them together, of which one is called,")
+        if self.forced != "choice":
+            return form
+        return _Choice(json=form.json, written=_calls_or_words(form, self.words, self.format, single=self.single))
+
+
+@dataclass(frozen=True)
+class _Choice(StructuredOutputs):
+    """Calls, each between its marks, or an answer in words: the expression that is `written`."""
+
+    written: str = ""
+
+    @property
+    def source(self) -> tuple[str, str]:  # type: ignore[override]
+        return "json", self.written or super().source[1]
+
+
+def _calls_or_words(
+    form: StructuredOutputs, words: StructuredOutputs | None, marks: CallFormat, *, single: bool
+) -> str:
+    """The expression of one call or several, or else of words: any text that does not begin as a call does."""
+    said = f"([^{marks.begin[0]}](?s:.)*)?" if words is None else f"({words.source[1]})"
+    call = f"{escaped(marks.begin)}({form.source[1]}){escaped(marks.end)}"
+    return f"{call}|{said}" if single else f"({call}\\n?)+|{said}"
+
+
+def in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """A conversation for a chat template that knows nothing of tools: these, calls and results as texts, as Hermes'.
+
+    The system's turn tells of the tools; one is put before the others where there is none.
+    """
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        calls = [
+            f"{HERMES.begin}{json.dumps(call['function'], ensure_ascii=False)}{HERMES.end}"
+            for call in message.get("tool_calls") or ()
+        ]
+        said = "\n".join(filter(None, [message["content"], *calls]))
+        if message["role"] == "tool":
+            made.append({"role": "user", "content": f"<tool_response>\n{said}\n</tool_response>"})
+        else:
+            made.append({"role": message["role"], "content": said})
+    if tools:
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        told = (
+            f"You may call these functions:\n<tools>\n{listed}\n</tools>\nTo call one, answer with its name and its "
+            f'arguments:\n{HERMES.begin}{{"name": NAME, "arguments": OBJECT}}{HERMES.end}'
+        )
+        first = made.pop(0)["content"] if made[0]["role"] == "system" else ""
+        made.insert(0, {"role": "system", "content": f"{first}\n\n{told}".strip()})
+    return made
 
 
 def _guaranteed(schema: Mapping[str, Any], what: str) -> StructuredOutputs:
@@ -173,6 +228,10 @@ class CallReader:
         """Take new text. Returns text of the answer, and pieces of calls; `final` says that no more follows."""
         if self.asked.forced is None:
             return self._parsed(text, final)
+        if self.asked.forced == "choice":
+            begun = self.calls or self._within or not self._held + text
+            self._said |= not begun and not (self._held + text).startswith(self.asked.format.begin[0])
+            return (text, []) if self._said else self._parsed(text, final)
         if len(self.asked.tools) == 1:
             if not self.calls:  # one piece a step: clients read one of each index
                 return "", [self._begin(self.asked.tools[0].name, text)]

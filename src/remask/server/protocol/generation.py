@@ -139,7 +139,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[ToolOffer], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    _calls: tuple[str | None, ToolCalls | None] | None = PrivateAttr(None)  # with the template that they are for
+    _calls: tuple[Any, ToolCalls | None] | None = PrivateAttr(None)  # with what they are for
     _texts_name: str = PrivateAttr("messages")
 
     @classmethod
@@ -187,16 +187,18 @@ class ChatBody(GenerationBody):
             raise ConfigError("tools and chat_template_kwargs both name tools; send the former")
         return {**(self.chat_template_kwargs or {}), "tools": [tool.rendered for tool in self.offered]}
 
-    def calls(self, template: str | None) -> ToolCalls | None:
+    def calls(self, template: str | None, *, by_form: bool = False) -> ToolCalls | None:
         """What the request says of calls, under a chat `template`; None where there are no tools to call.
 
+        With `by_form` a model that its template does not tell of tools chooses by the form of its answer.
         Raises `ConfigError` where a call cannot be made as it is asked for.
         """
-        if self._calls is None or self._calls[0] is not template:
-            self._calls = template, self._called(template)
+        asked = template, by_form
+        if self._calls is None or self._calls[0] != asked:
+            self._calls = asked, self._called(*asked)
         return self._calls[1]
 
-    def _called(self, template: str | None) -> ToolCalls | None:
+    def _called(self, template: str | None, by_form: bool) -> ToolCalls | None:
         tools, choice = [Tool(each.function.name, each.function.parameters) for each in self.offered], self.tool_choice
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
@@ -209,16 +211,20 @@ class ChatBody(GenerationBody):
                     f"tool_choice names {choice.function.name!r}, which is none of tools: {', '.join(names)}"
                 )
             tools = [tool for tool in tools if tool.name == choice.function.name]
-        elif choice != "required" and (template is None or "tools" not in template):
+        untold = not (choice == "required" or isinstance(choice, ChosenTool)) and "tools" not in (template or "")
+        if untold and not by_form:
             raise ConfigError(
                 "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
                 "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
             )
-        forced: Any = "named" if isinstance(choice, ChosenTool) else "required" if choice == "required" else None
-        for name in ("canvas", "suffix", "structured_outputs") if forced is not None else ():
+        forced: Any = "choice" if untold else "required" if choice == "required" else None
+        forced = "named" if isinstance(choice, ChosenTool) else forced
+        names = ["canvas", "suffix"] if untold else ["canvas", "suffix", "structured_outputs"]
+        for name in names if forced is not None else ():
             if getattr(self.own_terms, name) is not None:
                 raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
-        return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template))
+        words = self.own_terms.structured_outputs if untold else None
+        return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template), words)
 
     @property
     def sampling(self) -> dict[str, Any]:
