@@ -95,6 +95,17 @@ def test_every_setting_means_what_it_means_to_peft(tmp_path: Path, settings: dic
     assert_same(loaded(base, adapter), loaded(merged))
 
 
+def test_the_models_own_output_matrix_beside_its_factors_is_left_alone(tmp_path: Path) -> None:
+    """PEFT saves it by default."""
+    base, adapter, merged = base_and_adapted(tmp_path, DREAM, target_modules=["q_proj", "lm_head"])
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("lm_head.lora_A.weight"))
+    own = {name.replace("lora_A.weight", f"base_layer.{kind}"): torch.ones(3) for kind in ("weight", "bias")}
+    save_file(tensors | own, file)
+    assert_same(loaded(base, adapter), loaded(merged))
+
+
 def test_all_linear_as_a_word_is_every_matrix_but_the_output(tmp_path: Path) -> None:
     base, adapter, merged = base_and_adapted(tmp_path, DREAM, target_modules=LLAMA_LIKE)
     _edit(adapter, target_modules="all-linear")

@@ -152,7 +152,7 @@ ARGUMENTS: list[tuple[Any, Any]] = [
 def test_arguments_of_a_past_call_are_an_object_or_the_text_that_they_are(given: Any, shown: Any) -> None:
     """On every surface, with whatever clients keep beside a call."""
     function = {"name": "f", "arguments": given, "parsed_arguments": {"line": 4}}
-    call = {"id": "c", "type": None, "function": function, "index": 0, "extra_content": {"google": {}}}
+    call: dict[str, Any] = {"id": "c", "type": None, "function": function, "index": 0, "extra_content": {"google": {}}}
     asked, result = {"role": "user", "content": "go"}, {"role": "tool", "tool_call_id": "c", "content": None}
     (_, chat, told) = rendered(asked, {"role": "assistant", "tool_calls": [call], "function_call": None}, result)
     assert told == {"role": "tool", "content": "", "tool_call_id": "c"}
@@ -178,7 +178,11 @@ def test_arguments_of_a_past_call_are_an_object_or_the_text_that_they_are(given:
 
 def test_a_template_that_takes_no_text_as_arguments_gets_an_object_that_holds_it() -> None:
     tokenizer = byte_tokenizer(300, 299, ())
-    broken = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+    broken: dict[str, Any] = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "f"}}],
+    }
     broken["tool_calls"][0]["function"]["arguments"] = '{"a": <|mask|>'
     call = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }} "
     for written, text in (

@@ -491,10 +491,12 @@ def test_without_a_tool_template_the_form_chooses_between_words_and_calls(untold
     for said in ('"description": "Buys."', '<tool_call>\n{"name": "stop", "arguments": {}}', "<tool_response>\ndone"):
         assert said in text
     assert "send one of them" in untold.chat({**body, "suffix": "x"}).json()["error"]["message"]
-    for url, asked in (
-        ("/v1/responses", {"input": "x", "tools": [BUY["function"] | {"type": "function"}]}),
+    flat = {"type": "function", "name": "buy", "parameters": ORDER}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/responses", {"input": "x", "tools": [flat]}),
         ("/v1/messages", {"messages": ASK["messages"], "tools": [{"name": "buy", "input_schema": ORDER}]}),
-    ):
+    ]
+    for url, asked in bodies:
         assert untold.client.post(url, json={**asked, "max_tokens": 80, "block_length": 80}).status_code == 200
 
 

@@ -32,6 +32,8 @@ Place: TypeAlias = tuple[str, int | None, tuple[int, int] | None]
 _FIELDS = ("qkv", "out", "gate_up", "down", "head")  # of matrices that an adapter may change
 _WRAPPED = "base_model.model."  # ahead of every name in a file of PEFT
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
+_BASE = (".base_layer.weight", ".base_layer.bias")
+"""What PEFT saves of an output matrix or an embedding that has factors: the model's own, which it does not train."""
 _RANK_MULTIPLE = 16
 
 
@@ -254,6 +256,8 @@ def _shapes(file: Path) -> tuple[dict[str, str], dict[str, tuple[tuple[int, ...]
     found, stems = dict[str, dict[str, tuple[int, ...]]](), dict[str, str]()
     with opened(file) as content:
         for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
+            if name.endswith(_BASE):
+                continue
             piece, factor = content.get_slice(name), _FACTOR.fullmatch(name.removeprefix(_WRAPPED))
             if factor is None:
                 raise CheckpointError(f"{file} holds {name!r}; supported: NAME.lora_A.weight and NAME.lora_B.weight.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from remask.checks import KINDS, ModelKind, in_words
-from remask.checks.values import Values, shown
+from remask.checks.values import Choice, Values, shown
 from remask.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
@@ -114,7 +114,16 @@ def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], wit
     """
     for outer, declaration in declared(cls).items():
         if isinstance(declaration.values, Nested) and name in declared(declaration.values.cls):
-            return ConfigError(f"{name} stands in {outer}: {outer}={{'{name}': ...}}")
+            place = f"{outer}: {outer}={{'{name}': ...}}"
+            groups = [
+                each.values for each in declared(cls).values() if isinstance(each.values, Group) and each.values.plain
+            ]
+            plain = [declared(group.cls)[group.plain].values for group in groups]
+            meant = next((each for each in declared(cls) if name.endswith(f"_{each}")), None)
+            # The name of a rule, whose number is a field that the rule is named after.
+            if meant is not None and any(isinstance(each, Choice) and each.fits(name) for each in plain):
+                return ConfigError(f"{name}: did you mean {meant!r}? A field of the other name stands in {place}")
+            return ConfigError(f"{name} stands in {place}")
     return UnknownNameError(item, name, known, within)
 
 

@@ -459,8 +459,7 @@ def parsed_json(text: str, *, finite: bool = False) -> Any:
     """
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise ValueError(f"lists and objects are nested more than {MAX_DEPTH} deep; send flatter ones")
-    numbers = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
-    return json.loads(text, **numbers)
+    return json.loads(text, parse_float=_finite, parse_constant=_finite) if finite else json.loads(text)
 
 
 def _finite(text: str) -> float:

@@ -59,7 +59,8 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used ({reason}); use 'auto', 'cpu' or 'cuda'") from error
+        usable = "'auto', 'cpu' or 'cuda'" if torch.cuda.is_available() else "'auto' or 'cpu'"
+        raise ConfigError(f"device {name!r} cannot be used ({reason}); use {usable}") from error
     return device
 
 

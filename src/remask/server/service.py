@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -29,6 +30,8 @@ from remask.server.protocol.generation import ChatBody, GenerationBody
 from remask.server.texts import SHORT, TextWorkers
 
 MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
+
+_TOO_LONG = re.compile(r"prompt of (\d+) tokens and max_tokens=(\d+) ")  # as `engine.check` says it
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
@@ -89,7 +92,10 @@ class Service:
     async def _away(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
         most, client = self.llm.session.engine_config.max_num_seqs + self.config.max_queue, request.state.client
         if self._taking >= most:
-            raise QueueFullError(f"the bodies of {most} requests wait to be read and tokenized; try again later")
+            raise QueueFullError(
+                f"the queue is full: {most} requests are being taken in, as many as may run and wait (max_num_seqs and "
+                "max_queue); try again later"
+            )
         if long and self._long[client] >= (half := -(-most // 2)):
             raise QueueFullError(
                 f"{half} long bodies or forms of this client wait to be read; try again once some are answered"
@@ -132,8 +138,8 @@ class Service:
         try:
             pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
         except ConfigError as error:
-            if isinstance(body, ChatBody) and str(error).startswith("prompt of "):
-                raise ApiError(400, str(error), body.texts_name) from error  # no chat has a field `prompt`
+            if (lengths := _TOO_LONG.match(str(error))) is not None:
+                raise ApiError(400, str(error), _longer(body, *map(int, lengths.groups()))) from error
             before, own, behind = str(error).partition("structured_outputs")
             if before or not own or body.form_name == own:
                 raise
@@ -184,6 +190,14 @@ class Service:
 
     def _token_text(self, token: int) -> str:
         return self.intake.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _longer(body: GenerationBody, prompt: int, answer: int) -> str:
+    """The field that makes a canvas too long: the one that takes more of it."""
+    if answer > prompt:
+        newer = "max_completion_tokens"
+        return newer if getattr(body, newer, None) is not None else "max_tokens"
+    return body.texts_name if isinstance(body, ChatBody) else "prompt"
 
 
 def service_of(request: Request) -> Service:

@@ -128,7 +128,7 @@ class _Choice(StructuredOutputs):
     written: str = ""
 
     @property
-    def source(self) -> tuple[str, str]:  # type: ignore[override]
+    def source(self) -> tuple[str, str]:
         return "json", self.written or super().source[1]
 
 

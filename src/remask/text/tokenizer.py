@@ -329,7 +329,7 @@ class Tokenizer:
             return messages
         if self._takes_texts is None:
             call = {"type": "function", "id": "call_1", "function": {"name": "f", "arguments": _HERE}}
-            turns = [_PROBE[0], {**_PROBE[1], "tool_calls": [call]}]
+            turns: list[Mapping[str, Any]] = [_PROBE[0], {**_PROBE[1], "tool_calls": [call]}]
             try:
                 self._takes_texts = _HERE in self.render_chat(turns, add_generation_prompt=False)
             except ConfigError:
