@@ -77,7 +77,7 @@ def test_an_answer_survives_a_step_that_fails(
 
 
 def test_a_model_alone_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It stands without an option, and the bits are chosen."""
+    """It stands without an option, and precision is left to what fits."""
     seen: list[tuple[str, object]] = []
     made = LLM.__init__
 
@@ -89,7 +89,7 @@ def test_a_model_alone_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     status, said, _ = chat(monkeypatch, capsys, [USER], "bundled-transit", "--dtype", "float32")
     assert (status, len(said)) == (0, 1)
     chat(monkeypatch, capsys, [USER], "bundled-transit", "--quantization", "int8", "--cache", "none")
-    assert seen == [("bundled-transit", "auto"), ("bundled-transit", "int8")]
+    assert seen == [("bundled-transit", None), ("bundled-transit", "int8")]
 
 
 def sent(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
