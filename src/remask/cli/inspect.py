@@ -15,7 +15,7 @@ import torch
 
 from remask.checkpoint.adapter import AdapterFacts, read_adapter
 from remask.checkpoint.load import check_tensors, read_config
-from remask.checkpoint.source import find_source, is_hub_id
+from remask.checkpoint.source import find_source
 from remask.checks import ModelKind, Quantization, in_words
 from remask.checks.values import real, whole
 from remask.cli.lines import load_lines, read_lines
