@@ -71,12 +71,6 @@ def serve(parser: argparse.ArgumentParser) -> None:
     _add_served(parser)
     server = add_server_options(parser, ServerLimits)
     server.add_argument(
-        "--no-tools-by-form",
-        dest="tools_by_form",
-        action="store_false",
-        help="refuse tools that the chat template does not tell of, unless a call must be made",
-    )
-    server.add_argument(
         "--root-path",
         default="",
         metavar="PREFIX",
@@ -109,6 +103,12 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="sampling parameters of requests that leave them out, on top of the model's own; "
         "'remask generate --help-fields' lists them",
+    )
+    group.add_argument(
+        "--no-tools-by-form",
+        dest="tools_by_form",
+        action="store_false",
+        help="refuse tools that the chat template does not tell of, unless a call must be made",
     )
     group.add_argument("--seed", type=int, help="makes the seeds of requests without one reproducible")
     group.add_argument(

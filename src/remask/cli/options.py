@@ -159,7 +159,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "open_metrics": args.open_metrics,
         "allowed_origins": args.allowed_origins,
         "allowed_hosts": [args.host, *args.allowed_hosts],
-        "root_path": args.root_path,
+        "root_path": getattr(args, "root_path", ""),  # a fleet has none
         "tools_by_form": args.tools_by_form,
     }
 
