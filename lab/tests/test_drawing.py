@@ -11,8 +11,8 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from remask.errors import ConfigError
-from remask_lab.depth_plot import plot_depth
 from remask_lab.drawing import DPI, PointLabel, new_figure, place_labels
+from remask_lab.similarity.plot import plot_depth
 from tests.depth.test_table import TABLE
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Never
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings, Reads
 from remask.checks import ModelKind, QuantizationChoice
-from remask.depth.find import DepthTable
+from remask.depth.table import DepthTable
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
@@ -230,9 +230,9 @@ class LLM:
         return self.session.engine
 
     @property
-    def depth_table(self) -> DepthTable:
-        """The model's depth table: given, shipped, kept by an earlier start, or measured now."""
-        return self.session.depth_table
+    def depth_table(self) -> DepthTable | None:
+        """The model's depth table: given, kept by `remask profile`, or shipped; None without one."""
+        return self.session.depth_table_of(None)
 
     def generate(
         self,

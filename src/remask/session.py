@@ -14,9 +14,9 @@ from remask.answers.decisions import DecisionPlan
 from remask.answers.infill import response_of
 from remask.answers.structured import Structures
 from remask.checkpoint.loaded import LoadedModel
-from remask.depth.find import DepthTable, find_table, has_table
+from remask.depth.find import find_table
 from remask.depth.kept import keep_earned, load_earned
-from remask.depth.profile import Profiled
+from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import PendingRequest, Request
@@ -88,8 +88,7 @@ class Session:
         self._best = cache if auto else None
         self._given = depth_table if isinstance(depth_table, DepthTable) else None
         self._looks = depth_table != NO_DEPTHS
-        self._tables: dict[str | None, DepthTable] = {}  # by adapter
-        self._known: dict[str | None, DepthLookup | None] = {}
+        self._tables: dict[str | None, DepthTable | None] = {}  # by adapter
         self._auto: dict[str | None, str] = {}  # what the best cache comes to, by adapter
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
@@ -195,45 +194,16 @@ class Session:
         """Whether `constraint` would compile a form, which may take seconds, as none like it is kept."""
         return form is not None and (self._structures is None or not self._structures.keeps(form))
 
-    @property
-    def depth_table(self) -> DepthTable:
-        """The depth table of this model: `depth_table_of` without an adapter."""
-        return self.depth_table_of(None)
+    def depth_table_of(self, adapter: str | None) -> DepthTable | None:
+        """The depth table of requests with this adapter, or with none: given, kept or shipped; None without one.
 
-    @property
-    def has_depth_table(self) -> bool:
-        """Whether `depth_table` can be read without profiling the model."""
-        return self.has_depth_table_of(None)
-
-    def depth_table_of(self, adapter: str | None) -> DepthTable:
-        """The depth table of requests with this adapter, or with none.
-
-        It is that of the given file, shipped, kept by an earlier start, or profiled now. Raises `ConfigError` where a
-        model of several processes would have to be profiled, and on an unknown adapter.
+        Raises `UnknownNameError` on an unknown adapter.
         """
-        if self._given is not None:
+        if self._given is not None or not self._looks:
             return self._given
         if adapter not in self._tables:
-            subject = self._subject(adapter)
-            if self.model.ranks.several and not has_table(subject.loaded):
-                raise ConfigError(
-                    "a depth table is measured with one process: run 'remask profile' without tensor_parallel, and "
-                    "give its file as depth_table (--depth-table)"
-                )
-            self._tables[adapter] = find_table(subject, adapter)
+            self._tables[adapter] = find_table(replace(self.loaded, fingerprint=self.fingerprint_of(adapter)))
         return self._tables[adapter]
-
-    def has_depth_table_of(self, adapter: str | None) -> bool:
-        """Whether `depth_table_of` can be read without profiling the model."""
-        if self._given is not None or adapter in self._tables:
-            return True
-        return self._looks and has_table(self._subject(adapter).loaded)
-
-    def _subject(self, adapter: str | None) -> Profiled:
-        """The model, computed with one of its adapters, as the profiler measures it."""
-        loaded = replace(self.loaded, fingerprint=self.fingerprint_of(adapter))
-        model = self.model if adapter is None else self.model.with_adapter(adapter)
-        return Profiled(loaded, model, self.progress)
 
     def fingerprint_of(self, adapter: str | None) -> str:
         """The identity of the model, computed with one of its adapters. Raises `UnknownNameError`."""
@@ -277,9 +247,8 @@ class Session:
         """
         if self._given is not None:
             return self._given.lookup
-        if adapter not in self._known:
-            self._known[adapter] = self.depth_table_of(adapter).lookup if self.has_depth_table_of(adapter) else None
-        known = self._known[adapter]
+        table = self.depth_table_of(adapter)
+        known = None if table is None else table.lookup
         if self.earns:
             return Earned(known)
         if known is None:
@@ -358,7 +327,7 @@ class Session:
         if given or outer != "bicache":
             return best, given
         if adapter not in self._auto:
-            reads = self.earns or self.has_depth_table_of(adapter)
+            reads = self.earns or self.depth_table_of(adapter) is not None
             self._auto[adapter] = best if reads else inner or "none"
             if self._auto[adapter] != best:
                 name = self.loaded.name if adapter is None else f"{self.loaded.name} with {adapter}"

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings
-from remask.depth.rule import DepthRule
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
 from remask.model.transformer import Transformer
+from remask_lab.similarity.rule import DepthRule
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"

@@ -5,8 +5,8 @@ import pytest
 from remask.cli import profile
 from remask.cli.main import parse
 from remask.depth.find import DepthTable
-from remask.depth.rule import DepthRule
 from remask.errors import ConfigError
+from remask_lab.similarity.rule import DepthRule
 from tests import goldens
 
 MODEL = ["--model", str(goldens.model_dir("llada")), "--dtype", "float32", "--device", "cpu"]

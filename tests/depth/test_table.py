@@ -11,12 +11,12 @@ import pytest
 from remask.depth import find as finding
 from remask.depth import profile as profiling
 from remask.depth.find import DepthTable, Growth, find_table, has_table, shipped_table
-from remask.depth.rule import DepthRule, depth_entries
-from remask.depth.similarity import limits_of
 from remask.errors import TableError, UnknownNameError
 from remask.families import preset
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup, percent
+from remask_lab.similarity.probe import limits_of
+from remask_lab.similarity.rule import DepthRule, depth_entries
 from tests import goldens
 from tests.checkpoint import checkpoints
 from tests.checkpoint.adapters import adapted

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from remask.depth.conversations import ChatPrompts, Conversation, RandomPrompts, TaskPrompts
-from remask.depth.rule import ProfileSettings
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask.tasks import tariff
 from remask_lab.instruments.depths import task_prompts
+from remask_lab.similarity.conversations import ChatPrompts, Conversation, RandomPrompts, TaskPrompts
+from remask_lab.similarity.rule import ProfileSettings
 from remask_lab.subjects.depth import QUESTIONS, DepthReport, measure_depths
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer

@@ -6,11 +6,11 @@ import torch
 from lab.tests.subjects.support import canvases
 from numpy.typing import NDArray
 
-from remask.depth.similarity import Measure, PrefixProbe
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
+from remask_lab.similarity.probe import Measure, PrefixProbe
 from remask_lab.subjects.prefix_similarity import measure_prefix, summarise
 from tests import goldens
 from tests.depth.models import open_model

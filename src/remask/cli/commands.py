@@ -141,11 +141,11 @@ _OWN = {
     ),
     "profile": Command(
         "remask.cli.profile",
-        "measure the depth table that BiCache reads",
+        "measure how many layers may read a shared prefix",
         "lab",
         examples=(
-            "remask profile --model bundled --output depth.json --plot depth.png",
-            "remask profile --model GSAI-ML/LLaDA-8B-Instruct --tau 0.97 --ratios 50 75 90 --output depth.json",
+            "remask profile --model bundled --output depth.json",
+            "remask profile --model smollm2 --input requests.jsonl",
         ),
         banner=(
             "the table goes to standard output, and into the file of --output",

@@ -3,9 +3,9 @@ weights: what is made of a model and kept.
 """
 
 import argparse
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import torch
 
@@ -13,93 +13,72 @@ from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source, is_adapter, resolve
-from remask.checks.plugins import Plugin, Registry, install_line
-from remask.cli.arguments import rule_of
+from remask.checks import QUANTIZATIONS
+from remask.checks.values import real, whole
+from remask.cli.lines import load_lines, read_lines
 from remask.cli.options import check_folder, open_llm
-from remask.depth.find import DepthTable
-from remask.depth.profile import profile
-from remask.depth.prompts import default_prompts, read_prompts, under_system_prompt
-from remask.depth.rule import ProfileSettings
+from remask.depth.find import keep_table
+from remask.depth.measure import measure
+from remask.depth.requests import default_requests, read_system_prompt
+from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask.loading import announce_download
 from remask.model.sizes import check_sizes
 
-Drawing: TypeAlias = Callable[[str], Callable[[DepthTable], None]]
+REQUESTS = 128  # that are drawn where no number is asked for
 
 
 def run(args: argparse.Namespace) -> int:
-    """Profile the model, print the table, and write the files that were asked for."""
-    names = ["tau", "samples", "max_samples", "official", "joint", "needed_layers", "canvas", "response", "seed"]
-    ratios = None if args.ratios is None else tuple(args.ratios)
-    settings = ProfileSettings(rule=rule_of(args), ratios=ratios, **{name: getattr(args, name) for name in names})
-    draw = None if args.plot is None else _picture(args.plot)
+    """Measure the model, print the table, and write or keep it."""
+    real("--bound", args.bound, low=0)
+    whole("--requests", args.requests, low=1, optional=True)
     check_folder("--output", args.output)
-    # Profiling allocates its own K/V memory, so the engine's is made as small as possible.
-    limits = EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0)
-    llm = open_llm(args, engine=limits, reads="tokens" if args.system_prompt is None else "text")
-    prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
-    if args.system_prompt is not None:
-        prompts = under_system_prompt(args.system_prompt, prompts, llm.loaded)
-    table = profile(llm.session, prompts, settings, progress=llm.session.progress)
+    lines = None if args.input is None else load_lines(args.input, without=("cache", "cache_config"))
+    system = None if args.system_prompt is None else read_system_prompt(args.system_prompt)
+    if lines is not None and system is not None:
+        lines = replace(lines, each=tuple(_under(system, lines.path, *line) for line in lines.each))
+    # Measuring allocates its own K/V memory.
+    limits = EngineConfig(max_num_seqs=1, store_budget_tokens=0)
+    llm = open_llm(args, engine=limits, reads="tokens" if system is None else "text")
+    if lines is None:
+        requests, source = default_requests(llm.loaded, args.requests or REQUESTS, args.seed, system)
+    else:
+        requests = [request for request, _ in read_lines(llm, lines, {})][: args.requests]
+        source = f"{len(requests)} requests of {Path(args.input).name}"
+    table = measure(llm.session, requests, source, args.bound, progress=llm.session.progress)
     print(report(table))
-    if args.output is not None:
+    if args.output is None:
+        print(f"\nKept for all further starts, in {keep_table(table, llm.loaded)}")
+    else:
         table.save(args.output)
         print(f"\nSaved as {args.output}; use it with --depth-table {args.output}")
-    else:
-        print("\nNot saved; --output FILE keeps it.")
-    if draw is not None:
-        draw(table)
-        print(f"Picture: {args.plot}")
     return 0
 
 
-def _checked(plugin: Plugin, value: object) -> Drawing:
-    if not callable(value):
-        raise plugin.error(f"it provides an object of type {type(value).__name__}", "a function of a file's path")
-    return value
-
-
-DRAWINGS: Registry[Drawing] = Registry("drawing", "remask.drawings", {}, _checked)
-"""What draws into a file, by name. The laboratory registers it by an entry point."""
-
-
-def _picture(path: str) -> Callable[[DepthTable], None]:
-    """Return a function that draws a table into the file `path`."""
-    try:
-        return DRAWINGS.get("depth-table")(path)
-    except UnknownNameError as error:
-        raise ConfigError(
-            f"--plot: no installed package draws depth tables; install one with: {install_line('lab')}, or leave "
-            "--plot out"
-        ) from error
+def _under(system: str, path: str, number: int, name: str, line: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+    """A line whose messages begin with a system prompt. Raises `ConfigError` where they cannot."""
+    messages = line.get("messages")
+    if not isinstance(messages, list):
+        raise ConfigError(f"{path}, line {number}: --system-prompt goes before messages, and this line has none")
+    if any(isinstance(message, dict) and message.get("role") == "system" for message in messages):
+        raise ConfigError(f"{path}, line {number}: these messages have a system prompt; leave --system-prompt out")
+    return number, name, {**line, "messages": [{"role": "system", "content": system}, *messages]}
 
 
 def report(table: DepthTable) -> str:
-    """Return the table as text: for each ratio the depth of a lookup, and the mean of the depths of single requests."""
-    lookup = table.lookup
+    """The table as text: what was found, and for each ratio the depth and what it rests on."""
     lines = [
-        f"{table.model}: {table.layers} layers, tau {table.tau:g}, {table.definition} similarity, "
-        f"{table.samples} requests per ratio",
-        f"({table.source})",
-        f"rule: {'not published' if table.rule is None else table.rule}",
-        "",
-        "ratio %  depth" + ("  mean per request" if table.request_depths else ""),
+        f"{table.model}: {table.layers} layers, {table.samples} requests audited ({table.source})",
+        "How far first predictions move in nats, where they move most; mean and 95 % interval",
     ]
-    for ratio in sorted(table.limits):
-        mean = f"  {table.request_depths[ratio]:>16.2f}" if table.request_depths else ""
-        lines.append(f"{ratio:>7}  {lookup.depth(ratio, 100):>5}{mean}")
-    if table.growth:
-        steps = ", ".join(f"{step.distance:.2f} at {step.samples}" for step in table.growth)
-        lines += ["", f"Mean change of depth as N grew: {steps}"]
-    deepest = lookup.depth(100, 100)
-    tried = ",".join(str(depth) for depth in sorted({1, deepest // 4, deepest // 2, deepest}) if depth)
-    lines += [
-        "",
-        "These depths compare keys and values, a prefix as one vector, and no answers: where a question changes few "
-        "rows of a prefix, they can be far too deep. Ask questions of your own before you rely on them:",
-        f"  remask bench --model {table.model} --input prompts.jsonl --caches reuse --depths {tried or 1}",
-    ]
+    for ratio, depths in sorted(table.nats.items()):
+        depth = table.lookup.depth(ratio, 100)
+        lines += ["", f"prefixes from {ratio} % of the canvas: {depth} layers may be read"]
+        for tried, (mean, low, high) in sorted(depths.items()):
+            lines.append(f"{tried:>7} layers  {mean:.3f} ({low:.3f} to {high:.3f})")
+    if not table.entries:
+        lines += ["", f"No depth is shown to stay below {table.bound:g} nats: nothing would be read from the store."]
     return "\n".join(lines)
 
 

@@ -1,1 +1,1 @@
-"""Depth profiling: in how many layers a model may reuse a shared prefix."""
+"""Depth tables: in how many layers a model may read a shared prefix from the store, measured on requests."""

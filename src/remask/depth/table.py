@@ -1,75 +1,49 @@
-"""`DepthTable`: how many leading layers of one model may reuse a shared prefix, per prefix ratio; and its file."""
+"""`DepthTable`: how many leading layers of one model may read a shared prefix, per prefix ratio; and its file."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, TypeAlias
 
 import xxhash
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.checks.values import LARGEST, Choice, ListOf, OrNull, Real, Text, Values, Whole
-from remask.depth.rule import DepthRule, depth_entries
+from remask.checks.values import LARGEST, ListOf, Real, Text, Values, Whole
 from remask.errors import TableError
 from remask.machine.disk import write_whole
 from remask.policies.bicache import DepthLookup
 
-VERSION = 2
-Definition: TypeAlias = Literal["flat", "joint", "official", "published"]
-_COSINE = Real(-1.001, 1.001)
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """One step of the convergence check: after `samples` requests per ratio, how far the table moved.
-
-    `distance` is the L1 distance to the table of the step before, in layers, averaged over the ratios.
-    """
-
-    samples: int
-    distance: float
+VERSION: Final = 3
+Nats: TypeAlias = tuple[float, float, float]
+"""A mean with the two ends of its 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthTable:
-    """The result of profiling one model (BiCache section 5.1).
+    """What audits of requests have shown of one model.
 
     Attributes:
         model: name of the model, for people; `fingerprint` is what identifies it.
-        fingerprint: identity of the model; None in a table taken from a publication, which fits no model.
-        family, layers, hidden, vocab: the model's shape.
-        tau: similarity that a layer must exceed.
-        definition: "flat", "joint" or "official" as in `similarity`; "published" where a publication does not say.
-        samples: requests measured per ratio.
-        source: what was measured on, or where the values were published.
-        rule: how depths follow from similarities; None where a publication does not say.
-        entries: prefix ratio in percent -> depth b in layers, increasing in both.
-        limits: prefix ratio in percent -> for each depth from 1 to `layers` the tau below which the rule gives at least
-            that depth; empty in a published table. They end before `layers` where only those that `tau` needs were
-            computed.
-        curves: prefix ratio in percent -> mean similarity per layer; empty in a published table, and where not all
-            layers were computed.
-        request_depths: prefix ratio in percent -> mean of the depths of single requests, in layers; empty likewise.
-        growth: the convergence check.
+        fingerprint: identity of the model.
+        family: of the model, for people.
+        layers: of the model.
+        bound: nats up to which first predictions count as unmoved.
+        samples: requests that were audited.
+        source: what they were.
+        entries: prefix ratio in percent -> depth in layers, increasing in both.
+        nats: prefix ratio in percent -> depth -> how far first predictions moved where they moved most.
     """
 
     model: str
-    fingerprint: str | None
+    fingerprint: str
     family: str
     layers: int
-    hidden: int
-    vocab: int
-    tau: float
-    definition: Definition
+    bound: float
     samples: int
     source: str
-    rule: DepthRule | None
     entries: Mapping[int, int]
-    request_depths: Mapping[int, float]
-    growth: tuple[Growth, ...]
-    limits: Mapping[int, tuple[float, ...]]
-    curves: Mapping[int, tuple[float, ...]]
+    nats: Mapping[int, Mapping[int, Nats]]
 
     @property
     def lookup(self) -> DepthLookup:
@@ -78,21 +52,18 @@ class DepthTable:
 
     @property
     def identity(self) -> str:
-        """Equal for tables that give the same depths, at any threshold."""
-        content = [sorted(self.entries.items()), sorted(self.limits.items())]
-        return xxhash.xxh64(json.dumps(content).encode()).hexdigest()
+        """Equal for tables that give the same depths."""
+        return xxhash.xxh64(json.dumps(sorted(self.entries.items())).encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
         """Write the table as JSON. Raises `TableError` where the file cannot be written; an earlier one stays then."""
         value = {"version": VERSION} | {each.name: getattr(self, each.name) for each in fields(self)}
-        value["rule"] = None if self.rule is None else asdict(self.rule)
-        value["growth"] = [[step.samples, step.distance] for step in self.growth]
-        # One line a ratio: readable, and a diff of two tables shows which ratios changed.
+        # One line a depth: readable, and a diff of two tables shows which depths changed.
         text = (
             json.dumps(value, indent=1, default=dict)
-            .replace("[\n   ", "[")
-            .replace("\n  ]", "]")
-            .replace(",\n   ", ", ")
+            .replace("[\n    ", "[")
+            .replace(",\n    ", ", ")
+            .replace("\n   ]", "]")
         )
         write_whole("the depth table", path, text + "\n", TableError)
 
@@ -113,30 +84,22 @@ class DepthTable:
             raise TableError(
                 f"{path} is no depth table: {reason}. Write one with `remask profile --model MODEL --output {path}`."
             ) from error
-        if model is not None and not table.fits(model):
-            own, other = table.fingerprint or "no fingerprint", model.fingerprint
+        if model is not None and table.fingerprint != model.fingerprint:
             raise TableError(
-                f"The depth table {path} is of the model {table.model!r} ({own}, {table.layers} layers), but "
-                f"{model.name!r} ({other}, {model.config.layers} layers) is loaded. Measure a table of it with "
-                f"`remask profile --model {model.name} --output FILE`."
+                f"The depth table {path} is of the model {table.model!r} ({table.fingerprint}, {table.layers} layers), "
+                f"but {model.name!r} ({model.fingerprint}, {model.config.layers} layers) is loaded. Measure a table of "
+                f"it with `remask profile --model {model.name} --output FILE`."
             )
         return table
 
-    def fits(self, model: LoadedModel) -> bool:
-        """Whether this is a table of `model`, by fingerprint alone: models of one shape may differ in every depth."""
-        return self.layers == model.config.layers and self.fingerprint == model.fingerprint
 
-
-_TEXT, _COUNT = Text(LARGEST), Whole(0)
+_TEXT, _COUNT, _NATS = Text(LARGEST), Whole(0), Real(0, LARGEST)
 _PLAIN: Mapping[str, Values] = {
     "model": _TEXT,
-    "fingerprint": OrNull(_TEXT),
+    "fingerprint": _TEXT,
     "family": _TEXT,
-    "layers": _COUNT,
-    "hidden": _COUNT,
-    "vocab": _COUNT,
-    "tau": Real(0, 1),
-    "definition": Choice(get_args(Definition)),
+    "layers": Whole(1),
+    "bound": _NATS,
     "samples": _COUNT,
     "source": _TEXT,
 }
@@ -146,47 +109,39 @@ def _parse(raw: Any) -> DepthTable:
     """The table that decoded JSON holds. Raises `KeyError`, `TypeError` or `ValueError` where it holds none."""
     if not isinstance(raw, dict):
         raise TypeError("it is not a JSON object")
+    if raw["version"] == 2:
+        raise ValueError(
+            "it is of version 2, whose depths follow from how similar K and V are, which says too little of "
+            "predictions; measure anew"
+        )
     if raw["version"] != VERSION or isinstance(raw["version"], bool):
         raise ValueError(f"version is {raw['version']!r}, this program reads {VERSION}")
     for name, values in _PLAIN.items():
         values.check(name, raw[name])
     layers = raw["layers"]
-    entries = _by_ratio(raw, "entries", Whole(0, layers))
+    entries = _by_number("entries", raw["entries"], "ratios in percent", Whole(0, layers))
     DepthLookup(entries)
-    rule, limits = _rule(raw["rule"]), _by_ratio(raw, "limits", ListOf(_COSINE, "similarities", layers))
-    if limits and depth_entries(limits, raw["tau"]) != entries:
-        raise ValueError("entries are not those that limits give at tau")
-    curves = _by_ratio(raw, "curves", ListOf(_COSINE, "similarities", layers))
-    if any(len(curve) < layers for curve in curves.values()):
-        raise ValueError(f"curves must hold {layers} similarities each, one a layer")
-    growth = [(_checked("growth", n, _COUNT), _checked("growth", d, Real(0, layers))) for n, d in raw["growth"]]
-    return DepthTable(
-        **{name: raw[name] for name in _PLAIN},
-        rule=rule,
-        entries=entries,
-        request_depths=_by_ratio(raw, "request_depths", Real(0, layers)),
-        growth=tuple(Growth(*step) for step in growth),
-        limits={ratio: tuple(values) for ratio, values in limits.items()},
-        curves={ratio: tuple(curve) for ratio, curve in curves.items()},
-    )
+    nats = {}
+    for ratio, depths in _numbered("nats", raw["nats"], "ratios in percent").items():
+        name = f"nats.{ratio}"
+        nats[ratio] = _by_number(name, depths, "depths", ListOf(_NATS, "numbers", 3))
+        for depth, (mean, low, high) in nats[ratio].items():
+            Whole(1, layers).check(f"a depth of {name}", depth)
+            if not low <= mean <= high:
+                raise ValueError(f"{name}.{depth} must be a mean and its interval, got {[mean, low, high]}")
+    return DepthTable(**{name: raw[name] for name in _PLAIN}, entries=entries, nats=nats)
 
 
-def _checked(name: str, value: Any, values: Values) -> Any:
-    values.check(name, value)
-    return value
+def _numbered(name: str, raw: Any, what: str) -> dict[int, Any]:
+    """An object whose keys are whole numbers."""
+    if not isinstance(raw, dict) or not all(key.isdecimal() for key in raw):
+        raise TypeError(f"{name} must be an object with {what} as keys, got {raw!r}")
+    return {int(key): value for key, value in raw.items()}
 
 
-def _by_ratio(raw: Mapping[str, Any], key: str, values: Values) -> dict[int, Any]:
-    """What stands under `key` by ratio, each in `values`."""
-    if not isinstance(raw[key], dict) or not all(r.isdecimal() for r in raw[key]):
-        raise TypeError(f"{key} must be an object with ratios in percent as keys, got {raw[key]!r}")
-    return {int(r): _checked(f"{key}.{r}", value, values) for r, value in raw[key].items()}
-
-
-def _rule(raw: Any) -> DepthRule | None:
-    if raw is None:
-        return None
-    names = [part.name for part in fields(DepthRule)]
-    if not isinstance(raw, dict) or sorted(raw) != sorted(names):
-        raise TypeError(f"rule must be an object of {', '.join(names)}, got {raw!r}")
-    return DepthRule(**raw)
+def _by_number(name: str, raw: Any, what: str, values: Values) -> dict[int, Any]:
+    """What stands in an object by number, each in `values`; lists become tuples."""
+    numbered = _numbered(name, raw, what)
+    for key, value in numbered.items():
+        values.check(f"{name}.{key}", value)
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in numbered.items()}

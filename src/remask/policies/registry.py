@@ -221,7 +221,7 @@ def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, depths: D
         return _as_given(spec, settings)
     names = spec.split("+")
     twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:  # refused before a depth table is measured for one of the two
+    if twice is not None:  # refused before depths are looked for
         raise ConfigError(f"{spec!r} stacks {twice!r} on itself; name {twice} once")
     types = [POLICIES.get(name) for name in names]
     for name, each in zip(names[:-1], types[:-1], strict=True):

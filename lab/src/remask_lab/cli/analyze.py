@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from remask.cli.arguments import add_rule_options, add_similarity_options, add_system_prompt_option
 from remask.cli.parser import examples
 from remask.cli.shared_options import add_model_options
 from remask_lab.cli.options import TAU, add, add_workload
+from remask_lab.similarity.options import add_rule_options, add_similarity_options, add_system_prompt_option
 
 Group = Callable[[argparse.ArgumentParser], None]
 
@@ -57,7 +57,7 @@ SUBJECTS: Mapping[str, Subject] = {
                 "action": "append",
                 "default": [],
                 "metavar": "NAME=FILE",
-                "help": "a kind of task and its prompts, as 'profile --prompts' takes them; may be given again "
+                "help": "a kind of task and its prompts, as 'papers profile --prompts' takes them; may be given again "
                 "(default: those that the model's tokenizer reads)",
             },
             "tau": TAU,

@@ -19,9 +19,9 @@ from remask_lab.bench.fewer_steps import asked_step_baselines
 from remask_lab.bench.names import COMPARED_CACHES, OWN_TASKS
 from remask_lab.bench.report import table
 from remask_lab.bench.workload import TaskChoice, Workload, usual_workload
-from remask_lab.depth_plot import check_target
 from remask_lab.drawing import check_drawing, save_figure
 from remask_lab.records.record import Record
+from remask_lab.similarity.plot import check_target
 
 PREFIXES_SHOWN = 20
 """Shared prefixes of the demo: prefixes differ in difficulty, so few of them would decide what it says."""

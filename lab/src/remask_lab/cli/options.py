@@ -12,8 +12,8 @@ from remask.cli.shared_options import (
     add_threads_option,
     further,
 )
-from remask.depth.rule import ProfileSettings
 from remask_lab.bench.names import METRICS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
+from remask_lab.similarity.rule import ProfileSettings
 
 ALL = "all"
 REQUESTS = 200  # of a bench, where no number is asked for

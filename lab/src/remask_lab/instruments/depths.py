@@ -1,7 +1,6 @@
 """What studies of depth ask beyond what serving needs: tasks to profile, other definitions, and rows one by one."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product, takewhile
 
 import numpy as np
@@ -10,7 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.depth.conversations import (
+from remask.depth import measure
+from remask.engine.pack import pack_uncached
+from remask.model.transformer import Transformer
+from remask.plan.canvas import Canvas
+from remask.tasks import tariff, transit
+from remask_lab.similarity.conversations import (
     ChatPrompts,
     PromptSet,
     RandomPrompts,
@@ -18,14 +22,9 @@ from remask.depth.conversations import (
     tariff_prompts,
     transit_prompts,
 )
-from remask.depth.prompts import default_prompts
-from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
-from remask.depth.similarity import KV, PrefixProbe
-from remask.engine.pack import pack_uncached
-from remask.model.pool import Pool
-from remask.model.transformer import Transformer
-from remask.plan.canvas import Canvas
-from remask.tasks import tariff, transit
+from remask_lab.similarity.probe import KV, PrefixProbe
+from remask_lab.similarity.prompts import default_prompts
+from remask_lab.similarity.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
 
 RULES = tuple(DepthRule(*parts) for parts in product(OVER_LAYERS, OVER_REQUESTS, AT_BOUNDARY))
 """All rules, the default one first."""
@@ -84,18 +83,6 @@ def row_cosines(these: KV, those: KV, share: float) -> NDArray[np.float64]:
 def first_predictions(
     model: Transformer, canvas: Canvas, prefix: int, depths: Iterable[int]
 ) -> Iterator[tuple[int, Tensor]]:
-    """What a pass over `canvas` predicts under `bicache` at each of `depths`, one after the other.
-
-    Yields a depth and log-probabilities, float32 [noisy positions, vocabulary]. Below the depth a row of the first
-    `prefix` positions attends to these alone, as in the pass that fills a store; from there on it attends to all and
-    goes on from that state, as a refresh with a stored boundary does. At depth 0 that is `none`, and at all layers
-    `reuse`.
-    """
-    layers, alone = model.config.layers, np.full(len(canvas), len(canvas))
-    alone[:prefix] = prefix
-    whole, apart = (pack_uncached(model, [canvas], [canvas.noisy], [each]) for each in (None, alone))
-    pool = Pool(model.config, len(canvas), 1, model.dtype, model.device)
-    for depth in depths:
-        parts = ((apart, range(depth)), (whole, range(depth, layers)))
-        stages = tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own)
-        yield depth, model.head(model.forward(replace(whole, stages=stages), pool)).float().log_softmax(-1)
+    """As `remask.depth.measure.first_predictions`, but log-probabilities, float32 [noisy positions, vocabulary]."""
+    for depth, logits in measure.first_predictions(model, canvas, prefix, depths):
+        yield depth, logits.float().log_softmax(-1)

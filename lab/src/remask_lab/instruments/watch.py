@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from remask.depth.similarity import KV
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.plan.canvas import Canvas
 from remask.policies import CachePolicy
 from remask_lab.observe import ObservedPass, observe_passes
+from remask_lab.similarity.probe import KV
 
 Observe = Callable[[ObservedPass], None]
 """Is called after a pass has run, before its tokens change."""

@@ -15,10 +15,6 @@ import numpy as np
 
 from remask.checks import BUNDLED, BUNDLED_TARIFF
 from remask.checks.values import one_of
-from remask.depth.profile import profile
-from remask.depth.prompts import default_prompts
-from remask.depth.rule import DepthRule, ProfileSettings, depth_at
-from remask.depth.similarity import KV, limits_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -44,6 +40,10 @@ from remask_lab.pages.real_weights_sizes import SEED, NumberFormat, Size, Source
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about
+from remask_lab.similarity.probe import KV, limits_of
+from remask_lab.similarity.profile import profile
+from remask_lab.similarity.prompts import default_prompts
+from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at
 from remask_lab.speed.command import in_turns
 from remask_lab.speed.runs import bare_pass, on_device
 from remask_lab.subjects.first_predictions import measure_predictions

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remask.checks import BUNDLED, BUNDLED_TARIFF, SMOLLM2
-from remask.depth.rule import DepthRule, ProfileSettings, depth_at
-from remask.depth.similarity import limits_of
 from remask.errors import RecordError
 from remask.machine.disk import write_whole
 from remask_lab.bench.plot import Row, quality_bars
@@ -29,6 +27,8 @@ from remask_lab.pages.real_weights_benches import DEPTHS
 from remask_lab.records.interval import judged, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
+from remask_lab.similarity.probe import limits_of
+from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at
 from remask_lab.subjects.first_predictions import deepest
 
 if TYPE_CHECKING:

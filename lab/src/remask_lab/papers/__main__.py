@@ -3,9 +3,11 @@
     python -m remask_lab papers bicache-1 [--json FILE]
     python -m remask_lab papers bicache-1 --scale paper --model GSAI-ML/LLaDA-8B-Instruct
     python -m remask_lab papers --all --out benchmarks/results
+    python -m remask_lab papers profile --model MODEL
 
 The scale "bundled" takes about a minute a table on a laptop's CPU, with the models that come with the package. "paper"
-uses the paper's lengths. An interrupted run resumes where it stopped. `--list` names the tables.
+uses the paper's lengths. An interrupted run resumes where it stopped. `--list` names the tables. `profile` measures
+depths by the rule of the BiCache paper, and has a `--help` of its own.
 """
 
 import argparse
@@ -18,16 +20,21 @@ from remask.cli.options import check_folder
 from remask.errors import ConfigError, RemaskError
 from remask_lab.asked import check_least
 from remask_lab.likelihood.perplexity import Judge
+from remask_lab.papers import profile
 from remask_lab.papers.definition import SCALES, WORKLOADS, PaperTable, load_table, table_names
 from remask_lab.papers.measure import Measurer, check_kind, run_table
 from remask_lab.papers.show import beside, published
+from remask_lab.similarity.table import SimilarityTable
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns 0, 2 on an error, and 130 when interrupted."""
-    args = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
     try:
-        _run(args)
+        if words[:1] == ["profile"]:
+            profile.run(words[1:])
+        else:
+            _run(_parser().parse_args(words))
     except RemaskError as error:
         print(f"remask_lab.papers: error: {error}", file=sys.stderr)
         return 2
@@ -72,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
         "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
     )
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+    parser.add_argument(
+        "--similarities",
+        metavar="FILE",
+        help="table of 'papers profile', for rows at a tau (default: measured once a row asks)",
+    )
     return parser
 
 
@@ -132,7 +144,9 @@ def _table(table: PaperTable, args: argparse.Namespace) -> None:
             print(f"left out: {error}\n")
             return
     judge = None if args.judge is None else Judge(args.judge, "auto", llm.model.device)
-    measurer = Measurer(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model, scale.divided)
+    path = args.similarities
+    similarities = None if path is None else SimilarityTable.load(path, llm.loaded.fingerprint)
+    measurer = Measurer(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model, scale.divided, similarities)
     model = llm.loaded.name
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(model).name if Path(model).is_dir() else model)
     path = args.json if args.out is None else Path(args.out) / f"{table.name}.{slug}.json"

@@ -96,7 +96,7 @@ class PaperRow:
         sampling, workload: overrides of the scale's. `without` names sampling parameters to leave out.
         steps: share of the scale's steps.
         concurrency: requests that run at a time, in place of the scale's. A row and its baseline have the same.
-        tau: threshold for reading the depth table. None takes the table's own.
+        tau: depths are those of the paper's rule at this threshold. None takes those of the depth table.
         baseline: name of the row to compare with. None takes the table's first row. Operations are compared with
             those of "none".
         at: further `sampling` and `workload` by scale.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,9 @@ from remask_lab.ops.operations import profile_operations
 from remask_lab.papers.autoregressive import Autoregressive
 from remask_lab.papers.definition import PaperTable, ResolvedRow, Scale, resolve
 from remask_lab.records.record import Record, Sweep, about
+from remask_lab.similarity.profile import profile
+from remask_lab.similarity.prompts import default_prompts
+from remask_lab.similarity.table import SimilarityTable
 
 KEPT = (
     "throughput_tok_s",
@@ -63,10 +65,11 @@ class Measurer:
 
     Attributes:
         rounds, seed: turns of each contender, and the seed of the workload.
-        divided: whether each turn asks its own share of the requests (`run_bench`).
         prompts: the file of texts, for rows that read texts.
         judge: scores the responses, where perplexities are wanted.
         ar_model: folder or hub id of the autoregressive model. None takes random weights of the same shape.
+        divided: whether each turn asks its own share of the requests (`run_bench`).
+        similarities: what rows at a tau read their depths from. None measures them once a row asks.
     """
 
     llm: LLM
@@ -76,6 +79,15 @@ class Measurer:
     judge: Judge | None = None
     ar_model: str | None = None
     divided: bool = False
+    similarities: SimilarityTable | None = None
+
+    @property
+    def table_of_similarities(self) -> SimilarityTable:
+        """`similarities`, measured now where they were not given."""
+        if self.similarities is None:
+            session = self.llm.session
+            self.similarities = profile(session, default_prompts(self.llm.loaded), progress=session.progress)
+        return self.similarities
 
     def measure(self, row: ResolvedRow) -> dict[str, Any]:
         """Returns the result of `row`. "left_out" is the reason where its policy cannot run.
@@ -115,8 +127,8 @@ class Measurer:
         if row.tau is None:
             policy = self.llm.session.policy(row.cache, row.settings)
         else:
-            lookup = partial(lookup_at, self.llm.depth_table, row.tau)
-            policy = self.llm.session.policy(row.cache, row.settings, lookup)
+            lookup = self.table_of_similarities.at(row.tau)
+            policy = self.llm.session.policy(row.cache, row.settings, lambda: lookup)
         self.llm.engine.check(workload.tasks[0].request.with_policy(policy))
         return Contender(name, policy, workload, baseline=BASELINE)
 

@@ -37,12 +37,12 @@ class Record:
 
 def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The facts that a record of a measurement on `llm` holds. `settings` are the measurement's own."""
-    config = llm.loaded.config
+    config, table = llm.loaded.config, llm.depth_table
     facts = {
         "model": llm.loaded.name,
         "fingerprint": llm.loaded.fingerprint,
         "product": _product(llm),
-        "depth_table": llm.depth_table.identity if config.kind == "masked" and llm.session.has_depth_table else None,
+        "depth_table": None if table is None else table.identity,
         "family": config.family,
         "kind": config.kind,
         "layers": config.layers,

@@ -16,11 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.cli.arguments import rule_of
-from remask.depth.conversations import Conversation, PromptSet
-from remask.depth.profile import Cuts, Subject, rule_limits, table_distance
-from remask.depth.prompts import read_prompts, under_system_prompt
-from remask.depth.rule import DepthRule, ProfileSettings, depth_entries
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup
@@ -30,6 +25,11 @@ from remask_lab.instruments.depths import RULES, run_depth, task_prompts
 from remask_lab.instruments.watch import check_masked
 from remask_lab.records.markdown import text_table
 from remask_lab.records.record import about
+from remask_lab.similarity.conversations import Conversation, PromptSet
+from remask_lab.similarity.options import rule_of
+from remask_lab.similarity.profile import Cuts, Subject, rule_limits, table_distance
+from remask_lab.similarity.prompts import read_prompts, under_system_prompt
+from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_entries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,8 +19,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from remask.checks.values import real
-from remask.depth.rule import DepthRule, ProfileSettings, check_tau, depth_at
-from remask.depth.similarity import KV, PrefixProbe, layer_cosines, limits_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -31,6 +29,8 @@ from remask_lab.instruments.watch import Passes, check_masked
 from remask_lab.records.interval import mean_interval, percent_text
 from remask_lab.records.markdown import percent, text_table
 from remask_lab.records.record import about
+from remask_lab.similarity.probe import KV, PrefixProbe, layer_cosines, limits_of
+from remask_lab.similarity.rule import DepthRule, ProfileSettings, check_tau, depth_at
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.depth.rule import check_tau
-from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
 from remask.engine.request import Request
 from remask.llm import LLM
 from remask_lab.asked import Outcome, asked_workload, described, heading, open_without_pool
@@ -24,6 +22,8 @@ from remask_lab.instruments.depths import run_depth, states
 from remask_lab.instruments.watch import Passes, check_masked, leading_kv
 from remask_lab.records.markdown import text_table
 from remask_lab.records.record import about
+from remask_lab.similarity.probe import Measure, PrefixProbe, layer_cosines
+from remask_lab.similarity.rule import check_tau
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

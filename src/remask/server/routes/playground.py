@@ -170,8 +170,8 @@ def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
 
 
 def _pair(llm: LLM, specs: list[str]) -> tuple[str, str]:
-    """Return two policies to compare: the simplest one, and the server's own or another that needs no profiling."""
-    others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.session.has_depth_table)]
+    """Return two policies to compare: the simplest one, and the server's own or another that reads what it may."""
+    others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.depth_table is not None)]
     preferred = [spec for spec in (llm.session.cache_name, _OUTER) if spec in others]
     return specs[0], [*preferred, *others, specs[0]][0]
 

@@ -1,4 +1,4 @@
-"""`profile` measures the depth table of a model, on prompts that are cut to every prefix ratio."""
+"""`profile` measures a table of similarities, on prompts that are cut to every prefix ratio."""
 
 import math
 import random
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.depth.conversations import Conversation, PromptSet, SystemPrompt
-from remask.depth.rule import DepthRule, ProfileSettings, depth_at, depth_entries
-from remask.depth.similarity import Measure, PrefixProbe, limits_of, table_limits
-from remask.depth.table import DepthTable, Growth
 from remask.errors import ConfigError
 from remask.model.transformer import Transformer
 from remask.policies.bicache import DepthLookup, percent
+from remask_lab.similarity.conversations import Conversation, PromptSet, SystemPrompt
+from remask_lab.similarity.probe import Measure, PrefixProbe, limits_of, table_limits
+from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at, depth_entries
+from remask_lab.similarity.table import Growth, SimilarityTable
 
 RATIOS = (*range(5, 100, 5), 97, 98, 99)  # finer at the end, where depth rises fastest
 SHORTEST_REST = 8  # tokens after the prefix below which a default ratio is left out
@@ -121,15 +121,6 @@ class Subject(Protocol):
     def progress(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Profiled:
-    """A `Subject` that is no `LLM`."""
-
-    loaded: LoadedModel
-    model: Transformer
-    progress: bool
-
-
 class Cuts:
     """Requests numbered from 0, each cut to every ratio, and the similarities of their prefixes.
 
@@ -147,7 +138,7 @@ class Cuts:
         shape = llm.model.config
         if shape.kind != "masked":
             raise ConfigError(
-                f"a depth table is for bicache, which runs on masked models; {llm.loaded.name!r} ({shape.family}) is "
+                f"depths are for bicache, which runs on masked models; {llm.loaded.name!r} ({shape.family}) is "
                 f"{shape.kind}: profile a masked model"
             )
         self.canvas = settings.canvas or min(prompts.canvas, shape.max_length)
@@ -200,8 +191,8 @@ class Cuts:
 
 def profile(
     llm: Subject, prompts: PromptSet, settings: ProfileSettings | None = None, progress: bool = False
-) -> DepthTable:
-    """Measure the depth table of a model (BiCache section 5.1).
+) -> SimilarityTable:
+    """Measure the depths that similarities give a model (BiCache section 5.1).
 
     For each of N conversations and each ratio, the head of the conversation is the prefix and its tail the rest of a
     canvas; what is between them is left out. The prefix ends with a turn if one ends between half of the length that
@@ -214,7 +205,7 @@ def profile(
     leading layers, those above it cannot change it.
 
     Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
-    and for models that are not masked: `bicache`, which a table is for, is not defined on them.
+    and for models that are not masked: `bicache`, which depths are for, is not defined on them.
     """
     settings = settings or ProfileSettings()
     cuts = Cuts(llm, prompts, settings)
@@ -238,14 +229,9 @@ def profile(
             still = len(last) == STILL and all(step.distance <= settings.tolerance for step in last)
             if settings.samples is None and still:
                 break
-    shape = llm.model.config
-    return DepthTable(
+    return SimilarityTable(
         model=llm.loaded.name,
-        fingerprint=llm.loaded.fingerprint,
-        family=shape.family,
-        layers=shape.layers,
-        hidden=shape.hidden,
-        vocab=shape.vocab,
+        layers=llm.model.config.layers,
         tau=settings.tau,
         definition=cuts.definition,
         samples=len(measured),
@@ -300,12 +286,6 @@ def _by_ratio(ratios: Iterable[int], values: NDArray[np.float64]) -> dict[int, t
 def table_distance(before: DepthLookup, after: DepthLookup, ratios: Sequence[int]) -> float:
     """L1 distance of two tables in layers, averaged over `ratios`."""
     return sum(abs(before.depth(r, 100) - after.depth(r, 100)) for r in ratios) / len(ratios)
-
-
-def least_and_most(settings: ProfileSettings) -> tuple[int, int]:
-    """Requests per ratio that are measured at least, and at most."""
-    sizes = list(_sizes(settings))
-    return sizes[min(STILL, len(sizes) - 1)], sizes[-1]
 
 
 def _sizes(settings: ProfileSettings) -> Iterator[int]:

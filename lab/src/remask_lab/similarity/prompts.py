@@ -6,7 +6,11 @@ from typing import Any
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.checks.values import json_object
-from remask.depth.conversations import (
+from remask.depth.requests import read_system_prompt, readable_task
+from remask.errors import ConfigError, UnknownNameError
+from remask.tasks import gsm8k
+from remask.text.tokenizer import ROLES, Tokenizer
+from remask_lab.similarity.conversations import (
     ChatPrompts,
     Message,
     PromptSet,
@@ -17,35 +21,31 @@ from remask.depth.conversations import (
     tariff_prompts,
     transit_prompts,
 )
-from remask.errors import ConfigError, UnknownNameError
-from remask.tasks import gsm8k, relay, tariff, transit
-from remask.text.tokenizer import ROLES, Tokenizer
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
-READABLE = 0.9  # a prompt set suits a tokenizer if this share of its words survives encoding and decoding
-SPELLED = 3  # tokens a word from which on a tokenizer spells a text rather than reads it
 
 
 def default_prompts(model: LoadedModel) -> PromptSet:
     """Return the prompts on which `model` is profiled if none are given.
 
-    GSM8K, or the task of a bundled model for a tokenizer that has its small vocabulary: transit where GSM8K cannot be
-    read at all, tariff or relay where it is spelled in bytes and their words are not; random token ids without a
-    tokenizer that reads any of them.
+    GSM8K for a tokenizer that reads English, or the task of a bundled model for one that has its small vocabulary;
+    random token ids without a tokenizer that reads any of them.
     """
-    if model.tokenizer is not None:
-        arithmetic = _gsm8k(model.tokenizer)
-        if _spells(model.tokenizer, arithmetic.conversations[0][0]["content"]):
-            if not _spells(model.tokenizer, tariff.make_workload(1, 1, 0)[0].prompt.text):
-                return tariff_prompts(model.tokenizer)
-            if not _spells(model.tokenizer, relay.make_workload(1, 1, 0)[0].prompt.text):
-                return relay_prompts(model.tokenizer)
-        if reads(model.tokenizer, arithmetic.conversations[0][0]["content"]):
-            return arithmetic
-        if reads(model.tokenizer, transit.make_workload(1, 1, 0)[0].messages[0]["content"]):
-            return transit_prompts(model.tokenizer)
-        return RandomPrompts(model.config, "random token ids, as the model's tokenizer does not read the default texts")
-    return RandomPrompts(model.config)
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return RandomPrompts(model.config)
+    match readable_task(tokenizer):
+        case "tariff":
+            return tariff_prompts(tokenizer)
+        case "relay":
+            return relay_prompts(tokenizer)
+        case "transit":
+            return transit_prompts(tokenizer)
+        case None:
+            return RandomPrompts(
+                model.config, "random token ids, as the model's tokenizer does not read the default texts"
+            )
+    return _gsm8k(tokenizer)
 
 
 def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
@@ -81,13 +81,7 @@ def under_system_prompt(path: str | Path, prompts: PromptSet, model: LoadedModel
 
     Raises `ConfigError` where the file holds no text, or the model has no tokenizer.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the system prompt {path} cannot be read: {error}") from error
-    tokenizer = model.tokenizer
-    if not text:
-        raise ConfigError(f"the system prompt {path} holds no text")
+    text, tokenizer = read_system_prompt(path), model.tokenizer
     if tokenizer is None:
         raise ConfigError(f"the system prompt {path} needs a tokenizer, and this model folder has none; leave it out")
     if not tokenizer.has_chat_template:
@@ -100,18 +94,6 @@ def under_system_prompt(path: str | Path, prompts: PromptSet, model: LoadedModel
 def _gsm8k(tokenizer: Tokenizer) -> ChatPrompts:
     conversations = gsm8k.conversations()
     return ChatPrompts(f"{len(conversations)} questions of GSM8K's test split", conversations, tokenizer)
-
-
-def reads(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether nearly all words of `text` survive encoding and decoding."""
-    words = text.lower().split()
-    left = "".join(tokenizer.decode(tokenizer.encode(text)).lower().split())
-    return sum(word in left for word in words) >= READABLE * len(words)
-
-
-def _spells(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether `text` takes so many tokens that the tokenizer knows few of its words."""
-    return len(tokenizer.encode(text)) >= SPELLED * len(text.split())
 
 
 def _line(text: str, model: LoadedModel) -> Any:

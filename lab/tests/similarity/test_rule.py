@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.depth.conversations import TokenPrompts
-from remask.depth.profile import profile, request_depths, rule_limits
-from remask.depth.rule import (
+from remask.depth.table import DepthTable
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask_lab.similarity.conversations import TokenPrompts
+from remask_lab.similarity.probe import limits_of
+from remask_lab.similarity.profile import profile, request_depths, rule_limits
+from remask_lab.similarity.rule import (
     AT_BOUNDARY,
     OVER_LAYERS,
     OVER_REQUESTS,
@@ -22,10 +26,6 @@ from remask.depth.rule import (
     depth_at,
     depth_entries,
 )
-from remask.depth.similarity import limits_of
-from remask.depth.table import DepthTable
-from remask.errors import ConfigError
-from remask.llm import LLM
 from tests.depth.models import AUTHORS
 from tests.goldens import tariff
 

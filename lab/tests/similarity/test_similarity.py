@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from remask.depth.similarity import PrefixProbe, flat_cosine, joint_cosine, token_cosine
 from remask.errors import ConfigError
+from remask_lab.similarity.probe import PrefixProbe, flat_cosine, joint_cosine, token_cosine
 from tests import goldens
 from tests.depth.models import loaded, transformer
 

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.depth.conversations import (
+from remask.errors import ConfigError
+from remask.policies.bicache import percent
+from remask.tasks import relay
+from remask.tasks.transit import RULES, make_workload
+from remask_lab.similarity.conversations import (
     ChatPrompts,
     Conversation,
     RandomPrompts,
@@ -15,13 +19,9 @@ from remask.depth.conversations import (
     TaskPrompts,
     TokenPrompts,
 )
-from remask.depth.profile import Cuts, cut_at, profile, reachable
-from remask.depth.prompts import default_prompts, read_prompts, under_system_prompt
-from remask.depth.rule import ProfileSettings
-from remask.errors import ConfigError
-from remask.policies.bicache import percent
-from remask.tasks import relay
-from remask.tasks.transit import RULES, make_workload
+from remask_lab.similarity.profile import Cuts, cut_at, profile, reachable
+from remask_lab.similarity.prompts import default_prompts, read_prompts, under_system_prompt
+from remask_lab.similarity.rule import ProfileSettings
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer, write_lines
 

@@ -1,4 +1,4 @@
-"""Picture of a depth table: depth over prefix ratio, and the similarities that it rests on."""
+"""Picture of a similarity table: depth over prefix ratio, and the similarities that it rests on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remask.depth.find import DepthTable
 from remask.errors import ConfigError
 from remask.machine.disk import whole_file
 from remask_lab.drawing import DPI, K_COLOR, V_COLOR, check_drawing, label, new_panels
+from remask_lab.similarity.table import SimilarityTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,22 +29,20 @@ def check_target(path: str | Path) -> Path:
     return target
 
 
-def depth_picture(path: str | Path) -> Callable[[DepthTable], None]:
+def depth_picture(path: str | Path) -> Callable[[SimilarityTable], None]:
     """A function that draws a table into the file `path`. Raises `ConfigError`, now, where it could not."""
     check_drawing()
     return partial(plot_depth, path=check_target(path))
 
 
-def plot_depth(table: DepthTable, path: str | Path) -> None:
+def plot_depth(table: SimilarityTable, path: str | Path) -> None:
     """Draw b over r, and mean similarity over layers where the table has its curves, into a PNG or SVG file.
 
     Raises `ConfigError` where the file name has another suffix or its folder does not exist.
     """
     target, panels = check_target(path), 2 if table.curves else 1
-    kind = "" if table.definition == "published" else f", {table.definition} similarity"
-    facts = f"tau = {table.tau:g}, {table.samples} requests per ratio{kind}"
-    facts += "" if table.rule is None else f"; {table.rule}"
-    title = f"Depth table of {Path(table.model).name}{': ' if table.curves else chr(10)}{facts}"
+    facts = f"tau = {table.tau:g}, {table.samples} requests per ratio, {table.definition} similarity; {table.rule}"
+    title = f"Depths of {Path(table.model).name}{': ' if table.curves else chr(10)}{facts}"
     figure, axes = new_panels(title, panels, width=4.9 * panels)
     figure.suptitle(title, fontsize="medium")
     _depths(axes[0], table)
@@ -56,7 +54,7 @@ def plot_depth(table: DepthTable, path: str | Path) -> None:
         figure.savefig(draft, dpi=DPI, metadata=metadata)
 
 
-def _depths(axes: Axes, table: DepthTable) -> None:
+def _depths(axes: Axes, table: SimilarityTable) -> None:
     """Steps of the lookup, with the mean of the depths of single requests beside them."""
     from matplotlib.ticker import MaxNLocator
 
@@ -76,7 +74,7 @@ def _depths(axes: Axes, table: DepthTable) -> None:
     axes.legend(loc="upper left", ncols=2, fontsize="small", frameon=False)
 
 
-def _similarities(axes: Axes, table: DepthTable) -> None:
+def _similarities(axes: Axes, table: SimilarityTable) -> None:
     """Mean similarity over layers, one line per ratio, for a few ratios spread over those measured."""
     from matplotlib import colormaps
 

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.depth.rule import DepthRule
 from remask.engine.pack import pack_uncached
 from remask.errors import ConfigError
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
+from remask_lab.similarity.rule import DepthRule
 
 Measure = Literal["flat", "joint", "official"]
 Floats: TypeAlias = NDArray[np.float64]

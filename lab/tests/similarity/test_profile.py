@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 from remask.depth import profile as profiling
-from remask.depth.conversations import Conversation, RandomPrompts
 from remask.depth.find import Growth
-from remask.depth.profile import profile, table_distance
-from remask.depth.prompts import default_prompts
-from remask.depth.rule import DepthRule, ProfileSettings, depth_entries
-from remask.depth.similarity import PrefixProbe
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup
+from remask_lab.similarity.conversations import Conversation, RandomPrompts
+from remask_lab.similarity.probe import PrefixProbe
+from remask_lab.similarity.profile import profile, table_distance
+from remask_lab.similarity.prompts import default_prompts
+from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_entries
 from tests import goldens
 from tests.depth.models import AUTHORS, open_model
 
