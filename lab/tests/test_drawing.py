@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lab.tests.similarity.tables import TABLE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
@@ -13,7 +14,6 @@ from matplotlib.transforms import Bbox
 from remask.errors import ConfigError
 from remask_lab.drawing import DPI, PointLabel, new_figure, place_labels
 from remask_lab.similarity.plot import plot_depth
-from tests.depth.test_table import TABLE
 
 
 def panel(*points: tuple[float, float], legend: bool = False) -> tuple[Figure, Axes]:
@@ -110,7 +110,7 @@ def test_png(tmp_path: Path, name: str) -> None:
 
 def test_svg_with_and_without_curves(tmp_path: Path) -> None:
     plot_depth(TABLE, tmp_path / "two.svg")
-    plot_depth(replace(TABLE, curves={}, request_depths={}, definition="published"), tmp_path / "one.svg")
+    plot_depth(replace(TABLE, curves={}, request_depths={}), tmp_path / "one.svg")
     two, one = ((tmp_path / name).read_text() for name in ("two.svg", "one.svg"))
     assert "<svg" in one
     assert "<!-- mean cosine similarity -->" in two

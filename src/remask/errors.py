@@ -17,7 +17,12 @@ class ConfigError(RemaskError, ValueError):
 
 
 LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
+_RULE: Final = "use 'python -m remask_lab papers profile', which measures depths by the rule of the BiCache paper"
 _CACHES: Final = "install remask-caches (pip install ./caches), which provides it"
+_OF_SIMILARITY: Final = (
+    *("tau", "ratios", "samples", "max-samples", "official", "joint", "needed-layers", "canvas", "response"),
+    *("over-layers", "over-requests", "at-boundary", "plot"),
+)
 _THAT: Final = "use that version"
 _OF_NOISE: Final = ("mc-levels", "mc-schedule", "mc-sampler", "canvas-length")
 LEFT: Final[Mapping[str, str]] = {
@@ -36,6 +41,7 @@ LEFT: Final[Mapping[str, str]] = {
     "analyze reuse": "use 'remask bench --caches none,reuse,bicache', or that version",
     **dict.fromkeys(("analyze grid", "analyze precision"), "use 'remask bench --variants', or that version"),
     "analyze curves": "use 'remask bench --caches all', or that version",
+    **dict.fromkeys((f"profile --{name}" for name in _OF_SIMILARITY), _RULE),
     **dict.fromkeys(("profile ops --bars", "profile ops --beside"), "use '--json', or that version"),
     "likelihood of uniform models": "use 'remask eval gen-ppl', or that version",
     **dict.fromkeys((f"eval {one} --{name}" for one in ("likelihood", "tasks") for name in _OF_NOISE), _THAT),

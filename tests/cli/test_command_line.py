@@ -272,7 +272,7 @@ EARLY = {
     'generate --prompt x --sampling {"top_p":2}': "top_p must be",
     "chat --cache bicahe": "Did you mean 'bicache'",
     "inspect store --input nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
-    "profile --prompts nowhere.jsonl": "--prompts: there is no file 'nowhere.jsonl'",
+    "profile --prompts nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
     "profile --output nowhere/depth.json": "--output: there is no folder 'nowhere'",
     "bench --caches none,bicahe": "Did you mean 'bicache'",
     "bench --json nowhere/bench.json": "--json: there is no folder 'nowhere'",

@@ -47,7 +47,7 @@ def test_one_answer_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixt
     "words",
     [
         [*WORDS, "--input", "in.jsonl"],
-        ["--quiet", "profile", "--model", "bundled-transit", "--samples", "1", "--ratios", "50"],
+        ["--quiet", "profile", "--model", "bundled-transit", "--requests", "1", "--output", "t.json"],
     ],
 )
 def test_a_full_standard_output_is_an_error_without_a_traceback(tmp_path: Path, words: list[str]) -> None:
@@ -71,14 +71,16 @@ def test_a_depth_table_that_does_not_fit_leaves_the_earlier_one(
 ) -> None:
     with small_disk(tmp_path / "disk", 2) as reason:
         target = tmp_path / "disk" / "table.json"
-        words = ["--quiet", "profile", "--model", "bundled-transit", "--dtype", "float32", "--samples", "1"]
-        assert main([*words, "--ratios", "50", "--output", str(target)]) == 0
+        words = ["--quiet", "profile", "--model", "bundled-transit", "--dtype", "float32"]
+        assert main([*words, "--requests", "1", "--output", str(target)]) == 0
         before = target.read_bytes()
         full = target.with_name("ballast")
         if reason == "No space left on device":
             full.write_bytes(bytes(4096))
-        many = [str(ratio) for ratio in range(10, 90, 2)]
-        assert main([*words, "--ratios", *many, "--output", str(target)]) == 2
+        path = tmp_path / ("long" * 40)
+        messages = [{"role": "system", "content": "from"}, {"role": "user", "content": "ivy"}]
+        path.write_text(json.dumps({"messages": messages, "max_tokens": 2}) + "\n", encoding="utf-8")
+        assert main([*words, "--input", str(path), "--output", str(target)]) == 2
         assert f"error: the depth table '{target}' cannot be written: {reason}\n" in capsys.readouterr().err
         assert target.read_bytes() == before
         assert set(os.listdir(target.parent)) <= {"table.json", "ballast"}

@@ -63,7 +63,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(
     save_file(held, folder / "model.safetensors")
     commands = [
         ["generate", "--prompt", "from ivy"],
-        ["profile", "--samples", "1"],
+        ["profile", "--requests", "1"],
         ["serve", "--port", "0"],
         ["inspect", "store", "--input", "/dev/null"],
         ["bench", "--requests", "1"],

@@ -36,13 +36,6 @@ Engine.step = lambda engine: go.wait() and step(engine)
 {START}
 """
 
-# As `START`, where a profile is a failure.
-UNPROFILED = f"""
-from remask.depth import find
-find.profile = None
-{START}
-"""
-
 
 class Process:
     """A running `remask serve` and what it has logged."""
@@ -266,8 +259,8 @@ def test_random_weights_are_served_with_a_tokenizer_of_bytes() -> None:
 @pytest.mark.thorough
 def test_a_model_without_a_depth_table_is_served_at_once(tmp_path: Path) -> None:
     """Exactly, and the log says how to get a table."""
-    words = ["llada-tiny", "--load-format", "dummy"]
-    with served(*words, start=UNPROFILED, XDG_CACHE_HOME=str(tmp_path)) as process:
+    words = ["llada-tiny", "--load-format", "dummy", "--audit", "off"]
+    with served(*words, XDG_CACHE_HOME=str(tmp_path)) as process:
         assert httpx.get(f"{process.base}/get_model_info", timeout=LONGEST_S).json()["cache"] == "none"
         chat = {
             "messages": [{"role": "system", "content": "a" * 40}, {"role": "user", "content": "b"}],

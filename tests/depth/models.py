@@ -16,24 +16,22 @@ from remask.checkpoint.settings import ModelSettings
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
 from remask.model.transformer import Transformer
-from remask_lab.similarity.rule import DepthRule
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-AUTHORS = DepthRule("leading", "mean-curve", "paper")  # the reading of the authors' code
 SMALL = EngineConfig(max_num_seqs=1, max_model_len=64, store_budget_tokens=64)
 
 
-def open_model(name: str, *, dummy: bool = False, depth_table: Path | None = None, audit: float = 1 / 64) -> LLM:
+def open_model(name: str, *, dummy: bool = False, audit: float = 1 / 64, **more: Any) -> LLM:
     return LLM(
         name,
         dtype="float32",
         device="cpu",
         load_format="dummy" if dummy else "auto",
         engine=replace(SMALL, audit=audit),
-        depth_table=depth_table,
+        **more,
     )
 
 

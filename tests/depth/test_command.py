@@ -1,65 +1,76 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from remask.cli import profile
+from remask.cli import main
 from remask.cli.main import parse
-from remask.depth.find import DepthTable
-from remask.errors import ConfigError
-from remask_lab.similarity.rule import DepthRule
-from tests import goldens
+from remask.depth.find import kept_file
+from remask.depth.table import DepthTable
+from remask.policies.earned import BOUND
+from tests.depth.models import loaded, write_lines
 
-MODEL = ["--model", str(goldens.model_dir("llada")), "--dtype", "float32", "--device", "cpu"]
+MODEL = ["--model", "bundled", "--dtype", "float32", "--device", "cpu"]
 
 
 def remask(*args: str) -> int:
-    return profile.run(parse(["--quiet", "profile", *MODEL, *args]))
+    return main(["--quiet", "profile", *MODEL, *args])
 
 
-def test_table_file_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table, picture = tmp_path / "t.json", tmp_path / "t.svg"
-    options = ["--tau", "0.5", "--samples", "2", "--ratios", "50", "90", "--canvas", "100", "--seed", "3"]
-    assert remask(*options, "--output", str(table), "--plot", str(picture)) == 0
-    out = capsys.readouterr().out
-    saved = DepthTable.load(table)
-    assert (saved.tau, saved.samples, list(saved.curves)) == (0.5, 2, [50, 90])
-    assert "seed 3" in saved.source
-    assert saved.rule == DepthRule()
-    assert "rule: leading, least-depth, safe" in out
-    assert picture.exists()
+def test_the_bound_is_that_of_audits() -> None:
+    assert parse(["profile", *MODEL]).bound == BOUND
+
+
+def test_a_file_of_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = [{"role": "system", "content": "a good list"}, {"role": "user", "content": "in"}]
+    lines = [{"messages": messages, "max_tokens": 6}] * 20
+    table, source = tmp_path / "t.json", write_lines(tmp_path / "in.jsonl", lines)
+    assert remask("--input", str(source), "--requests", "18", "--bound", "5", "--output", str(table)) == 0
+    out, saved = capsys.readouterr().out, DepthTable.load(table, loaded("bundled"))
+    assert (saved.bound, saved.source) == (5, "18 requests of in.jsonl")
+    (ratio,) = saved.nats
+    assert saved.lookup.depth(ratio, 100) == 9, "nothing moves by so much"
+    assert f"prefixes from {ratio} % of the canvas: 9 layers may be read" in out
     assert f"--depth-table {table}" in out
-    rows = [line.split() for line in out.splitlines() if line.strip()[:2] in ("50", "90")]
-    assert rows == [[str(r), str(saved.lookup.depth(r, 100)), f"{b:.2f}"] for r, b in saved.request_depths.items()]
 
 
-def test_the_rule_is_an_option_in_three_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--samples", "2", "--ratios", "50", "--canvas", "40", "--tau", "0.5"]
-    parts = ["--over-layers", "largest", "--over-requests", "mean-curve", "--at-boundary", "paper"]
-    assert remask(*common, *parts, "--output", str(tmp_path / "t.json")) == 0
-    assert DepthTable.load(tmp_path / "t.json").rule == DepthRule("largest", "mean-curve", "paper")
-    assert "rule: largest, mean-curve, paper" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        remask("--at-boundary", "bold")
+def test_without_a_file_the_table_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert remask("--requests", "2", "--seed", "3") == 0
+    out, file = capsys.readouterr().out, kept_file(loaded("bundled"))
+    assert "No depth is shown to stay below 0.1 nats" in out
+    assert f"Kept for all further starts, in {file}" in out
+    assert DepthTable.load(file).source == "questions of the task relay; seed 3"
 
 
-def test_growth_is_reported_and_nothing_is_saved(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    prompts = tmp_path / "p.jsonl"
-    prompts.write_text('{"prompt_token_ids": [1, 2, 3, 4]}\n')
-    options = ["--official", "--max-samples", "16", "--ratios", "50", "--canvas", "20", "--prompts", str(prompts)]
-    assert remask(*options) == 0
-    out = capsys.readouterr().out
-    assert "official similarity, 16 requests" in out
-    assert "Mean change of depth as N grew: 0.00 at 16" in out
-    assert "Not saved" in out
-    assert "no answers" in out
-    assert "--input prompts.jsonl --caches reuse --depths 1" in out
-    assert remask("--joint", *options[1:], "--output", str(tmp_path / "joint.json")) == 0
-    assert DepthTable.load(tmp_path / "joint.json").definition == "joint"
-    with pytest.raises(SystemExit):
-        remask("--joint", *options)
+def test_a_system_prompt_goes_before_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    system, source, table = tmp_path / "s.txt", tmp_path / "in.jsonl", tmp_path / "t.json"
+    system.write_text("a good list", encoding="utf-8")
+    user = {"role": "user", "content": "in"}
+    write_lines(source, [{"messages": [user], "max_tokens": 6}])
+    asked = ["--input", str(source), "--system-prompt", str(system), "--output", str(table)]
+    assert remask(*asked) == 0
+    assert json.loads(table.read_text())["samples"] == 1
+    for line, message in [
+        ({"prompt": "x"}, "line 1: --system-prompt goes before messages, and this line has none"),
+        ({"messages": [{"role": "system", "content": "x"}, user]}, "these messages have a system prompt"),
+    ]:
+        write_lines(source, [line])
+        assert remask(*asked) == 2
+        assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--output", "--plot"])
-def test_targets_are_checked_before_anything_runs(tmp_path: Path, option: str) -> None:
-    with pytest.raises(ConfigError, match="there is no folder"):
-        remask(option, str(tmp_path / "none" / "t.png"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--bound", "-1"], "--bound must be"),
+        (["--requests", "0"], "--requests must be"),
+        (["--output", "none/t.json"], "there is no folder"),
+        (["--input", "none.jsonl"], "there is no file 'none.jsonl'"),
+    ],
+)
+def test_what_cannot_be_is_refused_first(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert remask(*options) == 2
+    assert message in capsys.readouterr().err

@@ -396,6 +396,7 @@ def test_every_cache_policy_runs_on_few_bits(kind: Quantization, cache: str) -> 
 def test_a_depth_table_is_of_one_kind_of_weights(tmp_path: Path) -> None:
     plain = LLM("bundled-tariff", dtype="float32", device="cpu", threads=1)
     file = tmp_path / "table.json"
+    assert plain.depth_table is not None
     plain.depth_table.save(file)
     with pytest.raises(TableError, match=r"-int8, 8 layers\) is loaded. Measure a table of it"):
         LLM("bundled-tariff", dtype="float32", device="cpu", threads=1, quantization="int8", depth_table=file)

@@ -161,7 +161,6 @@ def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) 
     refused: list[Callable[[], object]] = [
         lambda: two.session.new_engine(EngineConfig(batch_invariant=True)),
         lambda: two.session.new_engine(EngineConfig(graphs=True)),
-        lambda: two.depth_table,
     ]
     for act in refused:
         with pytest.raises(ConfigError, match="tensor_parallel"):

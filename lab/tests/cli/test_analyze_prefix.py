@@ -115,8 +115,7 @@ def test_first_predictions_without_a_prefix(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_depth_table_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "other.json"
-    options = ["--samples", "1", "--canvas", "64", "--ratios", "50", "--output", str(table)]
-    assert main(["--quiet", "profile", *DUMMY, *options]) == 0
+    assert main(["--quiet", "profile", *DUMMY, "--requests", "1", "--output", str(table)]) == 0
     words = ["--model", "bundled-transit", "--dtype", "float32", "--caches", "bicache", "--depth-table", str(table)]
     assert main(["--quiet", "bench", *words]) == 2
     assert "is of the model 'llada-tiny'" in capsys.readouterr().err

@@ -147,10 +147,11 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     assert "| row | X | Y | ours: depth |" in beside(table, record)
     results = results_of(table, record)
     assert results["tau 0.75"]["prefix_depth"] > results["tau 0.999"]["prefix_depth"] >= 1
-    # A published table has no similarities to read at another threshold.
-    one.llm.session._given = replace(llm.depth_table, limits={})
+    # One that was measured for its own threshold alone has none to read at a lower one.
+    assert one.similarities is not None
+    one.similarities = replace(one.similarities, limits=dict.fromkeys(one.similarities.limits, ()))
     cell = resolve(table, table.rows[1], "bundled", table.scales["bundled"])
-    assert "holds no similarities" in one.measure(cell)["left_out"]
+    assert "without --needed-layers" in one.measure(cell)["left_out"]
 
 
 def test_operations_add_up(tmp_path: Path) -> None:

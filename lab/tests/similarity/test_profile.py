@@ -3,19 +3,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lab.tests.similarity.tables import AUTHORS
 
-from remask.depth import profile as profiling
-from remask.depth.find import Growth
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup
+from remask_lab.similarity import profile as profiling
 from remask_lab.similarity.conversations import Conversation, RandomPrompts
 from remask_lab.similarity.probe import PrefixProbe
 from remask_lab.similarity.profile import profile, table_distance
 from remask_lab.similarity.prompts import default_prompts
 from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_entries
+from remask_lab.similarity.table import Growth
 from tests import goldens
-from tests.depth.models import AUTHORS, open_model
+from tests.depth.models import open_model
 
 QUICK = ProfileSettings(tau=0.5, ratios=(20, 60, 90), samples=3, canvas=100)
 

@@ -4,14 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product, takewhile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.tests.similarity.tables import AUTHORS
 
-from remask.depth.table import DepthTable
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.similarity.conversations import TokenPrompts
@@ -26,7 +25,6 @@ from remask_lab.similarity.rule import (
     depth_at,
     depth_entries,
 )
-from tests.depth.models import AUTHORS
 from tests.goldens import tariff
 
 TAU = 0.97
@@ -124,12 +122,10 @@ def right(llm: LLM, cache: str, **settings: object) -> int:
 
 
 @pytest.mark.thorough
-def test_the_default_table_keeps_the_answers(llm: LLM, prompts: TokenPrompts, tmp_path: Path) -> None:
+def test_the_default_table_keeps_the_answers(llm: LLM, prompts: TokenPrompts) -> None:
     table = profile(llm.session, prompts, QUICK)
     assert (table.rule, table.entries) == (DepthRule(), {80: 4})
-    table.save(tmp_path / "table.json")
-    reading = tariff.open_model(tmp_path / "table.json")
-    assert right(reading, "bicache") == right(reading, "none") >= 0.9 * COUNT
+    assert right(llm, "bicache", depth=table.lookup) == right(llm, "none") >= 0.9 * COUNT
 
 
 @pytest.mark.thorough
@@ -161,6 +157,6 @@ def test_a_mean_of_depths_may_be_a_depth_that_no_request_has(llm: LLM, prompts: 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_every_safe_rule_is_a_layer_below(llm: LLM, prompts: TokenPrompts, rule: DepthRule) -> None:
-    table: DepthTable = profile(llm.session, prompts, replace(QUICK, samples=2, rule=rule))
+    table = profile(llm.session, prompts, replace(QUICK, samples=2, rule=rule))
     assert table.entries == depth_entries(table.limits, table.tau)
     assert table.entries == {80: 4 if rule.boundary == "safe" else 5}

@@ -149,7 +149,7 @@ def _joined(words: list[str], known: Collection[str]) -> list[str]:
     place = _place(words)
     name = " ".join(words[place : place + 2])
     for each in (name, *words[place : place + 1]):
-        if each in LEFT:
+        if each in LEFT and "--" not in each:  # options are their command's to refuse
             raise UnknownNameError("command", each, known)
         if each in MOVED:
             raise ConfigError(f"there is no command {each!r} any more; use {MOVED[each]}")

@@ -13,7 +13,6 @@ from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source, is_adapter, resolve
-from remask.checks import QUANTIZATIONS
 from remask.checks.values import real, whole
 from remask.cli.lines import load_lines, read_lines
 from remask.cli.options import check_folder, open_llm
@@ -22,7 +21,7 @@ from remask.depth.measure import measure
 from remask.depth.requests import default_requests, read_system_prompt
 from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.loading import announce_download
 from remask.model.sizes import check_sizes
 

@@ -25,10 +25,10 @@ def requests() -> list[Request]:
     return [Request(line["id"], line["prompt_token_ids"], PARAMS, line["prefix_length"]) for line in lines()]
 
 
-def open_model(depth_table: Path | None = None) -> LLM:
+def open_model() -> LLM:
     """The model in float32, on an engine that runs all requests at once."""
     engine = EngineConfig(max_num_seqs=24, max_model_len=160, store_budget_tokens=8000)
-    return LLM(str(FOLDER), dtype="float32", device="cpu", engine=engine, depth_table=depth_table)
+    return LLM(str(FOLDER), dtype="float32", device="cpu", engine=engine)
 
 
 def right(answers: Mapping[str, Sequence[int]]) -> int:

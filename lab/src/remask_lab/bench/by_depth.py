@@ -1,4 +1,4 @@
-"""BiCache at every depth on one workload: where its accuracy falls, beside the similarities of the depth table."""
+"""BiCache at every depth on one workload: where its accuracy falls, beside what the depth table rests on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def reading(record: Record) -> str:
         if judged(reuse, none).loses
         else f"Reusing the shared prefix in all layers loses no answers that can be seen here: {_share(reuse)} against "
         f"{_share(none)}.",
-        f"BiCache at the profiled depth ({bicache['prefix_depth']:g} of {record.about['layers']} layers) gives "
+        f"BiCache at the depth of its table ({bicache['prefix_depth']:g} of {record.about['layers']} layers) gives "
         f"{_share(bicache)} with 1/{bicache['work_ratio_to_none']:.1f} of the work.",
     ]
     fewer = [row for name, row in rows.items() if name.startswith("none steps=")]
@@ -100,45 +100,42 @@ def _share(row: Row) -> str:
 
 
 def draw_by_depth(record: Record, table: DepthTable) -> Figure:
-    """Draw similarities by layer, and accuracy by depth.
+    """Draw how far first predictions move, and accuracy, by depth.
 
-    Left, what the table's rule compares with tau, at the ratio nearest to the workload's. Right, accuracy over depth,
+    Left, what the table rests on at the ratio nearest to the workload's. Right, accuracy over depth,
     beside that of `none` and `reuse`.
     """
     figure = new_figure(
         "how many layers may reuse a shared prefix",
         width=9.5,
-        how="left: above tau a depth is allowed, below it K/V depend on the question; right: what each depth costs",
+        how="left: below the bound a depth is allowed, above it predictions depend on it; right: what each depth costs",
     )
     left, right = figure.subplots(1, 2)
-    _similarities(left, table, 100 * record.about["settings"]["prefix_ratio"])
+    _nats(left, table, 100 * record.about["settings"]["prefix_ratio"])
     _accuracies(right, record)
     return figure
 
 
-def _similarities(axes: Axes, table: DepthTable, ratio: float) -> None:
-    if table.limits:
-        nearest = min(table.limits, key=lambda known: abs(known - ratio))
-        limits = table.limits[nearest]
-        axes.plot(range(1, len(limits) + 1), limits, "o-", color=K_COLOR, markersize=4)
-        axes.axhline(table.tau, color=V_COLOR, linestyle="--", linewidth=1.2)
-        axes.annotate(
-            f"tau = {table.tau:g}",
-            (len(limits), table.tau),
-            (0, 4),
-            textcoords="offset points",
-            ha="right",
-            color=V_COLOR,
-        )
+def _nats(axes: Axes, table: DepthTable, ratio: float) -> None:
+    if table.nats:
+        nearest = min(table.nats, key=lambda known: abs(known - ratio))
+        depths = sorted(table.nats[nearest])
+        means, lows, highs = zip(*(table.nats[nearest][depth] for depth in depths), strict=True)
+        bars = [[mean - low for mean, low in zip(means, lows, strict=True)]]
+        bars.append([high - mean for mean, high in zip(means, highs, strict=True)])
+        axes.errorbar(depths, means, yerr=bars, fmt="o-", color=K_COLOR, markersize=4, capsize=2)
+        axes.axhline(table.bound, color=V_COLOR, linestyle="--", linewidth=1.2)
+        axes.set_yscale("symlog", linthresh=table.bound or 0.1)
+        axes.set_ylim(bottom=0)
         label(
             axes,
-            f"similarity of what depth b reuses (r = {nearest} %)",
+            f"how far first predictions move (r from {nearest} %, bars: 95 %)",
             "depth b",
-            "cosine similarity by the table's rule",
+            f"nats, where they move most; bound {table.bound:g}",
         )
         whole_ticks(axes.xaxis, 10)
     else:
-        label(axes, "this depth table has no similarities")
+        label(axes, "this depth table has no audits")
     axes.grid(alpha=0.3)
 
 
@@ -168,7 +165,7 @@ def _accuracies(axes: Axes, record: Record) -> None:
         capsize=2,
         label="reuse: all layers",
     )
-    axes.axvline(bicache["prefix_depth"], color="grey", linewidth=5, alpha=0.3, label="profiled depth")
+    axes.axvline(bicache["prefix_depth"], color="grey", linewidth=5, alpha=0.3, label="the table's depth")
     label(axes, "right answers (bars: 95 %)", "depth b: layers that reuse the prefix", "share (%)")
     axes.set_ylim(-4, 106)
     whole_ticks(axes.xaxis, 10)

@@ -1,15 +1,15 @@
 """The contenders of a bench: the policies that can run on a workload, and the reasons why others cannot."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from remask.checks.fields import by_path
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy, DepthLookup, name_of, names_for, settings_of
+from remask.policies import CachePolicy, name_of, names_for, settings_of
 from remask.request.sampling_params import SamplingParams, layered
 from remask.request.terms import check_sampling
 from remask.store import PrefixMatch
@@ -17,7 +17,6 @@ from remask_lab.bench.workload import Workload
 
 log = logging.getLogger(__name__)
 
-Table: TypeAlias = Callable[[], DepthLookup]
 COMPOSITIONS = ("bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
 DRAWN = "none, random order"
 
@@ -56,20 +55,19 @@ def contender(
     cache: str | CachePolicy,
     settings: Mapping[str, Any] | None,
     workload: Workload,
-    table: Table | None = None,
 ) -> Contender:
     """Returns the policy `cache`, a name or an object, as a contender.
 
-    A depth is looked up in `table`, by default the model's. Raises `ConfigError` where it cannot run `workload`.
+    Raises `ConfigError` where it cannot run `workload`.
     """
-    policy = llm.session.policy(cache, settings, table)
+    policy = llm.session.policy(cache, settings)
     for task in workload.tasks:
         llm.engine.check(task.request.with_policy(policy))
     return Contender(cache if isinstance(cache, str) else name_of(cache), policy, settings=settings_of(policy))
 
 
 def every_contender(
-    llm: LLM, workload: Workload, settings: Mapping[str, Mapping[str, Any]], table: Table | None = None
+    llm: LLM, workload: Workload, settings: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Contender], list[LeftOut]]:
     """Returns `none`, then every other policy and the compositions that the papers measure, and what is left out.
 
@@ -78,13 +76,13 @@ def every_contender(
     on the model at all is left out. Policies of other kinds of models are not listed. Raises `ConfigError` on settings
     that no request could use.
     """
-    rows = [contender(llm, "none", settings.get("none"), workload, table)]
+    rows = [contender(llm, "none", settings.get("none"), workload)]
     left_out: list[LeftOut] = []
     kind = llm.loaded.config.kind
     for name in (*names_for(kind), *(COMPOSITIONS if kind == "masked" else ())):
         if name == "none":
             continue
-        policy = llm.session.policy(name, settings.get(name), table)
+        policy = llm.session.policy(name, settings.get(name))
         reason = _refusal(llm, policy, workload)
         if reason is None:
             rows.append(Contender(name, policy, settings=settings_of(policy)))
@@ -101,7 +99,7 @@ def every_contender(
     return rows, left_out
 
 
-def variants(llm: LLM, given: Sequence[Any], workload: Workload, table: Table | None = None) -> list[Contender]:
+def variants(llm: LLM, given: Sequence[Any], workload: Workload) -> list[Contender]:
     """Returns policies with sampling parameters on top of each request's, all compared with the first.
 
     `given` holds names of policies, or objects of "cache" (a name or a `CachePolicy`), "cache_config" and "sampling".
@@ -109,7 +107,7 @@ def variants(llm: LLM, given: Sequence[Any], workload: Workload, table: Table | 
     """
     rows: list[Contender] = []
     for each in given:
-        row = _variant(llm, {"cache": each} if isinstance(each, str) else each, workload, table)
+        row = _variant(llm, {"cache": each} if isinstance(each, str) else each, workload)
         if any(row.name == other.name for other in rows):
             raise ConfigError(f"variant {row.name!r} is there twice; variants must differ")
         rows.append(replace(row, baseline=rows[0].name if rows else row.name))
@@ -118,7 +116,7 @@ def variants(llm: LLM, given: Sequence[Any], workload: Workload, table: Table | 
     return rows
 
 
-def _variant(llm: LLM, given: Any, workload: Workload, table: Table | None) -> Contender:
+def _variant(llm: LLM, given: Any, workload: Workload) -> Contender:
     if not isinstance(given, dict) or set(given) - {"cache", "cache_config", "sampling"}:
         raise ConfigError(f"a variant is an object of cache, cache_config and sampling, got {given!r}")
     cache, settings, sampling = given.get("cache", "none"), given.get("cache_config", {}), given.get("sampling", {})
@@ -134,7 +132,7 @@ def _variant(llm: LLM, given: Any, workload: Workload, table: Table | None) -> C
     changed = by_path(SamplingParams, sampling)
     words = described({**chosen, **changed})
     try:
-        row = contender(llm, cache, settings, own, table)
+        row = contender(llm, cache, settings, own)
     except ConfigError as error:
         raise ConfigError(f"{f'{cache} {words}'.strip()}: {error}") from error
     return replace(row, name=f"{row.name} {words}".strip(), workload=own, settings={**row.settings, **changed})

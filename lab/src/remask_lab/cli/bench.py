@@ -11,7 +11,6 @@ from remask.cli.options import check_folder, engine_config, object_option, open_
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.disk import write_whole
-from remask.policies import DepthLookup
 from remask.policies.registry import from_file
 from remask.request.sampling_params import SamplingParams, layered
 from remask.tasks import transit
@@ -35,8 +34,8 @@ from remask_lab.asked import (
 from remask_lab.bench import answers
 from remask_lab.bench.bench import check_first_answers, run_bench
 from remask_lab.bench.by_depth import at_depths
-from remask_lab.bench.contenders import Contender, LeftOut, Table, contender, every_contender, variants
-from remask_lab.bench.fewer_steps import FEW, OFF, asked_step_baselines
+from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender, variants
+from remask_lab.bench.fewer_steps import OFF, asked_step_baselines
 from remask_lab.bench.names import COMPARED_CACHES, PREFIXES
 from remask_lab.bench.plot import plot_bench
 from remask_lab.bench.report import csv_text, table
@@ -54,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     reads = read_by(asked_task(args)) if args.prompt is None else "text"
     with open_llm(args, engine=limits, reads=reads) as llm:
         workload = _workload(llm, args, lines)
-        if not llm.session.has_depth_table:  # rows that cannot be are refused before the model is profiled for others
-            _contenders(llm, args, workload, lambda: DepthLookup({}))
         if args.metric is None:
             check_first_answers(llm, workload, llm.session.engine_config)
         rows, left_out = _contenders(llm, args, workload)
@@ -130,20 +127,18 @@ def _workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Worklo
     return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
 
 
-def _contenders(
-    llm: LLM, args: argparse.Namespace, workload: Workload, table: Table | None = None
-) -> tuple[list[Contender], list[LeftOut]]:
-    """The rows of the table and what is left out; with a `table` for depths the rows are there to be checked alone."""
+def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:
+    """The rows of the table and what is left out."""
     settings = object_option("--cache-config", args.cache_config)
     left_out: list[LeftOut] = []
     caches = ",".join(COMPARED_CACHES[llm.loaded.config.kind]) if args.caches is None else args.caches
     if args.variants is not None:
-        rows = variants(llm, json_list("--variants", args.variants), workload, table)
+        rows = variants(llm, json_list("--variants", args.variants), workload)
     elif caches == ALL:
-        rows, left_out = every_contender(llm, workload, settings, table)
+        rows, left_out = every_contender(llm, workload, settings)
     else:
         names = dict.fromkeys(["none", *separated(caches)])
-        rows = [contender(llm, *from_file(name, settings.get(name), "--caches"), workload, table) for name in names]
+        rows = [contender(llm, *from_file(name, settings.get(name), "--caches"), workload) for name in names]
     known = [row.name for row in rows] + [left.name for left in left_out] + separated(caches)
     for name in settings:
         if name not in known:
@@ -153,8 +148,6 @@ def _contenders(
         rows += [replace(row, name=f"{row.name}, longest", prefix_match="longest") for row in rows[1:]]
     own = any(getattr(args, name) is not None for name in ("variants", "prompt", "input"))
     words = OFF if own and args.baseline_steps is None else args.baseline_steps
-    if table is not None and words is not None:  # as few steps as a cache's work are known once that is
-        words = ",".join(word for word in separated(words) if word != FEW) or OFF
     baselines, unmade = asked_step_baselines(llm, words, workload, rows, llm.session.engine_config)
     rows, left_out = rows + baselines, left_out + unmade
     if args.without_prefix:

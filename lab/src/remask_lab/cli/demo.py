@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     record = _compare(llm, workload, args, depths)
     print(f"\n{by_depth_text(record)}\n\n{reading(record)}")
     if picture is not None:
+        assert llm.depth_table is not None  # it is shipped
         print(f"\nPicture: {save_figure(draw_by_depth(record, llm.depth_table), picture, llm.loaded.name)}")
     _say_what_to_ask(llm)
     return 0

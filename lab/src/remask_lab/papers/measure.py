@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from remask.depth.rule import check_tau, depth_entries
-from remask.depth.table import DepthTable
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy, DepthLookup
+from remask.policies import CachePolicy
 from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.bench import check_answers, run_bench
 from remask_lab.bench.contenders import Contender
@@ -277,19 +275,3 @@ def run_table(
             accuracy, best, name = max(answered, key=lambda each: each[0])
             check_answers(name, accuracy, best.params)
     return sweep.record
-
-
-def lookup_at(table: DepthTable, tau: float) -> DepthLookup:
-    """The table at another tau, by the same rule. Raises `ConfigError` where it holds no similarities."""
-    check_tau(tau)
-    if not table.limits:
-        raise ConfigError(
-            f"the depth table of {table.model!r} holds no similarities ({table.source}), so its depths at tau "
-            f"{tau:g} are unknown; measure one with 'remask profile --output FILE' and name it with --depth-table"
-        )
-    if tau < table.tau and any(len(limits) < table.layers for limits in table.limits.values()):
-        raise ConfigError(
-            f"the depth table of {table.model!r} was measured in the layers that tau {table.tau:g} needs, so its "
-            f"depths at tau {tau:g} are unknown; use {table.tau:g} or more, or measure it without --needed-layers"
-        )
-    return DepthLookup(depth_entries(table.limits, tau))
