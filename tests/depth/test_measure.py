@@ -100,7 +100,7 @@ def test_first_predictions_are_those_of_the_engine() -> None:
     for depth, logits in measuring.first_predictions(llm.model, canvas, 32, depths):
         policy = llm.session.policy("bicache" if depth else "none", {"depth": depth} if depth else None)
         (output,) = llm.session.run([request.with_policy(policy)])
-        best = logits.float()
+        best = logits.clone()
         best[:, llm.loaded.config.mask_id] = -torch.inf
         assert output.usage.prefix_depth == depth
         np.testing.assert_array_equal(best.argmax(-1).numpy(), output.token_ids)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from lab.tests.likelihood.judges import save_judge
 from lab.tests.papers.tables import SMALL, bench, retuned, small_table
+from lab.tests.similarity.tables import TABLE
 
 from remask import LLM, EngineConfig
 from remask.errors import CheckpointError, ConfigError, RecordError
@@ -142,15 +143,18 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     text = SMALL[: SMALL.index("[[rows]]")] + '[[rows]]\nname = "none"\npublished = {}\n' + rows
     table = retuned(small_table(tmp_path, text), model="bundled-transit")
     llm = LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=3, max_model_len=128))
-    one = Measurer(llm, rounds=1, seed=1)
-    record = run_table(table, "bundled", table.scales["bundled"], one, None)
+    scale = table.scales["bundled"]
+    with pytest.raises(ConfigError, match=r"has rows by tau.*papers profile --model bundled-transit.*--similarities"):
+        run_table(table, "bundled", scale, Measurer(llm, rounds=1, seed=1), None)
+    measured = replace(TABLE, layers=10, tau=0.9, limits={5: (1.0, 0.95, *[0.8] * 8)})
+    one = Measurer(llm, rounds=1, seed=1, similarities=measured)
+    record = run_table(table, "bundled", scale, one, None)
     assert "| row | X | Y | ours: depth |" in beside(table, record)
     results = results_of(table, record)
-    assert results["tau 0.75"]["prefix_depth"] > results["tau 0.999"]["prefix_depth"] >= 1
+    assert [results[f"tau {tau}"]["prefix_depth"] for tau in (0.75, 0.999)] == [10, 1]
     # One that was measured for its own threshold alone has none to read at a lower one.
-    assert one.similarities is not None
-    one.similarities = replace(one.similarities, limits=dict.fromkeys(one.similarities.limits, ()))
-    cell = resolve(table, table.rows[1], "bundled", table.scales["bundled"])
+    one.similarities = replace(measured, limits={5: (1.0, 0.95)})
+    cell = resolve(table, table.rows[1], "bundled", scale)
     assert "without --needed-layers" in one.measure(cell)["left_out"]
 
 

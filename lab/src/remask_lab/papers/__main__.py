@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--similarities",
         metavar="FILE",
-        help="table of 'papers profile', for rows at a tau (default: measured once a row asks)",
+        help="what 'papers profile' wrote of the model, for tables with rows by tau",
     )
     return parser
 

@@ -30,8 +30,6 @@ from remask_lab.ops.operations import profile_operations
 from remask_lab.papers.autoregressive import Autoregressive
 from remask_lab.papers.definition import PaperTable, ResolvedRow, Scale, resolve
 from remask_lab.records.record import Record, Sweep, about
-from remask_lab.similarity.profile import profile
-from remask_lab.similarity.prompts import default_prompts
 from remask_lab.similarity.table import SimilarityTable
 
 KEPT = (
@@ -67,7 +65,7 @@ class Measurer:
         judge: scores the responses, where perplexities are wanted.
         ar_model: folder or hub id of the autoregressive model. None takes random weights of the same shape.
         divided: whether each turn asks its own share of the requests (`run_bench`).
-        similarities: what rows at a tau read their depths from. None measures them once a row asks.
+        similarities: what rows at a tau read their depths from; None where no row has one.
     """
 
     llm: LLM
@@ -78,14 +76,6 @@ class Measurer:
     ar_model: str | None = None
     divided: bool = False
     similarities: SimilarityTable | None = None
-
-    @property
-    def table_of_similarities(self) -> SimilarityTable:
-        """`similarities`, measured now where they were not given."""
-        if self.similarities is None:
-            session = self.llm.session
-            self.similarities = profile(session, default_prompts(self.llm.loaded), progress=session.progress)
-        return self.similarities
 
     def measure(self, row: ResolvedRow) -> dict[str, Any]:
         """Returns the result of `row`. "left_out" is the reason where its policy cannot run.
@@ -125,7 +115,8 @@ class Measurer:
         if row.tau is None:
             policy = self.llm.session.policy(row.cache, row.settings)
         else:
-            lookup = self.table_of_similarities.at(row.tau)
+            assert self.similarities is not None  # as `run_table` has found
+            lookup = self.similarities.at(row.tau)
             policy = self.llm.session.policy(row.cache, row.settings, lambda: lookup)
         self.llm.engine.check(workload.tasks[0].request.with_policy(policy))
         return Contender(name, policy, workload, baseline=BASELINE)
@@ -244,10 +235,17 @@ def run_table(
 
     The record's data are {"rows": [{"point", "result"}]}, one row for each different measurement.
 
-    Raises `ConfigError` where the model is of another kind, a baseline cannot run, or no row without a cache
-    answers more than hardly anything (`check_answers`), and `RecordError` where the file holds another measurement.
+    Raises `ConfigError` where the model is of another kind, similarities are missing, a baseline cannot run, or no row
+    without a cache answers more than hardly anything (`check_answers`), and `RecordError` where the file holds another
+    measurement.
     """
     check_kind(table, measurer.llm)
+    if measurer.similarities is None and any(row.tau is not None for row in table.rows):
+        name = measurer.llm.loaded.name
+        raise ConfigError(
+            f"table {table.name} has rows by tau, whose depths follow from similarities: measure them with 'python -m "
+            f"remask_lab papers profile --model {name} --output FILE', and give --similarities FILE"
+        )
     settings = {
         "table": table.name,
         "identity": table.identity,
@@ -260,6 +258,7 @@ def run_table(
         "prompts": None if measurer.prompts is None else Path(measurer.prompts).name,
         "judge": None if measurer.judge is None else measurer.judge.name,
         "ar_model": measurer.ar_model,
+        "similarities": None if measurer.similarities is None else measurer.similarities.source,
     }
     sweep = Sweep(path, SUBJECT, about(measurer.llm, seed=measurer.seed, settings=settings))
     rows = [row for row in table.rows if row.missing is None]
