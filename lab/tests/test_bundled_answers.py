@@ -71,7 +71,7 @@ def test_the_shipped_table_keeps_the_answers(llm: LLM, workload: Workload) -> No
     table = llm.depth_table
     assert table is not None
     assert table.model == "bundled"
-    assert "remask.tasks.relay" in table.source
+    assert "the task relay" in table.source
     assert table.entries
     assert right(llm, workload, "bicache") >= right(llm, workload, "none") - 1
 

@@ -46,7 +46,7 @@ class Kind:
     Attributes:
         model, task: as records name them.
         title: of the task, as the page names it.
-        said: the depth that `remask profile` gives for such requests, of `layers`.
+        said: the depth that the paper's rule gives for such requests, of `layers`.
         rows: of a bench, by cache; BiCache's by depth in `depths`, and in all layers as `reuse`.
     """
 
@@ -77,7 +77,7 @@ class Kind:
 
     @property
     def verdict(self) -> str:
-        """The profile's depth beside the depths that were measured."""
+        """The rule's depth beside the depths that were measured."""
         if self.broken is None:
             return "no depth loses answers"
         if self.broken <= self.said:
@@ -155,7 +155,14 @@ def page(results: Path, found: Sequence[Kind]) -> str:
 
 
 def _answers(found: Sequence[Kind]) -> str:
-    titles = ["weights, task", "depth by `profile`", "`none` right", "`reuse` right", "`bicache` right", "the depth is"]
+    titles = [
+        "weights, task",
+        "depth by similarity",
+        "`none` right",
+        "`reuse` right",
+        "`bicache` right",
+        "the depth is",
+    ]
     rows = []
     for kind in found:
         allowed = max((depth for depth in kind.depths if depth <= kind.said), default=0)
@@ -192,13 +199,13 @@ def judges(cases: Sequence[Mapping[str, Any]], found: Sequence[Kind]) -> str:
 def _phases(training: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Of each phase of the adapter's training the loss on documents that reuse adds, and that no prefix at all adds.
 
-    Raises `RecordError` where the rule of `profile` does not allow all layers there, as the page says.
+    Raises `RecordError` where the paper's rule does not allow all layers there, as the page says.
     """
     told = []
     for reuse in (event["reuse"] for event in training if event["event"] == "held out"):
         curve = (np.array(reuse["other"]["k"]) + reuse["other"]["v"]) / 2
         if depth_at(limits_of(DepthRule(), curve).tolist(), ProfileSettings().tau) < len(curve):
-            raise RecordError("the training's log has documents on which profile's rule does not allow all layers")
+            raise RecordError("the training's log has documents on which the paper's rule does not allow all layers")
         (added, half), (alone, wide) = reuse["other"]["loss"], reuse["alone"]
         told.append({"added": f"{added:+.3f} ± {half:.3f}", "alone": f"{alone:+.2f} ± {wide:.2f}"})
     return told

@@ -1,6 +1,6 @@
 """`remask analyze first-predictions`: how far a first step's predictions move by the depth of reuse.
 
-What layers reuse of a shared prefix is judged by what it does to predictions, where `remask profile` judges it by how
+What layers reuse of a shared prefix is judged by what it does to predictions, where the BiCache paper judges it by how
 similar K and V stay.
 """
 
@@ -94,7 +94,7 @@ class FirstPredictions:
         shifts: by depth, ascending.
         bound: nats up to which predictions count as unchanged.
         depth: the deepest one of `shifts` up to which all stay within the bound; 0 where the first does not.
-        tau: similarity that a layer must exceed in the rule of `remask profile`.
+        tau: similarity that a layer must exceed in the paper's rule.
         rule: depth of each request by that rule; a table takes the least.
         quantization: of the weights.
     """
@@ -209,7 +209,7 @@ def reading(report: FirstPredictions, asked: str = "--model MODEL --input FILE")
         if beyond is not None:
             said += f": at depth {beyond.depth} first predictions move by {_nats(beyond)} where they move most"
     said += (
-        f". The rule of remask profile gives depth {min(report.rule)} at tau {report.tau:g} on the same requests (mean "
+        f". The paper's rule gives depth {min(report.rule)} at tau {report.tau:g} on the same requests (mean "
         f"of their own: {np.mean(report.rule):.1f})."
     )
     if held is not None and held.nats_interval[1] > report.bound:
@@ -281,9 +281,7 @@ def figures(report: FirstPredictions) -> dict[str, Figure]:
             report.depth, color="grey", linewidth=5, alpha=0.3, label=f"depth {report.depth}: within the bound"
         )
         rule = min(report.rule)
-        axes.axvline(
-            rule, color="black", linestyle=":", linewidth=1.2, label=f"depth {rule}: the rule of remask profile"
-        )
+        axes.axvline(rule, color="black", linestyle=":", linewidth=1.2, label=f"depth {rule}: the paper's rule")
     label(left, "distance from no cache (bars: 95 %)", "depth b", "KL divergence (nats)", grid="both", ticks=10)
     label(right, "most probable token is the same", "depth b", "share of positions (%)", grid="both", ticks=10)
     legend_below(figure, 3, left)
