@@ -122,7 +122,7 @@ def test_every_cache_and_its_settings_are_listed() -> None:
         told = "".join(section for section in sections if f"`{name}`" in section.partition("\n")[0])
         defaults = {setting: getattr(policy.make(), field) for setting, field in policy.settings.items()}
         if policy.tables:
-            defaults["depth"] = "table"
+            defaults["depth"] = "earned" if policy.earns else "table"
         for setting, default in defaults.items():
             assert f"| `{setting}` | `{json.dumps(default)}` |" in told, f"{name}: {setting}"
 
