@@ -24,7 +24,7 @@ from remask.cli.shared_options import (
     add_tensor_parallel,
     further,
 )
-from remask.engine.config import AUTO
+from remask.engine.config import AUDIT_BOUND, AUTO
 from remask.errors import ConfigError
 from remask.server.config import IntakeLimits, ServerLimits
 
@@ -236,9 +236,9 @@ def profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bound",
         type=float,
-        default=0.1,
+        default=AUDIT_BOUND,
         metavar="NATS",
-        help="by so much first predictions may move in the mean, where they move most (default 0.1)",
+        help=f"by so much first predictions may move in the mean, where they move most (default {AUDIT_BOUND})",
     )
     parser.add_argument(
         "--output", metavar="FILE", help="write the table to this file (default: keep it for all further starts)"
