@@ -54,7 +54,7 @@ def test_an_option_that_left_says_what_to_use(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_that_left_says_what_to_use(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quiet", "eval", "tasks", "--model", "x", "--tasks", name]) == 2
+    assert main(["--quiet", "eval", "tasks", "--model", "bundled", "--tasks", name]) == 2
     assert capsys.readouterr().err == f"remask eval: error: {sentence('task', name)}\n"
 
 

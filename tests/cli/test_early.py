@@ -97,7 +97,7 @@ def test_mistakes_are_told_before_pytorch_is_imported(tmp_path: Path) -> None:
 
 def test_lists_and_help_need_no_pytorch(tmp_path: Path) -> None:
     helps = [[*name.split(), "--help"] for name in all_commands()]
-    subjects = [["inspect", "model", "--help"], ["analyze", "drift", "--help"], ["eval", "tasks", "--help=all"]]
+    subjects = [["inspect", "model", "--help"], ["analyze", "depth", "--help"], ["eval", "tasks", "--help=all"]]
     listed, version, *found = alone(["models", "--memory", "24"], ["--version"], *helps, *subjects, folder=tmp_path)
     assert listed[1].count("\n") == 1 + len(SHELF)
     assert version[1].startswith("remask ")

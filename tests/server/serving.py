@@ -183,9 +183,11 @@ def left_alone(running: Running) -> None:
     eventually(lambda: running.service.engine._commands)
 
 
-def make_llm(cache: str = "bicache", **limits: Any) -> LLM:
-    """The bundled model."""
-    return LLM("bundled-transit", cache=cache, dtype="float32", device="cpu", engine=EngineConfig(**limits))
+def make_llm(cache: str = "bicache", depth: int | None = None, **limits: Any) -> LLM:
+    """The bundled model; with a `depth` it reads as many layers, and earns none."""
+    settings = None if depth is None else {"depth": depth}
+    given: dict[str, Any] = {"dtype": "float32", "device": "cpu", "engine": EngineConfig(**limits)}
+    return LLM("bundled-transit", cache=cache, cache_config=settings, **given)
 
 
 @contextmanager

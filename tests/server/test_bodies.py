@@ -71,7 +71,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (
         {"uniform": {"presett": "s32/b32"}},
         "uniform.presett",
-        "Unknown uniform field 'uniform.presett'. Did you mean 'preset'?",
+        "Unknown uniform field 'uniform.presett'. Did you mean 'preset'",
     ),
     (
         {"sampling": {"blocks": {"xyz": 1}}},

@@ -25,7 +25,7 @@ MODELS: dict[str, Any] = {
     for route in router().routes
     if isinstance(route, APIRoute) and route.body_field is not None
 }
-CALLS = 30  # for a value, at most
+CALLS = 50  # for a value, at most
 FIXED = 3000  # for a body, however small
 
 

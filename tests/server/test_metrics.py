@@ -34,7 +34,7 @@ def scrape(running: Running) -> dict[str, float]:
 
 
 def test_every_number_is_what_it_says() -> None:
-    with serving(make_llm()) as running:
+    with serving(make_llm(depth=5)) as running:
         start = scrape(running)
         assert start["num_requests_running"] == start["num_requests_waiting"] == start["kv_cache_usage_perc"] == 0
         told = [running.ask(number).json() for number in (0, 0)]

@@ -20,7 +20,7 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["--prefix-match", "longest"], "give --task transit"),
         (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
     ],
-    "bench --model no/such/folder/at-all": [
+    "bench --model bundled": [
         (["--requests", "0"], "--requests must be a whole number from 1"),
         (["--prefixes", "0"], "--prefixes must be a whole number from 1"),
         (["--depths", "one"], "--depths must be numbers"),

@@ -126,7 +126,10 @@ LLADA = Family(
         down="ff_out",
     ),
     config=_config,
-    harmless=frozenset({"alibi_bias_max", "attention_layer_norm_with_affine", "mlp_ratio", "precision"}),
+    harmless=frozenset(
+        # The width is d_model; tools for adapters look for it under its usual name.
+        {"alibi_bias_max", "attention_layer_norm_with_affine", "hidden_size", "mlp_ratio", "precision"}
+    ),
     presets={
         "llada-8b": _LLADA_8B,
         "llada-1.5": _LLADA_8B,
