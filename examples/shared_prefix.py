@@ -20,7 +20,7 @@ QUESTIONS = (
 
 def main() -> None:
     """Ask three questions about the same orders."""
-    llm = LLM("bundled-tariff", cache="bicache", dtype="float32")
+    llm = LLM("bundled-tariff", cache="bicache", cache_config={"depth": 2}, dtype="float32")
     chats = [[SYSTEM, {"role": "user", "content": question}] for question in QUESTIONS]
     for question, output in zip(QUESTIONS, llm.generate(chats), strict=True):
         print(f"{question}  ->  {output.text}   [{output.usage.cached_tokens} tokens from the store]")

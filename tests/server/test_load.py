@@ -87,7 +87,8 @@ def test_clients_that_go_away_free_everything(server: Running, stream: bool, chu
 
 def test_a_prefix_in_use_is_not_dropped(server: Running) -> None:
     server.client.delete("/v1/cache")
-    with server.client.stream("POST", URL, json={"messages": CHATS[0], **SLOW, "stream": True}) as response:
+    reads = {"cache": "bicache", "cache_config": {"depth": 5}}
+    with server.client.stream("POST", URL, json={"messages": CHATS[0], **SLOW, **reads, "stream": True}) as response:
         lines = response.iter_lines()
         next(lines)
         (entry,) = server.cache()["entries"]

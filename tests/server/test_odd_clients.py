@@ -88,7 +88,7 @@ def test_a_client_can_put_characters_together(bytes_server: Running, seed: int) 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_during_a_prefix_pass(stream: bool) -> None:
     """The pass, a layer a step, runs to its end for others; whoever left holds nothing."""
-    with serving(make_llm(max_row_layers=1, max_num_seqs=2)) as running:
+    with serving(make_llm(depth=5, max_row_layers=1, max_num_seqs=2)) as running:
         engine = running.service.llm.engine
         with held(running, steps=3) as hold:
             with running.post(URL, {"messages": CHATS[0], **LONG, "stream": stream}):
