@@ -129,6 +129,8 @@ def test_kept_and_read_again() -> None:
     assert record is depths.record("", 89, 100) is not depths.record("a", 82, 100)
     assert changes == [1]
     assert dict(depths.lookup.entries) == {80: 6}
+    depths.records["", 60] = proven(30, range(2 * PREFIXES))
+    assert dict(depths.lookup.entries) == {60: 6, 80: 6}, "what a higher ratio contradicts is left out"
     again = EarnedDepths.from_json(depths.to_json(), LAYERS)
     assert again.to_json() == depths.to_json()
     assert again.record("", 82, 100).depth(77, 0) == 6

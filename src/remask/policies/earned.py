@@ -237,13 +237,12 @@ class EarnedDepths:
 
     @property
     def lookup(self) -> DepthLookup:
-        """What holds for prefixes without a record of their own, without an adapter. A lower ratio never has more."""
-        depths, deepest = {}, 0
-        for (adapter, ratio), record in sorted(self.records.items()):
-            if not adapter:
-                deepest = max(deepest, record.proven(None))
-                depths[ratio] = deepest
-        return DepthLookup(depths)
+        """What holds for prefixes without audits of their own, without an adapter.
+
+        Depths of a table do not fall as the ratio grows, so a depth that a higher ratio contradicts is left out.
+        """
+        depths = {ratio: record.common for (adapter, ratio), record in self.records.items() if not adapter}
+        return DepthLookup({ratio: min(d for r, d in depths.items() if r >= ratio) for ratio in sorted(depths)})
 
     def to_json(self) -> dict[str, Any]:
         """As `from_json` reads it."""
