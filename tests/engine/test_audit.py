@@ -1,5 +1,6 @@
 """Audits: what they compare, what they leave alone, and the depths that requests then read."""
 
+import argparse
 import math
 import random
 from dataclasses import replace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from remask.cli.shared_options import share_or_off
 from remask.engine import audit_passes
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -21,7 +23,7 @@ from remask.policies.bicache import DepthLookup, Earned
 from remask.policies.block import BlockDual
 from remask.policies.dkv import DkvDecode
 from remask.policies.dllm import DllmCache
-from remask.policies.earned import Record
+from remask.policies.earned import Audited, Record
 from remask.request.result import Result
 from tests.engine.support import LAYERS, MODELS, Work, make_engine, outcome, prompt_of, request, run, served
 
@@ -267,3 +269,20 @@ def test_an_audit_is_of_its_request_alone() -> None:
     keys = {engine.store.key(one.prompt_token_ids[:PREFIX], each.salt) for each in (one, replace(one, cache_salt="b"))}
     assert len(keys) == 2
     assert MODELS["llada"].unrounded() is MODELS["llada"]
+
+
+def test_prefixes_without_audits_leave_nothing_behind() -> None:
+    """A server sees prefixes without end, and audits few of them."""
+    engine = make_engine(audit=1 / 64)
+    record = engine.auditor.depths.record("", 80, 100)
+    record.add([Audited(1, 2, 0.0)])
+    for prefix in range(2, 500):
+        assert record.depth(prefix, 0) == 0
+    assert len(record._estimates) <= 2
+
+
+@pytest.mark.parametrize("text", ["1/0", "half", "", "1/2/3"])
+def test_a_share_that_is_none_is_told_what_is_allowed(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="a number from 0 to 1, a fraction such as 1/64, or off"):
+        share_or_off(text)
+    assert [share_or_off(word) for word in ("off", "1/64", "0.5")] == [0.0, 1 / 64, 0.5]

@@ -197,7 +197,10 @@ def _flags(
             raise UnknownNameError(f"flag in {path!r}", str(key), (flag.removeprefix("--") for flag in known))
         off = f"--no-{name.removeprefix('--')}"
         if value is None or (value is False and off not in known):
-            raise ConfigError(f"{CONFIG}: {key!r} is {value!r} in {path!r}; a flag is switched off by leaving it out")
+            raise ConfigError(
+                f"{CONFIG}: {key!r} is {value!r} in {path!r}; a flag is switched off by leaving it out, and where "
+                "the value is the word off it stands in quotes, as YAML reads it as false"
+            )
         if isinstance(value, list):
             yield name
             yield from map(_word, value)

@@ -244,7 +244,12 @@ def share_or_off(text: str) -> float:
     if text == "off":
         return 0.0
     above, _, below = text.partition("/")
-    return float(above) / float(below or 1)
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError) as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a number from 0 to 1, a fraction such as 1/64, or off, got {text!r}"
+        ) from error
 
 
 def tokens_or_auto(text: str) -> int | str:

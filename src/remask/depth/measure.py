@@ -1,7 +1,6 @@
 """`measure`: the depth table of a model, by how far first predictions of requests move at each depth of reuse."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +10,7 @@ from tqdm import tqdm
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.table import DepthTable, Nats
+from remask.engine.audit_passes import changing
 from remask.engine.engine import Engine
 from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
@@ -112,9 +112,7 @@ def first_predictions(
     whole, apart = (pack_uncached(model, [canvas], [canvas.noisy], [sees]) for sees in (None, alone))
     pool = Pool(model.config, len(canvas), 1, model.dtype, model.device)
     for depth in depths:
-        parts = ((apart, range(depth)), (whole, range(depth, layers)))
-        stages = tuple(replace(batch.stages[0], layers=run) for batch, run in parts if run)
-        yield depth, model.head(model.forward(replace(whole, stages=stages), pool))
+        yield depth, model.head(model.forward(changing(apart, whole, depth, layers), pool))
 
 
 def _nats(exact: Tensor, found: Tensor) -> float:

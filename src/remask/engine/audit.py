@@ -32,6 +32,7 @@ from remask.engine.member import EngineStats, Turn
 from remask.engine.memory import Memory
 from remask.engine.running import RunningRequest
 from remask.model.transformer import Transformer
+from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache, Earned
 from remask.policies.dense import Reuse
 from remask.policies.earned import MOST, Audited, EarnedDepths, Record
@@ -69,7 +70,7 @@ class Auditor:
         self.skipped = 0
         self.found: Callable[[str, float], None] | None = None
         self._due = Counter[str]()  # audits that are due by the share, by kind
-        self._tries = Counter[int]()
+        self._guards = 0  # audits of a prefix that were due by the share
         self.waiting: deque[Work] = deque()
         self.open: dict[RunningRequest, _Open] = {}
         self._draws = random.Random(0)
@@ -174,14 +175,14 @@ class Auditor:
         if hit is not None:
             read = hit.boundary
             record.unaudited += 1
-        earned = isinstance(policy, BiCache) and isinstance(policy.depth, Earned)
+        earned = _earns(policy)
         wanted = record.wanted(key) if earned else ()
-        name = name_of(policy)
+        name = name_of(policy).partition("+")[0]  # an inner policy has no part in it
         if not wanted and self._is_due(f"{name} prefix"):
-            self._tries[key] += 1
+            self._guards += 1
             wanted = (read,) if read else ()
             # Now and then the next depth is tried, as traffic may have changed to what would allow it.
-            if earned and (not read or self._tries[key] % 4 == 0):
+            if earned and (not read or self._guards % 4 == 0):
                 wanted += (record.next_depth(read),)
         wanted = tuple(depth for depth in dict.fromkeys(wanted) if depth)
         if wanted:
@@ -191,7 +192,7 @@ class Auditor:
     def _own(self, running: RunningRequest) -> bool:
         """Whether the first pass of a request is the exact one that an audit of its prefix compares with."""
         exact = running.policy.traits.exact and not self.passes.model.quantised
-        return exact and running.record.prefix > 0 and isinstance(running.request.policy, BiCache)
+        return self.share > 0 and exact and running.record.prefix > 0 and _earns(running.request.policy)
 
     def _is_due(self, kind: str) -> bool:
         """Whether the share says that a request of this kind is audited."""
@@ -315,6 +316,10 @@ class _Open:
     turn: Turn | None = None
     hidden: Tensor | None = None
     seen: Seen | None = None
+
+
+def _earns(policy: CachePolicy) -> bool:
+    return isinstance(policy, BiCache) and isinstance(policy.depth, Earned)
 
 
 def _greatest(nats: NDArray[np.float32]) -> float:

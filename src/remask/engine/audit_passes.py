@@ -101,9 +101,7 @@ class AuditPasses:
                 adapter=seen.adapter,
             )
             below, above = (self._packed(seen, state, reach) for reach in (sees, seen.sees))
-            parts = ((below, range(depth)), (above, range(depth, layers)))
-            stages = tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own)
-            batch = replace(above, stages=stages)
+            batch = changing(below, above, depth, layers)
             return self.model.ranks.everywhere(_forward, self.model, batch, self.memory.pool, rounded)
         finally:
             allocator.release(extent)
@@ -115,6 +113,12 @@ class AuditPasses:
         rows = rows_of(range(last), len(seen.canvas))
         plan = Plan((Span(range(self.model.config.layers), rows),), predict=predict, sees=sees)
         return pack([(state, plan)], self._target)
+
+
+def changing(below: StepBatch, above: StepBatch, depth: int, layers: int) -> StepBatch:
+    """The pass that is `below` in the first `depth` layers and `above` in the others; both have the same rows."""
+    parts = ((below, range(depth)), (above, range(depth, layers)))
+    return replace(above, stages=tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own))
 
 
 @torch.inference_mode()

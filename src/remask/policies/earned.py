@@ -90,6 +90,7 @@ class Record:
         self.layers, self.bound, self.alarm = layers, bound, ALARM * bound
         self.unaudited = self.common = 0
         self._by_depth: dict[int, deque[Audited]] = {}
+        self._prefixes: set[int] = set()  # of the audits that count
         self._estimates: dict[int | None, dict[int, Estimate]] = {}  # since the last audit
 
     @property
@@ -105,6 +106,7 @@ class Record:
         for audit in audits:
             self._by_depth.setdefault(audit.depth, deque(maxlen=REMEMBERED)).append(audit)
         self.unaudited = 0
+        self._prefixes = {audit.prefix for audit in self.audits}
         self._estimates.clear()
         self.common = self.proven(None)
         return alarm is not None
@@ -112,6 +114,8 @@ class Record:
     def estimates(self, prefix: int | None = None) -> dict[int, Estimate]:
         """By depth, ascending: over the requests of a prefix, or over prefixes (None), each of which counts once."""
         if prefix not in self._estimates:
+            if prefix is not None and prefix not in self._prefixes:
+                return {}  # and nothing is kept of it: there is no end of prefixes without audits
             values = ((depth, self._values(depth, prefix)) for depth in sorted(self._by_depth))
             self._estimates[prefix] = {depth: Estimate.of(own) for depth, own in values if own}
         return self._estimates[prefix]
@@ -152,7 +156,7 @@ class Record:
     @property
     def prefixes(self) -> int:
         """Different prefixes among the audits that count."""
-        return len({audit.prefix for audit in self.audits})
+        return len(self._prefixes)
 
     def next_depth(self, depth: int) -> int:
         """The rung above `depth`; all layers above the last one."""
