@@ -165,7 +165,7 @@ def test_the_role_may_come_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_role(str(path))
     path.write_text(" \n")
-    with pytest.raises(ConfigError, match="is empty"):
+    with pytest.raises(ConfigError, match="holds no text"):
         read_role(str(path))
     path.write_text("You are brief.\n")
     assert read_role(str(path)) == "You are brief."

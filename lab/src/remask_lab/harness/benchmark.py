@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from remask.depth.requests import read_system_prompt
 from remask.errors import ConfigError, UnknownNameError
 from remask.text.prompts import Message
 from remask_lab.harness.formats import FORMATS, Doc, Format
@@ -94,15 +95,7 @@ def usual_role() -> str:
 
 def read_role(path: str | None) -> str:
     """The first part of the system prompt, from a file if `path` is given. Raises `ConfigError` on an unusable file."""
-    if path is None:
-        return usual_role()
-    try:
-        text = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the system prompt {path!r} cannot be read: {error}") from error
-    if not text:
-        raise ConfigError(f"the system prompt {path!r} is empty")
-    return text
+    return usual_role() if path is None else read_system_prompt(path)
 
 
 def read_docs(
