@@ -16,6 +16,18 @@ class ConfigError(RemaskError, ValueError):
     """A setting, an option or a request field has a value that cannot be used."""
 
 
+class CanvasLengthError(ConfigError):
+    """Prompt and response make a longer canvas than there may be.
+
+    Attributes:
+        prompt, response: tokens of each.
+    """
+
+    def __init__(self, message: str, prompt: int, response: int) -> None:
+        super().__init__(message)
+        self.prompt, self.response = prompt, response
+
+
 LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
 _RULE: Final = "use 'python -m remask_lab papers profile', which measures depths by the rule of the BiCache paper"
 _CACHES: Final = "install remask-caches (pip install ./caches), which provides it"

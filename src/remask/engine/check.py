@@ -10,7 +10,7 @@ from remask.checks.fields import declared
 from remask.checks.values import LARGEST, is_whole, shown
 from remask.engine.config import EngineConfig
 from remask.engine.request import PendingRequest, Request
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import CanvasLengthError, ConfigError, UnknownNameError
 from remask.model.config import ModelConfig
 from remask.model.transformer import Transformer
 from remask.plan.canvas import OPEN
@@ -97,11 +97,14 @@ def check_request(
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
     more = "" if whole else " or raise max_model_len"
-    needed = len(request.prompt_token_ids) + params.max_tokens
+    prompt, response = len(request.prompt_token_ids), params.max_tokens
+    needed = prompt + response
     if needed > max_model_len and not shape.whole_canvas:
-        raise ConfigError(
-            f"prompt of {len(request.prompt_token_ids)} tokens and max_tokens={params.max_tokens} make a canvas of "
-            f"{needed}, but {limit}; shorten one of them{more}"
+        raise CanvasLengthError(
+            f"prompt of {prompt} tokens and max_tokens={response} make a canvas of {needed}, but {limit}; shorten one "
+            f"of them{more}",
+            prompt,
+            response,
         )
     limits.check_steps(params)
     seed = secrets.randbits(62) if params.seed is None else params.seed

@@ -220,9 +220,8 @@ class Intake:
                 )
             terms, around = replace(terms, structured_outputs=calls.constraint), calls.around
             given = given if around is None else ""
-            if (
-                around is not None and kind == "block_causal"
-            ):  # no block sees what is behind it, so that what closes a call would say nothing
+            # No block sees what is behind it, so that what closes a call would say nothing.
+            if around is not None and kind == "block_causal":
                 around = around[0], ""
         marked = any(message.cache_control is not None for message in body.messages)
         prompts = [(tokens, self._shared(body, tokens))]

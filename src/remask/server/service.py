@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -17,7 +16,7 @@ from remask.answers.answer import Answer
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.request import Owner, PendingRequest
-from remask.errors import ConfigError, QueueFullError, RemaskError
+from remask.errors import CanvasLengthError, ConfigError, QueueFullError, RemaskError
 from remask.llm import LLM
 from remask.server.answers.base import Names
 from remask.server.answers.generation import Generation
@@ -30,8 +29,6 @@ from remask.server.protocol.generation import ChatBody, GenerationBody
 from remask.server.texts import SHORT, TextWorkers
 
 MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
-
-_TOO_LONG = re.compile(r"prompt of (\d+) tokens and max_tokens=(\d+) ")  # as `engine.check` says it
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
@@ -137,9 +134,9 @@ class Service:
         size = self.intake.check_size(body)
         try:
             pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
+        except CanvasLengthError as error:
+            raise ApiError(400, str(error), _longer(body, error.prompt, error.response)) from error
         except ConfigError as error:
-            if (lengths := _TOO_LONG.match(str(error))) is not None:
-                raise ApiError(400, str(error), _longer(body, *map(int, lengths.groups()))) from error
             before, own, behind = str(error).partition("structured_outputs")
             if before or not own or body.form_name == own:
                 raise
