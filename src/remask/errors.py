@@ -48,7 +48,7 @@ LEFT: Final[Mapping[str, str]] = {
     "remask_mbpp": "use lm-eval's own task, 'mbpp'",
     "bench serve": "use guidellm or 'vllm bench serve', as docs/load.md shows",
     **dict.fromkeys((f"analyze {name}" for name in ("decoding", "drift", "features", "routing", "steps")), _THAT),
-    "analyze leakage": "use 'remask analyze first-predictions', or that version",
+    **dict.fromkeys(("analyze first-predictions", "analyze leakage"), "use 'remask profile --input FILE'"),
     "analyze memory": "use 'remask inspect store', or that version",
     "analyze reuse": "use 'remask bench --caches none,reuse,bicache', or that version",
     **dict.fromkeys(("analyze grid", "analyze precision"), "use 'remask bench --variants', or that version"),

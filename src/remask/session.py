@@ -92,7 +92,13 @@ class Session:
         self._auto: dict[str | None, str] = {}  # what the best cache comes to, by adapter
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
-        self.cache, _ = self.default_cache()
+        self.cache, given = self.default_cache()
+        if config.audit and self.policy(self.cache, given).traits.exact:
+            raise ConfigError(
+                f"audit={config.audit:g}: the cache {self.cache_name!r} computes what an audit would compare it with; "
+                "leave audit out (requests that name a cache which approximates are audited all the same), or choose "
+                "such a cache, as bicache"
+            )
         self.engine = self.new_engine()
         if self._looks and self.earns:
             depths, fingerprint = self.engine.auditor.depths, loaded.fingerprint

@@ -276,7 +276,6 @@ EARLY = {
     "profile --output nowhere/depth.json": "--output: there is no folder 'nowhere'",
     "bench --caches none,bicahe": "Did you mean 'bicache'",
     "bench --json nowhere/bench.json": "--json: there is no folder 'nowhere'",
-    "analyze first-predictions --input nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
     "eval tasks --tasks remask_gsm8q --data nowhere.jsonl": "remask_gsm8k",
     "eval gen-ppl --judge x --prompts nowhere.txt": "--prompts: there is no file 'nowhere.txt'",
 }

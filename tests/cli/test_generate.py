@@ -184,7 +184,7 @@ NO_REQUESTS: dict[str, str | None] = {
 
 
 @pytest.mark.parametrize("said", NO_REQUESTS)
-@pytest.mark.parametrize("command", ["generate", "bench", "inspect store", "analyze first-predictions"])
+@pytest.mark.parametrize("command", ["generate", "bench", "inspect store", "profile"])
 def test_files_without_requests_are_refused_before_a_model_is_loaded(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -67,7 +67,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(
         ["serve", "--port", "0"],
         ["inspect", "store", "--input", "/dev/null"],
         ["bench", "--requests", "1"],
-        ["analyze", "first-predictions"],
+        ["analyze", "prefix-similarity"],
         ["analyze", "depth"],
     ]
     for words in commands:

@@ -41,7 +41,7 @@ COMMANDS: dict[str, list[str]] = {
     "eval likelihood": ["eval", "likelihood", "--prompts", "pairs.jsonl"],
     "eval likelihood of chats": ["eval", "likelihood", "--chat", "--prompts", "pairs.jsonl"],
     "eval gen-ppl": ["eval", "gen-ppl", "--prompts", "texts.jsonl", "--judge", "none/such", "--prompt-tokens", "2"],
-    "analyze": ["analyze", "first-predictions", "--task", "gsm8k"],
+    "analyze": ["analyze", "prefix-similarity", "--task", "gsm8k"],
 }
 
 

@@ -42,13 +42,12 @@ def moved_by(monkeypatch: pytest.MonkeyPatch, nats: dict[int, dict[int, float]])
     """Lets first predictions move by so much, by length of prefix and depth. Returns what is asked for."""
     asked: list[tuple[int, int]] = []
 
-    def predictions(_: Any, canvas: Any, prefix: int, depths: Any) -> Any:
+    def moved(_passes: Any, _seen: Any, prefix: int, depths: Any) -> Any:
         for depth in depths:
             asked.append((prefix, depth))
-            yield depth, torch.tensor(nats[prefix].get(depth, 0.0))
+            yield depth, nats[prefix].get(depth, 0.0)
 
-    monkeypatch.setattr(measuring, "first_predictions", predictions)
-    monkeypatch.setattr(measuring, "_nats", lambda _, found: float(found))
+    monkeypatch.setattr(measuring, "moved_by_depth", moved)
     return asked
 
 
@@ -95,15 +94,23 @@ def test_first_predictions_are_those_of_the_engine() -> None:
     layers = llm.loaded.config.layers
     (request,) = drawn(1, 1)
     request = replace(request, params=SamplingParams(max_tokens=4, steps=1, ignore_eos=True))
-    canvas = llm.engine.check(request).decoding.canvas()
-    depths = range(layers + 1)
-    for depth, logits in measuring.first_predictions(llm.model, canvas, 32, depths):
+    passes, seen = llm.engine.auditor.passes, measuring.first_pass(llm.session, request)
+    exact = passes.exact(seen)
+    assert exact is not None
+    moved = dict(measuring.moved_by_depth(passes, seen, 32, range(1, layers + 1)))
+    for depth in range(layers + 1):
+        predicted = passes.reusing(seen, 32, depth) if depth else exact
         policy = llm.session.policy("bicache" if depth else "none", {"depth": depth} if depth else None)
         (output,) = llm.session.run([request.with_policy(policy)])
-        best = logits.clone()
+        assert predicted is not None
+        best = llm.model.head(predicted).clone()
         best[:, llm.loaded.config.mask_id] = -torch.inf
         assert output.usage.prefix_depth == depth
         np.testing.assert_array_equal(best.argmax(-1).numpy(), output.token_ids)
+        if depth:
+            these, those = (llm.model.head(rows).double().log_softmax(-1) for rows in (exact, predicted))
+            nats = (these.exp() * (these - those)).sum(-1).max()
+            assert moved[depth] == pytest.approx(float(nats), abs=1e-5)
 
 
 @pytest.mark.parametrize(

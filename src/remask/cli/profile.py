@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     system = None if args.system_prompt is None else read_system_prompt(args.system_prompt)
     if lines is not None and system is not None:
         lines = replace(lines, each=tuple(_under(system, lines.path, *line) for line in lines.each))
-    # Measuring allocates its own K/V memory.
+    # One canvas is audited at a time, and none is stored.
     limits = EngineConfig(max_num_seqs=1, store_budget_tokens=0)
     llm = open_llm(args, engine=limits, reads="tokens" if system is None else "text")
     if lines is None:

@@ -1,26 +1,18 @@
 """`measure`: the depth table of a model, by how far first predictions of requests move at each depth of reuse."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-import numpy as np
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.table import DepthTable, Nats
-from remask.engine.audit_passes import changing
+from remask.engine.audit_passes import AuditPasses, Seen
 from remask.engine.engine import Engine
-from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.model.pool import Pool
-from remask.model.transformer import Transformer
-from remask.plan.canvas import Canvas
 from remask.policies.bicache import percent
 from remask.policies.earned import BOUND, BUCKET, Audited, Estimate, Record
-from remask.sampling.divergence import divergence
 from remask.store.entries import prefix_hash
 
 
@@ -29,9 +21,6 @@ class Subject(Protocol):
 
     @property
     def loaded(self) -> LoadedModel: ...
-
-    @property
-    def model(self) -> Transformer: ...
 
     @property
     def engine(self) -> Engine: ...
@@ -46,21 +35,21 @@ def measure(
     `ConfigError`, before anything runs, where the model is not a masked one, and where a request cannot run, has no
     shared prefix, or asks for guidance.
     """
-    model, buckets = session.model.unrounded(), dict[int, Record]()
-    layers, count = model.config.layers, 0
-    canvases = [_canvas(session, request) for request in requests]
-    for request, canvas in tqdm(
-        zip(requests, canvases, strict=True), "requests", len(canvases), unit="req", disable=not progress
+    buckets, count, shape = dict[int, Record](), 0, session.loaded.config
+    layers = shape.layers
+    audited = [first_pass(session, request) for request in requests]
+    for request, seen in tqdm(
+        zip(requests, audited, strict=True), "requests", len(audited), unit="req", disable=not progress
     ):
-        length = _prefix(session, request)
-        ratio, prefix = percent(length, len(canvas)) // BUCKET * BUCKET, prefix_hash(request.prompt_token_ids[:length])
+        length = prefix_of(session, request)
+        ratio = percent(length, len(seen.canvas)) // BUCKET * BUCKET
+        prefix = prefix_hash(request.prompt_token_ids[:length])
         record = buckets.setdefault(ratio, Record(layers, bound))
         depths = record.wanted(prefix)
         if depths:
-            exact, *moved = first_predictions(model, canvas, length, (0, *depths))
-            record.add([Audited(prefix, depth, _nats(exact[1], found)) for depth, found in moved])
+            moved = moved_by_depth(session.engine.auditor.passes, seen, length, depths)
+            record.add([Audited(prefix, depth, nats) for depth, nats in moved])
             count += 1
-    shape = session.loaded.config
     return DepthTable(
         model=session.loaded.name,
         fingerprint=session.loaded.fingerprint,
@@ -74,50 +63,43 @@ def measure(
     )
 
 
-def _canvas(session: Subject, request: Request) -> Canvas:
-    """The canvas with which a request begins."""
+def first_pass(session: Subject, request: Request) -> Seen:
+    """What the first pass of a request sees. Raises `ConfigError` where it cannot be audited (see `measure`)."""
     shape = session.loaded.config
     if shape.kind != "masked":
         raise ConfigError(
             f"a depth table is for bicache, which runs on masked models; {session.loaded.name!r} ({shape.family}) is "
             f"{shape.kind}: profile a masked model"
         )
-    if _prefix(session, request) < 1:
+    if prefix_of(session, request) < 1:
         raise ConfigError(
             f"request {request.id!r} has no shared prefix to measure: give messages before its last user turn, or "
             "prefix_length"
         )
     if request.params.cfg_scale > 0:
         raise ConfigError(f"cfg_scale={request.params.cfg_scale:g}: a guided request has two canvases; leave it out")
-    return session.engine.check(request).decoding.canvas()
+    return Seen.first(session.engine.check(request).decoding, shape.shift, request.adapter)
 
 
-def _prefix(session: Subject, request: Request) -> int:
+def prefix_of(session: Subject, request: Request) -> int:
     """Tokens of a request's shared prefix that can be leased: rows which predict the response must stay live."""
     return min(request.prefix_length, len(request.prompt_token_ids) - session.loaded.config.shift)
 
 
-@torch.inference_mode()
-def first_predictions(
-    model: Transformer, canvas: Canvas, prefix: int, depths: Iterable[int]
-) -> Iterator[tuple[int, Tensor]]:
-    """What a pass over `canvas` predicts under `bicache` at each of `depths`, one after the other.
+def moved_by_depth(passes: AuditPasses, seen: Seen, prefix: int, depths: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """How far first predictions move where they move most, depth by depth: pairs of a depth and nats.
 
-    Yields a depth and logits [noisy positions, vocabulary]. Below the depth a row of the first `prefix` positions
-    attends to these alone, as in the pass that fills a store; from there on it attends to all and goes on from that
-    state, as a refresh with a stored boundary does. At depth 0 that is `none`, and at all layers `reuse`.
+    Raises `ConfigError` where memory has no room for the canvas.
     """
-    layers, alone = model.config.layers, np.full(len(canvas), len(canvas))
-    alone[:prefix] = prefix
-    whole, apart = (pack_uncached(model, [canvas], [canvas.noisy], [sees]) for sees in (None, alone))
-    pool = Pool(model.config, len(canvas), 1, model.dtype, model.device)
+    exact = passes.exact(seen, rounded=False)
     for depth in depths:
-        yield depth, model.head(model.forward(changing(apart, whole, depth, layers), pool))
-
-
-def _nats(exact: Tensor, found: Tensor) -> float:
-    """How far the prediction moves that moves most."""
-    return float(divergence(exact, found).max())
+        predicted = passes.reusing(seen, prefix, depth)
+        if exact is None or predicted is None:
+            raise ConfigError(
+                f"a canvas of {len(seen.canvas)} tokens finds no room beside the requests that run; measure while none "
+                "does, or give the pool more memory"
+            )
+        yield depth, passes.moved(exact, predicted)
 
 
 def _proven(record: Record) -> int:

@@ -12,7 +12,6 @@ audits of prefixes multiply without rounding, and audits of steps subtract what 
 """
 
 import logging
-import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -20,9 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.engine.audit_passes import AuditPasses, Seen
@@ -238,7 +235,7 @@ class Auditor:
                 self.skipped += 1
                 return
             self._count(seen)
-            audits.append(Audited(key, depth, _greatest(passes.divergence(reference, predicted))))
+            audits.append(Audited(key, depth, passes.moved(reference, predicted)))
             if depth < depths[-1]:
                 yield
         self.stats.audits += 1
@@ -272,9 +269,9 @@ class Auditor:
                 self.skipped += 1
                 return
             self._count(seen)
-            reference, moved = unrounded, min(_greatest(passes.divergence(unrounded, exact)), MOST)
+            reference, moved = unrounded, min(passes.moved(unrounded, exact), MOST)
         self.stats.audits += 1
-        self._take(name, min(_greatest(passes.divergence(reference, hidden)), MOST) - moved)
+        self._take(name, min(passes.moved(reference, hidden), MOST) - moved)
 
     def _count(self, seen: Seen) -> None:
         self.stats.audit_row_layers += len(seen.canvas) * self.passes.model.config.layers
@@ -320,11 +317,3 @@ class _Open:
 
 def _earns(policy: CachePolicy) -> bool:
     return isinstance(policy, BiCache) and isinstance(policy.depth, Earned)
-
-
-def _greatest(nats: NDArray[np.float32]) -> float:
-    """The divergence of the position that moves most. Raises `ArithmeticError` where it is no number."""
-    greatest = float(nats.max())
-    if math.isnan(greatest):
-        raise ArithmeticError("predictions of an audit are not numbers")
-    return greatest

@@ -1,11 +1,11 @@
 """The passes of audits: over copies of canvases, in pages that they claim for as long as they run."""
 
+import math
 from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, plain_table
@@ -21,6 +21,7 @@ from remask.plan.canvas import Canvas
 from remask.plan.ledger import Ledger
 from remask.plan.plan import Plan, Reach
 from remask.plan.spans import Mask, Positions, Span, rows_of
+from remask.sampling.decoder import Decoding
 from remask.sampling.divergence import divergence
 
 
@@ -51,6 +52,13 @@ class Seen:
             predicted = predicted[turn.still_noisy]
         return cls(canvas, predicted, plan.sees, state.shift, state.adapter)
 
+    @classmethod
+    def first(cls, decoding: Decoding, shift: int, adapter: str | None) -> "Seen":
+        """What the first pass of a masked model's request sees, whose rows attend to the whole canvas."""
+        canvas, block = decoding.canvas(), decoding.block_ranges[0]
+        places = np.arange(block.start, min(block.stop, len(canvas)))
+        return cls(canvas, places[canvas.noisy[places]], None, shift, adapter)
+
 
 class AuditPasses:
     """Runs the passes of audits of one engine."""
@@ -77,14 +85,19 @@ class AuditPasses:
         apart[:prefix] = prefix
         return self._run(seen, apart, depth, rounded=False)
 
-    def divergence(self, reference: Tensor, predicted: Tensor) -> NDArray[np.float32]:
-        """The divergence of each row of hidden states, in nats: [predicted]. Waits for the device."""
+    def moved(self, reference: Tensor, predicted: Tensor) -> float:
+        """The divergence in nats of the row of hidden states [predicted, D] that moves most. Waits for the device.
+
+        Raises `ArithmeticError` where it is no number.
+        """
         step, parts = logit_rows(self.model.config), list[Tensor]()
         for start in range(0, len(reference), step):
             rows = slice(start, start + step)
             parts.append(self.model.ranks.everywhere(_diverged, self.model, reference[rows], predicted[rows]))
-        found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
-        return found
+        greatest = float(torch.cat(parts).max())
+        if math.isnan(greatest):
+            raise ArithmeticError("predictions of an audit are not numbers")
+        return greatest
 
     def _run(self, seen: Seen, sees: Reach | None, depth: int, rounded: bool) -> Tensor | None:
         """A pass in which rows see `sees` in the first `depth` layers, and what the canvas' own do in the others."""
@@ -101,7 +114,7 @@ class AuditPasses:
                 adapter=seen.adapter,
             )
             below, above = (self._packed(seen, state, reach) for reach in (sees, seen.sees))
-            batch = changing(below, above, depth, layers)
+            batch = _changing(below, above, depth, layers)
             return self.model.ranks.everywhere(_forward, self.model, batch, self.memory.pool, rounded)
         finally:
             allocator.release(extent)
@@ -115,7 +128,7 @@ class AuditPasses:
         return pack([(state, plan)], self._target)
 
 
-def changing(below: StepBatch, above: StepBatch, depth: int, layers: int) -> StepBatch:
+def _changing(below: StepBatch, above: StepBatch, depth: int, layers: int) -> StepBatch:
     """The pass that is `below` in the first `depth` layers and `above` in the others; both have the same rows."""
     parts = ((below, range(depth)), (above, range(depth, layers)))
     return replace(above, stages=tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own))

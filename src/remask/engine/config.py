@@ -54,7 +54,8 @@ class EngineConfig:
             model's layers have 100 MB of weights at least. Refused together with `batch_invariant`: a queued pass may
             compute rows that have become final meanwhile, so the shapes of products depend on other requests.
         audit: share of requests for which what a cache approximates is computed as well, in passes of their own, and
-            predictions are compared; 0 audits none. A depth that is earned is audited more often until it is proven.
+            predictions are compared; 0 audits none, None takes 1/64. A depth that is earned is audited more often until
+            it is proven.
         audit_bound: nats by which predictions may move, where they move most, in the mean over requests: the bound of
             depths that are earned, and of warnings.
         graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device. None:
@@ -81,13 +82,18 @@ class EngineConfig:
     attention: AttentionName = "auto"
     overlap: bool | None = None
     graphs: bool | None = None
-    audit: float = AUDIT_SHARE
+    audit: float | None = None
     audit_bound: float = AUDIT_BOUND
+
+    @property
+    def audit_share(self) -> float:
+        """Share of requests that are audited."""
+        return AUDIT_SHARE if self.audit is None else self.audit
 
     @property
     def earns(self) -> bool:
         """Whether audits may earn depths: with batch invariance no answer depends on requests before it."""
-        return self.audit > 0 and not self.batch_invariant
+        return self.audit_share > 0 and not self.batch_invariant
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
@@ -103,7 +109,7 @@ class EngineConfig:
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         real("prefix_cover", self.prefix_cover, 0, 1)
         flag("batch_invariant", self.batch_invariant)
-        real("audit", self.audit, 0, 1)
+        real("audit", self.audit, 0, 1, optional=True)
         real("audit_bound", self.audit_bound, 0, above=True)
         one_of("attention", self.attention, ATTENTIONS)
         for name, why in (

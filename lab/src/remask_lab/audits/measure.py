@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from remask.engine.audit_passes import Seen
+from remask.depth.measure import first_pass, moved_by_depth, prefix_of
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
@@ -105,14 +103,14 @@ def changed(args: argparse.Namespace) -> Kept:
 
 def ordered(args: argparse.Namespace) -> Kept:
     """Audit caches within a request on arithmetic, each request at one step by chance."""
-    llm = LLM(args.model, cache="none", engine=EngineConfig(max_num_seqs=1, audit=1.0))
+    llm = LLM(args.model, cache="none", engine=EngineConfig(max_num_seqs=1))
     sampling = {"max_tokens": 64, "steps": 32, "block_length": 32, "ignore_eos": True}
     work = usual_workload(
         llm, args.audits, args.seed, sampling, prefixes=-(-args.audits // 2), task=choose_task("gsm8k", {"shots": 0})
     )
     rows = []
     for name in args.caches.split(","):
-        engine = llm.session.new_engine()
+        engine = llm.session.new_engine(replace(llm.session.engine_config, audit=1.0))
         _answers(llm, engine, work.tasks, llm.session.policy(name))
         while engine.auditor.waiting or engine.auditor.open:
             engine.step()
@@ -134,17 +132,8 @@ def moved(args: argparse.Namespace) -> Kept:
     )
     passes, layers, values = llm.engine.auditor.passes, llm.model.config.layers, list[dict[int, float]]()
     for task in work.tasks:
-        decoding, prefix = llm.engine.check(task.request).decoding, task.request.prefix_length
-        canvas, shift = decoding.canvas(), llm.model.config.shift
-        block = decoding.block_ranges[0]
-        seen = Seen(canvas, np.arange(block.start, block.stop), None, shift, None)
-        exact, own = passes.exact(seen, rounded=False), dict[int, float]()
-        for depth in ladder(layers):
-            predicted = passes.reusing(seen, min(prefix, canvas.prompt - shift), depth)
-            if exact is None or predicted is None:
-                raise ConfigError(f"the request {task.request.id} finds no room for an audit")
-            own[depth] = float(passes.divergence(exact, predicted).max())
-        values.append(own)
+        seen, prefix = first_pass(llm.session, task.request), prefix_of(llm.session, task.request)
+        values.append(dict(moved_by_depth(passes, seen, prefix, ladder(layers))))
     return Kept(
         "audits moved", about(llm, seed=args.seed, settings=_settings(args)), {"layers": layers, "requests": values}
     )

@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, Command] = {
         "look into a model while it denoises",
         "lab",
         examples=(
-            "remask analyze first-predictions --model bundled --plots pictures",
+            "remask analyze depth --model bundled --samples 8 --plots pictures",
             "remask analyze prefix-similarity --model bundled --requests 8 --output similarity.json",
         ),
         banner=(

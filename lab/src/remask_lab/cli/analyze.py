@@ -44,7 +44,6 @@ def add_without_depths(parser: argparse.ArgumentParser) -> None:
 
 
 RESULTS = {"output": None, "plots": None}
-FIRST = "questions (default 16), or lines of --input (default all)"
 SUBJECTS: Mapping[str, Subject] = {
     "depth": Subject(
         "depth of reuse by task and ratio, its convergence, and its stability under other system prompts",
@@ -70,32 +69,6 @@ SUBJECTS: Mapping[str, Subject] = {
             **RESULTS,
         },
         (add_system_prompt_option, add_similarity_options, add_rule_options, add_without_depths),
-    ),
-    "first-predictions": Subject(
-        "how far a first step's predictions move by the depth of bicache, and the depth up to which they stay",
-        (
-            "remask analyze first-predictions --model bundled --requests 8 --plots pictures",
-            "remask analyze first-predictions --model smollm2 --quantization none --input prompts.jsonl",
-        ),
-        {
-            "input": {"metavar": "FILE", "help": "JSONL of requests, as 'generate' takes it, without a cache"},
-            "depths": {
-                "metavar": "B,B,...",
-                "help": "depths to measure; 'all' for every one (default: 1, 2, 3, 4, 6, 8, 12 and so forth, and all "
-                "layers)",
-            },
-            "nats": {
-                "type": float,
-                "default": 0.1,
-                "metavar": "N",
-                "help": "KL divergence up to which predictions count as unchanged",
-            },
-            "tau": TAU,
-            **RESULTS,
-        },
-        (partial(add_workload, requests={"help": FIRST}), add_without_depths),
-        "Compares what the first step of each request predicts under 'none' and under bicache at several depths, and "
-        "says which depth may be used. Needs no answers.",
     ),
     "prefix-similarity": Subject(
         "K/V of a shared prefix in its canvas against the prefix alone, by layer and step",

@@ -1,6 +1,8 @@
 """What studies of depth ask beyond what serving needs: tasks to profile, other definitions, and rows one by one."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product, takewhile
 
 import numpy as np
@@ -9,11 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.depth import measure
+from remask.engine.audit_passes import AuditPasses, Seen
 from remask.engine.pack import pack_uncached
-from remask.model.transformer import Transformer
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.llm import LLM
 from remask.plan.canvas import Canvas
 from remask.tasks import tariff, transit
+from remask_lab.instruments.watch import Passes
+from remask_lab.records.interval import mean_interval
 from remask_lab.similarity.conversations import (
     ChatPrompts,
     PromptSet,
@@ -81,8 +87,87 @@ def row_cosines(these: KV, those: KV, share: float) -> NDArray[np.float64]:
 
 @torch.inference_mode()
 def first_predictions(
-    model: Transformer, canvas: Canvas, prefix: int, depths: Iterable[int]
+    passes: AuditPasses, canvas: Canvas, prefix: int, depths: Iterable[int], adapter: str | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """As `remask.depth.measure.first_predictions`, but log-probabilities, float32 [noisy positions, vocabulary]."""
-    for depth, logits in measure.first_predictions(model, canvas, prefix, depths):
-        yield depth, logits.float().log_softmax(-1)
+    """What a pass over `canvas` predicts at each of `depths`, as audits compute it.
+
+    Yields a depth and log-probabilities, float32 [noisy positions, vocabulary]. At depth 0 that is `none`, and at all
+    layers `reuse`. Raises `ConfigError` where memory has no room.
+    """
+    model = passes.model
+    seen = Seen(canvas, np.flatnonzero(canvas.noisy), None, model.config.shift, adapter)
+    for depth in depths:
+        rows = passes.reusing(seen, prefix, depth)
+        if rows is None:
+            raise ConfigError(f"a canvas of {len(canvas)} tokens finds no room in the engine's memory")
+        yield depth, model.head(rows).float().log_softmax(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """How far predictions at one depth are from those at depth 0. Intervals are 95 % over prefixes.
+
+    Attributes:
+        depth: leading layers that read the prefix from the store.
+        nats: KL divergence of the position that moves most, from depth 0 to this one; mean over requests.
+        mean_nats: the same of the mean over a request's positions.
+        same: share of positions whose most probable token is the same, mean over requests.
+    """
+
+    depth: int
+    nats: float
+    nats_interval: tuple[float, float]
+    mean_nats: float
+    mean_nats_interval: tuple[float, float]
+    same: float
+    same_interval: tuple[float, float]
+
+
+def measure_predictions(
+    llm: LLM,
+    requests: Sequence[Request],
+    clusters: Sequence[Hashable],
+    depths: Sequence[int],
+    seen: Callable[[KV, KV], None] | None = None,
+) -> tuple[Shift, ...]:
+    """Compare what the first step of each of `requests` predicts at `depths` with what it predicts without a cache.
+
+    Requests of one of `clusters` share a prefix. The canvas is the one with which the engine begins; all of its noisy
+    positions are compared. `seen` is given K and V of each request's prefix, alone and on the canvas. Raises
+    `ConfigError`, before anything runs, where `Passes` refuses a request or the model does not have a depth.
+    """
+    depths, passes = sorted(set(depths)), Passes(llm, requests)
+    for depth in depths:
+        passes.check(requests, llm.session.policy("bicache", {"depth": depth}))
+    probe = PrefixProbe(llm.model, passes.max_tokens)
+    moved: list[list[tuple[float, float, float]]] = []  # [requests][depths]
+    for request in requests:
+        canvas, count = passes.canvas(request), passes.prefix(request)
+        (_, none), *others = first_predictions(passes.audits, canvas, count, (0, *depths), request.adapter)
+        moved.append([_moved(none, rows) for _, rows in others])
+        if seen is not None:
+            seen(
+                states(probe, request.prompt_token_ids[:count]),
+                states(probe, canvas.tokens.tolist(), count),
+            )
+    shifts = []
+    for depth, rows in zip(depths, zip(*moved, strict=True), strict=True):
+        nats, mean_nats, same = zip(*rows, strict=True)
+        means = _mean(nats, clusters), _mean(mean_nats, clusters), _mean(same, clusters, most=1.0)
+        shifts.append(Shift(depth, *means[0], *means[1], *means[2]))
+    return tuple(shifts)
+
+
+def _moved(none: Tensor, rows: Tensor) -> tuple[float, float, float]:
+    """Greatest and mean KL divergence of rows [N, V] of log-probabilities, and how many keep their best token."""
+    nats = (none.exp() * (none - rows)).sum(-1).clamp(min=0)  # rounding makes it negative
+    same = none.argmax(-1) == rows.argmax(-1)
+    return float(nats.max()), float(nats.mean()), float(same.float().mean())
+
+
+def _mean(
+    values: Sequence[float], clusters: Sequence[Hashable], most: float = math.inf
+) -> tuple[float, tuple[float, float]]:
+    """The mean of `values` from 0 to `most`, and its interval, as far as it lies there."""
+    low, high = np.clip(mean_interval(values, clusters), 0.0, most).tolist()
+    return float(np.mean(values)), (low, high)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from remask.engine.audit_passes import AuditPasses
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
@@ -92,6 +93,11 @@ class Passes:
         found: list[T] = []
         self._watcher.run(request.with_policy(policy), lambda observed: found.append(measure(observed)))
         return found
+
+    @property
+    def audits(self) -> AuditPasses:
+        """Passes over whole canvases, exact ones and ones that reuse a prefix."""
+        return self._watcher.engine.auditor.passes
 
     def canvas(self, request: Request) -> Canvas:
         """The canvas with which a request begins. Raises `ConfigError` where the request cannot run."""

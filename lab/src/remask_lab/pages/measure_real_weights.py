@@ -22,7 +22,7 @@ from remask.machine.cpu import read_cpu
 from remask.request.sampling_params import SamplingParams
 from remask.tasks import gsm8k
 from remask_lab.bench.workload import Workload, usual_workload
-from remask_lab.instruments.depths import row_cosines
+from remask_lab.instruments.depths import measure_predictions, row_cosines
 from remask_lab.pages.real_weights_benches import (
     DEPTHS,
     DOCUMENTS,
@@ -40,13 +40,12 @@ from remask_lab.pages.real_weights_sizes import SEED, NumberFormat, Size, Source
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about
-from remask_lab.similarity.probe import KV, limits_of
+from remask_lab.similarity.probe import KV, layer_cosines, limits_of
 from remask_lab.similarity.profile import profile
 from remask_lab.similarity.prompts import default_prompts
 from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at
 from remask_lab.speed.command import in_turns
 from remask_lab.speed.runs import bare_pass, on_device
-from remask_lab.subjects.first_predictions import measure_predictions
 from remask_lab.subjects.prefix_similarity import measure_prefix
 
 SUBJECT: Final = "real weights"
@@ -160,22 +159,25 @@ def _outputs(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
 
 def _first_steps(llm: LLM, workload: Workload, depths: Sequence[int]) -> dict[str, Any]:
     """What first steps of a workload tell of depths."""
-    curves: list[Any] = []
+    curves: dict[str, list[Any]] = {"rule": [], "rule_by_rows": []}
 
-    def rows(alone: KV, within: KV) -> None:
-        curves.append(row_cosines(alone, within, ROWS).mean(axis=0))
+    def compare(alone: KV, within: KV) -> None:
+        curves["rule"].append(layer_cosines(alone, within).mean(axis=0))
+        curves["rule_by_rows"].append(row_cosines(alone, within, ROWS).mean(axis=0))
 
     requests = [each.request for each in workload.tasks]
-    found = measure_predictions(llm, requests, workload.clusters, depths, seen=rows)
-    limits = limits_of(DepthRule(), np.array(curves)).tolist()
+    shifts = measure_predictions(llm, requests, workload.clusters, depths, seen=compare)
+    tau = ProfileSettings().tau
     return {
         "model": llm.loaded.name,
         "task": workload.name,
         "layers": llm.loaded.config.layers,
         "prefix_ratio": workload.prefix_ratio,
-        "rule": list(found.rule),
-        "rule_by_rows": [depth_at(each, ProfileSettings().tau) for each in limits],
-        "depths": {str(shift.depth): asdict(shift) for shift in found.shifts},
+        **{
+            name: [depth_at(limits, tau) for limits in limits_of(DepthRule(), np.array(own)).tolist()]
+            for name, own in curves.items()
+        },
+        "depths": {str(shift.depth): asdict(shift) for shift in shifts},
     }
 
 

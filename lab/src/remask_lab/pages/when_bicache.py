@@ -8,6 +8,7 @@ its training, and what `scripts/gpu` keeps of an H200. Measures nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from remask.checks import BUNDLED, BUNDLED_TARIFF, SMOLLM2
 from remask.errors import RecordError
 from remask.machine.disk import write_whole
+from remask.policies.earned import BOUND
 from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
 from remask_lab.gpu.results import benchmark_table, read_kept
@@ -29,7 +31,6 @@ from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 from remask_lab.similarity.probe import limits_of
 from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at
-from remask_lab.subjects.first_predictions import deepest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,12 +189,18 @@ def judges(cases: Sequence[Mapping[str, Any]], found: Sequence[Kind]) -> str:
     for case in cases:
         model, task = case["model"], case["task"]
         nats = {int(depth): moved["nats"] for depth, moved in case["depths"].items()}
-        said = [min(case["rule"]), min(case["rule_by_rows"]), deepest(nats)]
+        said = [min(case["rule"]), min(case["rule_by_rows"]), _deepest(nats)]
         ratio, answers = f"{100 * case['prefix_ratio']:.0f} %", held.get((model, task), "-")
         rows.append([f"`{model}`, {task}", ratio, *map(str, said), answers])
     return markdown_table(
         ["weights, task", "prefix", "rule", "by rows", "first predictions", "answers hold up to"], rows
     )
+
+
+def _deepest(nats: Mapping[int, float]) -> int:
+    """The depth up to which all of `nats`, by depth, stay within the bound; 0 where the least depth does not."""
+    beyond = min((depth for depth, moved in nats.items() if moved > BOUND), default=math.inf)
+    return max((depth for depth in nats if depth < beyond), default=0)
 
 
 def _phases(training: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
