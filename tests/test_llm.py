@@ -1,6 +1,7 @@
 """The Python interface."""
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -120,11 +121,16 @@ def test_one_line_at_start_up_names_every_resolved_choice(caplog: pytest.LogCapt
         ({"dtype": "int4"}, "Unknown dtype"),
         ({"device": "nowhere"}, "device 'nowhere' cannot be used"),
         ({"cache": "fast"}, "Unknown cache policy"),
+        (
+            {"cache": "none", "engine": EngineConfig(audit=0.5)},
+            "the cache 'none' computes what an audit",
+        ),
+        ({"model": "sdar-tiny", "engine": EngineConfig(audit=0.5)}, "the cache 'exact' computes what an audit"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, str], text: str) -> None:
+def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(RemaskError, match=text):
-        LLM(**{"model": "llada-tiny", "load_format": "dummy", **settings})  # type: ignore[arg-type]
+        LLM(**{"model": "llada-tiny", "load_format": "dummy", **settings})
 
 
 def test_a_new_engine_shares_the_weights_alone(golden: LLM) -> None:

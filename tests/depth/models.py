@@ -24,7 +24,7 @@ TEMPLATE = (
 SMALL = EngineConfig(max_num_seqs=1, max_model_len=64, store_budget_tokens=64)
 
 
-def open_model(name: str, *, dummy: bool = False, audit: float = 1 / 64, **more: Any) -> LLM:
+def open_model(name: str, *, dummy: bool = False, audit: float | None = None, **more: Any) -> LLM:
     return LLM(
         name,
         dtype="float32",

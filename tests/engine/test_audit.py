@@ -251,8 +251,8 @@ def test_the_share_says_how_many_are_audited() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"audit": 1.5}, "audit must be a number from 0 to 1, got 1.5"),
-        ({"audit": -0.1}, "audit must be a number from 0 to 1, got -0.1"),
+        ({"audit": 1.5}, "audit must be a number from 0 to 1, or null, got 1.5"),
+        ({"audit": -0.1}, "audit must be a number from 0 to 1, or null, got -0.1"),
         ({"audit_bound": 0}, "audit_bound must be a number above 0, got 0"),
         ({"audit_bound": -1}, "audit_bound must be a number above 0, got -1"),
     ],

@@ -74,9 +74,9 @@ def depths_option(text: str | None, layers: int) -> list[int]:
         raise ConfigError(f"--depths must be numbers of layers separated by commas, or 'all'; got {text!r}") from error
 
 
-def open_without_pool(args: argparse.Namespace) -> LLM:
+def open_without_pool(args: argparse.Namespace, reads: Reads = "tokens") -> LLM:
     """The model for a measurement that brings memory of its own: the engine's is as small as it can be."""
-    return open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
+    return open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0), reads=reads)
 
 
 def compared_policies(args: argparse.Namespace, usual: Sequence[str] = ()) -> list[Policy]:
@@ -225,19 +225,6 @@ def _right(name: str, answer: Any) -> str | None:
     if not isinstance(answer, str | int | float | None) or isinstance(answer, bool):
         raise ConfigError(f"--input, request {name}: answer must be a text or a number, got {answer!r}")
     return None if answer is None else str(answer)
-
-
-def open_workload(args: argparse.Namespace) -> tuple[LLM, Workload]:
-    """The model with room for `--concurrency` requests at a time (1 without the option), and its workload.
-
-    That is `own_workload` of commands that have `--input`, where it is given, and else `asked_workload`.
-    """
-    lines = own_lines(args) if "input" in vars(args) else None
-    if lines is not None:
-        check_unset(args, OWN, *DRAWN)
-    reads = read_by(check_workload_options(args))
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=vars(args).get("concurrency", 1)), reads=reads)
-    return llm, asked_workload(llm, args) if lines is None else own_workload(llm, args, lines)
 
 
 def heading(llm: LLM, workload: Workload) -> str:

@@ -56,6 +56,19 @@ def cells(text: str, row: int) -> dict[str, str]:
     return dict(zip(lines[0], lines[row + 2], strict=True))
 
 
+def test_how_far_predictions_move_stands_beside_agreement_where_it_was_measured() -> None:
+    none = result("none", divergence_nats=None, divergence_interval=None)
+    moved = result("reuse", divergence_nats=0.4, divergence_interval=[-0.1, 0.9])
+    single = result("bicache", divergence_nats=0.25, divergence_interval=[None, None])
+    text = table(report(none, moved, single))
+    told = [cells(text, row)["nats moved"] for row in range(3)]
+    assert told == ["-", "0.400 (0.000 to 0.900)", "0.250"]
+    assert "at most 24 audited requests" in text
+    assert "nats" not in table(report(none, result("reuse")))
+    flat = list(csv.DictReader(csv_text(report(none, moved)).splitlines()))
+    assert (flat[1]["divergence_interval_low"], flat[0]["divergence_nats"]) == ("-0.1", "")
+
+
 def test_a_baseline_that_answers_nothing_is_named() -> None:
     drawn = {"baseline": "none, random order", "accuracy": 0.05, "accuracy_interval": [0.0, 0.2]}
     said = "none, random order answers hardly anything itself"
@@ -92,7 +105,7 @@ def test_a_detailed_row() -> None:
     settings = {"refresh_interval": None, "ratio": 0.5}
     values = {"accuracy": 0.5, "accuracy_interval": [0.25, 0.75], "extra_memory_bytes": -500_000}
     shown = cells(table(report(result("x", settings=settings, **values)), detail=True), 0)
-    assert list(shown) == [name for name, _ in DETAILED]
+    assert list(shown) == [name for name, _ in DETAILED if name != "nats moved"]
     assert shown["settings"] == "refresh_interval=null, ratio=0.5"
     assert shown["accuracy (95 % interval)"] == "50.0 % (25.0 to 75.0)"
     assert (shown["forwards"], shown["row-layers"], shown["cache ratio"]) == ("8", "1.234 M", "25.0 %")
@@ -141,7 +154,7 @@ def test_less_work_in_more_time_is_marked_and_explained() -> None:
 def test_other_baselines_and_what_is_left_out_are_named() -> None:
     rows = [result("none"), result("drawn", baseline="drawn"), result("y", baseline="drawn")]
     text = table(report(*rows, left_out=[{"name": "z", "reason": "it cannot be"}]))
-    assert list(cells(text, 0)) == [name for name, _ in SHORT]
+    assert list(cells(text, 0)) == [name for name, _ in SHORT if name != "nats moved"]
     assert "y is compared with 'drawn', not with 'none'." in text
     assert text.count("is compared with") == 1
     assert text.endswith("Left out: z: it cannot be")

@@ -44,6 +44,22 @@ def test_divided_rounds_run_every_request_once_and_judge_all(llm: LLM, workload:
     assert low < high, "each of the three rounds has a time of its own"
 
 
+@pytest.mark.thorough
+def test_depths_are_earned_before_the_rounds_and_what_moves_is_told() -> None:
+    """Nothing is known of the model, and still all rounds read as deep; `reuse` moves predictions and `none` cannot."""
+    llm = LLM("bundled-tariff", dtype="float32", device="cpu", depth_table="none")
+    work = chat_workload(llm, own_task(llm), requests=30, prefixes=30, seed=5, sampling=SamplingParams(max_tokens=8))
+    rows = [Contender(name, llm.session.policy(name)) for name in ("none", "bicache", "reuse", "block-dual")]
+    data = run_bench(llm, work, rows, 2, llm.session.engine_config, False, audits=True).data
+    none, bicache, reuse, dual = data["results"]
+    assert (none["prefix_depth"], bicache["prefix_depth"]) == (0, 2)
+    assert bicache["work_ratio_to_none"] > 1
+    assert none.get("divergence_nats") is None
+    assert bicache["divergence_nats"] < 0.1 < reuse["divergence_nats"]
+    assert reuse["divergence_interval"][0] <= reuse["divergence_nats"] <= reuse["divergence_interval"][1]
+    assert dual["divergence_nats"] is not None
+
+
 def test_fewer_prefixes_than_rounds_are_refused(llm: LLM, workload: Workload) -> None:
     rows = [Contender("none", llm.session.policy("none"))]
     with pytest.raises(ConfigError, match="4 rounds are to share 3 prefixes among them; ask for at most 3 rounds"):

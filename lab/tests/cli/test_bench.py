@@ -60,7 +60,7 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     assert (none["prefix_hits"], reuse["prefix_hits"], bicache["prefix_hits"]) == (0, 4, 4)
     assert none["ratio_to_none"] == none["agreement_with_none"] == 1
     table = capsys.readouterr().out
-    assert table.count("|") == 9 * (2 + 3)
+    assert table.count("|") == 10 * (2 + 3)
     with (tmp_path / "bench.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     for line, row in zip(lines, report.data["results"], strict=True):
@@ -185,7 +185,7 @@ def test_agreement_loss_work_and_time_are_measured_all_the_same(
     caches = ["--caches", "reuse,bicache", "--cache-config", '{"bicache": {"depth": 0}}']
     assert bench("--model", BUNDLED, *SMALL, *options, *caches) == 0
     told = capsys.readouterr().out
-    assert "| loss (nats a token) | agreement | tok/s |" in told
+    assert "| loss (nats a token) | agreement | nats moved             | tok/s |" in told
     assert "accuracy" not in told
     record = read_record(target, "bench")
     assert record.about["settings"]["metric"] == "agreement"

@@ -15,7 +15,9 @@ from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.machine.cpu import read_cpu
 from remask.policies.base import NEVER
+from remask.policies.bicache import BiCache, Earned
 from remask.request.sampling_params import SamplingParams
+from remask_lab.bench.audited import Audits, audit
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.reference import Losses, Reference, beside, mean_loss, measured_loss
 from remask_lab.bench.workload import Task, Workload, prefix_clusters, steps_of, token_agreement
@@ -66,6 +68,7 @@ class BenchRow:
         alone: rounds with one request at a time.
         meter, executed: cache use and FLOPs of the warm-up turn, where details are wanted.
         losses, no_loss: of the reference answers, and why there are none; None where losses are not wanted.
+        audits: what audits before the rounds have shown, where that is wanted or a depth is to be earned.
     """
 
     contender: Contender
@@ -76,6 +79,7 @@ class BenchRow:
     executed: Executed | None = None
     losses: Losses | None = None
     no_loss: str | None = None
+    audits: Audits | None = None
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -127,6 +131,7 @@ def run_bench(
     alone: bool = True,
     answers: bool = True,
     losses: bool = False,
+    audits: bool = False,
     responses: bool = False,
     warm_up: int = 2,
     divided: bool = False,
@@ -144,6 +149,8 @@ def run_bench(
         answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything
             (`check_answers`).
         losses: whether to measure the loss of the reference answers under each policy (`reference`), untimed.
+        audits: whether to audit some requests of each policy that approximates, untimed. Where audits earn a
+            policy's depth they do so before the rounds in any case.
         responses: whether the record holds a response to each request, of the last round that ran it.
         warm_up: requests of each contender's first turn, which is not timed, unless all of them are.
         divided: whether a round runs a share of the prefixes, with all their requests, so that each request runs once.
@@ -161,6 +168,11 @@ def run_bench(
     requests = sum(map(len, [*first, *turns]))
     with tqdm(total=requests, desc="bench", unit="req", disable=not progress) as bar:
         for row, tasks in zip(rows, first, strict=True):
+            policy = row.contender.policy
+            earns = isinstance(policy, BiCache) and isinstance(policy.depth, Earned)
+            if llm.session.engine_config.audit_share and (earns or (audits and not policy.traits.exact)):
+                config = replace(engine, prefix_match=row.contender.prefix_match)
+                row.audits = audit(llm, policy, row.tasks, config)
             _turn(llm, row, tasks, engine, bar, metered=detail)
         for turn in range(rounds):
             for row in rows:
@@ -176,7 +188,7 @@ def run_bench(
     by_name = {row.contender.name: row for row in rows}
     settings = _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {})
     settings["metric"] = "agreement" if losses else "accuracy"
-    results = [_result(row, by_name[row.contender.baseline], detail) for row in rows]
+    results = [_result(row, by_name[row.contender.baseline], detail, audits) for row in rows]
     data: dict[str, Any] = {"results": results, "conditions": conditions(began)}
     if responses:
         data["answers"] = list(_responses(llm, rows))
@@ -256,6 +268,8 @@ def _turn(
     llm: LLM, row: BenchRow, tasks: Sequence[Task], config: EngineConfig, bar: "tqdm[Any]", *, metered: bool = False
 ) -> BenchRound:
     engine = llm.session.new_engine(replace(config, prefix_match=row.contender.prefix_match))
+    if row.audits is not None:
+        engine.auditor.depths.records.update(row.audits.depths.records)
     if metered:
         observe_cache(engine, row.meter)
         row.executed = Executed(engine)
@@ -342,7 +356,7 @@ def _span(numbers: Sequence[int]) -> int | str:
     return least if least == largest else f"{least} to {largest}"
 
 
-def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
+def _result(row: BenchRow, baseline: BenchRow, detail: bool, audits: bool) -> dict[str, Any]:
     tasks, outputs, others = row.tasks, row.outputs, baseline.outputs
     own = prefix_clusters(tasks)
     verdicts = [task.correct(output.text) for task, output in zip(tasks, outputs, strict=True)]
@@ -369,6 +383,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         "parts": part_scores(tasks, outputs),
         "agreement_with_none": float(np.mean(agreement)),
         "agreement_interval": list(mean_interval(agreement, own)),
+        **(row.audits.result if row.audits is not None and audits else {}),
         **row.loss(baseline),
         "forwards": sum(output.usage.forwards for output in outputs),
         "row_layers": row.row_layers,

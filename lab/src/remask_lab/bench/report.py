@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from remask_lab.bench.audited import AUDITED
 from remask_lab.bench.bench import LEAST_ACCURACY
 from remask_lab.bench.contenders import described
 from remask_lab.records.interval import percent_text
@@ -28,7 +29,8 @@ def table(record: Record, *, detail: bool = False, parts: bool = True) -> str:
     of the answers is right. A warning sign marks a policy that computes less than its baseline and is slower, an equals
     sign one that saves nothing at these settings. Efficiencies are not shown where the rounds differ too much for them.
     """
-    columns = [_judged(column, record) for column in (DETAILED if detail else SHORT)]
+    audited = any(result.get("divergence_nats") is not None for result in record.data["results"])
+    columns = [_judged(column, record) for column in (DETAILED if detail else SHORT) if audited or column is not MOVED]
     rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
     return "\n\n".join(
         [markdown_table([name for name, _ in columns], rows, aligned=True), *_notes(record, detail, parts)]
@@ -56,7 +58,7 @@ def _flat(result: Result, before: str = "") -> dict[str, Any]:
     for name, value in result.items():
         if name == "alone":
             cells |= _flat(value, "alone_")
-        elif name in ("accuracy_interval", "ratio_range"):
+        elif name in ("accuracy_interval", "divergence_interval", "ratio_range"):
             ends = (None, None) if value is None else value
             cells |= {f"{before}{name}_{end}": each for end, each in zip(("low", "high"), ends, strict=True)}
         else:
@@ -72,6 +74,15 @@ def _accuracy(result: Result) -> str:
 
 def _agreement(result: Result) -> str:
     return f"{100 * result['agreement_with_none']:.1f} %"
+
+
+def _moved(result: Result) -> str:
+    """Mean and interval in nats; "-" where nothing was audited."""
+    nats = result.get("divergence_nats")
+    if nats is None:
+        return "-"
+    low, high = result["divergence_interval"]
+    return f"{nats:.3f}" + ("" if low is None else f" ({max(low, 0):.3f} to {high:.3f})")
 
 
 def _loss(result: Result) -> str:
@@ -108,11 +119,13 @@ def _staleness(result: Result) -> str:
     return ("<= " if result["staleness_is_upper_bound"] else "") + f"{result['staleness']:.2f}"
 
 
+MOVED: Column = ("nats moved", _moved)
 ACCURACY: Column = ("accuracy (95 % interval)", _accuracy)
 SHORT: tuple[Column, ...] = (
     ("cache", lambda result: str(result["cache"])),
     ACCURACY,
     ("agreement", _agreement),
+    MOVED,
     ("tok/s", lambda result: f"{result['throughput_tok_s']:.0f}"),
     ("speed", _speed),
     ("work saved", lambda result: _saved(result, result["work_ratio_to_none"])),
@@ -124,6 +137,7 @@ DETAILED: tuple[Column, ...] = (
     ("settings", lambda result: described(result["settings"])),
     ACCURACY,
     ("agreement", _agreement),
+    MOVED,
     ("speed", _speed),
     ("speed alone", lambda result: _speed(result["alone"])),
     ("forwards", lambda result: str(result["forwards"])),
@@ -192,6 +206,12 @@ def _notes(record: Record, detail: bool, parts: bool) -> list[str]:
             "chosen on the device. Speed is FLOPs saved times efficiency kept, which has its range over the rounds, or "
             "is - where it would be above 100 %: only noise makes that. Extra memory: at the peak, beyond the "
             "baseline's."
+        )
+    if any(result.get("divergence_nats") is not None for result in results):
+        notes.append(
+            "Nats moved: KL divergence from what the exact pass predicts, at the position that moves most, mean and "
+            f"95 % interval over at most {AUDITED} audited requests: of prefixes at the first step, else at one by "
+            "chance."
         )
     others = [result for result in results if result["baseline"] not in ("none", result["cache"])]
     notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]

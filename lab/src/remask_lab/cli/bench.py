@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             llm.session.engine_config,
             args.progress,
             detail=detail,
+            audits=True,
             responses=shown,
             **judged,
         )

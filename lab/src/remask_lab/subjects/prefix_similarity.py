@@ -16,7 +16,15 @@ from tqdm import tqdm
 
 from remask.engine.request import Request
 from remask.llm import LLM
-from remask_lab.asked import Outcome, asked_workload, described, heading, open_without_pool
+from remask_lab.asked import (
+    Outcome,
+    asked_workload,
+    check_workload_options,
+    described,
+    heading,
+    open_without_pool,
+    read_by,
+)
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, new_panels
 from remask_lab.instruments.depths import run_depth, states
 from remask_lab.instruments.watch import Passes, check_masked, leading_kv
@@ -36,7 +44,7 @@ Table: TypeAlias = tuple[tuple[float, ...], ...]
 
 def measure(args: argparse.Namespace) -> Outcome:
     """Run the requests that `args` shape and compare their prefixes."""
-    llm = open_without_pool(args)
+    llm = open_without_pool(args, read_by(check_workload_options(args)))
     check_masked(llm)
     workload = asked_workload(llm, args)
     definition: Measure = "official" if args.official else "flat"
