@@ -31,10 +31,8 @@ REFRESHED, REFRESHES = (5, 15), (1, 4, None)
 NEAR = (5, 6, 7, 8)
 """Depths of the part `town-steps`."""
 
-ROUNDS, SHIPPED = 8, 5
-"""Of the part `town`: its rounds, each with a share of the pages, and the depth beside half the layers, which is the
-one that is shipped for weights in int8.
-"""
+ROUNDS, DEEP = 8, 15
+"""Of the part `town`: its rounds, each with a share of the pages, and a depth beside the one that audits earn."""
 
 Draw: TypeAlias = Callable[[LLM, Source], Workload]
 
@@ -49,7 +47,8 @@ def bench(part: str, size: Size, source: Source) -> Record:
     sure = {"threshold": 0.9}  # as many tokens a step as are sure, so that many questions are asked in little time
     if part == "town":
         draw, rounds = town(size, size.town, sure), min(ROUNDS, size.town[1])
-        return _compare(source, size, draw, only=("none", "reuse", "bicache"), depths=(SHIPPED,), rounds=rounds)
+        only = ("none", "reuse", "bicache")
+        return _compare(source, size, draw, only, depths=(DEEP,), rounds=rounds, earned=True)
     if part in DEPTHS:
         draw = town(size, size.town_depths, sure, DEPTHS[part] if size.shops >= 8 else size.shops)
         return _compare(source, size, draw, only=("none", "reuse"), depths=size.depths)
@@ -79,16 +78,18 @@ def _compare(
     refreshes: Sequence[int | None] = (),
     by_answers: bool = True,
     rounds: int = 1,
+    earned: bool = False,
 ) -> Record:
     """A bench of every cache, or of `only` these and `bicache` at `depths`, without a warm-up; each request runs once.
 
-    BiCache's depth is half the layers where none is named. With `refreshes` each depth is run at each of them. The
-    record says what was left out.
+    BiCache's depth is half the layers where none is named, or the one that audits have `earned`. With `refreshes` each
+    depth is run at each of them. The record says what was left out.
     """
     llm = open_model(source, "int8")
     workload = draw(llm, source)
     depth = {"depth": llm.loaded.config.layers // 2}
-    rows, left_out = every_contender(llm, workload, dict.fromkeys(("bicache", *COMPOSITIONS), depth))
+    fixed = {} if earned else dict.fromkeys(("bicache", *COMPOSITIONS), depth)
+    rows, left_out = every_contender(llm, workload, fixed)
     if only is not None:
         rows, left_out = [row for row in rows if row.name in only], []
     for steps in refreshes:
