@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from remask.cli.shared_options import share_or_off
+from remask.checks.values import Share
+from remask.cli.flags import from_text
 from remask.engine import audit_passes
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -251,8 +252,8 @@ def test_the_share_says_how_many_are_audited() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"audit": 1.5}, "audit must be a number from 0 to 1, or null, got 1.5"),
-        ({"audit": -0.1}, "audit must be a number from 0 to 1, or null, got -0.1"),
+        ({"audit": 1.5}, "audit must be a number from 0 to 1, got 1.5"),
+        ({"audit": -0.1}, "audit must be a number from 0 to 1, got -0.1"),
         ({"audit_bound": 0}, "audit_bound must be a number above 0, got 0"),
         ({"audit_bound": -1}, "audit_bound must be a number above 0, got -1"),
     ],
@@ -283,6 +284,7 @@ def test_prefixes_without_audits_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("text", ["1/0", "half", "", "1/2/3"])
 def test_a_share_that_is_none_is_told_what_is_allowed(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="a number from 0 to 1, a fraction such as 1/64, or off"):
-        share_or_off(text)
-    assert [share_or_off(word) for word in ("off", "1/64", "0.5")] == [0.0, 1 / 64, 0.5]
+    share = from_text(Share())
+    with pytest.raises(argparse.ArgumentTypeError, match=r"expected a number from 0 to 1, as SHARE\|1/N\|off, got"):
+        share(text)
+    assert [share(word) for word in ("off", "1/64", "0.5")] == [0.0, 1 / 64, 0.5]

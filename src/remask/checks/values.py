@@ -52,6 +52,15 @@ class Values(ABC):
         self.check(name, value)
         return value
 
+    @property
+    def metavar(self) -> str:
+        """The set in the usage of a flag."""
+        return "JSON"
+
+    def from_text(self, text: str) -> Any:
+        """The value that a word of a command line stands for, unchecked. Raises `ValueError` where it is none."""
+        return parsed_json(text)
+
 
 @dataclass(frozen=True, slots=True)
 class Whole(Values):
@@ -71,6 +80,13 @@ class Whole(Values):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+    @property
+    def metavar(self) -> str:
+        return "N"
+
+    def from_text(self, text: str) -> int:
+        return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +112,67 @@ class Real(Values):
         schema["exclusiveMinimum" if self.above else "minimum"] = self.low
         # Beyond this, whole numbers in JSON are refused.
         return schema | {"maximum": self.high if self.high < math.inf else LARGEST}
+
+    @property
+    def metavar(self) -> str:
+        return "X"
+
+    def from_text(self, text: str) -> float:
+        return float(text)
+
+
+class Seconds(Real):
+    """Times."""
+
+    @property
+    def metavar(self) -> str:
+        return "S"
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Real):
+    """Numbers from 0 to 1; a command line may have a fraction, or "off" for 0."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def metavar(self) -> str:
+        return "SHARE|1/N|off"
+
+    def from_text(self, text: str) -> float:
+        if text == "off":
+            return 0.0
+        above, _, below = text.partition("/")
+        try:
+            return float(above) / float(below or 1)
+        except ZeroDivisionError as error:
+            raise ValueError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class OrWord(Values):
+    """The values of a set, and a word in their place."""
+
+    of: Values
+    word: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.of.words}, or {self.word!r}"
+
+    def fits(self, value: object) -> bool:
+        return value == self.word or self.of.fits(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [self.of.schema(), {"const": self.word}]}
+
+    @property
+    def metavar(self) -> str:
+        return f"{self.of.metavar}|{self.word}"
+
+    def from_text(self, text: str) -> Any:
+        return text if text == self.word else self.of.from_text(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +230,13 @@ class Choice(Values):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "enum": list(self.names)}
+
+    @property
+    def metavar(self) -> str:
+        return "|".join(self.names)
+
+    def from_text(self, text: str) -> str:
+        return text
 
     def check(self, name: str, value: object) -> None:
         """Raise `UnknownNameError`, which suggests the nearest name, or `PluginError` where a package is at fault."""

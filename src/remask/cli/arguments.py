@@ -7,10 +7,9 @@ import argparse
 from typing import Any
 
 from remask.checks import BUNDLED, QUANTIZATIONS
-from remask.checks.fields import declared
-from remask.checks.values import Whole
 from remask.cli import early
 from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
+from remask.cli.flags import add_flags
 from remask.cli.options import KEY_VARIABLE, PRIORITY_KEY_VARIABLE
 from remask.cli.parser import examples
 from remask.cli.shared_options import (
@@ -88,8 +87,7 @@ def _add_served(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser, BUNDLED)
     add_tensor_parallel(parser)
     add_lora_modules(parser)
-    add_engine_options(parser)
-    parser.set_defaults(store_budget_tokens=AUTO)  # a server's engine is alone on its device
+    add_engine_options(parser, store_budget_tokens=AUTO)  # a server's engine is alone on its device
     add_answer_options(parser)
 
 
@@ -146,11 +144,7 @@ def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimit
         metavar="NAME",
         help="names under which a server without keys may be called, beside localhost, --host and addresses; * is any",
     )
-    for name, limit in declared(limits).items():
-        number, metavar = (int, "N") if isinstance(limit.values, Whole) else (float, "S")
-        usual = "" if limit.default is None else f" (default {str(limit.default).removesuffix('.0')})"
-        flag, text = "--" + name.replace("_", "-"), f"{limit.meaning.removesuffix('.')}{usual}"
-        group.add_argument(flag, type=number, default=limit.default, metavar=metavar, help=text)
+    add_flags(group, limits)
     return group
 
 

@@ -6,17 +6,15 @@ Nothing here imports PyTorch or NumPy, so that help and errors of the command li
 import argparse
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from remask.checks import ATTENTIONS, BUNDLED_MODELS, QUANTIZATIONS, in_words
+from remask.checks import BUNDLED_MODELS, QUANTIZATIONS, in_words
 from remask.checks.fields import Group, declared
 from remask.cli import early
+from remask.cli.flags import add_flags
 from remask.cli.parser import CONFIG, FURTHER
-from remask.engine.config import AUDIT_BOUND, AUTO, DEFAULT_UTILIZATION, EngineConfig
-from remask.store import EVICTIONS, PREFIX_MATCHES, PREFIX_SHARINGS
-
-_DEFAULTS = EngineConfig()
+from remask.engine.config import AUTO, EngineConfig
 
 
 def further(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -142,119 +140,9 @@ def add_tensor_parallel(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that limit the engine: the fields of `EngineConfig`, with their defaults."""
-    group = parser.add_argument_group("engine")
-
-    def add(flag: str, text: str, **more: Any) -> None:
-        group.add_argument(flag, default=getattr(_DEFAULTS, flag[2:].replace("-", "_")), help=text, **more)
-
-    def choose(flag: str, among: Sequence[str], text: str) -> None:
-        add(flag, text, choices=among, metavar="|".join(among))
-
-    add("--max-num-seqs", "canvases that run at a time", type=int)
-    add(
-        "--max-model-len",
-        "longest canvas: prompt and response, in tokens (default: the model's, 4096 at most)",
-        type=int,
-    )
-    add("--max-row-layers", "row-layers that one step may compute", type=int)
-    add(
-        "--max-client-row-layers",
-        "row-layers that a client's requests may compute in a step in which others have some (default: those of "
-        "the longest canvas)",
-        type=int,
-    )
-    add("--max-refreshes", "requests that may refresh in one step", type=int)
-    add("--max-steps", "steps that a request may ask for (default 4 x --max-model-len)", type=int)
-    add("--max-request-row-layers", "row-layers that a request may cause in all", type=int)
-    add("--page-size", "token slots a page; whole blocks of a block-causal model (default 16)", type=int)
-    add(
-        "--store-budget-tokens",
-        f"tokens the prefix store may hold (default {_DEFAULTS.store_budget_tokens}; auto: on CUDA what has room)",
-        type=tokens_or_auto,
-        metavar="N|auto",
-    )
-    add(
-        "--gpu-memory-utilization",
-        f"share of a CUDA device's memory that may be taken (default {DEFAULT_UTILIZATION})",
-        type=float,
-        metavar="SHARE",
-    )
-    choose("--eviction", EVICTIONS, "order of eviction")
-    choose(
-        "--prefix-sharing",
-        PREFIX_SHARINGS,
-        "the leading part of a prompt that bidirectional models share: off none, exact what the request says, "
-        "auto also what recent prompts begin with (default exact)",
-    )
-    add(
-        "--prefix-min",
-        f"shortest part that auto shares (default {_DEFAULTS.prefix_min})",
-        type=int,
-        metavar="TOKENS",
-    )
-    choose(
-        "--prefix-match",
-        PREFIX_MATCHES,
-        "longest: read the longest stored part of a shared prefix that is not stored (default exact)",
-    )
-    add(
-        "--prefix-cover",
-        f"share of a shared prefix that such a part must cover, also under auto (default {_DEFAULTS.prefix_cover})",
-        type=float,
-    )
-    add("--batch-invariant", "answers do not depend on what else runs, bit for bit; slower", action="store_true")
-    add(
-        "--audit",
-        "share of requests of which what the cache approximates is computed too, to compare predictions; off: none, "
-        "and depths are not earned (default 1/64)",
-        type=share_or_off,
-        metavar="SHARE|off",
-    )
-    add(
-        "--audit-bound",
-        "nats by which predictions may move in the mean: depths are earned up to it, and a warning comes beyond it "
-        f"(default {AUDIT_BOUND})",
-        type=float,
-        metavar="NATS",
-    )
-    choose(
-        "--attention",
-        ATTENTIONS,
-        "what computes attention; auto: triton on CUDA, torch elsewhere; numpy is slow, to compare with "
-        f"(default {_DEFAULTS.attention})",
-    )
-    add(
-        "--overlap",
-        "queue a pass before the one before it is read; answers are the same (default: on CUDA, with graphs, "
-        "where a model's layers have 100 MB of weights)",
-        action=argparse.BooleanOptionalAction,
-    )
-    add(
-        "--graphs",
-        "repeat layers as device graphs, which saves launches on a GPU; dense models on one device "
-        "(default: on CUDA, where they agree with PyTorch at the start)",
-        action=argparse.BooleanOptionalAction,
-    )
-
-
-def share_or_off(text: str) -> float:
-    """A share of requests, as a number or as a fraction such as 1/64; "off" is 0."""
-    if text == "off":
-        return 0.0
-    above, _, below = text.partition("/")
-    try:
-        return float(above) / float(below or 1)
-    except (ValueError, ZeroDivisionError) as error:
-        raise argparse.ArgumentTypeError(
-            f"expected a number from 0 to 1, a fraction such as 1/64, or off, got {text!r}"
-        ) from error
-
-
-def tokens_or_auto(text: str) -> int | str:
-    """A number of tokens, or "auto"."""
-    return text if text == AUTO else int(text)
+def add_engine_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add the options that limit the engine: the fields of `EngineConfig`, some with `defaults` of the command's own."""
+    add_flags(parser.add_argument_group("engine"), EngineConfig, **defaults)
 
 
 class FieldsAction(argparse.Action):

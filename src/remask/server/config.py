@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remask.checks.fields import declare, declared
-from remask.checks.values import Real, Whole, listed, whole
+from remask.checks.values import Seconds, Whole, listed, whole
 from remask.errors import ConfigError
 
 CHARS_A_TOKEN = 64  # far more than text has on average, so that only what cannot fit is refused by its characters
@@ -17,7 +17,7 @@ MAX_ITEMS = 8192  # messages, parts of a message, and prompts of one body; the s
 MAX_WORKERS = 256
 MAX_TIMEOUT_S = 86_400.0
 
-_TIMEOUT = Real(0.0, MAX_TIMEOUT_S, above=True)
+_TIMEOUT = Seconds(0.0, MAX_TIMEOUT_S, above=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class IntakeLimits:
         "of what the queue holds, if each request takes as many steps as the longest canvas has positions.",
     )
     drain_timeout: float = declare(
-        30.0, Real(0.0), "Seconds that accepted requests have to finish when the server stops."
+        30.0, Seconds(0.0), "Seconds that accepted requests have to finish when the server stops."
     )
     max_body_bytes: int = declare(4 << 20, Whole(1), "Largest request body; a larger one is refused with 413.")
     max_body_items: int = declare(
@@ -60,7 +60,7 @@ class IntakeLimits:
     text_workers: int = declare(4, Whole(2, MAX_WORKERS), "Threads that tokenize. Long texts never hold the last one.")
     body_timeout: float = declare(60.0, _TIMEOUT, "Seconds in which a request's body must arrive.")
     step_limit: float = declare(
-        30.0, Real(0.0, above=True), "Seconds that one step of the engine may take; /health reports a longer one."
+        30.0, Seconds(0.0, above=True), "Seconds that one step of the engine may take; /health reports a longer one."
     )
     max_priority: int = declare(
         0,
