@@ -249,6 +249,17 @@ def test_the_share_says_how_many_are_audited() -> None:
     assert engine.auditor.findings["block-dual"].count == 2
 
 
+def test_the_usual_share_waits_for_work_of_which_it_is_two_percent() -> None:
+    auditor = make_engine(audit=None).auditor
+    layers = auditor.passes.model.config.layers
+    auditor.stats.row_layers = 100 * 2 * 50 * layers - 1
+    assert not any(auditor._is_due("bicache", 100, 2) for _ in range(80))
+    auditor.stats.row_layers += 1
+    assert auditor._is_due("bicache", 100, 2)
+    auditor.stats.row_layers *= 10
+    assert [auditor._is_due("bicache", 100, 2) for _ in range(64)] == [False] * 63 + [True]
+
+
 @pytest.mark.parametrize(
     ("limits", "message"),
     [

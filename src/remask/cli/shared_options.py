@@ -141,7 +141,7 @@ def add_tensor_parallel(parser: argparse._ActionsContainer) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add the options that limit the engine: the fields of `EngineConfig`, some with `defaults` of the command's own."""
+    """Add the fields of `EngineConfig` as options, some with `defaults` of the command's own."""
     add_flags(parser.add_argument_group("engine"), EngineConfig, **defaults)
 
 

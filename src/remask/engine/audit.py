@@ -24,6 +24,7 @@ from torch import Tensor
 
 from remask.engine.audit_passes import AuditPasses, Seen
 from remask.engine.audit_report import AuditReport, DepthReport, Divergence, Findings
+from remask.engine.config import EngineConfig
 from remask.engine.isolation import Ran, is_fatal
 from remask.engine.member import EngineStats, Turn
 from remask.engine.memory import Memory
@@ -60,14 +61,16 @@ class Auditor:
     """
 
     def __init__(
-        self, model: Transformer, memory: Memory, stats: EngineStats, share: float, depths: EarnedDepths
+        self, model: Transformer, memory: Memory, stats: EngineStats, config: EngineConfig, depths: EarnedDepths
     ) -> None:
-        self.passes, self.stats, self.share, self.depths = AuditPasses(model, memory), stats, share, depths
+        self.passes, self.stats, self.depths = AuditPasses(model, memory), stats, depths
+        self.share, self._most = config.audit_share, config.audit_work
         self.findings: dict[str, Findings] = {}
         self.skipped = 0
         self.found: Callable[[str, float], None] | None = None
-        self._due = Counter[str]()  # audits that are due by the share, by kind
+        self._due = Counter[str]()  # requests since the last audit that was due by the share, by kind
         self._guards = 0  # audits of a prefix that were due by the share
+        self._spent = 0  # row-layers of audits that were due by the share
         self.waiting: deque[Work] = deque()
         self.open: dict[RunningRequest, _Open] = {}
         self._draws = random.Random(0)
@@ -161,7 +164,9 @@ class Auditor:
         if running.policy.traits.exact or isinstance(running.policy, Reuse):
             return
         inner = running.policy.inner if isinstance(running.policy, BiCache) else running.policy
-        if not inner.traits.exact and self._is_due(name_of(running.policy)):
+        if not inner.traits.exact and self._is_due(
+            name_of(running.policy), len(running.canvases[0].canvas), 1 + self.passes.model.quantised
+        ):
             self.open[running] = _Open(name_of(running.policy))
 
     def _begin_prefix(self, turn: Turn, running: RunningRequest, prefix: int) -> None:
@@ -175,12 +180,12 @@ class Auditor:
         earned = _earns(policy)
         wanted = record.wanted(key) if earned else ()
         name = name_of(policy).partition("+")[0]  # an inner policy has no part in it
-        if not wanted and self._is_due(f"{name} prefix"):
+        # An exact pass and one at the depth that is read; now and then one at the next depth, as traffic may have
+        # changed to what would allow it.
+        deeper = earned and (not read or self._guards % 4 == 3)
+        if not wanted and self._is_due(f"{name} prefix", length, 1 + bool(read) + deeper):
             self._guards += 1
-            wanted = (read,) if read else ()
-            # Now and then the next depth is tried, as traffic may have changed to what would allow it.
-            if earned and (not read or self._guards % 4 == 0):
-                wanted += (record.next_depth(read),)
+            wanted = ((read,) if read else ()) + ((record.next_depth(read),) if deeper else ())
         wanted = tuple(depth for depth in dict.fromkeys(wanted) if depth)
         if wanted:
             seen, own = Seen.of(turn), turn.hidden if self._own(running) else None
@@ -191,12 +196,19 @@ class Auditor:
         exact = running.policy.traits.exact and not self.passes.model.quantised
         return self.share > 0 and exact and running.record.prefix > 0 and _earns(running.request.policy)
 
-    def _is_due(self, kind: str) -> bool:
-        """Whether the share says that a request of this kind is audited."""
+    def _is_due(self, kind: str, rows: int, passes: int) -> bool:
+        """Whether the share says that a request of this kind is audited, by so many passes over `rows` rows.
+
+        What the work done so far does not allow yet is due at the next request.
+        """
         self._due[kind] += 1
+        work = passes * rows * self.passes.model.config.layers
         if self._due[kind] * self.share < 1:
             return False
+        if self._most is not None and self._spent + work > self._most * self.stats.row_layers:
+            return False
         self._due[kind] = 0
+        self._spent += work
         return True
 
     def _queue(self, begin: Callable[[], Work]) -> None:

@@ -65,7 +65,7 @@ class Engine:
         self._observers, self.stats = Observers(runner, model), EngineStats()
         self._lifecycle = Lifecycle(self.memory, self._observers, limits, self.stats)
         self._admission = Admission(self._lifecycle, self.memory, config.max_num_seqs)
-        self.auditor = Auditor(model, self.memory, self.stats, config.audit_share, depths)
+        self.auditor = Auditor(model, self.memory, self.stats, config, depths)
 
     @property
     def runner(self) -> Runner:
