@@ -17,6 +17,7 @@ from remask.outputs import Output
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.bicache import Earned
 from remask.policies.earned import BOUND, Audited, Estimate, Record, ladder
+from remask.tasks import gsm8k
 from remask_lab.bench.workload import Task, choose_task, prefix_clusters, token_agreement, usual_workload
 from remask_lab.records.interval import clustered, mean_interval, paired
 from remask_lab.records.record import Record as Kept
@@ -79,7 +80,7 @@ def changed(args: argparse.Namespace) -> Kept:
     llm = LLM(args.model, cache="none")
     sampling = {"max_tokens": 32, "steps": 8, "block_length": 32, "ignore_eos": True}
     shots, shops = choose_task("gsm8k", {"shots": 4}), choose_task("town", {"shops": 8})
-    sums = usual_workload(llm, args.before, args.seed, sampling, prefixes=max(1, args.before // 4), task=shots)
+    sums = usual_workload(llm, args.before, args.seed, sampling, prefixes=_prompts(args.before), task=shots)
     town = usual_workload(llm, args.after, args.seed, {}, prefixes=args.after // 2, task=shops)
     engine = llm.session.new_engine()
     before = [_answers(llm, engine, [item], SHARED)[0].usage.prefix_depth for item in sums.tasks]
@@ -105,9 +106,8 @@ def ordered(args: argparse.Namespace) -> Kept:
     """Audit caches within a request on arithmetic, each request at one step by chance."""
     llm = LLM(args.model, cache="none", engine=EngineConfig(max_num_seqs=1))
     sampling = {"max_tokens": 64, "steps": 32, "block_length": 32, "ignore_eos": True}
-    work = usual_workload(
-        llm, args.audits, args.seed, sampling, prefixes=-(-args.audits // 2), task=choose_task("gsm8k", {"shots": 0})
-    )
+    task = choose_task("gsm8k", {"shots": 0})
+    work = usual_workload(llm, args.audits, args.seed, sampling, prefixes=_prompts(args.audits), task=task)
     rows = []
     for name in args.caches.split(","):
         engine = llm.session.new_engine(replace(llm.session.engine_config, audit=1.0))
@@ -169,6 +169,11 @@ def simulated(args: argparse.Namespace) -> Mapping[str, Any]:
         for count, counts in depths.items()
     }
     return counted | {"passes_at_a_depth": passes / args.draws}
+
+
+def _prompts(questions: int) -> int:
+    """System prompts of so many questions of GSM8K: as many as there are, with two questions each at least."""
+    return max(1, min(gsm8k.MAX_PROMPTS, questions // 2))
 
 
 def _found(engine: Engine) -> Any:
