@@ -143,7 +143,7 @@ def break_choice(patch: pytest.MonkeyPatch) -> None:
     choose = MaskedDecoder.choose
 
     def chooses(self: MaskedDecoder, *args: Any) -> Any:
-        if self.seed == SEED and self.step == 3:
+        if self._seed == SEED and self.step == 3:
             raise IndexError("out of range")
         return choose(self, *args)
 

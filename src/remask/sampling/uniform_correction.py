@@ -65,6 +65,10 @@ class Correction:
         self._most = max(self._most, right)
         return self._waited >= self._patience
 
+    def proposals(self, positions: Positions) -> Tokens:
+        """Return the tokens that were last proposed at `positions`."""
+        return self._tokens[positions - self.scope.start]
+
     def touched(self, block: int, length: int) -> Mask:
         """Return the blocks of `block` positions that the last step changed, bool [length]."""
         blocks = (np.arange(length) - self.scope.start) // block
