@@ -13,6 +13,7 @@ import torch
 from remask import LLM, EngineConfig
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
+from remask.denoising.indel import EditTokens, IndelBlock, JointThresholdIndel, Levenshtein, Limits, TokenCandidates
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.families import preset
@@ -23,7 +24,6 @@ from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result, Transfer
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.indel import EditTokens, IndelBlock, JointThresholdIndel, Levenshtein, Limits, TokenCandidates
 from tests.engine.support import CPU, CheckedTransformer, Work, events_of, lively_weights, poisoned_engine, run
 from tests.goldens import llada22 as goldens
 from tests.oracles import experts, indel

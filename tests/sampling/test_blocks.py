@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remask.denoising.noise import Noise
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Canvas, Hole, Template
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
@@ -14,7 +15,6 @@ from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.blocks import Blocks, LinearSchedule, even_blocks, hole_blocks, ragged_blocks
 from remask.sampling.decoder import Decoder, Decoding, Predicted
 from remask.sampling.masked import MaskedDecoding
-from remask.sampling.noise import Noise
 from remask.sampling.uniform import UniformDecoding
 from tests.oracles.a2d import linear_counts
 from tests.sampling_fields import flat_params

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remask.denoising.noise import Noise
+from remask.denoising.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.plan import RowMeasure
 from remask.readers.biases import Added, AtLeast, Penalized
 from remask.readers.decision import Labels
@@ -22,9 +24,7 @@ from remask.readers.logprobs import Ranking
 from remask.sampling import filters
 from remask.sampling import score as scoring
 from remask.sampling.device_reads import Best
-from remask.sampling.noise import Noise
 from remask.sampling.rows import DeviceRead, Penalty, RowGroup
-from remask.sampling.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition
 

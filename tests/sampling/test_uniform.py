@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from remask.denoising.noise import Noise, log_snrs
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
 from remask.sampling.decoder import Predicted
 from remask.sampling.filters import top_k, top_p
-from remask.sampling.noise import Noise, log_snrs
 from remask.sampling.uniform import UniformDecoder, UniformDecoding
 from remask.sampling.uniform_score import gain, reverse_step
 from tests.goldens import uniform as goldens

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from remask.denoising.select import Ranked
 from remask.engine.isolation import LaunchedPass, is_fatal
 from remask.engine.lifecycle import PASS_FAILED, POLICY_FAILED, Lifecycle
 from remask.engine.member import Member, Tally, Turn
@@ -20,7 +21,6 @@ from remask.engine.running import RunningRequest
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan
 from remask.sampling.decoder import Decoder
-from remask.sampling.select import Ranked
 
 _FREE = Tally(0, 0)
 

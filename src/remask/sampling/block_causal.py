@@ -5,28 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from remask.errors import ConfigError
-from remask.plan.canvas import Canvas, Template
-from remask.plan.plan import Reach
-from remask.policies.base import IdlePasses
-from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling import select
-from remask.sampling.blocks import LinearSchedule, even_count
-from remask.sampling.decoder import (
-    Confidence,
-    Decoding,
-    Outcome,
-    Positions,
-    Predicted,
-    RuleDecoder,
-    StepContext,
-    Transfers,
-    blocks_of,
-)
-from remask.sampling.device_reads import MostProbable
-from remask.sampling.indel import EditTokens, IndelBlock, Limits, Round, TokenCandidates
-from remask.sampling.rows import Penalty, RowGroup
-from remask.sampling.rules import (
+from remask.denoising import select
+from remask.denoising.indel import EditTokens, IndelBlock, Limits, Round, TokenCandidates
+from remask.denoising.rules import (
     EDIT_THRESHOLD,
     INDEL_EDIT_THRESHOLD,
     INDEL_STEPS,
@@ -40,6 +21,25 @@ from remask.sampling.rules import (
     check_threshold,
     scheduled,
 )
+from remask.errors import ConfigError
+from remask.plan.canvas import Canvas, Template
+from remask.plan.plan import Reach
+from remask.policies.base import IdlePasses
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
+from remask.sampling.blocks import LinearSchedule, even_count
+from remask.sampling.decoder import (
+    Confidence,
+    Decoding,
+    Outcome,
+    Positions,
+    Predicted,
+    RuleDecoder,
+    StepContext,
+    Transfers,
+    blocks_of,
+)
+from remask.sampling.device_reads import MostProbable
+from remask.sampling.rows import Penalty, RowGroup
 
 
 @dataclass(frozen=True, slots=True)

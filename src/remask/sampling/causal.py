@@ -11,15 +11,15 @@ from operator import attrgetter
 import numpy as np
 
 from remask.checks.fields import paths
+from remask.denoising import select
+from remask.denoising.rules import RULES, THRESHOLD, BlockStart, Remasking, check_threshold
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import DIFFUSION, MODES, SPECULATION, SamplingParams, fits_mode
-from remask.sampling import select
 from remask.sampling.decoder import Decoding, Outcome, Positions, Predicted, RuleDecoder, StepContext, blocks_of
 from remask.sampling.rows import RowGroup
-from remask.sampling.rules import RULES, THRESHOLD, BlockStart, Remasking, check_threshold
 
 WINDOW, MAX_WINDOW = 8, 32  # of the authors' linear self-speculation
 

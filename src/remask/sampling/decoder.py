@@ -8,6 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising.rules import Choose, Remasking, Step, check_progress
+from remask.denoising.select import Chosen, Ranked
 from remask.errors import IntegrityError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach, StepFacts
@@ -15,8 +17,6 @@ from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import Basis, DeviceRead, RowGroup
-from remask.sampling.rules import Choose, Remasking, Step, check_progress
-from remask.sampling.select import Chosen, Ranked
 
 Positions = NDArray[np.int64]
 Tokens = NDArray[np.int64]

@@ -6,15 +6,15 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from remask.denoising import select
+from remask.denoising.rules import REMASKING, RULES, BlockStart, Remasking, names_on, scheduled
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling import select
 from remask.sampling.blocks import Blocks, LinearSchedule, TimeSchedule, blocks_for
 from remask.sampling.decoder import PLAIN, Decoding, Positions, Predicted, RuleDecoder, Transfers, moved
-from remask.sampling.rules import REMASKING, RULES, BlockStart, Remasking, names_on, scheduled
 
 EPS = 1e-3  # end of Dream's time schedule, as published
 

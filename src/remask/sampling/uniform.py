@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising import select
+from remask.denoising.noise import Noise, log_snrs
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
 from remask.request.sampling_groups import ANCESTRAL, GREEDY, MARGINAL
 from remask.request.sampling_params import SamplingParams, is_greedy
-from remask.sampling import select
 from remask.sampling.decoder import (
     Decoder,
     Decoding,
@@ -25,7 +26,6 @@ from remask.sampling.decoder import (
     blocks_of,
 )
 from remask.sampling.device_reads import Best
-from remask.sampling.noise import Noise, log_snrs
 from remask.sampling.rows import Basis, RowGroup
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising import select
 from remask.plan.spans import Mask
-from remask.sampling import select
 from remask.sampling.decoder import Confidence, Positions, Tokens
 
 TEMPERATURE = 0.1  # the published code's default

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising import select
+from remask.denoising.noise import Noise, canvas_log_snrs
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.policies.base import IdlePasses
 from remask.request.sampling_groups import GREEDY
 from remask.request.sampling_params import SamplingParams
-from remask.sampling import select
 from remask.sampling.decoder import Positions, Predicted, Tokens, Transfers
-from remask.sampling.noise import Noise, canvas_log_snrs
 from remask.sampling.rows import RowGroup
 from remask.sampling.uniform import UniformDecoder, UniformDecoding
 from remask.sampling.uniform_score import NoisyRows

@@ -12,8 +12,8 @@ from typing import ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising import select
 from remask.plan.spans import Mask
-from remask.sampling import select
 
 Tokens: TypeAlias = NDArray[np.int64]
 Chances: TypeAlias = NDArray[np.float32]
