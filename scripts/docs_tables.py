@@ -24,6 +24,7 @@ from remask.checks.fields import Group, declared
 from remask.cli.commands import all_commands
 from remask.cli.models import lines_of, text
 from remask.cli.parser import FURTHER, Parser
+from remask.denoising.rules import REMASKING, RULES, Remasking
 from remask.families import PRESETS, preset
 from remask.model.config import ModelConfig
 from remask.plan import (
@@ -51,7 +52,6 @@ from remask.request.questions import Decisions, Question
 from remask.request.sampling_groups import BlockParams, RemaskingParams, UniformParams
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.sampling.rules import REMASKING, RULES, Remasking
 from remask.sampling.vocabulary import Vocabulary
 from remask.server.fields import FOREIGN, FOREIGN_TO_READS, Foreign
 from remask.server.protocol.messages import FOREIGN_TO_MESSAGES

@@ -31,13 +31,10 @@ ORDER = (
     "remask.checks",
     "remask.machine",
     "remask.plan",
-    "remask.sampling.select",
-    "remask.sampling.indel",
-    "remask.sampling.rules",  # what a request may name
+    "remask.denoising",  # what a request and a model may name
     "remask.request",
     "remask.tasks",
     "remask.store",
-    "remask.sampling.noise",  # of the model and of its samplers
     "remask.model",
     "remask.families",
     "remask.text",
@@ -91,11 +88,8 @@ NO_TENSORS = {
     "remask.errors",
     "remask.checks",
     "remask.plan",
-    "remask.sampling.select",
-    "remask.sampling.indel",
-    "remask.sampling.rules",  # what a request may name
+    "remask.denoising",
     "remask.request",
-    "remask.sampling.noise",
     "remask.policies",
 }
 # Who may read the environment: what a user starts, and what starts processes of its own.

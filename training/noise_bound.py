@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remask.sampling.noise import Noise, log_snrs
+from remask.denoising.noise import Noise, log_snrs
 
 TINY = 1e-300  # stands for 0 under a logarithm whose factor is 0
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from remask.sampling.noise import Noise  # noqa: E402  (the path above makes a plain script call work)
+from remask.denoising.noise import Noise  # noqa: E402  (the path above makes a plain script call work)
 from remask.tasks import relay  # noqa: E402
 from training import optimizers  # noqa: E402
 from training.model import LocalHeads  # noqa: E402

@@ -33,8 +33,8 @@ MODULES = {
     "remask.plan",
     "remask.policies",
     "remask.policies.on_device",
-    "remask.sampling.rules",
-    "remask.sampling.select",
+    "remask.denoising.rules",
+    "remask.denoising.select",
     "remask.sampling.vocabulary",
 }
 """All that the package may import of remask. Each of them is documented for authors of packages."""

@@ -39,13 +39,13 @@ def test_every_policy_leaves_out_the_tail(family: str, least: float, monkeypatch
 
     def noting(running: RunningRequest) -> Any:
         turn = plans(running)
-        tail = None if running.decoder.cut is None else int(running.decoder.cut[0])
+        tail = None if (cut := running.decoder.context.cut) is None else int(cut[0])
         for _, planned in turn.items:
             if tail is not None:
                 last = max(span.last for span in planned.spans)
                 seen[running.request.id].append((last, tail))
                 assert max(planned.predicted) < tail
-                assert planned.sees is running.decoder.cut
+                assert planned.sees is running.decoder.context.cut
         return turn
 
     monkeypatch.setattr(RunningRequest, "plan", noting)
@@ -64,7 +64,7 @@ def test_what_is_fixed_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def noting(running: RunningRequest) -> Any:
         items = plans(running)
-        left_out.append(running.decoder.cut is not None)
+        left_out.append(running.decoder.context.cut is not None)
         return items
 
     monkeypatch.setattr(RunningRequest, "plan", noting)

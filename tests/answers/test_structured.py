@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +17,10 @@ import pytest
 
 from remask import LLM
 from remask.answers import structured as structure
-from remask.answers import structured_worker as structure_worker
+from remask.answers.structured_worker import compiled
 from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.errors import ConfigError
+from remask.machine.helper import Helpers, LateError, RefusedError
 from remask.request.forms import StructuredOutputs
 from remask.text.token_bytes import token_bytes
 from tests.server.serving import Running, serving
@@ -332,7 +332,7 @@ def test_a_form_is_compiled_once(llm: LLM) -> None:
 
 def job(text: str, most: int = 1000) -> dict[str, Any]:
     tokens = [(0, b"a"), (1, b"b"), (2, b"ab"), (3, b"1")]
-    return structure_worker.compiled({"text": text, "tokens": tokens, "vocab": 5, "most": most})
+    return compiled({"text": text, "tokens": tokens, "vocab": 5, "most": most})
 
 
 ANCHORED = [
@@ -362,9 +362,11 @@ def test_what_the_worker_answers(regex: str) -> None:
 
 
 def test_the_worker_refuses() -> None:
-    assert job("[ab]{9}", most=3) == {"error": "its automaton has more than 3 transitions"}
+    with pytest.raises(RefusedError, match="its automaton has more than 3 transitions"):
+        job("[ab]{9}", most=3)
     for unbalanced in ("(", ")", "a)(b"):
-        assert "error" in job(unbalanced)
+        with pytest.raises(RefusedError):
+            job(unbalanced)
 
 
 @pytest.mark.parametrize("regex", ["a(b1)?", "a|ab1", "(ab1|a)?", r"(a|ab1)(\$|)", "[$]?a(b1)?[)]?"])
@@ -400,8 +402,8 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match="transitions, and at most 3 are taken"):
         structures.compiled(StructuredOutputs(regex="aaaaa"))
     monkeypatch.setattr(structure, "MAX_SECONDS", 0.01)
-    with pytest.raises(ConfigError, match="it takes more than"):
-        structures.compiled(StructuredOutputs(regex="a"))
+    with pytest.raises(ConfigError, match=r"it takes more than 0.01 s of processor time"):
+        structures.compiled(StructuredOutputs(regex="(aa?){2000}"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="need the package outlines-core"):
         structures.compiled(StructuredOutputs(regex="aa"))
@@ -439,11 +441,11 @@ def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch
 def test_what_failed_as_the_machine_was_busy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
 
-    def late(*_: Any, **__: Any) -> None:
-        raise subprocess.TimeoutExpired("compile", 40)
+    def late(*_: Any) -> None:
+        raise LateError("it takes more than 40 s on this machine")
 
     with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "run", late)
+        patch.setattr(Helpers, "ask", late)
         with pytest.raises(ConfigError, match="try again later"):
             structures.compiled(form)
     assert structures.compiled(form) is structures.compiled(form)

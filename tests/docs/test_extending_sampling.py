@@ -10,11 +10,12 @@ import pytest
 
 from remask.checks import fields
 from remask.checks import values as checks
+from remask.denoising.rules import BlockStart, Knobs, Remasking, Step
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
+from remask.sampling.decoder import Predicted
 from remask.sampling.masked import MaskedDecoding, Rule
-from remask.sampling.rules import BlockStart, Knobs, Remasking, Step
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("extending.md", "lab/hooks-and-readers.md"))
@@ -46,7 +47,7 @@ def test_the_rule_of_the_example_decodes_a_canvas(apart: Remasking) -> None:
     while not decoder.finished:
         positions = np.flatnonzero(canvas.noisy)
         confidence = np.linspace(0.9, 0.1, len(positions), dtype=np.float32)
-        chosen = decoder.choose(positions, positions, confidence)
+        chosen = decoder.choose(Predicted(positions, positions, confidence))
         transferred.append(chosen.tolist())
         canvas.settle(chosen, decoder.step)
         decoder.advance()

@@ -7,10 +7,10 @@ import pytest
 from remask.checks.fields import Declared, declared, paths
 from remask.cli import main
 from remask.cli.lines import KEYS
+from remask.denoising.rules import REMASKING
 from remask.errors import ConfigError, UnknownNameError
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.sampling.rules import REMASKING
 from remask.server.protocol.generation import ChatBody, CompletionBody
 
 SAMPLING, TERMS = declared(SamplingParams), declared(Terms)

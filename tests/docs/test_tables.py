@@ -18,6 +18,7 @@ import remask.plan
 from remask.checks.fields import declared
 from remask.cli.commands import all_commands
 from remask.cli.parser import Parser
+from remask.denoising.rules import REMASKING
 from remask.families import PRESETS
 from remask.model.cpu_kernels import int8_kernel
 from remask.plan import View
@@ -25,7 +26,6 @@ from remask.policies.registry import POLICIES
 from remask.request.sampling_groups import BlockParams, RemaskingParams, UniformParams
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.sampling.rules import REMASKING
 from remask.server.fields import FOREIGN
 from remask.server.protocol.generation import ChatBody, CompletionBody
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from remask.checks import ModelKind
 from remask.checks.fields import Nested, declared, paths
 from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Text, Values, Whole
+from remask.denoising.rules import RULES, names_on
 from remask.engine.engine import Engine
 from remask.engine.request import Owner, Request
 from remask.errors import ConfigError
@@ -24,7 +25,6 @@ from remask.readers.drafts import Drafts
 from remask.readers.logprobs import Logprobs
 from remask.request.sampling_params import SamplingParams
 from remask.request.trace import TOP_LOGPROBS
-from remask.sampling.rules import RULES, names_on
 from tests.engine.support import (
     DEADLINE,
     EOS,

@@ -7,11 +7,11 @@ from typing import Self
 
 import numpy as np
 
+from remask.denoising.rules import MARGIN
 from remask.machine.transfers import fetch
 from remask.plan import HookCost, LayerHook, Mask, OperationCost, Plan, Span, Spans, View, Widths
 from remask.policies import CachePolicy, Schedule, Traits
 from remask.policies.on_device import AttendingRows, Changed, DeviceHook
-from remask.sampling.rules import MARGIN
 
 
 @dataclass(frozen=True, slots=True)

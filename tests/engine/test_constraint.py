@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from remask.answers.structured import automaton_of
+from remask.denoising.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.model.transformer import Transformer
@@ -20,7 +21,6 @@ from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import RowGroup
-from remask.sampling.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.sampling.score import score
 from tests.engine import kinds, support
 from tests.engine.support import EOS, MODELS, VOCAB, Work, make_engine, poisoned_engine, run

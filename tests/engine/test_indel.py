@@ -13,6 +13,7 @@ import torch
 from remask import LLM, EngineConfig
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
+from remask.denoising.indel import EditTokens, IndelBlock, JointThresholdIndel, Levenshtein, Limits, TokenCandidates
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.families import preset
@@ -23,7 +24,6 @@ from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result, Transfer
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.indel import Candidates, EditTokens, IndelBlock, JointThresholdIndel, Levenshtein, Limits
 from tests.engine.support import CPU, CheckedTransformer, Work, events_of, lively_weights, poisoned_engine, run
 from tests.goldens import llada22 as goldens
 from tests.oracles import experts, indel
@@ -94,7 +94,7 @@ def test_recorded_runs_alone(name: str, share: int) -> None:
             check(recorded, output)
 
 
-def offered(rows: list[list[list[float]]], count: int) -> Candidates:
+def offered(rows: list[list[list[float]]], count: int) -> TokenCandidates:
     """The most probable tokens of places of which three are known, and the others are equal."""
     tokens, chances = [], []
     for row in rows:
@@ -104,7 +104,7 @@ def offered(rows: list[list[list[float]]], count: int) -> Candidates:
         order = sorted(every, key=lambda token: (-every[token], token))[:count]
         tokens.append(order)
         chances.append([every[token] for token in order])
-    return Candidates(np.array(tokens), np.array(chances, dtype=np.float32))
+    return TokenCandidates(np.array(tokens), np.array(chances, dtype=np.float32))
 
 
 def block_of(rule: str, places: int, **limits: Any) -> IndelBlock:
@@ -224,7 +224,7 @@ def test_drawn_tokens_follow_the_seed() -> None:
 def test_draws_keep_ties_and_then_the_token_that_crosses() -> None:
     """A token that is drawn counts with its own probability, and a final pass draws one that moves no place."""
     block = block_of("levenshtein", 2, max_post_steps=0, steps=1)
-    found = Candidates(
+    found = TokenCandidates(
         np.array([[7, 125, 9], [8, 9, 10]]),
         np.array([[0.6, 0.3, 0.1], [0.9, 0.05, 0.02]], dtype=np.float32),
         (np.array([125, 8]), np.array([0.3, 0.9], dtype=np.float32), np.array([9, 8])),

@@ -115,7 +115,7 @@ def breaks_choice(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def third_step(decoder: MaskedDecoder, *_: Any) -> bool:
-    return decoder.seed == SEED and decoder.step == 3
+    return decoder._seed == SEED and decoder.step == 3
 
 
 def late(items: Items, *_: Any) -> bool:

@@ -17,10 +17,11 @@ from remask.errors import ConfigError
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
 from remask.readers.forced import ForcedTokens, Given
-from remask.readers.logprobs import MIN_LOGPROB, Logprobs, PredictedLogprobs, Ranking, width
+from remask.readers.logprobs import Logprobs, PredictedLogprobs, Ranking, width
 from remask.request.result import Result, Transfer
 from remask.request.sampling_params import SamplingParams
 from remask.request.trace import TokenLogprob, step_map, token_logprobs
+from remask.sampling.device_reads import MIN_LOGPROB
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
 from tests.engine import kinds, support

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from remask.checks import KINDS, ModelKind
+from remask.denoising.rules import names_on
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
@@ -16,7 +17,6 @@ from remask.policies.registry import names_for
 from remask.readers.decision import Reading
 from remask.readers.forced import ForcedTokens
 from remask.request.result import Result
-from remask.sampling.rules import names_on
 from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of
 from tests.engine.support import DEADLINE, Work, let_pass, run, running_canvases, work_of, written
 

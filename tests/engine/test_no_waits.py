@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from remask.denoising.select import Ranked, top
 from remask.engine import runner
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -35,7 +36,6 @@ from remask.policies.uniform_cache import UniformCache
 from remask.readers.logprobs import Logprobs
 from remask.sampling.choice import RANKED
 from remask.sampling.decoder import Decoder
-from remask.sampling.select import Ranked, top
 from tests.engine.own_policies import Measuring
 from tests.engine.support import CPU, small_config
 from tests.sampling_fields import flat_params

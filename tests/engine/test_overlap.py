@@ -457,8 +457,9 @@ def test_a_speculative_step_changes_nothing_of_its_request() -> None:
     queued = engine._queued
     assert queued is not None
     before = running.canvases[0].canvas.noisy.copy(), running.decoder.step, running.canvases[0].ledger.step
-    assert plan_ahead(queued.turns())
-    turn = running.plan().following
+    ahead = plan_ahead(queued.turns())
+    assert ahead is not None
+    turn = ahead[running]
     assert turn is not None
     assert turn.decoder is not None
     assert turn.decoder.step == running.decoder.step + 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from remask.denoising.rules import NEGATIVE_ENTROPY
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies import BiCache, Dense
@@ -19,7 +20,6 @@ from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.rows import DeviceRead
-from remask.sampling.rules import NEGATIVE_ENTROPY
 from tests.engine.support import Work, make_engine, poisoned_engine, random_work, run
 from tests.engine.test_against_oracles import dense, model_of
 from tests.oracles import reading as oracle

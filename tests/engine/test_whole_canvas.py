@@ -16,6 +16,7 @@ from remask import LLM, EngineConfig, loading
 from remask.checkpoint.files import read_sampling, unfollowed
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
+from remask.denoising.noise import canvas_log_snrs
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError
 from remask.families import family_of, preset
@@ -27,7 +28,6 @@ from remask.request.result import Transfer
 from remask.request.sampling_params import SamplingParams
 from remask.sampling import filters
 from remask.sampling.filters import Draws
-from remask.sampling.noise import canvas_log_snrs
 from remask.sampling.uniform_score import Transition, reverse_step
 from tests.engine.support import CPU, CheckedTransformer, Work, poisoned_engine, run
 from tests.goldens import sumi as goldens

@@ -58,7 +58,7 @@ def our_logits(
     start, count = len(given), len(given) + len(canvases[-1])
     canvas = Canvas(given, canvases[-1], len(canvases[-1]))
     table = plain_table(PageRange(range(config.layers), np.arange(count), 1, count))
-    state = CanvasState(canvas, Ledger(config.layers, count, None), (table,), told=before is not None)
+    state = CanvasState(canvas, Ledger(config.layers, count, None), (table,), conditioned=before is not None)
     pool, sees = Pool(config, count, 1, model.dtype, CPU), np.arange(1, count + 1)
     sees[start:] = count
     for tensor in (*pool.k, *pool.v):

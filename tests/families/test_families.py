@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from remask.denoising.noise import Noise
 from remask.errors import CheckpointError, UnknownNameError
 from remask.families import FAMILIES, Family, family_of, preset
 from remask.families.dream import DREAM as DREAM_FAMILY
@@ -15,7 +16,6 @@ from remask.families.sdar import SDAR as SDAR_FAMILY
 from remask.model.config import ModelConfig
 from remask.model.weights import empty_weights
 from remask.request.sampling_params import SamplingDefaults
-from remask.sampling.noise import Noise
 from tests.checkpoint.checkpoints import (
     A2D,
     DIFFUSION_GEMMA,

@@ -13,12 +13,12 @@ import pytest
 from remask import LLM, SamplingParams
 from remask.cli import main
 from remask.cli.commands import all_commands
+from remask.denoising.rules import names_on
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError, PluginError, RemaskError, UnknownNameError
 from remask.families import REGISTRY, family_of, preset
 from remask.policies import Dense, names_for, parse, policy_names
 from remask.policies.bicache import DepthLookup
-from remask.sampling.rules import names_on
 from tests.engine.support import Work, make_engine, request, run
 from tests.plugins.installed import installed, write_package
 from tests.server.serving import make_llm, serving
@@ -252,7 +252,7 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_that_is_none(name: str, install: Install) -> None:
     text, problem = RULES[name]
-    install("bad", {"remask.remasking": {"x": "bad_module:X"}}, f"from remask.sampling.rules import Remasking\n{text}")
+    install("bad", {"remask.remasking": {"x": "bad_module:X"}}, f"from remask.denoising.rules import Remasking\n{text}")
     with pytest.raises(PluginError, match=re.escape(problem)):
         SamplingParams(remasking="x")
     assert "x" not in names_on("masked"), "lists leave it out"
@@ -262,7 +262,7 @@ def test_a_rule_that_is_none(name: str, install: Install) -> None:
 def test_a_rule_that_never_ends_a_block_ends_its_own_request(install: Install) -> None:
     text = "def begin(block): return lambda step: step.positions[:0]\nX = Remasking('x', 'It does not.', begin=begin)"
     install(
-        "idle", {"remask.remasking": {"x": "idle_module:X"}}, f"from remask.sampling.rules import Remasking\n{text}"
+        "idle", {"remask.remasking": {"x": "idle_module:X"}}, f"from remask.denoising.rules import Remasking\n{text}"
     )
     params = SamplingParams(max_tokens=8, steps=4, remasking="x")
     results = run(make_engine(), [Work(Request("x", [1, 2], params), Dense()), Work(request("good"), Dense())])

@@ -264,7 +264,7 @@ def test_a_rule_with_a_measure_parameters_and_a_state(model: Path, monkeypatch: 
 
     def noting(running: RunningRequest) -> Any:
         turn = plans(running)
-        left_out.append(None if running.decoder.cut is None else int(running.decoder.cut[0]))
+        left_out.append(None if (cut := running.decoder.context.cut) is None else int(cut[0]))
         return turn
 
     def looking(rule: Any, step: Any) -> Any:

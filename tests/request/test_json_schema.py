@@ -16,6 +16,7 @@ from jsonschema_specifications import REGISTRY
 
 from remask.answers.structured_worker import compiled
 from remask.errors import ConfigError
+from remask.machine.helper import RefusedError
 from remask.request.forms import StructuredOutputs
 from remask.request.json_schema import ANNOTATIONS, REFUSED, WORKS
 from remask.request.schema_parts import FORMATS
@@ -30,8 +31,6 @@ class Language:
     def __init__(self, schema: dict[str, Any]) -> None:
         form = StructuredOutputs(json=schema)
         made = compiled({"text": form.source[1], "tokens": BYTES, "vocab": 256, "most": 2**20})
-        if "error" in made:
-            raise ValueError(made["error"])
         self.start, self.final = made["start"], set(made["final"])
         self.leads: dict[int, dict[int, int]] = defaultdict(dict)
         before = defaultdict(set)
@@ -428,7 +427,7 @@ def always_holds(schema: dict[str, Any], seed: int) -> None:
     except ConfigError as error:
         assume(not str(error).startswith("structured_outputs.json"))
         raise
-    except ValueError as error:
+    except RefusedError as error:
         assume("DFA" not in str(error) and "transitions" not in str(error))  # beyond the compiler's limits
         raise
 

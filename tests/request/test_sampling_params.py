@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from remask.checks.fields import paths
+from remask.denoising.rules import REMASKING
 from remask.errors import ConfigError, UnknownNameError
 from remask.request.sampling_groups import RemaskingParams, UniformParams
 from remask.request.sampling_params import SamplingParams, layered
-from remask.sampling.rules import REMASKING
 
 NAN, INF = math.nan, math.inf
 

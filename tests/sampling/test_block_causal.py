@@ -10,6 +10,7 @@ from remask.errors import ConfigError
 from remask.plan.canvas import Canvas
 from remask.request.sampling_params import SamplingDefaults
 from remask.sampling.block_causal import BlockCausalDecoding, EditingDecoder
+from remask.sampling.decoder import Predicted
 from tests.sampling_fields import flat_params
 
 MASK = 39
@@ -28,7 +29,7 @@ def chosen(confidence: list[float], known: int = 0, step: int = 0, **sampling: A
     first = 0 if known else 8
     positions = np.flatnonzero(walk.canvas.noisy[first : first + 8]) + first
     values = np.array(confidence, dtype=np.float32)[positions - first]
-    return [int(position) - first for position in walk.choose(positions, positions, values)]
+    return [int(position) - first for position in walk.choose(Predicted(positions, positions, values))]
 
 
 def test_blocks_stand_on_an_absolute_grid() -> None:
@@ -36,9 +37,10 @@ def test_blocks_stand_on_an_absolute_grid() -> None:
     canvas = one.canvas()
     assert (one.length, len(canvas), canvas.end) == (12, 12, 11)
     assert canvas.tokens.tolist() == [1] * 5 + [MASK] * 7
-    assert one.decoder(canvas, "all").sees.tolist() == [4] * 4 + [8] * 4 + [12] * 4
     walk = one.decoder(canvas, "all")
-    assert (walk.block, walk.finished, walk.order) == (range(4, 8), False, None)
+    assert walk.context.sees is not None
+    assert walk.context.sees.tolist() == [4] * 4 + [8] * 4 + [12] * 4
+    assert (walk.block, walk.finished, walk.context.order) == (range(4, 8), False, None)
     canvas.settle(np.arange(5, 8), 0)
     walk.advance()
     assert (walk.block, walk.block_step, walk.step) == (range(8, 12), 0, 1)

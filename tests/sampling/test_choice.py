@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from remask.denoising import select
+from remask.denoising.select import Ranked
 from remask.engine.canvas_state import TokenBuffer
-from remask.sampling import select
 from remask.sampling.choice import Candidates
-from remask.sampling.select import Ranked
 from tests.device import device
 from tests.engine.executors import NEEDS_TRITON
 

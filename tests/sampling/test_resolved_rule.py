@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
+from remask.denoising.rules import REMASKING
 from remask.errors import ConfigError, UnknownNameError
 from remask.families import preset
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.masked import Rule, resolve
-from remask.sampling.rules import REMASKING
 from tests.sampling_fields import flat_params
 
 FAMILIES = {"llada": preset("llada-tiny").sampling, "dream": preset("dream-tiny").sampling}

@@ -12,18 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remask.denoising.noise import Noise
+from remask.denoising.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.plan import RowMeasure
 from remask.readers.biases import Added, AtLeast, Penalized
 from remask.readers.decision import Labels
 from remask.readers.forced import Given
 from remask.readers.guidance import Guide, Guided, Residual
-from remask.readers.implied import Barred, Best, Measuring
+from remask.readers.implied import Barred, Measuring
 from remask.readers.logprobs import Ranking
 from remask.sampling import filters
 from remask.sampling import score as scoring
-from remask.sampling.noise import Noise
+from remask.sampling.device_reads import Best
 from remask.sampling.rows import DeviceRead, Penalty, RowGroup
-from remask.sampling.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from remask.denoising.noise import Noise, log_snrs
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
+from remask.sampling.decoder import Predicted
 from remask.sampling.filters import top_k, top_p
-from remask.sampling.noise import Noise, log_snrs
 from remask.sampling.uniform import UniformDecoder, UniformDecoding
 from remask.sampling.uniform_score import gain, reverse_step
 from tests.goldens import uniform as goldens
@@ -88,10 +89,10 @@ def test_recorded_adaptive_steps(name: str, strategy: str) -> None:
         scores = gain(step.logits.float(), step.tokens, torch.from_numpy(rows.weights))
         torch.testing.assert_close(scores, trace.tensors[f"{strategy}.score"][number, 0], rtol=0, atol=5e-6)
         tokens = step.logits.argmax(-1).numpy()
-        written = walk.choose(positions, tokens, scores.numpy())
+        written = walk.choose(Predicted(positions, tokens, scores.numpy()))
         canvas.write(written, tokens[written - positions[0]])
         assert canvas.tokens[positions].tolist() == after.tolist()
-        canvas.settle(walk.final(written), walk.step)
+        canvas.settle(walk.outcome(written).final, walk.step)
         walk.advance()
     assert number > 0
 
@@ -113,10 +114,10 @@ def test_recorded_ancestral_steps(name: str, strategy: str) -> None:
         logits = top_p(top_k(step.logits.float() / group.temperature, group.top_k), group.top_p)
         chances = reverse_step(logits, step.tokens, noisy(walk).transition, greedy=False)
         torch.testing.assert_close(chances, recorded[number, 0], rtol=0, atol=1e-5)
-        written = walk.choose(positions, after.numpy(), np.ones(len(positions), dtype=np.float32))
+        written = walk.choose(Predicted(positions, after.numpy(), np.ones(len(positions), dtype=np.float32)))
         assert written.tolist() == positions[(after != step.tokens).numpy()].tolist()
         canvas.write(positions, after.numpy())
-        canvas.settle(walk.final(written), walk.step)
+        canvas.settle(walk.outcome(written).final, walk.step)
         walk.advance()
         compared += 1
     assert compared == walk.step == len(recorded)
@@ -150,9 +151,9 @@ def test_the_canvas_is_the_prompt_and_noise_to_its_end() -> None:
 
 def test_clean_rows_see_clean_rows_and_noise_sees_everything() -> None:
     walk = decoder(block_length=4, steps_per_block=1)
-    assert (walk.sees is not None and walk.sees.tolist()) == [5] * 5 + [32] * 27
+    assert (walk.context.sees is not None and walk.context.sees.tolist()) == [5] * 5 + [32] * 27
     walk.advance()
-    assert (walk.sees is not None and walk.sees.tolist()) == [9] * 9 + [32] * 23
+    assert (walk.context.sees is not None and walk.context.sees.tolist()) == [9] * 9 + [32] * 23
 
 
 def test_every_block_walks_from_full_noise_to_none() -> None:
@@ -163,13 +164,13 @@ def test_every_block_walks_from_full_noise_to_none() -> None:
         transition = noisy(walk).transition
         seen.append((transition.before, transition.after))
         blocks.append((walk.block.start, walk.block.stop))
-        last = len(walk.final(np.empty(0, dtype=np.int64)))
+        last = len(walk.outcome(np.empty(0, dtype=np.int64)).final)
         assert last == (4 if walk.block_step == 2 else 0)
         walk.advance()
     assert blocks == [(5, 9)] * 3 + [(9, 13)] * 3, "the last block reaches beyond the response"
     assert seen == [(grid[3], grid[2]), (grid[2], grid[1]), (grid[1], grid[0])] * 2
     assert walk.step == 6
-    assert walk.order is None
+    assert walk.context.order is None
 
 
 def test_a_block_ends_with_the_canvas() -> None:
@@ -184,8 +185,8 @@ def test_positions_that_gain_nothing_are_not_written() -> None:
     current = decoding().canvas().tokens[positions]
     tokens = np.where(np.arange(8) == 2, current, current + 1)
     scores = np.array([0.1, 0.0, 0.9, 0.0, 0.3, 0.2, 0.0, 0.0], dtype=np.float32)
-    assert walk.choose(positions, tokens, scores).tolist() == [9, 10], "the best one changes no token"
-    assert walk.choose(positions, tokens, np.zeros(8, dtype=np.float32)).tolist() == []
+    assert walk.choose(Predicted(positions, tokens, scores)).tolist() == [9, 10], "the best one changes no token"
+    assert walk.choose(Predicted(positions, tokens, np.zeros(8, dtype=np.float32))).tolist() == []
 
 
 def test_weights_are_priors_over_the_block() -> None:
@@ -264,9 +265,12 @@ def test_revisions_keep_every_block_open_to_the_end() -> None:
     while not walk.finished:
         positions = np.arange(walk.block.start, walk.block.stop)
         tokens = canvas.tokens[positions] ^ 1  # every proposal is another token
-        written = walk.choose(positions, tokens, np.linspace(0.9, 0.5, len(positions), dtype=np.float32))
-        told.append((walk.block, walk.fresh, written.tolist(), walk.edited(written).tolist(), len(walk.final(written))))
-        assert walk.sees is None
+        written = walk.choose(Predicted(positions, tokens, np.linspace(0.9, 0.5, len(positions), dtype=np.float32)))
+        outcome = walk.outcome(written)
+        assert outcome.edits is not None
+        fresh = walk.context.fresh
+        told.append((walk.block, fresh, written.tolist(), outcome.edits.tolist(), len(outcome.final)))
+        assert walk.context.sees is None
         walk.advance()
     assert told == [
         (range(2, 6), None, [2, 3], [], 0),
@@ -274,4 +278,4 @@ def test_revisions_keep_every_block_open_to_the_end() -> None:
         (range(2, 10), range(6, 10), [2, 6, 7], [2], 0),
         (range(6, 10), None, [6, 7], [], 8),
     ]
-    assert (walk.fresh, len(walk.block)) == (None, 0)
+    assert (walk.context.fresh, len(walk.block)) == (None, 0)

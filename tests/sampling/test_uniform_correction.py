@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from remask.errors import ConfigError
+from remask.sampling.decoder import Predicted
 from remask.sampling.filters import Draws
 from remask.sampling.uniform import UniformDecoder
 from remask.sampling.uniform_correction import Correction
@@ -147,30 +148,31 @@ def walk_to_the_end(walk: UniformDecoder) -> list[tuple[int, range, int]]:
     while not walk.finished:
         positions = np.arange(walk.block.start, walk.block.stop)
         current = walk.canvas.tokens[positions]
-        written = walk.choose(positions, current, np.ones(len(positions), dtype=np.float32))
+        sure, best = np.ones(len(positions), dtype=np.float32), current[None].astype(np.float32)
+        written = walk.choose(Predicted(positions, current, sure, numbers=best))
         assert not len(written)
-        told.append((walk.block_step, walk.block, len(walk.final(written))))
+        told.append((walk.block_step, walk.block, len(walk.outcome(written).final)))
         walk.advance()
     return told
 
 
 def test_nothing_is_final_before_the_last_correction() -> None:
     walk = decoder(block_length=4, steps_per_block=1, max_tokens=6, correction_steps=5)
-    assert (walk.corrections, walk.touched) == (0, None)
+    assert (walk.context.corrections, walk.context.touched) == (0, None)
     assert walk_to_the_end(walk) == [
         (0, range(5, 9), 0),
         (0, range(9, 13), 0),
         (0, range(5, 11), 6),
     ], "the response alone is corrected, not what the last block holds beyond it"
-    assert (walk.step, walk.corrections) == (3, 1)
-    assert walk.sees is not None
-    assert walk.sees.tolist() == [5] * 5 + [32] * 27
+    assert (walk.step, walk.context.corrections) == (3, 1)
+    assert walk.context.sees is not None
+    assert walk.context.sees.tolist() == [5] * 5 + [32] * 27
 
 
 def test_none_are_taken_unless_asked_for() -> None:
     for given in ({}, {"correction_steps": 0}):
         walk = decoder(block_length=8, steps_per_block=1, **given)
-        assert (walk.corrections, len(walk.final(np.empty(0, dtype=np.int64)))) == (None, 8)
+        assert (walk.context.corrections, len(walk.outcome(np.empty(0, dtype=np.int64)).final)) == (None, 8)
         walk.advance()
         assert walk.finished
 

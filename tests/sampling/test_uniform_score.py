@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from remask.denoising.noise import Noise
 from remask.sampling.filters import Draws, top_k, top_p
-from remask.sampling.noise import Noise
 from remask.sampling.uniform_score import NoisyRows, Transition, gain, read_noisy, reverse_step
 from tests.goldens import uniform as goldens
 from tests.oracles import bound

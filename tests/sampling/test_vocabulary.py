@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remask.denoising.noise import Noise
+from remask.denoising.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.readers.biases import Added, Penalized
 from remask.readers.guidance import Guide, Guided, Residual
 from remask.readers.logprobs import Ranking, width
 from remask.sampling.filters import Draws
-from remask.sampling.noise import Noise
 from remask.sampling.rows import Penalty, RowGroup
-from remask.sampling.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary

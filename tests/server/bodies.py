@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from remask.checks import ModelKind
 from remask.checks.fields import Declared, Nested, declared
 from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
+from remask.denoising.rules import RULES, names_on
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.sampling.rules import RULES, names_on
 
 Bodies = st.SearchStrategy[dict[str, Any]]
 

@@ -143,7 +143,7 @@ def break_choice(patch: pytest.MonkeyPatch) -> None:
     choose = MaskedDecoder.choose
 
     def chooses(self: MaskedDecoder, *args: Any) -> Any:
-        if self.seed == SEED and self.step == 3:
+        if self._seed == SEED and self.step == 3:
             raise IndexError("out of range")
         return choose(self, *args)
 
@@ -347,7 +347,7 @@ def test_a_template_that_loops_stops_neither_the_event_loop_nor_the_engine(monke
 
             template = llm.tokenizer._template
             assert template is not None
-            idle = template._workers.idle
+            idle = template._helpers.idle
             (worker,) = idle
             looping = threading.Thread(target=loop)
             looping.start()

@@ -108,15 +108,12 @@ def test_a_process_is_kept_and_replaced_once_it_is_gone() -> None:
     "program",
     [
         "raise SystemExit(3)",
-        "import sys\nsys.stdout.buffer.write(b'T' + (99).to_bytes(8, 'little') + b'half')\nraise SystemExit(3)",
+        "import sys\nsys.stdout.buffer.write(b'A' + (99).to_bytes(8, 'little') + b'half')\nraise SystemExit(3)",
     ],
 )
-def test_a_process_that_ends_early_is_an_error_of_ours(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_ends_early_is_an_error_of_ours(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a broken pipe nor a part of the text gets out."""
-    (tmp_path / "program.py").write_text(program)
-    monkeypatch.setattr("remask.text.chat_template._PROGRAM", tmp_path / "program.py")
+    monkeypatch.setattr("remask.machine.helper._PROGRAM", program)
     template = ChatTemplate("x" * 1_000_000, {})
     before = children(os.getpid())
     for _ in range(2):
@@ -178,7 +175,7 @@ def test_its_process_ends_with_the_one_that_made_it() -> None:
         "from remask.text.chat_template import ChatTemplate\n"
         "template = ChatTemplate('ok', {})\n"
         "template.render([{'role': 'user', 'content': 'a'}], True)\n"
-        "print(template._workers.idle[0].pid, flush=True)\n"
+        "print(template._helpers.idle[0].pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from remask.checks.fields import check, declare
 from remask.checks.values import POSITIONS, Flag, Real, Whole
-from remask.sampling.rules import BlockStart, Choose, Remasking, Step
-from remask.sampling.select import Chosen, Confidence, above, top
+from remask.denoising.rules import BlockStart, Choose, Remasking, Step
+from remask.denoising.select import Chosen, Confidence, above, top
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from lab.tests.papers.tables import SMALL, small_table
 
+from remask.denoising.rules import RULES
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import parse
 from remask.policies.bicache import DepthLookup
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.rules import RULES
 from remask_lab.papers.definition import SCALES, load_table, resolve, table_names
 from remask_lab.papers.show import published
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from training.noise_bound import chain, divergences
 
-from remask.sampling.noise import Noise
+from remask.denoising.noise import Noise
 from tests.oracles import bound
 
 VOCAB, MASK = 6, 5

@@ -2,8 +2,6 @@
 
 import importlib.util
 import marshal
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.answers import structured_worker as structure_worker
 from remask.checks.plugins import install_line
 from remask.errors import ConfigError
+from remask.machine.helper import HelperError, Helpers, LateError, RefusedError
 from remask.model.config import ModelConfig
 from remask.readers.constraint import Constraint
 from remask.request.forms import StructuredOutputs
@@ -142,28 +140,20 @@ class Structures:
         if importlib.util.find_spec("outlines_core") is None:
             raise _PassingError(f"structured_outputs need the package outlines-core: {install_line('server')}")
         seconds = MAX_SECONDS + self._vocab // 50_000
-        job = {"text": text, "tokens": self._tokens, "vocab": self._vocab}
-        job |= {"seconds": seconds, "bytes": MAX_BYTES, "most": MAX_TRANSITIONS}
-        program = [sys.executable, "-P", structure_worker.__file__]
+        settings = {"tokens": self._tokens, "vocab": self._vocab, "most": MAX_TRANSITIONS}
+        # Time that it waits for a core counts in `wait`, so this limit is a wide one; the processor time is its own.
+        task, wait = "remask.answers.structured_worker:compiler", 20 * seconds
+        helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
+        failure = f"structured_outputs: the {_NAMES[kind]} cannot be compiled:"
         try:
-            # Time that it waits for a core counts here, so this limit is a wide one; the processor time is its own.
-            done = subprocess.run(
-                program, input=marshal.dumps(job), capture_output=True, check=False, timeout=20 * seconds
-            )
-            answer = marshal.loads(done.stdout) if done.returncode == 0 else None
-        except subprocess.TimeoutExpired as error:
-            raise _PassingError(
-                f"structured_outputs: the {_NAMES[kind]} cannot be compiled: it takes more than {20 * seconds} s on "
-                "this machine, which may be busy; try again later"
-            ) from error
-        except (ValueError, EOFError):
-            answer = None
-        if answer is None:
-            answer = {"error": f"it takes more than {seconds} s of processor time or {MAX_BYTES >> 30} GiB of memory"}
-        if "error" in answer:
-            raise ConfigError(f"structured_outputs: the {_NAMES[kind]} cannot be compiled: {answer['error']}")
-        found: dict[str, Any] = answer
-        return found
+            answer: dict[str, Any] = marshal.loads(helpers.ask(marshal.dumps(text)))
+        except LateError as error:
+            raise _PassingError(f"{failure} {error}; try again later") from error
+        except (RefusedError, HelperError) as error:
+            raise ConfigError(f"{failure} {error}") from error
+        finally:
+            helpers.close()
+        return answer
 
     def _automaton(self, answer: dict[str, Any]) -> TokenAutomaton:
         columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]

@@ -1,25 +1,22 @@
-"""Compiles one form of answers in a process of its own, which `remask.answers.structured` starts and sends a job.
+"""Compiles a form of answers: a task of helpers (`remask.machine.helper`), which `remask.answers.structured` asks.
 
-Both are of Python's `marshal`. Patterns are whatever clients send: the process has limits of time and memory, which end
-it by a signal or an exception. It imports nothing of remask, so that it is small.
+Patterns are whatever clients send, so that compiling them has limits of time and memory.
 """
 
 import marshal
-import os
 import re
-import sys
 from array import array
-from contextlib import suppress
 from typing import Any
+
+from remask.machine.helper import Answers, RefusedError
 
 END = "\U0010ffff"
 """Stands behind a pattern, as a token of its own. outlines-core leaves out what leads from a text that is whole to one
 that is not, such as from `yes` to `yes n`; with a token behind it no text is whole."""
-NICE = 5  # whoever waits for a step goes before whoever sends a new form
 
 
 def compiled(job: dict[str, Any]) -> dict[str, Any]:
-    """The transitions between tokens of a job's pattern, or {"error": ...}."""
+    """The transitions between tokens of a job's pattern. Raises `RefusedError`."""
     from outlines_core import Index, Vocabulary
 
     tokens: dict[str | bytes, list[int]] = {}
@@ -33,7 +30,7 @@ def compiled(job: dict[str, Any]) -> dict[str, Any]:
     try:
         index = Index(pattern, Vocabulary(end + 1, tokens))
     except (ValueError, TypeError) as error:
-        return {"error": str(error).split("\n")[0][:300]}
+        raise RefusedError(str(error).split("\n")[0][:300]) from error
     source, label, target = array("q"), array("q"), array("q")
     last = index.get_final_states()
     whole = set(last) if closed else set[int]()
@@ -46,7 +43,7 @@ def compiled(job: dict[str, Any]) -> dict[str, Any]:
                 label.append(token)
                 target.append(other)
         if len(source) > job["most"]:
-            return {"error": f"its automaton has more than {job['most']} transitions"}
+            raise RefusedError(f"its automaton has more than {job['most']} transitions")
     arrays = {"source": source.tobytes(), "label": label.tobytes(), "target": target.tobytes()}
     return arrays | {"start": index.get_initial_state(), "final": sorted(whole)}
 
@@ -61,24 +58,11 @@ def _closed(pattern: str) -> bool:
     return False
 
 
-def main() -> None:
-    """Answer the job on standard input."""
-    job = marshal.loads(sys.stdin.buffer.read())
-    if sys.platform != "win32":
-        import resource
+def compiler(settings: bytes) -> Answers:
+    """What compiles patterns for the tokens of `settings`. All content is of Python's `marshal`."""
+    job = marshal.loads(settings)
 
-        os.nice(NICE)
-        for kind, most in ((resource.RLIMIT_AS, job["bytes"]), (resource.RLIMIT_CORE, 0)):
-            with suppress(OSError, ValueError):
-                resource.setrlimit(kind, (most, most))
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_CPU, (job["seconds"], job["seconds"]))
-    try:
-        answer = compiled(job)
-    except MemoryError:
-        answer = {"error": "it needs too much memory"}
-    sys.stdout.buffer.write(marshal.dumps(answer))
+    def compile_form(pattern: bytes) -> bytes:
+        return marshal.dumps(compiled({**job, "text": marshal.loads(pattern)}))
 
-
-if __name__ == "__main__":
-    main()
+    return compile_form

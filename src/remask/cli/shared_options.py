@@ -167,9 +167,9 @@ WIDTH = 100  # of the list of fields
 def listing() -> str:
     """Return every declared field with its values, default and meaning, and the remasking rules, as text."""
     # Imported here, as the fields' values need NumPy, and the option is seldom given.
+    from remask.denoising.rules import RULES
     from remask.request.sampling_params import SamplingParams
     from remask.request.terms import Terms
-    from remask.sampling.rules import RULES
 
     parts = [
         'Sampling parameters, as in --sampling \'{"max_tokens": 64}\' and in the object "sampling" of a line:',

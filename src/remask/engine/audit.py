@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from remask.engine.audit_passes import AuditPasses, Seen
@@ -98,8 +97,6 @@ class Auditor:
         if not isinstance(running, RunningRequest):
             return
         chosen = self.open.get(running)
-        if turn.hidden is not None and turn.still_noisy is not None:
-            turn.hidden = turn.hidden[torch.from_numpy(turn.still_noisy).to(turn.hidden.device)]
         if chosen is not None and chosen.turn is turn:
             chosen.turn, chosen.seen, chosen.hidden = None, Seen.of(turn), turn.hidden
         if turn.decoder is not None and turn.decoder.step == 0 and not turn.plan.fills:
@@ -156,7 +153,7 @@ class Auditor:
         policy, shape = running.request.policy, self.passes.model.config
         if not self.share or shape.kind == "block_causal" or shape.self_conditioning:
             return
-        if len(running.canvases) > 1 or not len(turn.predicted) or running.decoder.drafts:
+        if len(running.canvases) > 1 or not len(turn.predicted) or running.decoder.context.drafts:
             return
         prefix = running.record.prefix
         if prefix and isinstance(policy, BiCache | Reuse):

@@ -46,11 +46,9 @@ class Seen:
     def of(cls, turn: Turn) -> "Seen":
         """What the pass of `turn` saw, before its predictions are written."""
         state, plan = turn.items[0]
-        canvas, predicted = copy(state.canvas), plan.predicted
+        canvas = copy(state.canvas)
         canvas.tokens, canvas.noisy = canvas.tokens.copy(), canvas.noisy.copy()
-        if turn.still_noisy is not None:
-            predicted = predicted[turn.still_noisy]
-        return cls(canvas, predicted, plan.sees, state.shift, state.adapter)
+        return cls(canvas, turn.predicted, plan.sees, state.shift, state.adapter)
 
     @classmethod
     def first(cls, decoding: Decoding, shift: int, adapter: str | None) -> "Seen":

@@ -67,7 +67,7 @@ class CanvasState:
     routing: int = 1  # of its rows passes compute whole blocks of so many, whose experts are chosen together
     adapter: str | None = None  # that its rows are computed with
     outputs: bool = False  # attention and FFN outputs are cached too
-    told: bool = False  # rows that are denoised take in what the last pass predicted of them
+    conditioned: bool = False  # rows that are denoised take in what the last pass predicted of them
     leaves: int | None = None  # the pass ends after this many layers: the next one restarts from what leaves them
     prefix: PrefixHit | None = None  # positions that it reads from the store
     chain: int = 0  # hash of the last exact page that it shares

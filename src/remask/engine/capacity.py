@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from remask.checks import Quantization
+from remask.denoising.select import DRAWN
 from remask.errors import ConfigError
 from remask.model import weights
 from remask.model.config import ModelConfig
 from remask.model.ranks import Shard
 from remask.model.sizes import FORMATS, GPU_SCORES, MULTIPLIED, TILE_BYTES, NumberFormat
 from remask.model.work_list import WorkList, WorkListBuilder
-from remask.sampling.select import DRAWN
 
 if TYPE_CHECKING:
     from remask.model.attention import Attention, SizedAttention

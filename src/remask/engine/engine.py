@@ -14,7 +14,7 @@ from remask.engine.lifecycle import MOVE_FAILED, PASS_FAILED, POLICY_FAILED, WRI
 from remask.engine.member import EngineStats, Scores, Turn
 from remask.engine.memory import Memory
 from remask.engine.observer import EngineObserver, Observers
-from remask.engine.overlap import confirm, plan_ahead
+from remask.engine.overlap import Ahead, confirm, plan_ahead, roll_back
 from remask.engine.proof import prepare
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import PendingRequest, Request
@@ -150,8 +150,8 @@ class Engine:
         self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
 
-    def _plan(self) -> Batch:
-        """The turns of the next pass, in the order of their rows. Members in flight get those that were planned ahead.
+    def _plan(self, ahead: Ahead | None = None) -> Batch:
+        """The turns of the next pass, in the order of their rows. Members in flight get those that are planned `ahead`.
 
         Requests of one adapter are neighbours, and so are those of a leased prefix.
         """
@@ -159,15 +159,16 @@ class Engine:
         for member in tuple(lifecycle.scheduler.line):
             if not member.ready:
                 continue
+            if ahead is not None and member in ahead:
+                following = ahead[member]
+                if following is not None:
+                    turns.append(following)
+                continue
             lifecycle.at_work = (member.id,)
             try:
-                turn = member.plan()
+                turns.append(member.plan())
             except Exception as error:
                 lifecycle.fail(member, error, POLICY_FAILED)
-                continue
-            following = turn.following if turn.in_flight else turn
-            if following is not None:
-                turns.append(following)
         for turn in lifecycle.scheduler.next(turns):
             member, what = turn.member, POLICY_FAILED
             lifecycle.at_work = (member.id,)
@@ -186,9 +187,11 @@ class Engine:
         lifecycle.at_work = working
         return batch
 
-    def _run(self, batch: Batch) -> LaunchedPass:
-        """Run a pass over `batch`, and start copying its predictions to the host."""
+    def _run(self, batch: Batch, ahead: Ahead | None = None) -> LaunchedPass:
+        """Run a pass over `batch`, of which some is planned `ahead`, and start copying its predictions to the host."""
         launched, runner = LaunchedPass(batch), self._observers.runner
+        if ahead is not None:
+            launched.queued, launched.speculative = True, {turn for turn in batch if turn.member in ahead}
         try:
             for ran in run_isolated(runner, batch, launched.failed):
                 for observer in self._observers.attached:
@@ -200,11 +203,10 @@ class Engine:
                 launched.parts.append((ran, score_isolated(runner, ran, launched.failed)))
         except Exception as error:
             launched.batch_error = error  # raised once the parts that ran are read
-            for turn in batch:
-                if turn.speculative:
-                    turn.roll_back()
+            for turn in launched.speculative:
+                roll_back(turn)
         for turn in launched.failed:
-            if not turn.speculative and turn.error is not None:
+            if turn not in launched.speculative and turn.error is not None:
                 self._lifecycle.fail(turn.member, turn.error, PASS_FAILED)
         return launched
 
@@ -212,13 +214,13 @@ class Engine:
         """Queue the pass after `launched`, which is not read yet. None: it must be read first, or nothing follows."""
         if self.runner.token_buffer is None or not launched.parts or launched.batch_error is not None:
             return None
-        if self._observers.wait or not plan_ahead(launched.turns()):
+        ahead = None if self._observers.wait else plan_ahead(launched.turns())
+        if ahead is None:
             self.stats.waited_passes += 1
             return None
-        if not (batch := self._plan()):
+        if not (batch := self._plan(ahead)):
             return None
-        queued = self._run(batch)
-        queued.queued = True
+        queued = self._run(batch, ahead)
         self.stats.queued_passes += queued.batch_error is None
         return queued
 
@@ -241,9 +243,10 @@ class Engine:
                 stats.row_layers += plan.spans.cost
             for each in scored:
                 for turn, scores in each.wait():
-                    if turn.dropped or turn.member.ended:
+                    if turn in launched.speculative or turn.member.ended:
                         continue
-                    yield turn, scores if turn.still_noisy is None else scores.of(turn.still_noisy)
+                    still_noisy = launched.still_noisy.get(turn)
+                    yield turn, scores if still_noisy is None else scores.of(still_noisy)
         if launched.batch_error is not None:
             raise launched.batch_error
 

@@ -19,6 +19,7 @@ from remask.engine.runner import Items, Runner
 from remask.errors import IntegrityError, RankLostError
 from remask.machine.device import exhausts
 from remask.machine.transfers import Arrival
+from remask.plan.spans import Mask
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class LaunchedPass:
         parts: the passes that ran, with their predictions.
         failed: turns that could not run.
         queued: it was queued before the pass before it was read.
+        speculative: turns that were planned then, and are not confirmed; nothing is written of them.
+        still_noisy: of each confirmed one, the predicted positions that the pass before left noisy, bool [predicted].
         batch_error: an error that no request causes; it is raised once the parts are read.
     """
 
@@ -88,11 +91,17 @@ class LaunchedPass:
     parts: list[tuple[Ran, list[Scored]]] = field(default_factory=list)
     failed: list[Turn] = field(default_factory=list)
     queued: bool = False
+    speculative: set[Turn] = field(default_factory=set)
+    still_noisy: dict[Turn, Mask] = field(default_factory=dict)
     batch_error: Exception | None = None
 
     def turns(self) -> list[Turn]:
         """The turns that ran and still count."""
-        return [turn for ran, _ in self.parts for turn in ran.batch if turn.lives]
+        return [turn for ran, _ in self.parts for turn in ran.batch if self.counts(turn)]
+
+    def counts(self, turn: Turn) -> bool:
+        """Whether what is read of a turn is written."""
+        return not (turn in self.speculative or turn.member.ended)
 
 
 def run_isolated(runner: Runner, batch: Batch, failed: list[Turn]) -> Iterator[Ran]:

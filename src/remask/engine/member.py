@@ -105,13 +105,7 @@ class Turn:
         tally: what it costs.
         decoder: the decoder, at the step of the pass; None of a prefix pass, of which nothing is read.
         predicted: the positions whose rows are read, int64.
-        foreseeable: the device may choose positions, and the next pass may be planned before this one is read.
         reads: the device parts of its readers.
-        speculative: it was planned before the pass before it was read, and is not confirmed yet.
-        still_noisy: of a confirmed turn, the predicted positions that the pass before has left noisy, bool [predicted].
-        in_flight: its pass runs, and the one after it is planned.
-        following: its turn in that one; None where the member ends with this pass.
-        dropped: nothing is written of it: it was rolled back.
         error: why it could not run.
         hidden: final hidden states of its predicted rows, [predicted, D], where an audit compares them.
     """
@@ -121,13 +115,7 @@ class Turn:
     tally: Tally
     decoder: Decoder | None
     predicted: Positions
-    foreseeable: bool = False
     reads: Reads = ()
-    speculative: bool = False
-    still_noisy: Mask | None = None
-    in_flight: bool = False
-    following: "Turn | None" = None
-    dropped: bool = False
     error: Exception | None = None
     hidden: Tensor | None = None
 
@@ -137,14 +125,9 @@ class Turn:
         return self.items[0][1]
 
     @property
-    def lives(self) -> bool:
-        """Whether what is read of it is written."""
-        return not (self.dropped or self.member.ended)
-
-    @property
     def transfers(self) -> Transfers | None:
         """The positions that it transfers, or how they are ranked; None where the host must choose."""
-        if not self.foreseeable or self.decoder is None:
+        if not self.member.foreseeable or self.decoder is None:
             return None
         plan = self.plan
         if plan.fills:
@@ -156,11 +139,6 @@ class Turn:
         """Replace its plans: layer hooks and repeats after a failure may change them."""
         self.items = tuple(items)
         self.tally = self.member.tally(self.items)
-
-    def roll_back(self) -> None:
-        """Discard a speculative turn. The token buffer is unchanged: nothing was left to choose in its block."""
-        self.items[0][0].ledger.roll_back()
-        self.dropped = True
 
 
 class Member(Protocol):
@@ -176,6 +154,7 @@ class Member(Protocol):
         place: members of a pass stand in this order: prefix passes, then neighbours that share an adapter or a prefix.
         turn: its next turn, once that is planned.
         readers: its readers.
+        foreseeable: the device may choose its positions, and its next pass may be planned before the last one is read.
         ready: all K/V that it reads are computed.
         done: nothing is left to plan before the engine has taken note of what was written.
         ended: it has left the engine, and its memory is free.
@@ -188,6 +167,7 @@ class Member(Protocol):
     place: tuple[int, str, tuple[int, int]]
     turn: Turn | None
     readers: tuple[Reader, ...]
+    foreseeable: bool
     ready: bool
     done: bool
     ended: bool

@@ -7,23 +7,30 @@ request has ended or gone on to another block.
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from remask.denoising.select import Ranked
 from remask.engine.isolation import LaunchedPass, is_fatal
 from remask.engine.lifecycle import PASS_FAILED, POLICY_FAILED, Lifecycle
-from remask.engine.member import Tally, Turn
+from remask.engine.member import Member, Tally, Turn
 from remask.engine.running import RunningRequest
+from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan
 from remask.sampling.decoder import Decoder
-from remask.sampling.select import Ranked
 
 _FREE = Tally(0, 0)
 
+Ahead: TypeAlias = dict[Member, Turn | None]
+"""The next turn of each member in flight; None where it ends with the pass that runs."""
 
-def plan_ahead(turns: Sequence[Turn]) -> bool:
-    """Plan the turns that follow `turns`, which are in flight. False where these must be read first."""
+
+def plan_ahead(turns: Sequence[Turn]) -> Ahead | None:
+    """Plan the turns that follow `turns`, which are in flight. None where these must be read first."""
+    ahead: Ahead = {}
     for turn in turns:
         try:
             following = _following(turn)
@@ -31,13 +38,16 @@ def plan_ahead(turns: Sequence[Turn]) -> bool:
         except Exception as error:
             if is_fatal(error):
                 raise
-            return False
+            return None
         if following is None or following.decoder is None:
-            return False
-        turn.following = None if following.decoder.finished else following
-    for turn in turns:
-        turn.in_flight = True
-    return True
+            return None
+        ahead[turn.member] = None if following.decoder.finished else following
+    return ahead
+
+
+def roll_back(turn: Turn) -> None:
+    """Discard a speculative turn. The token buffer is unchanged: nothing was left to choose in its block."""
+    turn.items[0][0].ledger.roll_back()
 
 
 def confirm(queued: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | None:
@@ -48,12 +58,12 @@ def confirm(queued: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | None:
     if queued.batch_error is not None:
         raise queued.batch_error
     for turn in queued.batch:
-        if not turn.speculative:
+        if turn not in queued.speculative:
             continue
         member, confirmed = turn.member, False
         lifecycle.at_work = (member.id,)
         try:
-            confirmed = _confirm(turn)
+            confirmed = _confirm(turn, queued)
         except Exception as error:
             lifecycle.fail(member, error, POLICY_FAILED)
         if not confirmed:
@@ -63,7 +73,7 @@ def confirm(queued: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | None:
     return queued if queued.turns() else None
 
 
-def _confirm(turn: Turn) -> bool:
+def _confirm(turn: Turn, queued: LaunchedPass) -> bool:
     """Make a speculative turn the next one of its request where they agree. Otherwise roll it back."""
     running = turn.member
     if running.ended:  # so it has left the batch, and its ledger with it
@@ -71,15 +81,18 @@ def _confirm(turn: Turn) -> bool:
     own = running.plan()
     decoder, before = own.decoder, turn.decoder
     if decoder is None or before is None or decoder.step != before.step or not own.plan.again:
-        turn.roll_back()
+        roll_back(turn)
         return False
     ((state, plan),) = turn.items
-    turn.still_noisy = state.canvas.noisy[plan.predicted]
+    queued.speculative.remove(turn)
+    queued.still_noisy[turn] = still_noisy = state.canvas.noisy[plan.predicted]
+    if turn.hidden is not None:
+        turn.hidden = turn.hidden[torch.from_numpy(still_noisy).to(turn.hidden.device)]
     if plan.spans is own.plan.spans:
         turn.items, turn.tally = own.items, own.tally
     else:  # rows were chosen while it ran
         turn.revise([(state, plan.predicting(own.plan.predict))])
-    turn.decoder, turn.predicted, turn.speculative = decoder, own.predicted, False
+    turn.decoder, turn.predicted = decoder, own.predicted
     running.turn = turn
     return True
 
@@ -102,10 +115,10 @@ def _following(turn: Turn) -> Turn | None:
     if not isinstance(known, Ranked):
         counted = final = known
     elif known.changes:  # what is final follows from step clocks
-        counted = final = decoder.final(final)
+        counted = final = decoder.outcome(final).final
     else:
         counted = noisy[: known.sure(len(noisy))]  # as many as these
-    after = decoder.ahead(canvas.ahead(counted, decoder.step))
+    after = _after(decoder, canvas.ahead(counted, decoder.step))
     if after.finished:
         return Turn(running, (), _FREE, after, final)
     open_ = canvas.ahead(final, decoder.step).noisy if len(final) else canvas.noisy
@@ -119,14 +132,22 @@ def _following(turn: Turn) -> Turn | None:
     standing = running.planner.standing
     assert standing is not None
     assert standing.tally is not None
-    return Turn(running, ((state, plan),), standing.tally, after, plan.predicted, turn.foreseeable, speculative=True)
+    return Turn(running, ((state, plan),), standing.tally, after, plan.predicted)
+
+
+def _after(decoder: Decoder, canvas: Canvas) -> Decoder:
+    """The decoder of the next step, if this one leaves `canvas`. This decoder stays as it is."""
+    after = copy(decoder)
+    after.canvas = canvas
+    after.advance()
+    return after
 
 
 def _after_block(running: RunningRequest, decoder: Decoder, noisy: NDArray[np.int64]) -> Plan | None:
     """The plan of the request if this pass transfers all `noisy` positions of the block; None where it has finished."""
     state = copy(running.canvases[0])
     state.canvas = state.canvas.ahead(noisy, decoder.step)
-    after = decoder.ahead(state.canvas)
+    after = _after(decoder, state.canvas)
     if after.finished:
         return None
     planner = replace(running.planner, passes=0, left_out=0)

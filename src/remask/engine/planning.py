@@ -10,7 +10,7 @@ from remask.engine.member import CanvasPlans, Tally
 from remask.engine.request import PendingRequest
 from remask.errors import PlanError
 from remask.plan.canvas import Canvas, Hole, Template
-from remask.plan.plan import LastPass, Plan, StepFacts, View
+from remask.plan.plan import LastPass, Plan, View
 from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy
 from remask.readers.base import Reader
@@ -137,7 +137,6 @@ class PassPlanner:
         passes: passes since the step began.
         paired: steps in which the unconditional canvas of guidance took part.
         left_out: fill passes of the step in which the unconditional canvas took no part.
-        foreseeable: passes may be planned before the last one is read.
     """
 
     pending: PendingRequest
@@ -149,16 +148,11 @@ class PassPlanner:
     passes: int = 0
     paired: int = 0
     left_out: int = 0
-    foreseeable: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        readers = (*self.pending.request.readers, *self.readers)
-        self.foreseeable = self.policy.traits.by_clock and all(reader.foreseeable for reader in readers)
 
     def repeated(self, decoder: Decoder, noisy: Mask) -> Plan | None:
         """The last plan for the step of `decoder`, if it repeats there; else None. `noisy` are the open positions."""
         last = self.standing
-        if last is None or decoder.cut is not None:
+        if last is None or decoder.context.cut is not None:
             return None
         since = decoder.step - last.step
         if since > last.repeats or decoder.block_step - last.block_step != since or decoder.block != last.block:
@@ -168,8 +162,9 @@ class PassPlanner:
     def plan(self, canvases: Sequence[CanvasState], decoder: Decoder) -> CanvasPlans:
         """The canvases that take part in the next pass, each with its plan; the first of `canvases` is conditional."""
         first = canvases[0]
-        if decoder.shift is not None:
-            first.shift, first.adapter = decoder.shift, decoder.adapter or self.pending.request.adapter
+        context = decoder.context
+        if context.shift is not None:
+            first.shift, first.adapter = context.shift, context.adapter or self.pending.request.adapter
         plan = self._ask(first, decoder, decoder.canvas_step, self.passes, alone=len(canvases) == 1)
         if self.readers and not plan.fills:
             for reader in self.readers:
@@ -201,19 +196,17 @@ class PassPlanner:
         plan = self.policy.plan(view)
         plan = plan if plan.sees is view.sees else replace(plan, sees=view.sees)
         self.standing = None
-        if decoder.drafts:
+        if decoder.context.drafts:
             return replace(plan, transfer=view.rows(0, 0))
-        if decoder.cut is not None:
-            return plan.below(decoder.cut, state.memo)
+        if decoder.context.cut is not None:
+            return plan.below(decoder.context.cut, state.memo)
         repeats = self.policy.repeats(view) if alone else 0
         if repeats:
             self.standing = Standing(plan, repeats, step, view.block_step, view.block)
         return plan
 
     def _view(self, state: CanvasState, decoder: Decoder, step: int, pass_index: int) -> View:
-        canvas, decoding = state.canvas, self.pending.decoding
-        order, touched, fresh = decoder.order, decoder.touched, decoder.fresh
-        facts = _NO_FACTS if order is None and touched is None and fresh is None else StepFacts(order, touched, fresh)
+        canvas, decoding, context = state.canvas, self.pending.decoding, decoder.context
         return View(
             layers=state.ledger.layers,
             step=step,
@@ -225,18 +218,15 @@ class PassPlanner:
             prefix=state.prefix,
             pass_index=pass_index,
             shift=state.shift,
-            sees=decoder.sees,
-            opens=decoder.opens,
-            committed=decoder.committed,
+            sees=context.sees,
+            opens=context.opens,
+            committed=context.committed,
             response=canvas.end,
             stop=self.end.stop,
             seed=decoding.seed,
             steps=decoding.scheduled_steps,
-            decoding=facts,
+            decoding=context,
             last_pass=self.last_pass,
             memo=state.memo,
             hook_output=state.hook_output,
         )
-
-
-_NO_FACTS = StepFacts()

@@ -36,6 +36,7 @@ class PrefixPass:
     ready = True
     cheapest: int | None = None
     readers: tuple[Reader, ...] = ()
+    foreseeable = False
 
     def __init__(self, entry: PrefixEntry, store: PrefixStore, layers: int, cause: RunningRequest) -> None:
         """The pass over `entry` on a model of `layers`, on behalf of the request `cause` and under its adapter."""

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.denoising.select import Ranked
 from remask.engine.canvas_state import TokenBuffer
 from remask.engine.config import EngineConfig
 from remask.engine.runner import score_rows
@@ -29,7 +30,6 @@ from remask.model.transformer import Transformer
 from remask.model.work_list import WorkListBuilder
 from remask.sampling.choice import Candidates
 from remask.sampling.rows import RowGroup
-from remask.sampling.select import Ranked
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ from remask.plan.pass_cost import LayerWork, layer_work
 from remask.plan.plan import LastPass, Plan
 from remask.plan.spans import rows_of
 from remask.policies.base import CachePolicy
-from remask.readers.base import Predicted, Reader, ReadPass, Start, Written
+from remask.readers.base import Reader, ReadPass, Start, Written
 from remask.readers.implied import readers_of
 from remask.request.result import Event, FinishReason, Result, Transfer, Usage
+from remask.sampling.decoder import Predicted
 
 
 @dataclass(slots=True)
@@ -92,15 +93,15 @@ class RunningRequest:
         self.closing = self.done = self.ended = False
         self.ready = claim.lease is None or claim.lease.entry.ready
         self.cheapest: int | None = None
-        self._predicted: NDArray[np.int64] = canvas.tokens.copy()  # [T], the last token predicted at each position
+        readers = (*asked.readers, *mine)
+        self.foreseeable = policy.traits.by_clock and all(reader.foreseeable for reader in readers)
 
     def plan(self) -> Turn:
         """See `Member`: its policy plans the pass, or the last plan repeats."""
         if self.turn is not None:
             return self.turn
         planner, decoder = self.planner, self.decoder
-        if decoder.redraws is not None:
-            self.canvases[0].told = decoder.block_step > 0
+        self.canvases[0].conditioned = decoder.context.conditioned
         again = None if self.closing else planner.repeated(decoder, self.canvases[0].canvas.noisy)
         if again is not None:
             items: CanvasPlans = ((self.canvases[0], again),)
@@ -115,8 +116,7 @@ class RunningRequest:
         tally = self.tally(items) if again is None or standing is None or standing.tally is None else standing.tally
         if standing is not None:
             standing.tally = tally
-        foreseeable = planner.foreseeable and not self.closing
-        self.turn = turn = Turn(self, items, tally, decoder, items[0][1].predicted, foreseeable)
+        self.turn = turn = Turn(self, items, tally, decoder, items[0][1].predicted)
         return turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
@@ -155,7 +155,7 @@ class RunningRequest:
 
     def reads(self, turn: Turn) -> Reads:
         """See `Member`."""
-        if not len(turn.plan.predicted) or self.decoder.drafts:
+        if not len(turn.plan.predicted) or self.decoder.context.drafts:
             return ()
         step = self._read_pass(turn)
         found = ((reader, reader.on_device(step)) for reader in self.readers)
@@ -164,7 +164,7 @@ class RunningRequest:
     def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:
         """See `Member`. Tokens are written where the plan, the device or the decoder says, and final ones settle."""
         items, tally, planner, claim = turn.items, turn.tally, self.planner, self.claim
-        plan = items[0][1]
+        plan, context = items[0][1], self.decoder.context
         stats.refreshes += tally.refreshes
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.saved
@@ -182,7 +182,7 @@ class RunningRequest:
                 reader.ended(step, None if plan.fills else found)
         self.record.usage.forwards += tally.forwards
         self.record.usage.row_layers += tally.cost
-        if claim.shares is not None and self.decoder.committed is None:
+        if claim.shares is not None and context.committed is None:
             claim.shares.computed(plan, claim.shares.ready())
         if self.closing:
             self.done = True
@@ -191,25 +191,24 @@ class RunningRequest:
             planner.passes += 1
             planner.left_out += len(self.canvases) > len(items)
             transfer = None
-            if self.decoder.drafts and len(found.positions):
-                self._write_draft(found.positions, found.tokens)
-                self.decoder.drafted()
+            if context.drafts and len(found.positions):
+                self._put(found.positions, found.tokens)
+                self.decoder.advance()
         else:
             planner.last_pass = LastPass(found.positions, found.tokens, found.confidence, found.measured)
             planner.paired += len(self.canvases) == 2 == len(items)
             planner.passes = planner.left_out = 0
             transfer = self._transfer(plan, found, scores.chosen)
             self.decoder.advance()
-            if claim.shares is not None and self.decoder.committed is not None:
-                claim.shares.commit(self.decoder.committed)
-            if self.decoder.drafts:
-                self._write_draft(np.arange(self.decoder.block.start + 1, self.decoder.block.stop), None)
+            committed = self.decoder.context.committed
+            if claim.shares is not None and committed is not None:
+                claim.shares.commit(committed)
         return self._report(transfer)
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. If so it runs next."""
         shares = self.claim.shares
-        if shares is None or self.closing or self.decoder.committed is not None:
+        if shares is None or self.closing or self.decoder.context.committed is not None:
             return False
         self.closing = shares.would_complete(shares.ready())
         self.done = not self.closing
@@ -224,7 +223,7 @@ class RunningRequest:
         record, usage = self.record, self.record.usage
         holes = self.pending.response.holes
         usage.completion_tokens = sum(min(hole.stop, len(tokens)) - hole.start for hole in holes if tokens)
-        usage.steps, usage.correction_steps = self.decoder.step, self.decoder.corrections
+        usage.steps, usage.correction_steps = self.decoder.step, self.decoder.context.corrections
         return Result(
             id=self.id,
             token_ids=tokens,
@@ -248,53 +247,54 @@ class RunningRequest:
 
         `chosen` are the positions that the device has transferred, [predicted]; None: the host chooses.
         """
-        decoder = self.decoder
-        if chosen is None:
-            positions, tokens = self._chosen(plan, found)
-        else:
-            self._predicted[found.positions] = found.tokens
+        decoder, block, tokens = self.decoder, self.decoder.block, None
+        forced = self._forced() if chosen is None and self.readers else None
+        if chosen is not None:
             positions, tokens = found.positions[chosen], found.tokens[chosen]
-        final, edited = positions, tuple[int, ...]()
-        if not decoder.writes_once:
-            edited, final = tuple(decoder.edited(positions).tolist()), decoder.final(positions)
+        elif forced is not None:
+            positions, tokens = forced
+        elif plan.transfer is not None:
+            positions = plan.transfer.nonzero()[0]
+        else:
+            whole = found.positions
+            # A repeated plan predicts positions of its block only.
+            if not plan.again and len(whole) and not block.start <= whole[0] <= whole[-1] < block.stop:
+                positions = decoder.choose(found.of((whole >= block.start) & (whole < block.stop)))
+            else:
+                positions = decoder.choose(found)
+        outcome = decoder.outcome(positions)
+        if tokens is None:
+            tokens = outcome.tokens
+        if tokens is None:
+            tokens = found.tokens[found.positions.searchsorted(positions)]
         for state in self.canvases:
             state.canvas.tokens[positions] = tokens
-            state.canvas.settle(final, decoder.step - decoder.first_step)
+            state.canvas.settle(outcome.final, decoder.canvas_step)
             if chosen is None and state.unsent is not None:  # else the device has them, or nothing yet
-                state.unsent += positions, final
+                state.unsent += positions, outcome.final
+        if outcome.resets is not None:
+            self._put(*outcome.resets)
         transfer = None
-        if len(positions) or decoder.writes:
+        if len(positions) or outcome.writes:
+            edits = () if outcome.edits is None else tuple(outcome.edits.tolist())
             places, ids = tuple(positions.tolist()), tuple(tokens.tolist())
-            transfer = Transfer(decoder.step, places, ids, edited, writes=decoder.writes)
+            transfer = Transfer(decoder.step, places, ids, edits, writes=outcome.writes)
             for reader in self.readers:
                 reader.transferred(transfer)
             self.record.trace.append(transfer)
         return transfer
 
-    def _write_draft(self, positions: NDArray[np.int64], tokens: NDArray[np.int64] | None) -> None:
-        """Put drafted tokens on the canvas, which are not final; None: masks, for the next draft."""
+    def _put(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Put tokens on the canvas that are not final: a draft, or masks where one did not come true."""
         for state in self.canvases:
-            state.canvas.write(positions, np.full(len(positions), self.decoder.mask_id) if tokens is None else tokens)
+            state.canvas.write(positions, tokens)
             if state.unsent is not None:
                 state.unsent.append(positions)
 
-    def _chosen(self, plan: Plan, found: Predicted) -> Written:
-        """The positions that the host chooses, and their tokens."""
-        for reader in self.readers:
-            given = reader.written(self.decoder.step)
-            if given is not None:
-                return given
-        block, positions, tokens, confidence = self.decoder.block, found.positions, found.tokens, found.confidence
-        # A repeated plan predicts positions of its block only.
-        if not plan.again and len(positions) and not block.start <= positions[0] <= positions[-1] < block.stop:
-            inside = (positions >= block.start) & (positions < block.stop)
-            positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
-        written = (
-            self.decoder.choose(positions, tokens, confidence) if plan.transfer is None else plan.transfer.nonzero()[0]
-        )
-        self._predicted[positions] = tokens
-        own = None if self.decoder.writes_once else self.decoder.tokens_at(written)
-        return written, self._predicted[written] if own is None else own
+    def _forced(self) -> Written | None:
+        """The positions and tokens that a reader writes in this step; None: none does."""
+        writes = (reader.written(self.decoder.step) for reader in self.readers)
+        return next((written for written in writes if written is not None), None)
 
     def _report(self, transfer: Transfer | None) -> list[Event]:
         """The events of a step, after which the request is done or goes on."""

@@ -200,7 +200,7 @@ def signals_of(items: Sequence[tuple[CanvasState, Plan]], device: torch.device) 
         positions = plan.spans[0].positions
         noisy = np.flatnonzero(state.canvas.noisy[positions])
         rows.append(at + noisy)
-        slots.append(state.places[positions[noisy]] if state.told else np.full(len(noisy), -1))
+        slots.append(state.places[positions[noisy]] if state.conditioned else np.full(len(noisy), -1))
         at += len(positions)
     both = np.stack([np.concatenate(rows), np.concatenate(slots)])
     return Signals(*send(both, device)) if both.size else None

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from remask.denoising.noise import Noise
 from remask.families.family import Factors, Family, TensorNames, tiny
 from remask.families.fields import LAYERS, Fields
 from remask.model.config import ModelConfig
-from remask.sampling.noise import Noise
 
 # The ids of the published tokenizer, which `null` stands for.
 MASK, END = 3, 1

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from remask.denoising.indel import EditTokens
 from remask.families.family import Family, MixtureNames, TensorNames, tiny
 from remask.families.fields import Fields
 from remask.families.llada_moe import END, MASK
 from remask.model.config import Mixture, ModelConfig, Router
 from remask.request.sampling_params import SamplingDefaults
-from remask.sampling.indel import EditTokens
 
 BLOCK = 32  # the published one; the published config.json names neither block nor mask
 ROTARY_SHARE = 0.5  # what the authors' class takes where a file has no `partial_rotary_factor`

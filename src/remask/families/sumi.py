@@ -6,11 +6,11 @@ Names of tensors and keys are those of the authors' published files. No publishe
 from collections.abc import Mapping
 from typing import Any
 
+from remask.denoising.noise import Noise
 from remask.families import qwen
 from remask.families.family import Family, tiny
 from remask.families.fields import NO_MASK, Fields
 from remask.model.config import ModelConfig
-from remask.sampling.noise import Noise
 
 LOWEST, HIGHEST = -9.0, 9.0  # log-SNRs of the authors' code; no key of config.json says them
 UNIFORM = 1000.0  # the shift of noise that holds no mask

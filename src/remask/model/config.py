@@ -5,10 +5,10 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from remask.checks import ModelKind
+from remask.denoising.indel import EditTokens
+from remask.denoising.noise import Noise
 from remask.plan.cost import FeedForward, Widths
 from remask.request.sampling_params import SamplingDefaults
-from remask.sampling.indel import EditTokens
-from remask.sampling.noise import Noise
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh"]
 """Functions of a gate; the last one is GELU by its approximation with a hyperbolic tangent."""

@@ -5,7 +5,8 @@ readers (`Request.readers`), and `remask.readers.implied` adds those that follow
 template and its cache policy.
 """
 
-from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
+from remask.readers.base import Asked, Reader, ReadPass, Start
+from remask.sampling.decoder import Predicted
 from remask.sampling.rows import DeviceRead, RowGroup
 
 __all__ = ["Asked", "DeviceRead", "Predicted", "ReadPass", "Reader", "RowGroup", "Start"]

@@ -14,7 +14,7 @@ from remask.plan.spans import Mask
 from remask.policies.base import Schedule
 from remask.request.result import Event, Transfer
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Decoder, Decoding
+from remask.sampling.decoder import Decoder, Decoding, Predicted
 from remask.sampling.rows import DeviceRead
 from remask.text.incremental import StopRule
 
@@ -94,26 +94,6 @@ class ReadPass:
     paired: bool
     paired_next: bool
     work: Callable[[], tuple[LayerWork, ...]]
-
-
-@dataclass(slots=True)
-class Predicted:
-    """The predictions of a pass, before any is transferred.
-
-    Attributes:
-        positions: ascending, int64 [predicted].
-        tokens: int64 [predicted].
-        confidence: float32 [predicted].
-        logprobs: log-probabilities of tokens that a reader has chosen, float32 [predicted], NaN where it chose none.
-            None where no reader has chosen any.
-        measured: the cache policy's measure of each row (`Traits.measure`), float32 [predicted]; None without one.
-    """
-
-    positions: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    confidence: NDArray[np.float32]
-    logprobs: NDArray[np.float32] | None = None
-    measured: NDArray[np.float32] | None = None
 
 
 class Reader:

@@ -15,10 +15,10 @@ from torch import Tensor
 from remask.errors import ConfigError
 from remask.machine.transfers import send
 from remask.plan.canvas import Canvas, Hole, Template
-from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
+from remask.readers.base import Asked, Reader, ReadPass, Start
 from remask.sampling.automaton import FREE, TokenAutomaton
 from remask.sampling.block_causal import BlockCausalDecoding
-from remask.sampling.decoder import Decoding
+from remask.sampling.decoder import Decoding, Predicted
 from remask.sampling.filters import gumbel
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.score import confidence, distributions

@@ -13,10 +13,10 @@ from remask.machine.transfers import send
 from remask.plan.canvas import Canvas
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
-from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
-from remask.readers.logprobs import Normalised
+from remask.readers.base import Asked, Reader, ReadPass, Start
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Confidence, Decoder, Decoding, Positions, Tokens
+from remask.sampling.decoder import Decoder, Decoding, Positions, Predicted
+from remask.sampling.device_reads import Normalised
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
@@ -196,11 +196,11 @@ class ReadingDecoder(Decoder):
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Rows are read as they are."""
-        return RowGroup(rows, None, "logits", 0.0, None, None, self.seed, self.step, positions)
+        return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions)
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
+    def choose(self, found: Predicted) -> Positions:
         """None of them."""
-        return positions[:0]
+        return found.positions[:0]
 
     def advance(self) -> None:
         """Be done."""

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from remask.plan.pass_cost import LayerWork
-from remask.readers.base import Predicted, Reader, ReadPass, Start
+from remask.readers.base import Reader, ReadPass, Start
 from remask.request.result import Draft, Event
+from remask.sampling.decoder import Predicted
 
 
 class Drafts(Reader):

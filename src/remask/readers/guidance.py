@@ -10,7 +10,8 @@ from torch import Tensor
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.ranks import RankLocal
-from remask.readers.base import Predicted, Reader, ReadPass
+from remask.readers.base import Reader, ReadPass
+from remask.sampling.decoder import Predicted
 from remask.sampling.rows import DeviceRead
 from remask.sampling.vocabulary import Vocabulary
 

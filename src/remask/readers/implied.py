@@ -1,6 +1,6 @@
 """The readers of a request that begins: those that it brings, and those that its parameters need.
 
-The latter are here, but for guidance and biases: measures of cache policies, proposals, and bars.
+The latter are here, but for guidance and biases: measures of cache policies, numbers of decoders, and bars.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,13 @@ from remask.machine.transfers import send
 from remask.plan.measure import RowMeasure
 from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy
-from remask.readers.base import Predicted, Reader, ReadPass, Start
+from remask.readers.base import Reader, ReadPass, Start
 from remask.readers.biases import biases_of
-from remask.readers.candidates import Offers
 from remask.readers.guidance import Guidance
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Decoder
+from remask.sampling.decoder import Decoder, Predicted
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
-from remask.sampling.score import distributions, measured
+from remask.sampling.score import measured
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
@@ -33,12 +32,9 @@ def readers_of(start: Start, decoder: Decoder, policy: CachePolicy, params: Samp
 
 
 def _implied(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
-    if decoder.corrections is not None:
-        yield Proposals()
-    if decoder.redraws is not None:
-        yield Redraws()
-    if decoder.candidates is not None:
-        yield Offers()
+    # A correction comes later, and reads numbers then.
+    if decoder.context.numbers is not None or decoder.context.corrections is not None:
+        yield DecoderNumbers()
     if policy.traits.measure is not None:
         yield PolicyMeasure(policy.traits.measure)
     yield from bars_of(start, params)
@@ -74,71 +70,16 @@ class Measuring(DeviceRead):
         return lambda tokens: found[None]  # noqa: ARG005
 
 
-def entropy(logits: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """The entropy of each row of `logits` [rows, V] in nats, float32 [rows]."""
-    logs = vocabulary.log_softmax(logits)
-    chances = logs.exp()
-    return -vocabulary.sum(torch.where(chances > 0, chances * logs, 0.0)).float()
+class DecoderNumbers(Reader):
+    """Gives the decoder what it wants to know of predicted rows (`StepContext.numbers`)."""
 
-
-class Redraws(Reader):
-    """Gives a decoder that asks for it (`Decoder.redraws`) a drawn token of each position, and its entropy in nats."""
-
-    name = "redraws"
-    foreseeable = False
+    name = "decoder"
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:
-        self._decoder, temperature = step.decoder, step.decoder.redraws
-        return None if temperature is None else Drawn(temperature)
-
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
-        self._decoder.redrawn(numbers[0].astype(np.int64), numbers[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn(DeviceRead):
-    """A token of each row drawn at a temperature, by its filters, and the entropy at that temperature without them."""
-
-    temperature: float
-
-    @property
-    def width(self) -> int:
-        return 2
-
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
-        _, _, choice = distributions(logits, replace(rows, temperature=self.temperature), mask_id, vocabulary)
-        drawn, entropies = vocabulary.draw(choice, rows.draws), entropy(logits / self.temperature, vocabulary)
-        found = torch.stack((drawn.float(), entropies))
-        return lambda tokens: found  # noqa: ARG005
-
-
-class Proposals(Reader):
-    """Gives a decoder that asks for it (`Decoder.reads_best`) the most probable token allowed at each position."""
-
-    name = "proposals"
-
-    def on_device(self, step: ReadPass) -> DeviceRead | None:
-        self._decoder = step.decoder
-        return Best() if step.decoder.reads_best else None
+        return step.decoder.context.numbers
 
     def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        self._decoder.note(found.positions, numbers[0].astype(np.int64))
-
-
-class Best(DeviceRead):
-    """The most probable allowed token of each row."""
-
-    @property
-    def width(self) -> int:
-        return 1
-
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
-        allowed, noisy = logits.clone(), rows.noisy
-        vocabulary.bar(allowed, [mask_id])
-        if noisy is not None and noisy.banned and noisy.banned_rows:
-            vocabulary.bar(allowed[: noisy.banned_rows], noisy.banned)
-        found = vocabulary.best(allowed)[1].float()
-        return lambda tokens: found[None]  # noqa: ARG005
+        found.numbers = numbers
 
 
 def bars_of(start: Start, params: SamplingParams) -> Iterator[Reader]:

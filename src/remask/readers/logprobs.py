@@ -4,26 +4,22 @@ They are those of the model's own distribution in the step, log-softmax of the l
 and penalties are in them, temperature, top-k and top-p are not. The mask token counts in the sum and is never listed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.checks.values import whole
 from remask.errors import ConfigError
-from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
+from remask.readers.base import Asked, Reader, ReadPass, Start
 from remask.request.result import Transfer
 from remask.request.trace import TOP_LOGPROBS
-from remask.sampling.decoder import Decoding
+from remask.sampling.decoder import Decoding, Predicted
+from remask.sampling.device_reads import MIN_LOGPROB, Normalised
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
-from remask.sampling.vocabulary import WHOLE, Vocabulary
-
-MIN_LOGPROB = -9999.0
-"""Stands for the logarithm of 0, as JSON has no infinity."""
+from remask.sampling.vocabulary import Vocabulary
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens and their log-probabilities, the most probable first."""
@@ -100,39 +96,6 @@ class Ranking(DeviceRead):
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
         return Normalised(logits, self.top, mask_id, vocabulary).of
-
-
-class Normalised:
-    """Logits whose total is known: made before a sampler changes them, asked once it has chosen its tokens.
-
-    `logits` [rows, V], or a rank's columns of them as `vocabulary` says, are kept and not copied; the sampler may
-    change those of the mask token alone.
-    """
-
-    def __init__(self, logits: Tensor, top: int, mask_id: int, vocabulary: Vocabulary = WHOLE) -> None:
-        self._logits, self._vocabulary = logits, vocabulary
-        self._total = vocabulary.logsumexp(logits)
-        self._top = self._most_probable(min(top, vocabulary.size(logits) - 1), mask_id)
-
-    def of(self, tokens: Tensor) -> Tensor:
-        """Return the log-probability of `tokens` [rows], then the top k token ids, then theirs: float32 [1 + 2k, rows].
-
-        Float32 holds token ids exactly.
-        """
-        chosen = self._vocabulary.at(self._logits, tokens) - self._total
-        return torch.cat([chosen[None], *self._top])
-
-    def each(self, tokens: Tensor) -> Tensor:
-        """Return the log-probabilities of `tokens` [rows, n], float32 [n, rows]."""
-        return (self._vocabulary.each(self._logits, tokens) - self._total[:, None]).clamp_min(MIN_LOGPROB).T
-
-    def _most_probable(self, count: int, mask_id: int) -> Sequence[Tensor]:
-        if not count:
-            return ()
-        values, ids = self._vocabulary.top(self._logits, count + 1)
-        # One more than asked for: from the mask token's place on, all move up.
-        place = torch.arange(count, device=ids.device) + (ids == mask_id).cumsum(dim=-1)[:, :count]
-        return ids.gather(1, place).T.float(), (values.gather(1, place) - self._total[:, None]).T
 
 
 class PredictedLogprobs:

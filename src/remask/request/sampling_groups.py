@@ -6,8 +6,8 @@ from typing import Any
 
 from remask.checks.fields import check, declare, parse
 from remask.checks.values import LIST, POSITIONS, Choice, Flag, ListOf, Real, Settings, Whole
+from remask.denoising.rules import RULES
 from remask.errors import ConfigError
-from remask.sampling.rules import RULES
 
 # What no model and no operator can widen. Tighter limits depend on both, and are checked by the engine.
 COUNT = Whole(1, POSITIONS)

@@ -19,6 +19,7 @@ from remask.checks.fields import (
     unknown_name,
 )
 from remask.checks.values import LARGEST, POSITIONS, Biases, Choice, Flag, ListOf, Real, Text, Whole
+from remask.denoising.rules import REMASKING, RULES, Knobs, Remasking
 from remask.errors import ConfigError
 from remask.request.sampling_groups import (
     ANCESTRAL,
@@ -32,7 +33,6 @@ from remask.request.sampling_groups import (
     SpeculationParams,
     UniformParams,
 )
-from remask.sampling.rules import REMASKING, RULES, Knobs, Remasking
 
 _MASKED: tuple[ModelKind, ...] = ("masked",)
 _ABSORBING: tuple[ModelKind, ...] = ("masked", "block_causal")  # a token that is written stays

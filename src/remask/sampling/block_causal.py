@@ -5,17 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from remask.errors import ConfigError
-from remask.plan.canvas import Canvas, Template
-from remask.plan.plan import Reach
-from remask.policies.base import IdlePasses
-from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling import select
-from remask.sampling.blocks import LinearSchedule, even_count
-from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, Transfers, blocks_of
-from remask.sampling.indel import Candidates, EditTokens, IndelBlock, Limits
-from remask.sampling.rows import Penalty, RowGroup
-from remask.sampling.rules import (
+from remask.denoising import select
+from remask.denoising.indel import EditTokens, IndelBlock, Limits, Round, TokenCandidates
+from remask.denoising.rules import (
     EDIT_THRESHOLD,
     INDEL_EDIT_THRESHOLD,
     INDEL_STEPS,
@@ -29,6 +21,25 @@ from remask.sampling.rules import (
     check_threshold,
     scheduled,
 )
+from remask.errors import ConfigError
+from remask.plan.canvas import Canvas, Template
+from remask.plan.plan import Reach
+from remask.policies.base import IdlePasses
+from remask.request.sampling_params import SamplingDefaults, SamplingParams
+from remask.sampling.blocks import LinearSchedule, even_count
+from remask.sampling.decoder import (
+    Confidence,
+    Decoding,
+    Outcome,
+    Positions,
+    Predicted,
+    RuleDecoder,
+    StepContext,
+    Transfers,
+    blocks_of,
+)
+from remask.sampling.device_reads import MostProbable
+from remask.sampling.rows import Penalty, RowGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,24 +250,17 @@ class BlockCausalDecoder(RuleDecoder):
         self._length, self._steps = decoding.block, decoding.params.steps_per_block or decoding.block
         self._defaults = decoding.defaults
         number = (np.arange(len(canvas)) - decoding.ahead) // self._length
-        self._sees = np.minimum((number + 1) * self._length + decoding.ahead, len(canvas))
+        # The end of each row's block: a row attends to its own block and all before it.
+        sees: Reach = np.minimum((number + 1) * self._length + decoding.ahead, len(canvas))
+        self._contexts = StepContext(sees=sees), StepContext(sees=sees, opens=True)
         self._linear = LinearSchedule(self._steps) if self._defaults.schedule == "linear" else None
         self._begin_block(decoding.block_ranges[0])
-        self._skip_idle()
+        self._prepare_step()
 
     @property
     def finished(self) -> bool:
         """Whether every block is complete."""
         return self.block.stop == len(self.canvas) and not self._masks()
-
-    @property
-    def sees(self) -> Reach:
-        """The end of each row's block, int64 [T]: a row attends to its own block and all before it."""
-        return self._sees
-
-    @property
-    def opens(self) -> bool:
-        return self._defaults.opens_blocks and bool(self.canvas.noisy[self.block.start])
 
     @property
     def transfers(self) -> Transfers | None:
@@ -270,8 +274,9 @@ class BlockCausalDecoder(RuleDecoder):
             return select.Ranked.beyond(threshold, self._count) if self._strict else select.Ranked.above(threshold)
         return self._blindly() if threshold is None else None
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
-        """Return which of the noisy `positions` of the block are transferred now, ascending."""
+    def choose(self, found: Predicted) -> Positions:
+        """Return which noisy positions of the block are transferred now, ascending."""
+        positions, confidence = found.positions, found.confidence
         part = self.params.blocks.sub_block_length
         if part is not None and len(positions):
             # Parts of the block are completed from left to right.
@@ -287,12 +292,13 @@ class BlockCausalDecoder(RuleDecoder):
         if self.block.stop < len(self.canvas) and not self._masks():
             stop = self.block.stop
             self._begin_block(range(stop, min(stop + self._length, len(self.canvas))))
-        self._skip_idle()
+        self._prepare_step()
 
-    def _skip_idle(self) -> None:
-        """Go on in the schedule to a step that transfers something. Idle ones are not counted."""
+    def _prepare_step(self) -> None:
+        """Go to the next step of the schedule that transfers something. Idle ones are not counted."""
         if self._linear is not None and self._by_schedule:
             self._scheduled = self._linear.busy(self._scheduled, self._masks())
+        self.context = self._contexts[self._defaults.opens_blocks and bool(self.canvas.noisy[self.block.start])]
 
     def _begin_block(self, block: range) -> None:
         self.block, self.block_step, self._scheduled = block, 0, 0
@@ -339,8 +345,6 @@ class EditingDecoder(BlockCausalDecoder):
     `edit_threshold`. A block is done once a step without masks changes nothing, or after `max_post_steps` of them.
     """
 
-    writes_once = False
-
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
         self._masked = canvas.noisy.copy()
         super().__init__(decoding, canvas)
@@ -355,25 +359,23 @@ class EditingDecoder(BlockCausalDecoder):
         left = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
         return replace(group, penalty=Penalty(left, size))
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
+    def choose(self, found: Predicted) -> Positions:
         """Return the masks that are filled and the tokens that are replaced now, ascending."""
+        positions = found.positions
         masks = self._masked[positions]
-        edits = ~masks & (confidence > self._edit_threshold) & (tokens != self.canvas.tokens[positions])
-        filled = super().choose(positions[masks], tokens[masks], confidence[masks]) if masks.any() else positions[:0]
+        edits = ~masks & (found.confidence > self._edit_threshold) & (found.tokens != self.canvas.tokens[positions])
+        filled = super().choose(found.of(masks)) if masks.any() else positions[:0]
         return np.union1d(filled, positions[edits])
 
-    def edited(self, written: Positions) -> Positions:
-        return written[~self._masked[written]]
-
-    def final(self, written: Positions) -> Positions:
-        """Return the block's positions where it is done after this step, else none."""
+    def outcome(self, written: Positions) -> Outcome:
+        """See `Decoder`: the block's positions are final where it is done after this step, else none."""
         block = slice(self.block.start, self.block.stop)
-        editing = not self._masked[block].any()
+        edits, editing = written[~self._masked[written]], not self._masked[block].any()
         self._masked[written] = False
         self._post += not self._masked[block].any()
         if (editing and not len(written)) or self._post > self._max_post_steps:
-            return np.flatnonzero(self.canvas.noisy[block]) + block.start
-        return written[:0]
+            return Outcome(np.flatnonzero(self.canvas.noisy[block]) + block.start, edits)
+        return Outcome(written[:0], edits)
 
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)
@@ -387,13 +389,13 @@ class IndelDecoder(BlockCausalDecoder):
     above 0 masks are filled with drawn tokens, and tokens are replaced by the most probable ones.
     """
 
-    writes_once = False
-    _found: Candidates
     _state: IndelBlock  # of the places of the block that are not final
+    _round: Round  # what the last pass did to it
+    _edited: Positions
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas, rule: type[IndelBlock]) -> None:
         assert decoding.edit_tokens is not None
-        self.edit_tokens, self._limits, self._mask_id = decoding.edit_tokens, decoding.limits, decoding.mask_id
+        self._edit_tokens, self._limits, self._mask_id = decoding.edit_tokens, decoding.limits, decoding.mask_id
         self._indel = rule
         super().__init__(decoding, canvas)
 
@@ -401,47 +403,45 @@ class IndelDecoder(BlockCausalDecoder):
     def transfers(self) -> None:
         """None: what a step writes depends on the pass."""
 
-    @property
-    def candidates(self) -> int:
-        return self._state.candidates
-
-    def offered(self, found: Candidates) -> None:
-        self._found = found
-
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read: as they are, for what is drawn is read beside them (`offered`)."""
+        """Return how rows are read: as they are, for what is drawn is read beside them (`StepContext.numbers`)."""
         params = self.params
-        return RowGroup(rows, None, "logits", 0.0, params.top_k, params.top_p, self.seed, self.step, positions)
+        return RowGroup(rows, None, "logits", 0.0, params.top_k, params.top_p, self._seed, self.step, positions)
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
+    def choose(self, found: Predicted) -> Positions:
         """Return the positions whose tokens differ once DELETE and INSERT are carried out, ascending."""
-        state = self._state
+        state, positions = self._state, found.positions
+        assert found.numbers is not None
         before, masks = state.tokens, state.masks
-        rng = np.random.default_rng([self.seed, self.step])
-        done = state.choose(
-            self._found, lambda sure: int(sure.argmin() if self.params.greedy else rng.integers(len(sure)))
+        rng = np.random.default_rng([self._seed, self.step])
+        self._round = state.choose(
+            TokenCandidates.of(found.numbers, drawn=not self.params.greedy),
+            lambda sure: int(sure.argmin() if self.params.greedy else rng.integers(len(sure))),
         )
-        first = int(positions[0])
-        self.writes = tuple((first + place, token) for place, token in sorted((*done.fills, *done.edits)))
         changed = state.tokens != before
         self._edited = positions[changed & ~masks]
         written: Positions = positions[changed]
         return written
 
-    def tokens_at(self, written: Positions) -> Tokens:
-        found: Tokens = self._state.tokens[written - (self.block.stop - len(self._state.tokens))]
-        return found
+    def outcome(self, written: Positions) -> Outcome:
+        """See `Decoder`: the block's positions are final where it is done after this step, else none."""
+        state, done = self._state, self._round
+        first = self.block.stop - len(state.tokens)
+        return Outcome(
+            written[:0] if state.ended is None else np.arange(first, self.block.stop),
+            written[np.isin(written, self._edited)],
+            state.tokens[written - first],
+            tuple((first + place, token) for place, token in sorted((*done.fills, *done.edits))),
+        )
 
-    def edited(self, written: Positions) -> Positions:
-        old: Positions = written[np.isin(written, self._edited)]
-        return old
-
-    def final(self, written: Positions) -> Positions:
-        """Return the block's positions where it is done after this step, else none."""
-        if self._state.ended is None:
-            return written[:0]
-        return np.arange(self.block.stop - len(self._state.tokens), self.block.stop)
+    def _prepare_step(self) -> None:
+        """See the base. A pass reads as many of the most probable tokens as the state of the block may need."""
+        super()._prepare_step()
+        params, tokens = self.params, self._edit_tokens
+        temperature = 0.0 if params.greedy else params.temperature
+        numbers = MostProbable(self._state.candidates, temperature, (tokens.delete, tokens.insert))
+        self.context = replace(self.context, numbers=numbers)
 
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)
-        self._state = self._indel(self._masks(), self._mask_id, self.edit_tokens, self._limits)
+        self._state = self._indel(self._masks(), self._mask_id, self._edit_tokens, self._limits)

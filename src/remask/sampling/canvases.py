@@ -16,7 +16,18 @@ from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Confidence, Decoder, Decoding, Positions, Tokens, blocks_of
+from remask.sampling.decoder import (
+    Confidence,
+    Decoder,
+    Decoding,
+    Outcome,
+    Positions,
+    Predicted,
+    StepContext,
+    Tokens,
+    blocks_of,
+)
+from remask.sampling.device_reads import Drawn
 from remask.sampling.rows import RowGroup, Signal
 
 # The defaults of transformers' implementation.
@@ -137,74 +148,61 @@ class CanvasDecoder(Decoder):
     _best: Tokens
     _next: Tokens
     _over: bool  # the canvas is done
-    _drawn: Tokens
-    _entropies: Confidence
+    _sees: Reach
 
     def __init__(self, decoding: CanvasDecoding, canvas: Canvas) -> None:
         super().__init__(canvas, decoding.seed)
         self._decoding, self._blocks, self._index = decoding, decoding.block_ranges, 0
-        self.committed = 0  # before the first pass the policy knows what is shared
-        self.redraws = decoding.temperature(0)
         self._begin()
+        self._prepare_step(0)  # before the first pass the policy knows what is shared
 
     @property
     def finished(self) -> bool:
         """Whether every canvas is done."""
         return self._index == len(self._blocks)
 
-    @property
-    def sees(self) -> Reach:
-        """See the class."""
-        return self._sees
-
-    def redrawn(self, drawn: Tokens, entropies: Confidence) -> None:
-        self._drawn, self._entropies = drawn, entropies
-
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by their most probable tokens, which a canvas becomes in the end."""
         params = self._decoding.params
-        assert self.redraws is not None
-        signal = Signal(self.redraws)
+        signal = Signal(self._decoding.temperature(self.block_step))
         return RowGroup(
-            rows, None, "logits", 0.0, params.top_k, params.top_p, self.seed, self.step, positions,
+            rows, None, "logits", 0.0, params.top_k, params.top_p, self._seed, self.step, positions,
             free=True, signal=signal,
         )  # fmt: skip
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
+    def choose(self, found: Predicted) -> Positions:
         """Return the positions whose tokens change: all that do, or the whole canvas once it is done."""
         decoding, given = self._decoding, self._decoding.params.renoising
+        assert found.numbers is not None
+        positions, tokens, entropies = found.positions, found.tokens, found.numbers[1]
         self._same = self._same + 1 if np.array_equal(self._best, tokens) else 0
         self._best = tokens
         still = self._same >= (STILL if given.stability_threshold is None else given.stability_threshold)
         sure = SURE if given.confidence_threshold is None else given.confidence_threshold
-        self._over = self.block_step + 1 >= decoding.steps or (still and float(self._entropies.mean()) < sure)
+        self._over = self.block_step + 1 >= decoding.steps or (still and float(entropies.mean()) < sure)
         if self._over:
             self._next = tokens
             return positions
         budget = BUDGET if given.entropy_bound is None else given.entropy_bound
-        kept = within_budget(self._entropies, budget)
-        drawn = tokens if decoding.formed else self._drawn
+        kept = within_budget(entropies, budget)
+        drawn = tokens if decoding.formed else found.numbers[0].astype(np.int64)
         self._next = np.where(kept, drawn, decoding.noise(self.step, len(positions)))
         changed: Positions = positions[self._next != self.canvas.tokens[positions]]
         return changed
 
-    def tokens_at(self, written: Positions) -> Tokens:
-        found: Tokens = self._next[written - self.block.start]
-        return found
-
-    def final(self, written: Positions) -> Positions:
-        """Return the canvas once it is done, else nothing."""
-        return written if self._over else written[:0]
+    def outcome(self, written: Positions) -> Outcome:
+        """See `Decoder`: the canvas is final once it is done."""
+        return Outcome(written if self._over else written[:0], tokens=self._next[written - self.block.start])
 
     def advance(self) -> None:
         """Go on to the next step, or to the next canvas."""
         self.step += 1
         self.block_step += 1
-        self.committed = self.block.start
+        committed = self.block.start
         if self._over:
             self._index += 1
             self._begin()
-        self.redraws = self._decoding.temperature(self.block_step)
+        self._prepare_step(committed)
 
     def _begin(self) -> None:
         stop = self._blocks[-1].stop
@@ -213,6 +211,15 @@ class CanvasDecoder(Decoder):
         self._best = np.full(len(self.block), -1)
         self._sees = np.arange(1, len(self.canvas) + 1)
         self._sees[self.block.start : self.block.stop] = self.block.stop
+
+    def _prepare_step(self, committed: int) -> None:
+        """Say what the passes of the step need. From its second step on a canvas knows what the last pass predicted."""
+        self.context = StepContext(
+            sees=self._sees,
+            committed=committed,
+            conditioned=self.block_step > 0,
+            numbers=Drawn(self._decoding.temperature(self.block_step)),
+        )
 
 
 def within_budget(entropies: Confidence, budget: float) -> NDArray[np.bool_]:

@@ -11,15 +11,15 @@ from operator import attrgetter
 import numpy as np
 
 from remask.checks.fields import paths
+from remask.denoising import select
+from remask.denoising.rules import RULES, THRESHOLD, BlockStart, Remasking, check_threshold
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import DIFFUSION, MODES, SPECULATION, SamplingParams, fits_mode
-from remask.sampling import select
-from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, blocks_of
+from remask.sampling.decoder import Decoding, Outcome, Positions, Predicted, RuleDecoder, StepContext, blocks_of
 from remask.sampling.rows import RowGroup
-from remask.sampling.rules import RULES, THRESHOLD, BlockStart, Remasking, check_threshold
 
 WINDOW, MAX_WINDOW = 8, 32  # of the authors' linear self-speculation
 
@@ -146,12 +146,12 @@ class CausalDecoder(RuleDecoder):
         # NVIDIA's code takes the probability of the drawn token before temperature.
         super().__init__(decoding.params, decoding.rule, "logits", canvas, decoding.seed)
         self._mode, self._length, self._drafter = decoding.mode, decoding.length_of_blocks, decoding.drafter
-        self.mask_id = decoding.mask_id
+        self._mask_id = decoding.mask_id
         self._causal: Reach = np.arange(1, len(canvas) + 1)
         given = decoding.params.speculation
         self._most = given.max_draft_window or max(MAX_WINDOW, given.draft_window or 0)
         self._least = self._window = given.draft_window or min(WINDOW, self._most)
-        self.committed = 0  # before the first pass the policy knows what is shared
+        self._committed = 0  # before the first pass the policy knows what is shared
         self._follow(canvas.prompt, 1)
 
     @property
@@ -159,25 +159,21 @@ class CausalDecoder(RuleDecoder):
         """Whether no position is masked."""
         return self._begun == len(self.canvas)
 
-    @property
-    def sees(self) -> Reach:
-        """A row's own position and what is before it. Rows of a block that is denoised see all of it."""
-        return self._sees
-
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read. But for mode "diffusion" a position's draws are the same in every pass."""
         group = super().group(rows, positions)
-        group.free = self.shift == 1
+        group.free = self.context.shift == 1
         if self._mode != DIFFUSION:
             group.step = 0
         return group
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
+    def choose(self, found: Predicted) -> Positions:
         """Return what follows final tokens: the leading tokens of a draft that come true, and the one after them.
 
         Of a block that is denoised what the rule chooses, and all in its last step.
         """
-        if self.shift == 1:
+        positions, tokens, confidence = found.positions, found.tokens, found.confidence
+        if self.context.shift == 1:
             true = tokens[:-1] == self.canvas.tokens[positions[:-1]]
             return positions[: 1 + (len(true) if true.all() else int(true.argmin()))]
         if len(positions) == 1 or self.block_step >= self._steps:
@@ -187,19 +183,28 @@ class CausalDecoder(RuleDecoder):
             return positions[select.above(confidence, threshold)]
         return positions[self._by_rule(positions, confidence, 1)]
 
-    def drafted(self) -> None:
-        """See `Decoder`: the causal pass over the draft is next."""
-        self._follow(self.block.start + 1, len(self.block))
+    def outcome(self, written: Positions) -> Outcome:
+        """See `Decoder`: masks stand again where a draft did not come true."""
+        rejected = np.arange(self.block.start + len(written), self.block.stop)
+        if self.context.shift != 1 or not len(rejected):
+            return Outcome(written)
+        return Outcome(written, resets=(rejected, np.full(len(rejected), self._mask_id)))
 
     def advance(self) -> None:
-        """Go on to the next step: of a block that has masks the next one, else what follows the last final token."""
+        """Go on to the next step: of a block that has masks the next one, else what follows the last final token.
+
+        After a draft it goes to the causal pass over it, which is a part of the same step.
+        """
+        if self.context.drafts:
+            self._follow(self.block.start + 1, len(self.block))
+            return
         self.step += 1
         self.block_step += 1
-        if self.shift == 0 and self._masks():
+        if self.context.shift == 0 and self._masks():
             return
         begun, length = self._begun, len(self.canvas)
-        if self.shift == 1:
-            self.committed = begun - 1  # the row of the last token is computed with what follows it
+        if self.context.shift == 1:
+            self._committed = begun - 1  # the row of the last token is computed with what follows it
             if self._mode == SPECULATION:
                 self._fit_window(begun - self.block.start)
                 if (size := min(self._window, length - begun)) > 1:
@@ -225,14 +230,15 @@ class CausalDecoder(RuleDecoder):
     def _follow(self, start: int, size: int) -> None:
         """A causal pass that predicts `size` positions from `start` on."""
         self.block, self.block_step = range(start, start + size), 0
-        self.shift, self.drafts, self.adapter, self._sees = 1, False, None, self._causal
+        self.context = StepContext(sees=self._causal, shift=1, committed=self._committed)
 
     def _denoise(self, size: int, *, drafts: bool) -> None:
         """A pass over the block of `size` positions that begins with the last final token."""
         start, stop = self._begun - 1, self._begun - 1 + size
         self.block, self.block_step = range(start, stop), 0 if drafts else 1
-        self.shift, self.drafts, self.adapter = 0, drafts, self._drafter if drafts else None
-        self._sees = self._causal.copy()
-        self._sees[start:stop] = stop
+        sees = self._causal.copy()  # rows of a block that is denoised see all of it
+        sees[start:stop] = stop
+        adapter = self._drafter if drafts else None
+        self.context = StepContext(sees=sees, shift=0, committed=self._committed, adapter=adapter, drafts=drafts)
         self._steps = min(self.params.steps_per_block or size, size)
         self._choose = self._rule.begin(BlockStart(size - 1, self._steps, self.params.knobs))

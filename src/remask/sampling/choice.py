@@ -1,4 +1,4 @@
-"""Choosing positions on the device, for many requests at once; `remask.sampling.select` does it on the host."""
+"""Choosing positions on the device, for many requests at once; `remask.denoising.select` does it on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.denoising.select import Ranked
 from remask.machine.transfers import send
 from remask.sampling.decoder import Positions, Transfers
-from remask.sampling.select import Ranked
 
 KNOWN, RANKED = 1, 2
 """How a row is chosen: in any case, or by its rank where it is noisy. 0: never."""

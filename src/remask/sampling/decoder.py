@@ -3,21 +3,20 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising.rules import Choose, Remasking, Step, check_progress
+from remask.denoising.select import Chosen, Ranked
 from remask.errors import IntegrityError
 from remask.plan.canvas import Canvas, Template
-from remask.plan.plan import Reach
+from remask.plan.plan import Reach, StepFacts
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.indel import Candidates
-from remask.sampling.rows import Basis, RowGroup
-from remask.sampling.rules import Choose, Remasking, Step, check_progress
-from remask.sampling.select import Chosen, Ranked
+from remask.sampling.rows import Basis, DeviceRead, RowGroup
 
 Positions = NDArray[np.int64]
 Tokens = NDArray[np.int64]
@@ -37,61 +36,114 @@ def moved(places: range, by: int) -> range:
     return range(places.start + by, places.stop + by)
 
 
-class Decoder(ABC):
-    """The decoding of one request in progress. It reads the canvas and never writes to it.
-
-    What has an answer here has that of decoders which replace no token, leave out no tail, correct nothing, and
-    choose once the pass has run.
+@dataclass(frozen=True, slots=True)
+class StepContext(StepFacts):
+    """What the passes of one step need to know beyond its block. A sampler with needs of its own says them here.
 
     Attributes:
-        step: denoising steps so far.
-        block_step: the same within the current block.
-        block: canvas positions of the current block.
-        first_step: the step at which the canvas got its present length.
-        writes_once: what a step writes is final, and replaces no token: `edited` and `final` need not be asked.
-        cut: in a step that leaves out the tail of the canvas: how many positions are left, int64 [T], T times; else
-            None. Later positions are neither computed nor attended to, whatever the cache policy plans.
-        shift: in this step row p - shift predicts position p; None: as the model family says.
+        sees: how many leading positions each row attends to, int64 [T]; None where that is all of them.
+        opens: the step gives the block its first token, which the last row before it predicts, and no other.
+        cut: where the tail of the canvas is left out: how many positions are left, int64 [T], T times; else None. Later
+            positions are neither computed nor attended to, whatever the cache policy plans.
+        shift: row p - shift predicts position p; None: as the model family says.
         committed: how many leading rows have K/V that are final, where the decoder says which; None: whole blocks.
-        drafts: the next pass drafts, and transfers nothing: its tokens stand on the canvas in the pass after it.
-        mask_id: the mask token, of a decoder that drafts.
-        adapter: that its rows are computed with; None: the request's own, if any.
-        redraws: the temperature at which this step needs a drawn token of every row and its entropy (`redrawn`), and
-            says itself which tokens it writes (`tokens_at`); None: it needs none.
-        writes: positions and tokens that the step wrote before DELETE and INSERT were carried out, of a decoder whose
-            places move; else empty. Known once `choose` has been asked.
+        adapter: that rows are computed with, where `shift` has a value; None: the request's own, if any.
+        drafts: the next pass that predicts drafts: it transfers nothing, and its tokens stand on the canvas after it.
+        conditioned: noisy rows take in what the last pass predicted of them (`Signal`).
+        numbers: what `choose` needs to know of each predicted row beside its token and confidence; None: nothing.
+        corrections: correction steps so far; None where the request names no correction.
     """
 
-    writes_once = False
-    block: range
+    sees: Reach | None = None
+    opens: bool = False
     cut: Reach | None = None
     shift: int | None = None
     committed: int | None = None
-    drafts: bool = False
-    mask_id: int
     adapter: str | None = None
-    redraws: float | None = None
+    drafts: bool = False
+    conditioned: bool = False
+    numbers: DeviceRead | None = None
+    corrections: int | None = None
+
+
+PLAIN = StepContext()
+"""That of decoders which need nothing special."""
+
+
+@dataclass(slots=True)
+class Predicted:
+    """The predictions of a pass, before any is transferred.
+
+    Attributes:
+        positions: ascending, int64 [predicted].
+        tokens: int64 [predicted].
+        confidence: float32 [predicted].
+        logprobs: log-probabilities of tokens that a reader has chosen, float32 [predicted], NaN where it chose none.
+            None where no reader has chosen any.
+        measured: the cache policy's measure of each row (`Traits.measure`), float32 [predicted]; None without one.
+        numbers: what the decoder wants to know beside these (`StepContext.numbers`), float32 [width, predicted].
+    """
+
+    positions: Positions
+    tokens: Tokens
+    confidence: Confidence
+    logprobs: Confidence | None = None
+    measured: Confidence | None = None
+    numbers: Confidence | None = None
+
+    def of(self, some: Mask) -> "Predicted":
+        """What a decoder reads of `some` of the positions, bool [predicted]."""
+        numbers = None if self.numbers is None else self.numbers[:, some]
+        return Predicted(self.positions[some], self.tokens[some], self.confidence[some], numbers=numbers)
+
+
+@dataclass(slots=True)  # not frozen, as one is made in each step of each request
+class Outcome:
+    """What becomes of the positions that a step writes.
+
+    Attributes:
+        final: the positions that are final at its end, int64.
+        edits: those written that replace a token which an earlier step chose, int64; None: none.
+        tokens: the tokens that are written, int64; None: those that this pass predicted there.
+        writes: positions and tokens that the model wrote before DELETE and INSERT were carried out, where places move.
+        resets: positions of a draft that did not come true, and the masks that stand there again.
+    """
+
+    final: Positions
+    edits: Positions | None = None
+    tokens: Tokens | None = None
     writes: tuple[tuple[int, int], ...] = ()
+    resets: tuple[Positions, Tokens] | None = None
+
+
+class Decoder(ABC):
+    """The decoding of one request in progress. It reads the canvas and never writes to it.
+
+    Attributes:
+        canvas: that of the request.
+        step: denoising steps so far.
+        block_step: the same within the current block.
+        block: canvas positions of the current block.
+        context: what else the passes of this step depend on.
+    """
+
+    block: range
+    context: StepContext = PLAIN
 
     def __init__(self, canvas: Canvas, seed: int, step: int = 0) -> None:
-        self.canvas, self.seed = canvas, seed
-        self.step = self.first_step = step
+        self.canvas, self._seed = canvas, seed
+        self.step = self._first_step = step
         self.block_step = 0
 
     @property
     def canvas_step(self) -> int:
         """Denoising steps since the canvas got its present length: what a cache policy counts in."""
-        return self.step - self.first_step
+        return self.step - self._first_step
 
     @property
     @abstractmethod
     def finished(self) -> bool:
         """Whether every block is done."""
-
-    @property
-    def order(self) -> Positions | None:
-        """The positions that this step transfers, in order, int64, where they are known before the pass; else None."""
-        return None
 
     @property
     def transfers(self) -> Transfers | None:
@@ -101,98 +153,29 @@ class Decoder(ABC):
         """
         return None
 
-    @property
-    def sees(self) -> Reach | None:
-        """How many leading positions each row attends to in this step, int64 [T]; None where that is all of them."""
-        return None
-
-    @property
-    def touched(self) -> Mask | None:
-        """The blocks that the last step of a correction changed, bool [T]; None where there was no such step."""
-        return None
-
-    @property
-    def fresh(self) -> range | None:
-        """The block that begins, in a step that may revise completed blocks as well; None elsewhere."""
-        return None
-
-    @property
-    def opens(self) -> bool:
-        """Whether this step gives the block its first token, which the last row before it predicts, and no other."""
-        return False
-
-    @property
-    def corrections(self) -> int | None:
-        """Correction steps so far; None where the request names no correction."""
-        return None
-
-    def redrawn(self, drawn: Tokens, entropies: Confidence) -> None:  # noqa: B027 - most take none
-        """Take drawn tokens and entropies of all predicted positions, [n] each. Called before `choose`."""
-
-    def tokens_at(self, written: Positions) -> Tokens | None:  # noqa: ARG002
-        """Return the tokens that `written` get, which `choose` has returned; None: those that were predicted."""
-        return None
-
-    @property
-    def candidates(self) -> int | None:
-        """How many of the most probable tokens of every row this step needs (`offered`); None: it needs none."""
-        return None
-
-    def offered(self, found: Candidates) -> None:  # noqa: B027 - most take none
-        """Take the most probable tokens of all predicted positions. Called before `choose`."""
-
-    @property
-    def reads_best(self) -> bool:
-        """Whether this step needs the most probable token of every row."""
-        return False
-
-    def note(self, positions: Positions, best: Tokens) -> None:  # noqa: B027 - most take none
-        """Note the most probable token of each predicted position, `positions` [n]. Called just before `choose`."""
-
     @abstractmethod
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how the logits in `rows`, which predict `positions`, are turned into tokens and confidences."""
 
     @abstractmethod
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
+    def choose(self, found: Predicted) -> Positions:
         """Return the positions of the block that are written now, int64, ascending.
 
-        `positions` [n] are those that this pass predicted, with their `tokens` [n] and `confidence` [n]. Each returned
-        position gets the token that was last predicted there. The engine calls `edited` and `final` next, and then
-        `advance`.
+        All of `found` are positions of the block. The engine calls `outcome` next, and then `advance`.
         """
 
-    def edited(self, written: Positions) -> Positions:
-        """Return those of `written` that replace a token which an earlier step chose, under a rule that edits."""
-        return written[:0]
-
-    def final(self, written: Positions) -> Positions:
-        """Return the positions that are final at the end of this step, which wrote `written`."""
-        return written
-
-    def drafted(self) -> None:  # noqa: B027 - few draft
-        """Go on from a pass that `drafts`, whose tokens are on the canvas now."""
+    def outcome(self, written: Positions) -> Outcome:
+        """Return what becomes of the positions `written`, which `choose`, the cache policy or a reader has chosen."""
+        return Outcome(written)
 
     @abstractmethod
     def advance(self) -> None:
-        """Go to the next step. The tokens of the last one are on the canvas."""
-
-    def ahead(self, canvas: Canvas) -> Self:
-        """The decoder of the next step, if this one leaves `canvas`. Called where `transfers` has an answer.
-
-        This decoder stays as it is.
-        """
-        other = object.__new__(type(self))
-        vars(other).update(vars(self))
-        other.canvas = canvas
-        other.advance()
-        return other
+        """Go to the next step, or from a draft to the pass over it. The tokens of the last one are on the canvas."""
 
 
 class RuleDecoder(Decoder):
     """A decoder that fills the masks of one block after the other by a remasking rule."""
 
-    writes_once = True
     _choose: Choose  # in the steps of the current block
     _steps: int  # scheduled for the current block
 
@@ -206,7 +189,7 @@ class RuleDecoder(Decoder):
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure."""
-        return RowGroup(rows, *self._reading, self.seed, self.step, positions)
+        return RowGroup(rows, *self._reading, self._seed, self.step, positions)
 
     def _masks(self) -> int:
         """Noisy positions of the block."""
@@ -218,18 +201,18 @@ class RuleDecoder(Decoder):
         if not self._rule.blind:
             return None
         candidates = self.block.start + self.canvas.noisy[self.block.start : self.block.stop].nonzero()[0]
-        return self.choose(candidates, candidates, np.zeros(len(candidates), dtype=np.float32))
+        return self.choose(Predicted(candidates, candidates, np.zeros(len(candidates), dtype=np.float32)))
 
     def _by_rule(
         self, positions: Positions, confidence: Confidence, count: int, share: np.float32 | None = None
     ) -> Chosen:
         """Which of the noisy `positions` the rule transfers now, if the schedule transfers `count` of them."""
-        step = Step(positions, confidence, self.block_step, count, share, self.order, self._draw)
+        step = Step(positions, confidence, self.block_step, count, share, self.context.order, self._draw)
         return check_progress(self._rule, self._choose(step), step, self._steps)
 
     def _draw(self, count: int) -> NDArray[np.float32]:
         """Draw `count` uniform numbers that depend on the request's seed and step alone."""
-        return np.random.default_rng([self.seed, self.step]).random(count, dtype=np.float32)
+        return np.random.default_rng([self._seed, self.step]).random(count, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import Any
 from remask.checks import ModelKind, in_words
 from remask.checks.fields import by_group, by_path, paths
 from remask.checks.values import POSITIONS
+from remask.denoising.rules import RULES, names_on
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
 from remask.request.sampling_groups import PRESET_FIELDS
 from remask.request.sampling_params import DIFFUSION, SamplingParams, fits_mode
 from remask.sampling.blocks import Blocks, blocks_for, hole_blocks
-from remask.sampling.rules import RULES, names_on
 
 
 def fit(

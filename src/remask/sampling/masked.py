@@ -1,20 +1,20 @@
 """Decoding by masked diffusion (LLaDA, Dream): blocks, steps, and the positions that each step transfers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
 
+from remask.denoising import select
+from remask.denoising.rules import REMASKING, RULES, BlockStart, Remasking, names_on, scheduled
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling import select
 from remask.sampling.blocks import Blocks, LinearSchedule, TimeSchedule, blocks_for
-from remask.sampling.decoder import Confidence, Decoding, Positions, RuleDecoder, Tokens, Transfers, moved
-from remask.sampling.rules import REMASKING, RULES, BlockStart, Remasking, names_on, scheduled
+from remask.sampling.decoder import PLAIN, Decoding, Positions, Predicted, RuleDecoder, Transfers, moved
 
 EPS = 1e-3  # end of Dream's time schedule, as published
 
@@ -192,21 +192,12 @@ class MaskedDecoder(RuleDecoder):
         else:
             self._orders = self._drawn_orders() if rule.order == "drawn" else ()
         self._begin_block()
-        if self._skips:
-            self._skip_idle()
+        self._settle_context()
 
     @property
     def finished(self) -> bool:
         """Whether every block is done."""
         return self.block_index == len(self.blocks.ranges)
-
-    @property
-    def order(self) -> Positions | None:
-        """The positions that this step transfers, in order, where the rule knows them before the pass; else None."""
-        if self._rule.order is None:
-            return None
-        order = self._orders[self.block_index]
-        return order[self.canvas.noisy[order]][: self._scheduled()]
 
     @property
     def transfers(self) -> Transfers | None:
@@ -222,8 +213,9 @@ class MaskedDecoder(RuleDecoder):
             return select.Ranked(self._scheduled())
         return self._blindly()
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
-        """Return which of the noisy `positions` of the block are transferred now, ascending."""
+    def choose(self, found: Predicted) -> Positions:
+        """Return which noisy positions of the block are transferred now, ascending."""
+        positions, confidence = found.positions, found.confidence
         if not len(positions):
             return positions
         if self._by_value and self.params.threshold is not None:
@@ -238,8 +230,17 @@ class MaskedDecoder(RuleDecoder):
     def advance(self) -> None:
         """Go on to the next step that is run. The transfers of this one are on the canvas."""
         self._advance()
+        if self._skips or self._rule.order is not None:
+            self._settle_context()
+
+    def _settle_context(self) -> None:
+        """Go to the next step that is run, and say in which order it transfers, where the rule knows that before."""
         if self._skips:
             self._skip_idle()
+        if self._rule.order is not None and not self.finished:
+            order = self._orders[self.block_index]
+            open_ = order[self.canvas.noisy[order]]
+            self.context = replace(self.context, order=open_[: self._scheduled()])
 
     def _advance(self, steps: int = 1) -> None:
         self.step += steps
@@ -260,7 +261,7 @@ class MaskedDecoder(RuleDecoder):
         self.block_step = 0
         masks = self._masks()
         self._share, self._rest = divmod(masks, self._steps)  # as `even_count`
-        self.cut = None
+        self.context = PLAIN
         begun = BlockStart(masks, self._steps, self.params.knobs, self._leave_out)
         self._choose = self._rule.begin(begun)
 
@@ -272,9 +273,9 @@ class MaskedDecoder(RuleDecoder):
 
     def _leave_out(self, tail: int | None) -> None:
         if tail is None or (self.canvas.settled[tail:] == -1).any():  # what is fixed is not left out
-            self.cut = None
-        elif self.cut is None:  # kept as long as a tail is left out, because a new array would be packed again
-            self.cut = np.full(len(self.canvas), tail, dtype=np.int64)
+            self.context = replace(self.context, cut=None)
+        elif self.context.cut is None:  # kept as long as a tail is left out: a new array would be packed again
+            self.context = replace(self.context, cut=np.full(len(self.canvas), tail, dtype=np.int64))
 
     def _block(self, index: int) -> range:
         return moved(self.blocks.ranges[index], self.canvas.prompt)
@@ -304,6 +305,6 @@ class MaskedDecoder(RuleDecoder):
 
     def _drawn_orders(self) -> Sequence[Positions]:
         """Draw an order of every block's positions from the request's seed alone."""
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(self._seed)
         blocks = [self._block(index) for index in range(self.blocks.count)]
         return [block.start + rng.permutation(len(block)) for block in blocks]

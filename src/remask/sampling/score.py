@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remask.denoising.select import DRAWN
 from remask.machine.transfers import send
 from remask.plan.measure import RowMeasure
 from remask.sampling.rows import Measured, RowGroup
-from remask.sampling.select import DRAWN
 from remask.sampling.uniform_score import read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 

@@ -6,16 +6,26 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising import select
+from remask.denoising.noise import Noise, log_snrs
 from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Canvas, Template
 from remask.plan.plan import Reach
-from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.request.sampling_groups import ANCESTRAL, GREEDY, MARGINAL
 from remask.request.sampling_params import SamplingParams, is_greedy
-from remask.sampling import select
-from remask.sampling.decoder import Confidence, Decoder, Decoding, Positions, Tokens, Transfers, blocks_of
-from remask.sampling.noise import Noise, log_snrs
+from remask.sampling.decoder import (
+    Decoder,
+    Decoding,
+    Outcome,
+    Positions,
+    Predicted,
+    StepContext,
+    Tokens,
+    Transfers,
+    blocks_of,
+)
+from remask.sampling.device_reads import Best
 from remask.sampling.rows import Basis, RowGroup
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
@@ -202,6 +212,7 @@ class UniformDecoder(Decoder):
         self._blocks = [range(block.start, min(block.stop, len(canvas))) for block in decoding.block_ranges]
         self._correction: Correction | None = None
         self._begin_block()
+        self.context = self._context()
 
     @property
     def finished(self) -> bool:
@@ -210,13 +221,21 @@ class UniformDecoder(Decoder):
             return self._correction.finished
         return self._index == len(self._blocks)
 
-    @property
-    def fresh(self) -> range | None:
-        """See `Decoder`."""
+    def _context(self) -> StepContext:
+        """What the passes of the step need to know. A correction that has patience reads the most probable tokens."""
+        correction, uniform = self._correction, self._params.uniform
+        if correction is None:
+            corrections = 0 if uniform.correction_steps else None
+            return StepContext(fresh=self._revising(), sees=self._sees(), corrections=corrections)
+        touched = correction.touched(self._decoding.block, len(self.canvas)) if correction.steps else None
+        numbers = None if uniform.correction_patience == 0 else Best()
+        return StepContext(touched=touched, sees=self._sees(), numbers=numbers, corrections=correction.steps)
+
+    def _revising(self) -> range | None:
+        """The block that begins, in a step that may revise completed blocks as well; None elsewhere."""
         return self._fresh if self.block.start < self._fresh.start and self._correction is None else None
 
-    @property
-    def sees(self) -> Reach | None:
+    def _sees(self) -> Reach | None:
         """How many leading positions each row attends to, int64 [T]; None without structured attention: all.
 
         The prompt and completed blocks attend to one another, noise attends to everything. In a correction the whole
@@ -226,30 +245,6 @@ class UniformDecoder(Decoder):
             return None
         clean = self.block.start
         return np.where(np.arange(len(self.canvas)) < clean, clean, len(self.canvas))
-
-    @property
-    def touched(self) -> Mask | None:
-        """The blocks that the last step of a correction changed, bool [T]; None where there was no such step."""
-        if self._correction is None or not self._correction.steps:
-            return None
-        return self._correction.touched(self._decoding.block, len(self.canvas))
-
-    @property
-    def corrections(self) -> int | None:
-        """Correction steps so far; None where the request has none."""
-        if not self._params.uniform.correction_steps:
-            return None
-        return 0 if self._correction is None else self._correction.steps
-
-    @property
-    def reads_best(self) -> bool:
-        """See `Decoder`: a correction that has patience does."""
-        return self._correction is not None and self._params.uniform.correction_patience != 0
-
-    def note(self, positions: Positions, best: Tokens) -> None:
-        """See `Decoder`."""
-        if self._correction is not None:
-            self._correction.note(positions, best)
 
     @property
     def transfers(self) -> Transfers | None:
@@ -280,11 +275,14 @@ class UniformDecoder(Decoder):
             else:
                 noisy = self._weighed(noisy, positions, current, before)
         temperature = 0.0 if is_greedy(given) else given
-        return RowGroup(rows, None, basis, temperature, *filters, self.seed, self.step, positions, noisy=noisy)
+        return RowGroup(rows, None, basis, temperature, *filters, self._seed, self.step, positions, noisy=noisy)
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
+    def choose(self, found: Predicted) -> Positions:
         """Return the positions whose token changes now, ascending."""
+        positions, tokens, confidence = found.positions, found.tokens, found.confidence
         if self._correction is not None:
+            if found.numbers is not None:
+                self._correction.note(positions, found.numbers[0].astype(np.int64))
             current = self.canvas.tokens[self.block.start : self.block.stop]
             return self._correction.choose(current, positions, tokens, confidence)
         changed: NDArray[np.bool_] = tokens != self.canvas.tokens[positions]
@@ -299,31 +297,35 @@ class UniformDecoder(Decoder):
         written: Positions = positions[chosen[gains[chosen] > 0]]
         return written
 
-    def edited(self, written: Positions) -> Positions:
-        """Return those of `written` that revise a completed block."""
-        revised: Positions = written[:0] if self.fresh is None else written[written < self._fresh.start]
-        return revised
-
-    def final(self, written: Positions) -> Positions:  # noqa: ARG002
-        """Return the positions that no later step can change: the block in its last step, where nothing revises it.
+    def outcome(self, written: Positions) -> Outcome:
+        """See `Decoder`. Final is what no later step can change: the block in its last step, where nothing revises it.
 
         With revisions or correction steps it is all blocks, in the last step of all.
         """
-        params = self._params
+        params, edits, tokens = self._params, written[:0], None
         if self._correction is not None:
-            over, start = self._correction.finished, self.block.start
+            over, start, tokens = self._correction.finished, self.block.start, self._correction.proposals(written)
         else:
+            if self.context.fresh is not None:
+                edits = written[written < self._fresh.start]
             over, start = self.block_step + 1 == self._steps and not params.uniform.correction_steps, self._fresh.start
             if params.uniform.revision_tokens:
                 over, start = over and self._index + 1 == len(self._blocks), self.canvas.prompt
-        return np.arange(start, self.block.stop) if over else np.empty(0, dtype=np.int64)
+        final = np.arange(start, self.block.stop) if over else np.empty(0, dtype=np.int64)
+        return Outcome(final, edits, tokens)
 
     def advance(self) -> None:
         """Go on to the next step, to the next block at full noise after the last one, and to corrections in the end."""
+        block = self.block
         self.step += 1
         self.block_step += 1
-        if self._correction is not None:
-            return
+        if self._correction is None:
+            self._go_on()
+        if self._correction is not None or self.block != block:  # a new context would be packed again
+            self.context = self._context()
+
+    def _go_on(self) -> None:
+        """Go on to what follows a step that is no correction."""
         self.block = self._fresh
         if self.block_step == self._steps:
             self._index += 1

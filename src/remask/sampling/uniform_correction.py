@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising import select
 from remask.plan.spans import Mask
-from remask.sampling import select
 from remask.sampling.decoder import Confidence, Positions, Tokens
 
 TEMPERATURE = 0.1  # the published code's default
@@ -64,6 +64,10 @@ class Correction:
         self._waited = 0 if right > self._most else self._waited + 1
         self._most = max(self._most, right)
         return self._waited >= self._patience
+
+    def proposals(self, positions: Positions) -> Tokens:
+        """Return the tokens that were last proposed at `positions`."""
+        return self._tokens[positions - self.scope.start]
 
     def touched(self, block: int, length: int) -> Mask:
         """Return the blocks of `block` positions that the last step changed, bool [length]."""

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.denoising.noise import Noise, sigmoid
 from remask.machine.transfers import send
 from remask.sampling.filters import Draws
-from remask.sampling.noise import Noise, sigmoid
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 

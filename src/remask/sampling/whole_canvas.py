@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising import select
+from remask.denoising.noise import Noise, canvas_log_snrs
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.policies.base import IdlePasses
 from remask.request.sampling_groups import GREEDY
 from remask.request.sampling_params import SamplingParams
-from remask.sampling import select
-from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers
-from remask.sampling.noise import Noise, canvas_log_snrs
+from remask.sampling.decoder import Positions, Predicted, Tokens, Transfers
 from remask.sampling.rows import RowGroup
 from remask.sampling.uniform import UniformDecoder, UniformDecoding
 from remask.sampling.uniform_score import NoisyRows
@@ -187,15 +187,16 @@ class WholeCanvasDecoder(UniformDecoder):
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         if self._decoding.greedy:
-            return RowGroup(rows, None, "logits", 0.0, None, None, self.seed, self.step, positions, free=True)
+            return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions, free=True)
         return super().group(rows, positions)
 
-    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
+    def choose(self, found: Predicted) -> Positions:
         """Return the positions whose token changes now, ascending."""
-        changed: Positions = positions[tokens != self.canvas.tokens[positions]]
+        positions = found.positions
+        changed: Positions = positions[found.tokens != self.canvas.tokens[positions]]
         if self._decoding.ancestral or self._decoding.greedy:
             return changed
-        written: Positions = np.intersect1d(changed, positions[select.top(confidence, self._decoding.per_step)])
+        written: Positions = np.intersect1d(changed, positions[select.top(found.confidence, self._decoding.per_step)])
         return written
 
     def _weighed(self, noisy: NoisyRows, positions: Positions, current: Tokens, level: float) -> NoisyRows:  # noqa: ARG002

@@ -5,16 +5,13 @@ own reads it (`BodyReaders`).
 """
 
 import json
-import os
 import pickle
 import re
-import signal
-import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
-from importlib import import_module
 from itertools import islice
+from pkgutil import resolve_name
 from typing import Any
 
 from fastapi import Request, Response
@@ -22,17 +19,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from remask.checks.values import parsed_json
+from remask.machine.helper import Answers, HelperError, Helpers
 from remask.server.errors import ApiError, invalid_body
 from remask.server.texts import Turns
-from remask.text.template_worker import allow, limit_memory, received, send
-from remask.text.workers import FrameWorkers, WorkerEndedError
 
 SMALL = 1 << 14  # bytes of a body that is read in some milliseconds, whatever it holds
 MAX_SECONDS = 10.0  # processor time of one body; the largest by default take less than one
 MAX_BYTES = 2 << 30  # memory of the process
-_KIND = b"B"  # of the frames that answer; what is pickled in them says whether it was read
-_PROGRAM = "from remask.server.bodies import answer_frames; answer_frames()"
-_NICE = 5  # whoever waits for a step goes before whoever sends a large body
 # Texts, brackets that open, and what stands between marks. Possessive, so that no text is read twice.
 _ITEM = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
 
@@ -83,8 +76,9 @@ class BodyReaders:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        job = pickle.dumps({"seconds": MAX_SECONDS, "bytes": MAX_BYTES, "most": most})
-        self._workers = FrameWorkers([sys.executable, "-c", _PROGRAM], job)
+        self._helpers = Helpers(
+            "remask.server.bodies:reader", pickle.dumps(most), seconds=MAX_SECONDS, memory=MAX_BYTES, background=True
+        )
         self._thread, self._turns = ThreadPoolExecutor(1, thread_name_prefix="remask-bodies"), Turns(1)
 
     async def read(self, owner: str, model: type[BaseModel], content: bytes) -> BaseModel:
@@ -94,14 +88,13 @@ class BodyReaders:
     def close(self) -> None:
         """End the thread, and then the process."""
         self._thread.shutdown()
-        self._workers.close()
+        self._helpers.close()
 
     def _ask(self, model: type[BaseModel], content: bytes) -> BaseModel:
         try:
-            _, answer = self._workers.ask(pickle.dumps((f"{model.__module__}:{model.__name__}", content)))
-        except WorkerEndedError as ended:
-            why = f"reading it took more than {MAX_SECONDS:g} s" if ended.status == -signal.SIGPROF else str(ended)
-            raise ApiError(413, f"the body cannot be read: {why}; send less in one request") from ended
+            answer = self._helpers.ask(pickle.dumps((f"{model.__module__}:{model.__name__}", content)))
+        except HelperError as error:
+            raise ApiError(413, f"the body cannot be read: {error}; send less in one request") from error
         found = pickle.loads(answer)  # of our own process
         if isinstance(found, ApiError):
             raise found
@@ -109,31 +102,21 @@ class BodyReaders:
         return found
 
 
-def answer_frames() -> None:
-    """Answer frames (`remask.text.workers`) until standard input ends: the process that `BodyReaders` starts.
+def reader(settings: bytes) -> Answers:
+    """What reads bodies: a task of helpers. All content is pickled: how many values a body may hold; then each body.
 
-    Their content is pickled: first the limits, then a model's name and a body each time. The answers are a body that
-    was read, or the `ApiError` that says why it was refused.
+    A body comes with the name of its model. It is answered by what was read, or by the `ApiError` that refuses it.
     """
-    frames = received()
-    job = pickle.loads(next(frames))
-    if sys.platform != "win32":
-        os.nice(_NICE)
-        limit_memory(job["bytes"])
-    for frame in frames:
-        name, content = pickle.loads(frame)
-        module, _, model = name.partition(":")
-        allow(job["seconds"])
+    most = pickle.loads(settings)
+
+    def read(question: bytes) -> bytes:
+        name, content = pickle.loads(question)
         try:
-            answer = pickle.dumps(read_body(getattr(import_module(module), model), content, job["most"]))
+            return pickle.dumps(read_body(resolve_name(name), content, most))
         except ApiError as refused:
-            answer = pickle.dumps(refused)
-        except MemoryError:
-            most = job["bytes"] >> 20
-            large = ApiError(413, f"reading the body takes more than {most} MiB of memory; send less in one request")
-            answer = pickle.dumps(large)
-        allow(0)
-        send(_KIND, answer)
+            return pickle.dumps(refused)
+
+    return read
 
 
 class ReadRequest(Request):

@@ -1,15 +1,11 @@
 """Chat templates: programs of whoever made a checkpoint. They run in processes of their own, with limits."""
 
 import marshal
-import signal
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from remask.errors import ConfigError
-from remask.text.template_worker import FAILED, REFUSED, TEXT
-from remask.text.workers import FrameWorkers, WorkerEndedError
+from remask.machine.helper import HelperError, Helpers, RefusedError
 
 MAX_SECONDS = 1.0
 """Processor time of one rendering. Ordinary conversations take well under a hundredth of it."""
@@ -17,8 +13,6 @@ MAX_BYTES = 512 << 20
 """Memory of a process that renders, of which Python itself takes 24 MiB."""
 MAX_CHARACTERS = 8 << 20
 """Length of a rendered conversation: twice the longest request body that a server takes by default."""
-
-_PROGRAM = Path(__file__).with_name("template_worker.py")
 
 
 class ChatTemplate:
@@ -33,10 +27,9 @@ class ChatTemplate:
     """
 
     def __init__(self, text: str, variables: Mapping[str, Any]) -> None:
-        limits = {"seconds": MAX_SECONDS, "bytes": MAX_BYTES, "longest": MAX_CHARACTERS}
-        job = marshal.dumps({"template": text, "variables": dict(variables), **limits})
-        # `-P`: a file beside the program must not stand for a module of the standard library.
-        self._workers = FrameWorkers([sys.executable, "-P", str(_PROGRAM)], job)
+        job = marshal.dumps({"template": text, "variables": dict(variables), "longest": MAX_CHARACTERS})
+        task = "remask.text.template_worker:renderer"
+        self._helpers = Helpers(task, job, seconds=MAX_SECONDS, memory=MAX_BYTES)
 
     def render(
         self,
@@ -65,18 +58,8 @@ class ChatTemplate:
             raise ConfigError(
                 f"messages and chat_template_kwargs must hold texts, numbers, lists and objects only: {error}"
             ) from error
-        kind, text = self._ask(content)
-        if kind == TEXT:
-            return text
-        verb = "refuses" if kind == REFUSED else "fails on"
-        raise ConfigError(f"The model's chat template {verb} these messages: {text}")
-
-    def _ask(self, content: bytes) -> tuple[bytes, str]:
-        """What a process answers: the kind of the answer, and its text."""
         try:
-            kind, answer = self._workers.ask(content)
-        except WorkerEndedError as ended:
-            if sys.platform != "win32" and ended.status == -signal.SIGPROF:
-                return FAILED, f"it takes more than {MAX_SECONDS:g} s of processor time"
-            return FAILED, str(ended)
-        return kind, answer.decode("utf-8", "surrogatepass")
+            return self._helpers.ask(content).decode("utf-8", "surrogatepass")
+        except (RefusedError, HelperError) as error:
+            verb = "refuses" if isinstance(error, RefusedError) else "fails on"
+            raise ConfigError(f"The model's chat template {verb} these messages: {error}") from error

@@ -6,9 +6,9 @@ import numpy as np
 
 from remask.checks.fields import check, declare
 from remask.checks.values import Real, Whole
+from remask.denoising.rules import BlockStart, Remasking, Step
+from remask.denoising.select import Chosen, top
 from remask.plan import RowMeasure
-from remask.sampling.rules import BlockStart, Remasking, Step
-from remask.sampling.select import Chosen, top
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from remask.sampling.rules import Remasking, Step, every_block
-from remask.sampling.select import Chosen
+from remask.denoising.rules import Remasking, Step, every_block
+from remask.denoising.select import Chosen
 
 
 def choose(step: Step) -> Chosen:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from remask.checks import ModelKind
 from remask.checks.fields import is_declared
 from remask.checks.plugins import Plugin, Registry
+from remask.denoising import select
+from remask.denoising.indel import IndelBlock, JointThresholdIndel, Levenshtein
 from remask.errors import ConfigError, PluginError
 from remask.plan.measure import RowMeasure
-from remask.sampling import select
-from remask.sampling.indel import IndelBlock, JointThresholdIndel, Levenshtein
 
 MARGIN = RowMeasure("margin", "remask.sampling.measures:margin")
 NEGATIVE_ENTROPY = RowMeasure("negative entropy", "remask.sampling.measures:negative_entropy")
@@ -353,7 +353,7 @@ GROUP = "remask.remasking"
 
 
 def _checked(plugin: Plugin, value: object) -> Remasking:
-    expected = f"an object of type remask.sampling.rules.Remasking with name={plugin.entry.name!r}"
+    expected = f"an object of type remask.denoising.rules.Remasking with name={plugin.entry.name!r}"
     if not isinstance(value, Remasking) or value.name != plugin.entry.name:
         found = f"name={value.name!r}" if isinstance(value, Remasking) else f"an object of type {type(value).__name__}"
         raise plugin.error(f"it provides {found}", expected)

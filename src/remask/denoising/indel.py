@@ -12,8 +12,8 @@ from typing import ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.denoising import select
 from remask.plan.spans import Mask
-from remask.sampling import select
 
 Tokens: TypeAlias = NDArray[np.int64]
 Chances: TypeAlias = NDArray[np.float32]
@@ -37,7 +37,7 @@ class EditTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class TokenCandidates:
     """What a pass says of each of the n places of a block.
 
     Attributes:
@@ -50,6 +50,16 @@ class Candidates:
     tokens: Tokens
     chances: Chances
     drawn: tuple[Tokens, Chances, Tokens] | None = None
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.float32], *, drawn: bool) -> "TokenCandidates":
+        """Those that `sampling.device_reads.MostProbable` has read, float32 [width, n]; `drawn` above temperature 0."""
+        count = (len(numbers) - 3 * drawn) // 2
+        tokens, chances = numbers[:count].T.astype(np.int64), np.exp(numbers[count : 2 * count].T)
+        if not drawn:
+            return cls(tokens, chances)
+        ids, chance, plain = numbers[2 * count :]
+        return cls(tokens, chances, (ids.astype(np.int64), chance, plain.astype(np.int64)))
 
     def best(self, place: int, *barred: int) -> int | None:
         """The most probable token of a place that is none of `barred`; None: all that are known are."""
@@ -130,7 +140,7 @@ class IndelBlock(ABC):
         found: Mask = self.tokens == self._mask
         return found
 
-    def choose(self, found: Candidates, pick: Callable[[Chances], int]) -> Round:
+    def choose(self, found: TokenCandidates, pick: Callable[[Chances], int]) -> Round:
         """Write what a pass found. `pick` chooses one of some places by their probabilities [m], for an escape."""
         old, masks = self.tokens, self.masks
         original = int((masks & self.original).sum())
@@ -192,7 +202,7 @@ class IndelBlock(ABC):
 
     @abstractmethod
     def _escape(
-        self, new: Tokens, sure: Chances, found: Candidates, pick: Callable[[Chances], int]
+        self, new: Tokens, sure: Chances, found: TokenCandidates, pick: Callable[[Chances], int]
     ) -> tuple[tuple[int, int], ...]:
         """Change `new` where the block has been there before; the places and tokens that were tried."""
 
@@ -259,7 +269,7 @@ class Levenshtein(IndelBlock):
         return self.post >= most if most else original > 0 and not unfilled
 
     def _escape(
-        self, new: Tokens, sure: Chances, found: Candidates, pick: Callable[[Chances], int]
+        self, new: Tokens, sure: Chances, found: TokenCandidates, pick: Callable[[Chances], int]
     ) -> tuple[tuple[int, int], ...]:
         tried = list[tuple[int, int]]()
         while new.tobytes() in self._seen and len(tried) < ESCAPES:
@@ -310,7 +320,7 @@ class JointThresholdIndel(IndelBlock):
         return self.post >= most if most else not unfilled
 
     def _escape(
-        self, new: Tokens, sure: Chances, found: Candidates, pick: Callable[[Chances], int]
+        self, new: Tokens, sure: Chances, found: TokenCandidates, pick: Callable[[Chances], int]
     ) -> tuple[tuple[int, int], ...]:
         state = self.tokens.tobytes()
         if state not in self._seen:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from remask.sampling.select import above, by_factor, entropy_bounded, top, within_budget
+from remask.denoising.select import above, by_factor, entropy_bounded, top, within_budget
 
 # Sixteenths are exact in float32, so limits are met exactly and ties are frequent.
 LEVELS = st.integers(0, 16).map(lambda n: n / 16)

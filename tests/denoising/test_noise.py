@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from remask.denoising.noise import Noise, sigmoid
 from remask.sampling.blocks import TimeSchedule
-from remask.sampling.noise import Noise, sigmoid
 from tests.goldens import uniform as goldens
 
 MASK, VOCAB = 3, 50

@@ -1,0 +1,1 @@
+"""Rules of denoising that requests and models name: remasking, choices, edits and noise, without tensors."""
