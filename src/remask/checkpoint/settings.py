@@ -26,8 +26,8 @@ class LoadSettings:
     load_format: LoadFormat = declare(
         "auto",
         Choice(get_args(LoadFormat)),
-        "Where weights come from: auto reads a checkpoint, dummy makes random ones of a preset's shape, which read texts "
-        "as bytes.",
+        "Where weights come from: auto reads a checkpoint, dummy makes random ones of a preset's shape, which read "
+        "texts as bytes.",
     )
     tokenizer: str | None = declare(
         None,
