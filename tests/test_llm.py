@@ -1,12 +1,15 @@
 """The Python interface."""
 
 import logging
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from remask import LLM, EngineConfig, RemaskError, SamplingParams
+from remask.checkpoint.settings import Loading, LoadSettings
+from remask.checks.fields import declared
 from remask.engine.engine import Engine
+from remask.errors import UnknownNameError
 from tests.goldens import model_dir, request_line, runs
 from tests.sampling_fields import flat_params
 
@@ -131,6 +134,15 @@ def test_one_line_at_start_up_names_every_resolved_choice(caplog: pytest.LogCapt
 def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(RemaskError, match=text):
         LLM(**{"model": "llada-tiny", "load_format": "dummy", **settings})
+
+
+def test_settings_of_loading_are_keywords_of_their_types() -> None:
+    settings, keywords = get_type_hints(LoadSettings), get_type_hints(Loading)
+    assert {name: settings[name] for name in declared(LoadSettings)} == keywords
+    with pytest.raises(UnknownNameError, match="Did you mean 'quantization'"):
+        LLM("llada-tiny", quantisation="int8")  # type: ignore[call-arg]
+    assert "max_num_seqs: Canvases that run at a time" in str(EngineConfig.__doc__)
+    assert "quantization: Quantize the weights" in str(LoadSettings.__doc__)
 
 
 def test_a_new_engine_shares_the_weights_alone(golden: LLM) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, Never
+from typing import Any, Literal, Never, Unpack
 
 from remask.checkpoint.loaded import LoadedModel, find_model
-from remask.checkpoint.settings import ModelSettings, Reads
-from remask.checks import ModelKind, QuantizationChoice
+from remask.checkpoint.settings import Loading, LoadSettings, ModelSettings
+from remask.checks import ModelKind
+from remask.checks.fields import declared
 from remask.depth.table import DepthTable
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.engine import Engine
@@ -56,35 +57,12 @@ class LLM:
             suits the model: `bicache` at the depth that audits earn on masked models, `exact` on block-causal ones, and
             else `none`. Commands and servers have the same default.
         cache_config: settings of a policy that is named; an object has its own.
-        dtype: `auto`, `float32`, `bfloat16` or `float16`.
-        device: `auto`, `cpu`, `cuda`, ...
-        load_format: `auto` reads a checkpoint, `dummy` makes random weights of a preset's shape.
-        hf_overrides: keys laid over those of `config.json`, such as `{"mask_token_id": 5}`.
-        check_weights: refuse a checkpoint that holds NaN or infinities, by the name of the tensor.
-        adapter: a low-rank adapter in PEFT's layout, a folder or a hub id, that is merged into the weights.
-        adapters: more of them by name, which stand beside the weights: each request may name one.
-        max_lora_rank: the largest rank of `adapters` that is allowed; None: any.
-        skip_bad_adapters: leave out those of `adapters` that cannot be used, and log why.
         depth_table: a file written by `remask profile`, whose depths are read as they are. Without one audits earn the
             depths of `bicache`: they begin with a table that is shipped and with what earlier starts have kept, or
             with "none" at 0.
         engine: limits of the engine.
-        threads: CPU threads to compute on, for the whole process. Without a number it is chosen by the model's size and
-            the cores that are free, unless `OMP_NUM_THREADS` or `torch.set_num_threads` has set one.
-        spare_cores: cores that a chosen number leaves to other threads of this process.
-        tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
-            each, from `device` on. They end with `close`, with this object, or with this process.
-        quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: quantized weights, made when the
-            weights are read. `auto` is the fastest that fits on a CPU, the dtype included. Hidden states stay of the
-            dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16. None is what the model's files
-            advise for CPUs, else the widest that fits where no dtype is named, and `none` the dtype.
-        progress: show progress bars on stderr while loading and profiling.
-        tokenizer: what has the tokenizer where it is not with the model: a folder, a GGUF file, or a hub id.
-        chat_template: a template (Jinja) in place of the tokenizer's own.
-        reads: what will be asked of the model: `tokens`, `text` or `chat`. One that cannot read these is refused before
-            its weights are read; a chat without a template gets a plain one, with a warning.
-        force: download and load a model that has no room in memory or on the disk, and pass over keys of its
-            `config.json` that nobody here knows.
+        loading: how the model is loaded: the settings of `LoadSettings` by name, such as `dtype`, `device`,
+            `quantization` or `adapter`.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
     used.
@@ -100,50 +78,16 @@ class LLM:
         *,
         cache: str | CachePolicy = AUTO,
         cache_config: Mapping[str, Any] | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
-        load_format: str = "auto",
-        check_weights: bool = True,
-        adapter: str | None = None,
-        adapters: Mapping[str, str] | None = None,
-        max_lora_rank: int | None = None,
-        skip_bad_adapters: bool = False,
         depth_table: str | Path | None = None,
         engine: EngineConfig | None = None,
-        threads: int | None = None,
-        spare_cores: int = 0,
-        tensor_parallel: int = 1,
-        quantization: QuantizationChoice = None,
-        progress: bool = False,
-        tokenizer: str | None = None,
-        chat_template: str | None = None,
-        reads: Reads = "tokens",
-        hf_overrides: Mapping[str, Any] | None = None,
-        force: bool = False,
+        **loading: Unpack[Loading],
     ) -> None:
-        settings = ModelSettings(
-            model=model,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            load_format=load_format,
-            hf_overrides=hf_overrides,
-            check_weights=check_weights,
-            adapter=adapter,
-            adapters=adapters,
-            max_lora_rank=max_lora_rank,
-            skip_bad_adapters=skip_bad_adapters,
-            tokenizer=tokenizer,
-            chat_template=chat_template,
-            reads=reads,
-            threads=threads,
-            spare_cores=spare_cores,
-            tensor_parallel=tensor_parallel,
-            progress=progress,
-            force=force,
-        )
+        for name in loading:
+            if name not in declared(LoadSettings):
+                raise UnknownNameError("argument", name, [*declared(LoadSettings), *signature(LLM).parameters])
+        settings = ModelSettings(model, **loading)
         before = read_cpu()
-        place = resolve_device(device)
+        place = resolve_device(settings.device)
         # Whatever can be refused without the weights is, as reading these may take minutes.
         limits = engine or EngineConfig()
         announce_download(settings, place, limits)
@@ -152,9 +96,9 @@ class LLM:
         usual = found.usual.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
         policy, policy_settings = from_file(usual, cache_config)
         parse(policy, policy_settings, lambda: DepthLookup({}))
-        Shard(0, tensor_parallel).check(found.config)
+        Shard(0, settings.tensor_parallel).check(found.config)
         if limits.batch_invariant:
-            check_ranks(tensor_parallel)
+            check_ranks(settings.tensor_parallel)
         opened = open_model(found, place, limits, before)
         loaded, ranks = opened.loaded, opened.ranks
         try:
@@ -171,7 +115,7 @@ class LLM:
                 policy_settings,
                 auto=cache == AUTO,
                 depth_table=table,
-                progress=progress,
+                progress=settings.progress,
             )
         except BaseException:
             ranks.close()
@@ -191,7 +135,7 @@ class LLM:
             place,
             opened.threads.number,
             opened.threads.why,
-            tensor_parallel,
+            settings.tensor_parallel,
             self.session.described,
         )
         log.debug("remask: %s", limits)

@@ -4,6 +4,8 @@ A declared class is a frozen dataclass whose fields are made by `declare`. Its `
 `parse` makes one of JSON-like values. The command line, the HTTP body and the documentation read `declared`.
 """
 
+import inspect
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol, TypeVar, cast
@@ -27,6 +29,8 @@ class Declared:
         kinds: kinds of models on which it has a meaning.
         choice: fields of one choice are ways to make it: where a request sets one of them, the server's defaults of all
             of them give way.
+        flags: of the command line; None: the field's name. Of a field that is true by default, what makes it false.
+        metavar: the value in the usage of these; None: as `values` say.
     """
 
     values: Values
@@ -34,6 +38,8 @@ class Declared:
     meaning: str
     kinds: tuple[ModelKind, ...] = KINDS
     choice: str | None = None
+    flags: tuple[str, ...] | None = None
+    metavar: str | None = None
 
     @property
     def for_all(self) -> bool:
@@ -58,10 +64,23 @@ def declare(
     *,
     kinds: tuple[ModelKind, ...] = KINDS,
     choice: str | None = None,
+    flags: tuple[str, ...] | None = None,
+    metavar: str | None = None,
     **metadata: Any,
 ) -> T:
     """A field of a declared class; the parameters are those of `Declared`, and further metadata of the field."""
-    return field(default=default, metadata={_KEY: Declared(values, default, meaning, kinds, choice), **metadata})
+    made = Declared(values, default, meaning, kinds, choice, flags, metavar)
+    return field(default=default, metadata={_KEY: made, **metadata})
+
+
+def documented(cls: type[T]) -> type[T]:
+    """Put the meanings of a declared class into its docstring, where `help` shows them."""
+    rows = (
+        textwrap.fill(f"{name}: {each.described}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        for name, each in declared(cls).items()
+    )
+    cls.__doc__ = "\n".join([inspect.getdoc(cls) or "", "", "Attributes:", *rows])
+    return cls
 
 
 def declared(cls: type[Any]) -> dict[str, Declared]:

@@ -271,6 +271,13 @@ class Text(Values):
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "maxLength": self.most} | ({} if self.empty else {"minLength": 1})
 
+    @property
+    def metavar(self) -> str:
+        return "TEXT"
+
+    def from_text(self, text: str) -> str:
+        return text
+
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Values):
@@ -445,6 +452,24 @@ class Settings(Values):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "maxProperties": self.most, "description": self.words}
+
+
+@dataclass(frozen=True, slots=True)
+class Names(Values):
+    """Objects of texts by name; `noun` says of what."""
+
+    noun: str
+
+    @property
+    def words(self) -> str:
+        """Such as "an object of adapters and where each is"."""
+        return f"an object of {self.noun}"
+
+    def fits(self, value: object) -> bool:
+        return isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": {"type": "string"}}
 
 
 def weight(value: object, most: int, *, texts: bool = False) -> int:

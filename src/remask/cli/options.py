@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from remask.checkpoint.settings import Reads
+from remask.checkpoint.settings import LoadSettings, Reads
 from remask.checks.fields import declared
 from remask.checks.values import json_object, whole
 from remask.cli.logs import tell_people
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from remask.llm import LLM
     from remask.policies import CachePolicy
 
+_LOADED: Final = {name for name, each in declared(LoadSettings).items() if each.flags != ()}
 KEY_VARIABLE: Final = "REMASK_API_KEY"
 PRIORITY_KEY_VARIABLE: Final = "REMASK_PRIORITY_KEY"
 MAX_PORT = 65535
@@ -37,22 +38,13 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `LLM` that say how the model is loaded."""
+    given = {name: value for name, value in vars(args).items() if name in _LOADED}
     return {
-        "dtype": args.dtype,
-        "device": args.device,
-        "load_format": args.load_format,
-        "check_weights": not args.skip_weight_check,
-        "adapter": getattr(args, "adapter", None),
+        **given,
         "adapters": adapters_option(args),
-        "max_lora_rank": getattr(args, "max_lora_rank", None),
-        "depth_table": args.depth_table,
-        "threads": args.threads,
-        "quantization": getattr(args, "quantization", None),
-        "tensor_parallel": getattr(args, "tensor_parallel", 1),
-        "hf_overrides": object_option("--hf-overrides", getattr(args, "hf_overrides", None)),
-        "force": getattr(args, "force", False),
-        "tokenizer": args.tokenizer,
+        "hf_overrides": object_option("--hf-overrides", given.get("hf_overrides")),
         "chat_template": read_template(args.chat_template),
+        "depth_table": args.depth_table,
     }
 
 
@@ -94,7 +86,7 @@ def open_llm(
 def adapters_option(args: argparse.Namespace) -> dict[str, str]:
     """Return the paths of `--lora-modules` by name; none for commands without it. Raises `ConfigError`."""
     found: dict[str, str] = {}
-    words: list[str] = getattr(args, "lora_modules", [])
+    words: list[str] = vars(args).get("adapters") or []
     for word in words:
         name, _, path = word.partition("=")
         if word.startswith("{"):

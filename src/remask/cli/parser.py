@@ -22,7 +22,7 @@ ALL: Final = "--help=all"
 FURTHER: Final = "further options"
 SHOWN: Mapping[str, Sequence[str]] = {
     "model": ("model", "device", "dtype", "quantization"),
-    "adapters": ("lora_modules",),
+    "adapters": ("adapters",),
     "engine": ("max_num_seqs", "max_model_len", "gpu_memory_utilization"),
     "answers": ("cache", "sampling", "served_model_name"),
     "server": ("host", "port", "api_key"),

@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from remask.checks import BUNDLED_MODELS, QUANTIZATIONS, in_words
+from remask.checkpoint.settings import LoadSettings
+from remask.checks import BUNDLED_MODELS, in_words
 from remask.checks.fields import Group, declared
 from remask.cli import early
 from remask.cli.flags import add_flags
@@ -57,36 +58,11 @@ def add_model_options(
         f"{', '.join(map(repr, BUNDLED_MODELS))}, a name that 'remask models' lists, or with --load-format dummy "
         "a preset" + (f" (default {model})" if model else ""),
     )
-    group.add_argument(
-        "--load-format",
-        default="auto",
-        choices=("auto", "dummy"),
-        help="dummy: random weights of a preset's shape, which read texts as bytes",
-    )
-    if texts:
-        group.add_argument(
-            "--tokenizer", metavar="PATH_OR_ID", help="folder, GGUF file or hub id of the tokenizer (default: MODEL's)"
-        )
-        group.add_argument("--chat-template", metavar="FILE", help="Jinja template in place of the tokenizer's own")
-    else:
-        parser.set_defaults(tokenizer=None, chat_template=None)
-    group.add_argument(
-        "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
-    )
-    add_adapter(group)
-    group.add_argument(
-        "--force", action="store_true", help="load a model that does not fit this machine, or has unknown keys"
-    )
-    group.add_argument("--hf-overrides", metavar="JSON", help="keys laid over those of MODEL's config.json")
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
-    group.add_argument(
-        "--quantization",
-        choices=("auto", "none", *QUANTIZATIONS),
-        metavar="|".join(("auto", "none", *QUANTIZATIONS)),
-        help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it, or none; auto: the fastest "
-        "that fits on a CPU (default: as the model's files advise, else the widest that fits)",
-    )
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
+    texts_of = ("tokenizer", "chat_template")
+    if not texts:
+        parser.set_defaults(**dict.fromkeys(texts_of))
+    first = ("load_format", *(texts_of if texts else ()), "check_weights", "adapter", "force", "hf_overrides")
+    add_flags(group, LoadSettings, (*first, "dtype", "quantization", "device"))
     if depths:
         group.add_argument(
             "--depth-table",
@@ -101,22 +77,13 @@ def add_model_options(
 
 def add_adapter(group: argparse._ActionsContainer) -> None:
     """`--adapter`, for commands that take it without the other options of the model."""
-    text = "low-rank adapter in PEFT's layout, a folder or hub id, merged into the weights"
-    group.add_argument("--adapter", metavar="PATH", help=text)
+    add_flags(group, LoadSettings, ("adapter",))
 
 
 def add_lora_modules(parser: argparse.ArgumentParser) -> None:
     """`--lora-modules` and its limits, for commands whose requests may name an adapter."""
     group = parser.add_argument_group("adapters")
-    group.add_argument(
-        "--lora-modules",
-        nargs="+",
-        default=[],
-        metavar="NAME=PATH",
-        help="adapters beside the weights, each a folder or hub id, or an object of name and path; a request names one "
-        "as its model, or as its adapter",
-    )
-    group.add_argument("--max-lora-rank", type=int, metavar="R", help="largest rank of these (default: any)")
+    add_flags(group, LoadSettings, ("adapters", "max_lora_rank"))
     group.add_argument(
         "--enable-lora", action="store_true", help="refuse to start without --lora-modules, which alone suffice"
     )
@@ -124,20 +91,12 @@ def add_lora_modules(parser: argparse.ArgumentParser) -> None:
 
 def add_threads_option(group: argparse._ActionsContainer) -> None:
     """`--threads`, for commands that take it without the other options of the model."""
-    text = "CPU threads to compute on (default: by the model's size and the cores that are free)"
-    group.add_argument("--threads", type=int, metavar="N", help=text)
+    add_flags(group, LoadSettings, ("threads",))
 
 
 def add_tensor_parallel(parser: argparse._ActionsContainer) -> None:
     """`--tensor-parallel`, for commands that read nothing of the model but its answers."""
-    parser.add_argument(
-        "--tensor-parallel",
-        "--tensor-parallel-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes that compute the model together, on N devices from --device on (default 1)",
-    )
+    add_flags(parser, LoadSettings, ("tensor_parallel",))
 
 
 def add_engine_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from remask.checks import ATTENTIONS, AttentionName
-from remask.checks.fields import check, declare
+from remask.checks.fields import check, declare, documented
 from remask.checks.values import Choice, Flag, OrWord, Real, Share, Whole
 from remask.errors import ConfigError
 from remask.store import EVICTIONS, PREFIX_MATCHES, PREFIX_SHARINGS, Eviction, PrefixMatch, PrefixSharing
@@ -18,6 +18,7 @@ AUDIT_WORK: Final = 0.02
 AUDIT_BOUND: Final = 0.1
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Limits of one engine. Raises `ConfigError` on values that are not allowed, alone or together."""

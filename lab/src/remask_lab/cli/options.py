@@ -160,7 +160,7 @@ def demo(parser: argparse.ArgumentParser) -> None:
     add_task(parser)
     add(parser, requests=40, seed={"default": 7, "help": "of the questions"})
     add_threads_option(parser)
-    parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, skip_weight_check=False)
+    parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, check_weights=True)
     parser.set_defaults(tokenizer=None, chat_template=None)
 
 

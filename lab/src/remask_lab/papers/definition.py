@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from remask.checkpoint.settings import LoadFormat
 from remask.errors import ConfigError, UnknownNameError
 from remask.request.sampling_params import SamplingParams, layered
 from remask_lab.bench.fewer_steps import with_steps
@@ -53,7 +54,7 @@ class Scale:
     model: str
     workload: Mapping[str, Any]
     sampling: Mapping[str, Any]
-    load_format: str = "auto"
+    load_format: LoadFormat = "auto"
     dtype: str = "auto"
     concurrency: int = 1
     rounds: int = 1
