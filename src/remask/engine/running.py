@@ -24,7 +24,7 @@ from remask.sampling.decoder import Predicted
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """What a request has done so far, for its result.
 
     Attributes:
@@ -68,7 +68,7 @@ class RunningRequest:
         policy: CachePolicy,
         canvases: tuple[CanvasState, ...],
         claim: Claim,
-        record: Record,
+        record: RequestRecord,
         shape: ModelConfig,
         before: "RunningRequest | None" = None,
     ) -> None:
@@ -88,7 +88,7 @@ class RunningRequest:
             mine = readers_of(start, self.decoder, policy, asked.params)
         self.end: ResponseEnd = end
         self.readers: tuple[Reader, ...] = mine
-        self.planner = PassPlanner(pending, policy, self.end, self.readers)
+        self.planner = PassPlanner(pending, policy, self.end, self.readers, pending.decoding.first_step)
         self.turn: Turn | None = None
         self.closing = self.done = self.ended = False
         self.ready = claim.lease is None or claim.lease.entry.ready
@@ -239,7 +239,7 @@ class RunningRequest:
     def _read_pass(self, turn: Turn) -> ReadPass:
         decoder = self.decoder if turn.decoder is None else turn.decoder
         paired = len(self.canvases) == 2 == len(turn.items)
-        again = paired and self.policy.guides(decoder.canvas_step + 1)
+        again = paired and self.policy.guides(decoder.step - self.planner.first_step + 1)
         return ReadPass(decoder, turn.predicted, paired, again, partial(_layer_work, self, turn.plan))
 
     def _transfer(self, plan: Plan, found: Predicted, chosen: NDArray[np.bool_] | None) -> Transfer | None:
@@ -269,7 +269,7 @@ class RunningRequest:
             tokens = found.tokens[found.positions.searchsorted(positions)]
         for state in self.canvases:
             state.canvas.tokens[positions] = tokens
-            state.canvas.settle(outcome.final, decoder.canvas_step)
+            state.canvas.settle(outcome.final, decoder.step - self.planner.first_step)
             if chosen is None and state.unsent is not None:  # else the device has them, or nothing yet
                 state.unsent += positions, outcome.final
         if outcome.resets is not None:

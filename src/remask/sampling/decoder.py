@@ -132,13 +132,7 @@ class Decoder(ABC):
 
     def __init__(self, canvas: Canvas, seed: int, step: int = 0) -> None:
         self.canvas, self._seed = canvas, seed
-        self.step = self._first_step = step
-        self.block_step = 0
-
-    @property
-    def canvas_step(self) -> int:
-        """Denoising steps since the canvas got its present length: what a cache policy counts in."""
-        return self.step - self._first_step
+        self.step, self.block_step = step, 0
 
     @property
     @abstractmethod
@@ -239,6 +233,11 @@ class Decoding(ABC):
     def longest(self) -> int:
         """Positions of the canvas once it has grown as far as it may."""
         return self.length
+
+    @property
+    def first_step(self) -> int:
+        """The step at which the canvas got its present length. A cache policy counts from there."""
+        return 0
 
     @property
     def grows(self) -> bool:
