@@ -65,11 +65,11 @@ class PendingScores:
         tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
         read, at = list[tuple[Turn, Scores]](), 0
         for turn, count, chooses in self.turns:
-            own = slice(at, at + count)
-            at = own.stop
-            chosen = numbers[-1, own] > 0 if chooses else None
-            shares = _shares(turn.reads, more[:, own]) if turn.reads else ()
-            read.append((turn, Scores(tokens[own], confidence[own], shares, chosen)))
+            span = slice(at, at + count)
+            at = span.stop
+            chosen = numbers[-1, span] > 0 if chooses else None
+            shares = _shares(turn.reads, more[:, span]) if turn.reads else ()
+            read.append((turn, Scores(tokens[span], confidence[span], shares, chosen)))
         return read
 
 

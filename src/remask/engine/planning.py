@@ -39,8 +39,8 @@ class ResponseEnd:
         self._scan, self._stops = rule.scan(), rule.every
         self._scanned = template.tail  # leading response tokens that the scan has passed
         # Whether the canvas may hold a stop: a stop text, or a stop token that was given or written.
-        given = canvas.tokens[canvas.prompt :].tolist()
-        self._stoppable = rule.decode is not None or not self._stops.isdisjoint(given)
+        tokens = canvas.tokens[canvas.prompt :].tolist()
+        self._stoppable = rule.decode is not None or not self._stops.isdisjoint(tokens)
 
     def settle(self, transfer: Transfer | None, decoding: Decoding, decoder: Decoder) -> tuple[int, ...]:
         """Response tokens that became final since the last call, up to the first gap. Sets `reason` if it is complete.
@@ -83,8 +83,8 @@ class ResponseEnd:
         """The first position of the hole at the end where a stop token has settled."""
         canvas, tail = self._canvas, self._canvas.prompt + self._template.tail
         stops = np.fromiter(self._stops, dtype=np.int64)
-        found = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
-        return tail + int(found.argmax()) if found.any() else None
+        settled = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
+        return tail + int(settled.argmax()) if settled.any() else None
 
     def _stop_behind(self) -> bool:
         """Whether a stop token follows the complete response in the rest of its block, with no noise before it."""

@@ -152,10 +152,10 @@ class Decoder(ABC):
         """Return how the logits in `rows`, which predict `positions`, are turned into tokens and confidences."""
 
     @abstractmethod
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return the positions of the block that are written now, int64, ascending.
 
-        All of `found` are positions of the block. The engine calls `outcome` next, and then `advance`.
+        All of `predictions` are positions of the block. The engine calls `outcome` next, and then `advance`.
         """
 
     def outcome(self, written: Positions) -> Outcome:
