@@ -28,6 +28,19 @@ class CanvasLengthError(ConfigError):
         self.prompt, self.response = prompt, response
 
 
+class FormError(ConfigError):
+    """An answer cannot have the form that is asked for. `problem` is what stands behind the name of the field."""
+
+    field = "structured_outputs"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.field + self.problem
+
+
 LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
 _RULE: Final = "use 'python -m remask_lab papers profile', which measures depths by the rule of the BiCache paper"
 _CACHES: Final = "install remask-caches (pip install ./caches), which provides it"

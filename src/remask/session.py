@@ -20,7 +20,7 @@ from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import PendingRequest, Request
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError, FormError, UnknownNameError
 from remask.model.transformer import Transformer
 from remask.outputs import Output, StreamedOutput
 from remask.plan.canvas import Template
@@ -190,7 +190,7 @@ class Session:
 
     def _forms(self) -> Structures:
         if self.model.ranks.several:
-            raise ConfigError("structured_outputs read the whole vocabulary in one process; leave tensor_parallel out")
+            raise FormError(" read the whole vocabulary in one process; leave tensor_parallel out")
         with self._structures_lock:
             if self._structures is None:
                 self._structures = Structures.of_model(self.tokenizer, self.loaded.config)

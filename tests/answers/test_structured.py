@@ -316,7 +316,14 @@ def asked_as(url: str, form: dict[str, Any]) -> dict[str, Any]:
         ("/v1/messages", "output_config", "output_config.format.schema"),
     ],
 )
-def test_an_error_names_the_field_that_asks_for_a_form(served: Running, url: str, name: str, schema: str) -> None:
+def test_an_error_names_the_field_that_asks_for_a_form(
+    served: Running, url: str, name: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(structure, "MAX_STATES", 1)
+        large = {**PLAIN, "schema": {"const": name}}
+        message = served.client.post(url, json=asked_as(url, large)).json()["error"]["message"]
+    assert message.startswith(f"{name}: its automaton has")
     odd = served.client.post(url, json=asked_as(url, ODD)).json()["error"]["message"]
     assert odd.startswith(f"{schema} holds 'multipleOf'")
     twice = asked_as(url, PLAIN) | {"structured_outputs": {"regex": "a"}}
@@ -402,6 +409,7 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match="transitions, and at most 3 are taken"):
         structures.compiled(StructuredOutputs(regex="aaaaa"))
     monkeypatch.setattr(structure, "MAX_SECONDS", 0.01)
+    monkeypatch.setattr(structure, "WAIT", 10**5)
     with pytest.raises(ConfigError, match=r"it takes more than 0.01 s of processor time"):
         structures.compiled(StructuredOutputs(regex="(aa?){2000}"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

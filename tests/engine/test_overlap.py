@@ -468,6 +468,17 @@ def test_a_speculative_step_changes_nothing_of_its_request() -> None:
     assert before[1:] == after[1:]
 
 
+def test_audits_see_what_a_queued_pass_has_left_to_predict() -> None:
+    """A step that is audited may have been queued before the pass before it had taken positions from it."""
+    work = [Work(request(f"r{n}", block_length=8, max_tokens=16), BlockDual()) for n in range(4)]
+    engine = queueing(audit=1.0)
+    results = run(engine, work)
+    assert engine.stats.queued_passes > 4
+    assert (engine.stats.audits > 0, engine.stats.failed_audits) == (True, 0)
+    for item in work:
+        assert outcome(results[item.request.id]) == outcome(alone(item, overlap=False))
+
+
 @pytest.mark.parametrize("name", ["gidd", "gidd, hybrid", "gidd, open", "gidd, masks"])
 def test_uniform_models(name: str) -> None:
     """The next pass reads tokens that only the device knows; a correction begins where the host has read."""

@@ -25,7 +25,7 @@ from remask.model.quantised import empty_matrix
 from remask.model.stage import Stage
 from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
-from remask.sampling.choice import Choice
+from remask.sampling.choice import RowChoice
 from tests.device import device
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
@@ -204,15 +204,15 @@ def test_a_choice_that_the_device_makes_is_proven_too(
     stand_in: Callable[[type[TorchAttention]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(RightlyTriton)
-    choose_rows, computed = Choice.choose, list[bool]()
+    choose_rows, computed = RowChoice.choose, list[bool]()
 
-    def wrong(self: Choice, *numbers: Tensor) -> Tensor:
+    def wrong(self: RowChoice, *numbers: Tensor) -> Tensor:
         computed.append(True)
         found = choose_rows(self, *numbers)
         found[5] ^= len(computed) > 1  # the first one is PyTorch's own
         return found
 
-    monkeypatch.setattr(Choice, "choose", wrong)
+    monkeypatch.setattr(RowChoice, "choose", wrong)
     (fault,) = prove(model_of(), Executor("triton", ""), graphs=False, length=LENGTH)
     assert fault.startswith("choosing: ")
 

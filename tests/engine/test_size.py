@@ -6,12 +6,18 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 import remask.engine
+from remask.engine.member import Turn
+from remask.plan.canvas import Canvas
+from remask.readers.decision import ReadingDecoder
 from tests.engine.entered import entered, report, steady_step
 from tests.engine.support import make_engine, request
 
 MOST_LINES, MOST_FIELDS, MOST_METHODS = 417, 20, 22
 MOST_FILES, MOST_FUNCTIONS = 21, 85  # of a steady step
+MOST_OF_A_DECODER, MOST_OF_A_TURN = 12, 8
 GENERATED = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"}  # of dataclasses
 
 
@@ -39,6 +45,12 @@ def test_a_running_request_has_few_fields() -> None:
     engine.step()
     (running,) = engine._lifecycle.requests()
     assert len(vars(running)) <= MOST_FIELDS
+
+
+def test_a_decoder_and_a_turn_have_few_members() -> None:
+    decoder = ReadingDecoder(Canvas((1,), np.zeros(2, dtype=np.int64), 2), 0)
+    assert len([name for name in dir(decoder) if not name.startswith("_")]) <= MOST_OF_A_DECODER
+    assert len(Turn.__dataclass_fields__) <= MOST_OF_A_TURN
 
 
 def test_no_class_has_many_methods() -> None:

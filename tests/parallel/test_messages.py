@@ -15,7 +15,7 @@ from remask.model.pool import Pool
 from remask.model.stage import Save, Stage
 from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
-from remask.parallel.message import Names, Things
+from remask.parallel.message import ObjectNames, Things
 from remask.readers.guidance import Guided, Residual
 from tests.engine.support import CPU
 
@@ -28,7 +28,7 @@ class Line:
     """Rank 0 and another rank, without processes between them."""
 
     def __init__(self) -> None:
-        self.names, self.things = Names(), Things(THEIRS)
+        self.names, self.things = ObjectNames(), Things(THEIRS)
         self.sent = 0
 
     def everywhere(self, act: Any, *args: Any) -> Any:

@@ -6,13 +6,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from copy import copy
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remask.checks.plugins import install_line
-from remask.errors import ConfigError
+from remask.errors import ConfigError, FormError
 from remask.machine.helper import HelperError, Helpers, LateError, RefusedError
 from remask.model.config import ModelConfig
 from remask.readers.constraint import Constraint
@@ -22,6 +23,8 @@ from remask.text.tokenizer import Tokenizer
 
 MAX_SECONDS = 2
 """Processor time of one compilation, for a small vocabulary; a large one has a second more for each 50,000 tokens."""
+WAIT = 20
+"""So many times as long by the clock. The wait for a core counts in this, so it is a wide limit."""
 MAX_BYTES = 2 << 30
 MAX_TRANSITIONS = 2**22
 MAX_STATES = 2048
@@ -31,7 +34,7 @@ KEPT = 64
 """Forms that are kept compiled, or as the error that they end in, those used last."""
 
 
-class _PassingError(ConfigError):
+class _PassingError(FormError):
     """An error that the same form need not end in another time."""
 
 
@@ -49,7 +52,7 @@ class Structures:
         self._tokens = [(token, each) for token, each in enumerate(tokens) if each is not None]
         self._by_bytes = {each: token for token, each in self._tokens}
         self._vocab, self._padding = len(tokens), tuple(padding)
-        self._kept: OrderedDict[tuple[str, str], Constraint | str] = OrderedDict()  # or an error's message
+        self._kept: OrderedDict[tuple[str, str], Constraint | ConfigError] = OrderedDict()
         self._making: dict[tuple[str, str], Future[Constraint]] = {}
         self._lock = threading.Lock()
 
@@ -57,7 +60,7 @@ class Structures:
     def of_model(cls, tokenizer: Tokenizer | None, config: ModelConfig) -> "Structures":
         """Those of a model. Raises `ConfigError` where it has no tokenizer."""
         if tokenizer is None:
-            raise ConfigError("structured_outputs need a tokenizer, and this model folder has none")
+            raise FormError(" need a tokenizer, and this model folder has none")
         tokens = tokenizer.token_bytes(config.vocab)
         barred = {config.mask_id, *config.stop_ids}
         padding = [token for token in config.stop_ids if token in tokenizer.special_ids]
@@ -87,8 +90,8 @@ class Structures:
                         reached[at + size] = state
         if len(content) not in reached:
             place = len(content[: max(reached)].decode(errors="ignore"))
-            raise ConfigError(
-                f"structured_outputs: the answer that is to be continued leaves the form at character {place + 1}: no "
+            raise FormError(
+                f": the answer that is to be continued leaves the form at character {place + 1}: no "
                 f"answer has {given[place]!r} behind {given[max(0, place - 20) : place]!r}; shorten it, or ask for "
                 "another form"
             )
@@ -103,26 +106,26 @@ class Structures:
             elif making is None:
                 mine = self._making[key] = Future()
         if kept is not None:
-            if isinstance(kept, str):
-                raise ConfigError(kept)
+            if isinstance(kept, ConfigError):
+                raise copy(kept)
             return kept
         if making is not None:
             try:
                 return making.result()
             except ConfigError as error:
-                raise ConfigError(str(error)) from error
+                raise copy(error) from error
         try:
             made = Constraint(self._automaton(self._run(*key)))
         except BaseException as error:
-            failed = isinstance(error, ConfigError) and not isinstance(error, _PassingError)
-            self._done(key, str(error) if failed else None)
+            lasts = not isinstance(error, _PassingError)
+            self._done(key, copy(error) if isinstance(error, ConfigError) and lasts else None)
             mine.set_exception(error)
             raise
         self._done(key, made)
         mine.set_result(made)
         return made
 
-    def _done(self, key: tuple[str, str], outcome: Constraint | str | None) -> None:
+    def _done(self, key: tuple[str, str], outcome: Constraint | ConfigError | None) -> None:
         """A form has been compiled. Keep the `outcome`, None for one that need not come again."""
         with self._lock:
             del self._making[key]
@@ -138,19 +141,18 @@ class Structures:
 
     def _run(self, kind: str, text: str) -> dict[str, Any]:
         if importlib.util.find_spec("outlines_core") is None:
-            raise _PassingError(f"structured_outputs need the package outlines-core: {install_line('server')}")
+            raise _PassingError(f" need the package outlines-core: {install_line('server')}")
         seconds = MAX_SECONDS + self._vocab // 50_000
         settings = {"tokens": self._tokens, "vocab": self._vocab, "most": MAX_TRANSITIONS}
-        # Time that it waits for a core counts in `wait`, so this limit is a wide one; the processor time is its own.
-        task, wait = "remask.answers.structured_worker:compiler", 20 * seconds
+        task, wait = "remask.answers.structured_worker:compiler", WAIT * seconds
         helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
-        failure = f"structured_outputs: the {_NAMES[kind]} cannot be compiled:"
+        failure = f": the {_NAMES[kind]} cannot be compiled:"
         try:
             answer: dict[str, Any] = marshal.loads(helpers.ask(marshal.dumps(text)))
         except LateError as error:
             raise _PassingError(f"{failure} {error}; try again later") from error
         except (RefusedError, HelperError) as error:
-            raise ConfigError(f"{failure} {error}") from error
+            raise FormError(f"{failure} {error}") from error
         finally:
             helpers.close()
         return answer
@@ -162,9 +164,8 @@ class Structures:
         sizes = (("states", made.states, MAX_STATES), ("transitions", made.transitions, MAX_CLASS_TRANSITIONS))
         for name, size, most in sizes:
             if size > most:
-                raise ConfigError(
-                    f"structured_outputs: its automaton has {size} {name}, and at most {most} are taken; ask for a "
-                    "simpler form"
+                raise FormError(
+                    f": its automaton has {size} {name}, and at most {most} are taken; ask for a simpler form"
                 )
         return made
 

@@ -100,9 +100,9 @@ def entropy_bounded(entropy: Confidence, bound: float) -> Chosen:
     return _leading(ranked, np.cumsum(entropy[ranked]) < bound)
 
 
-def _leading(ranked: Chosen, kept: NDArray[np.bool_]) -> Chosen:
-    """Those of `ranked` before the first that is not `kept`, and the first in any case, sorted."""
-    lead = len(ranked) if kept.all() else int(kept.argmin())
+def _leading(ranked: Chosen, accepted: NDArray[np.bool_]) -> Chosen:
+    """Those of `ranked` before the first that is not `accepted`, and the first in any case, sorted."""
+    lead = len(ranked) if accepted.all() else int(accepted.argmin())
     return np.sort(ranked[: max(1, lead)])
 
 

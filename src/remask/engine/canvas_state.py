@@ -16,7 +16,7 @@ from remask.plan.ledger import Ledger
 from remask.plan.pass_cost import ExecutedPlan
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Positions, Span, SpanMemo
-from remask.sampling.choice import Candidates, Choice
+from remask.sampling.choice import Candidates, RowChoice
 from remask.store.entries import PrefixEntry
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
@@ -234,7 +234,7 @@ class TokenBuffer:
         """
         if not scores.shape[1] or all(each.chosen is None for each in requests):
             return torch.cat((scores, torch.zeros_like(scores[:1])))
-        choice = Choice.of(requests, len(self.values) - 1, scores.device)
+        choice = RowChoice.of(requests, len(self.values) - 1, scores.device)
         if kernels:
             from remask.sampling import kernels_triton
 

@@ -43,7 +43,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class PendingScores:
     """Predictions of some turns of a pass, on their way to the host.
 
     Attributes:
@@ -65,11 +65,11 @@ class Scored:
         tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
         read, at = list[tuple[Turn, Scores]](), 0
         for turn, count, chooses in self.turns:
-            own = slice(at, at + count)
-            at = own.stop
-            chosen = numbers[-1, own] > 0 if chooses else None
-            shares = _shares(turn.reads, more[:, own]) if turn.reads else ()
-            read.append((turn, Scores(tokens[own], confidence[own], shares, chosen)))
+            span = slice(at, at + count)
+            at = span.stop
+            chosen = numbers[-1, span] > 0 if chooses else None
+            shares = _shares(turn.reads, more[:, span]) if turn.reads else ()
+            read.append((turn, Scores(tokens[span], confidence[span], shares, chosen)))
         return read
 
 
@@ -88,7 +88,7 @@ class LaunchedPass:
     """
 
     batch: Batch = ()
-    parts: list[tuple[Ran, list[Scored]]] = field(default_factory=list)
+    parts: list[tuple[Ran, list[PendingScores]]] = field(default_factory=list)
     failed: list[Turn] = field(default_factory=list)
     queued: bool = False
     speculative: set[Turn] = field(default_factory=set)
@@ -136,7 +136,7 @@ def run_isolated(runner: Runner, batch: Batch, failed: list[Turn]) -> Iterator[R
         yield from run_isolated(runner, part, failed)
 
 
-def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[Scored]:
+def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[PendingScores]:
     """Compute tokens, confidences and readers' numbers of each turn of a pass.
 
     Turns whose logits cannot be read get their `error`, are added to `failed`, and left out.
@@ -153,8 +153,8 @@ def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[Scored]
         turns = list[tuple[Turn, int, bool]]()
         for turn in batch:
             turns.append((turn, len(turn.predicted), chooses and turn.transfers is not None))
-        return [Scored(turns, arrival, buffered)]
-    scored, at = list[Scored](), 0
+        return [PendingScores(turns, arrival, buffered)]
+    scored, at = list[PendingScores](), 0
     for turn in batch:
         rows = sum(len(plan.predicted) for _, plan in turn.items)
         scored += score_isolated(runner, Ran([turn], [], ran.hidden[at : at + rows]), failed)

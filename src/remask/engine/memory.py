@@ -15,7 +15,7 @@ from remask.engine.exact_pages import Pages
 from remask.engine.leases import Prefixes
 from remask.engine.placement import Claim, Decision, NoRoom, Placement, Shared, Sharing
 from remask.engine.request import PendingRequest, Request
-from remask.engine.running import Record, RunningRequest
+from remask.engine.running import RequestRecord, RunningRequest
 from remask.engine.sizing import share_out
 from remask.errors import ConfigError, IntegrityError
 from remask.machine.device import allocating
@@ -271,7 +271,7 @@ class Memory:
         )
 
 
-def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Record:
+def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> RequestRecord:
     """That of a request which begins."""
     policy, unread = placement.policy, placement.unread
     usage = Usage(
@@ -282,7 +282,7 @@ def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Re
     if shared.prefix is not None:
         usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
         usage.cached_tokens = shared.found_tokens
-    return Record(usage, prefix=placement.kept if placement.lease is None else placement.lease.prefix.length)
+    return RequestRecord(usage, prefix=placement.kept if placement.lease is None else placement.lease.prefix.length)
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:

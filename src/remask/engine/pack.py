@@ -134,8 +134,8 @@ class _Layout:
         for whole, entering in self.tokens:
             numbers.append(whole if entering is None else whole[entering])
         tokens, predict = self._sent(numbers, items, target.device)
-        told = signals_of(items, target.device) if target.roles else None
-        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, told)
+        signals = signals_of(items, target.device) if target.roles else None
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, signals)
 
     def fill_from(
         self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]], target: Target
@@ -150,8 +150,8 @@ class _Layout:
         for state in states:
             state.sent()
         tokens = token_buffer.tokens(self.entering[0])
-        told = signals_of(items, target.device) if target.roles else None
-        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, told)
+        signals = signals_of(items, target.device) if target.roles else None
+        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, signals)
 
     def fresh_stages(self) -> tuple[Stage, ...]:
         """The stages before their layers have chosen rows."""

@@ -39,8 +39,8 @@ class ResponseEnd:
         self._scan, self._stops = rule.scan(), rule.every
         self._scanned = template.tail  # leading response tokens that the scan has passed
         # Whether the canvas may hold a stop: a stop text, or a stop token that was given or written.
-        given = canvas.tokens[canvas.prompt :].tolist()
-        self._stoppable = rule.decode is not None or not self._stops.isdisjoint(given)
+        tokens = canvas.tokens[canvas.prompt :].tolist()
+        self._stoppable = rule.decode is not None or not self._stops.isdisjoint(tokens)
 
     def settle(self, transfer: Transfer | None, decoding: Decoding, decoder: Decoder) -> tuple[int, ...]:
         """Response tokens that became final since the last call, up to the first gap. Sets `reason` if it is complete.
@@ -83,8 +83,8 @@ class ResponseEnd:
         """The first position of the hole at the end where a stop token has settled."""
         canvas, tail = self._canvas, self._canvas.prompt + self._template.tail
         stops = np.fromiter(self._stops, dtype=np.int64)
-        found = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
-        return tail + int(found.argmax()) if found.any() else None
+        settled = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
+        return tail + int(settled.argmax()) if settled.any() else None
 
     def _stop_behind(self) -> bool:
         """Whether a stop token follows the complete response in the rest of its block, with no noise before it."""
@@ -132,6 +132,7 @@ class PassPlanner:
         policy: the cache policy.
         end: knows where the response ends.
         readers: may say what is predicted.
+        first_step: the step at which the canvas got its present length, from which the policy counts.
         standing: the last plan, if it repeats.
         last_pass: what the last pass predicted.
         passes: passes since the step began.
@@ -143,6 +144,7 @@ class PassPlanner:
     policy: CachePolicy
     end: ResponseEnd
     readers: Sequence[Reader]
+    first_step: int = 0
     standing: Standing | None = None
     last_pass: LastPass = field(default_factory=LastPass)
     passes: int = 0
@@ -165,13 +167,13 @@ class PassPlanner:
         context = decoder.context
         if context.shift is not None:
             first.shift, first.adapter = context.shift, context.adapter or self.pending.request.adapter
-        plan = self._ask(first, decoder, decoder.canvas_step, self.passes, alone=len(canvases) == 1)
+        plan = self._ask(first, decoder, decoder.step - self.first_step, self.passes, alone=len(canvases) == 1)
         if self.readers and not plan.fills:
             for reader in self.readers:
                 predict = reader.predicts(first.canvas.noisy)
                 if predict is not None:
                     plan = replace(plan, predict=predict, transfer=None)
-        if len(canvases) == 1 or not self.policy.guides(decoder.canvas_step):
+        if len(canvases) == 1 or not self.policy.guides(decoder.step - self.first_step):
             return ((first, plan),)
         second = canvases[1]
         other = self._ask(second, decoder, self.paired, self.passes - self.left_out, alone=False)
@@ -184,7 +186,7 @@ class PassPlanner:
 
     def closing(self, first: CanvasState, decoder: Decoder, block: range) -> CanvasPlans:
         """The pass that completes a page for other requests after the response: over the last `block`."""
-        view = replace(self._view(first, decoder, decoder.canvas_step, self.passes), block=block)
+        view = replace(self._view(first, decoder, decoder.step - self.first_step, self.passes), block=block)
         plan = self.policy.closing(view)
         if plan is None:
             raise PlanError("a policy that shares pages has no plan for the last block's commit pass")

@@ -24,7 +24,7 @@ from remask.sampling.decoder import Predicted
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """What a request has done so far, for its result.
 
     Attributes:
@@ -68,7 +68,7 @@ class RunningRequest:
         policy: CachePolicy,
         canvases: tuple[CanvasState, ...],
         claim: Claim,
-        record: Record,
+        record: RequestRecord,
         shape: ModelConfig,
         before: "RunningRequest | None" = None,
     ) -> None:
@@ -77,23 +77,23 @@ class RunningRequest:
         self.canvases, self.claim, self.record = canvases, claim, record
         self.id, self.owner = self.request.id, self.request.owner
         self.place = 1, self.request.adapter or "", canvases[0].sharing
-        canvas, asked = canvases[0].canvas, self.request
+        canvas, request = canvases[0].canvas, self.request
         self.decoder = pending.decoding.decoder(canvas, policy.traits.schedule.idle_passes)
         if before is not None:
-            end, mine = before.end, before.readers
+            end, readers = before.end, before.readers
         else:
             record.given = canvas.settled_lead
-            end = ResponseEnd(canvas, pending.response, pending.stops, formed=asked.formed)
-            start = Start(canvas, pending.response, pending.decoding.total_steps, shape, asked.readers)
-            mine = readers_of(start, self.decoder, policy, asked.params)
+            end = ResponseEnd(canvas, pending.response, pending.stops, formed=request.formed)
+            start = Start(canvas, pending.response, pending.decoding.total_steps, shape, request.readers)
+            readers = readers_of(start, self.decoder, policy, request.params)
         self.end: ResponseEnd = end
-        self.readers: tuple[Reader, ...] = mine
-        self.planner = PassPlanner(pending, policy, self.end, self.readers)
+        self.readers: tuple[Reader, ...] = readers
+        self.planner = PassPlanner(pending, policy, self.end, self.readers, pending.decoding.first_step)
         self.turn: Turn | None = None
         self.closing = self.done = self.ended = False
         self.ready = claim.lease is None or claim.lease.entry.ready
         self.cheapest: int | None = None
-        readers = (*asked.readers, *mine)
+        readers = (*request.readers, *readers)
         self.foreseeable = policy.traits.by_clock and all(reader.foreseeable for reader in readers)
 
     def plan(self) -> Turn:
@@ -158,8 +158,8 @@ class RunningRequest:
         if not len(turn.plan.predicted) or self.decoder.context.drafts:
             return ()
         step = self._read_pass(turn)
-        found = ((reader, reader.on_device(step)) for reader in self.readers)
-        return tuple((reader, read) for reader, read in found if read is not None)
+        parts = ((reader, reader.on_device(step)) for reader in self.readers)
+        return tuple((reader, read) for reader, read in parts if read is not None)
 
     def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:
         """See `Member`. Tokens are written where the plan, the device or the decoder says, and final ones settle."""
@@ -171,15 +171,15 @@ class RunningRequest:
         if tally.forwards and (self.cheapest is None or tally.cost < self.cheapest):
             self.cheapest = tally.cost
         self.turn = None
-        found = Predicted(plan.predicted, scores.tokens, scores.confidence)
+        predictions = Predicted(plan.predicted, scores.tokens, scores.confidence)
         for reader, numbers in scores.shares:
-            reader.choose(found, numbers)
+            reader.choose(predictions, numbers)
         for reader, numbers in scores.shares:
-            reader.read(found, numbers)
+            reader.read(predictions, numbers)
         if self.readers and not self.closing:
             step = self._read_pass(turn)
             for reader in self.readers:
-                reader.ended(step, None if plan.fills else found)
+                reader.ended(step, None if plan.fills else predictions)
         self.record.usage.forwards += tally.forwards
         self.record.usage.row_layers += tally.cost
         if claim.shares is not None and context.committed is None:
@@ -191,14 +191,15 @@ class RunningRequest:
             planner.passes += 1
             planner.left_out += len(self.canvases) > len(items)
             transfer = None
-            if context.drafts and len(found.positions):
-                self._put(found.positions, found.tokens)
+            if context.drafts and len(predictions.positions):
+                self._put(predictions.positions, predictions.tokens)
                 self.decoder.advance()
         else:
-            planner.last_pass = LastPass(found.positions, found.tokens, found.confidence, found.measured)
+            columns = predictions.positions, predictions.tokens, predictions.confidence, predictions.measured
+            planner.last_pass = LastPass(*columns)
             planner.paired += len(self.canvases) == 2 == len(items)
             planner.passes = planner.left_out = 0
-            transfer = self._transfer(plan, found, scores.chosen)
+            transfer = self._transfer(plan, predictions, scores.chosen)
             self.decoder.advance()
             committed = self.decoder.context.committed
             if claim.shares is not None and committed is not None:
@@ -239,10 +240,10 @@ class RunningRequest:
     def _read_pass(self, turn: Turn) -> ReadPass:
         decoder = self.decoder if turn.decoder is None else turn.decoder
         paired = len(self.canvases) == 2 == len(turn.items)
-        again = paired and self.policy.guides(decoder.canvas_step + 1)
+        again = paired and self.policy.guides(decoder.step - self.planner.first_step + 1)
         return ReadPass(decoder, turn.predicted, paired, again, partial(_layer_work, self, turn.plan))
 
-    def _transfer(self, plan: Plan, found: Predicted, chosen: NDArray[np.bool_] | None) -> Transfer | None:
+    def _transfer(self, plan: Plan, predictions: Predicted, chosen: NDArray[np.bool_] | None) -> Transfer | None:
         """Write the tokens that the step transfers, and settle those that are final. None: it transfers nothing.
 
         `chosen` are the positions that the device has transferred, [predicted]; None: the host chooses.
@@ -250,26 +251,26 @@ class RunningRequest:
         decoder, block, tokens = self.decoder, self.decoder.block, None
         forced = self._forced() if chosen is None and self.readers else None
         if chosen is not None:
-            positions, tokens = found.positions[chosen], found.tokens[chosen]
+            positions, tokens = predictions.positions[chosen], predictions.tokens[chosen]
         elif forced is not None:
             positions, tokens = forced
         elif plan.transfer is not None:
             positions = plan.transfer.nonzero()[0]
         else:
-            whole = found.positions
+            whole = predictions.positions
             # A repeated plan predicts positions of its block only.
             if not plan.again and len(whole) and not block.start <= whole[0] <= whole[-1] < block.stop:
-                positions = decoder.choose(found.of((whole >= block.start) & (whole < block.stop)))
+                positions = decoder.choose(predictions.of((whole >= block.start) & (whole < block.stop)))
             else:
-                positions = decoder.choose(found)
+                positions = decoder.choose(predictions)
         outcome = decoder.outcome(positions)
         if tokens is None:
             tokens = outcome.tokens
         if tokens is None:
-            tokens = found.tokens[found.positions.searchsorted(positions)]
+            tokens = predictions.tokens[predictions.positions.searchsorted(positions)]
         for state in self.canvases:
             state.canvas.tokens[positions] = tokens
-            state.canvas.settle(outcome.final, decoder.canvas_step)
+            state.canvas.settle(outcome.final, decoder.step - self.planner.first_step)
             if chosen is None and state.unsent is not None:  # else the device has them, or nothing yet
                 state.unsent += positions, outcome.final
         if outcome.resets is not None:

@@ -145,7 +145,7 @@ class Scheduler:
             of_body[owner] += 1
         ranked = [
             (number, self._served.get(client, 0), place, turn)
-            for client, own in by_client.items()
-            for number, (*_, place, turn) in enumerate(sorted(own, key=lambda each: each[:3]))
+            for client, waiting in by_client.items()
+            for number, (*_, place, turn) in enumerate(sorted(waiting, key=lambda entry: entry[:3]))
         ]
-        return [turn for *_, turn in sorted(ranked, key=lambda each: each[:3])]
+        return [turn for *_, turn in sorted(ranked, key=lambda entry: entry[:3])]

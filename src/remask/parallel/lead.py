@@ -19,7 +19,7 @@ from remask.errors import CheckpointError, ConfigError, RankLostError
 from remask.machine.log_format import logs_json
 from remask.model.ranks import Shard
 from remask.parallel.group import GroupRanks, join_group, open_store, remove_store
-from remask.parallel.message import Names
+from remask.parallel.message import ObjectNames
 from remask.parallel.worker import PATIENCE_S, WHERE, Job, State
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class LeadRanks(GroupRanks):
 
     def __init__(self, joined: GroupRanks, workers: Sequence[Worker], device: torch.device, store: str) -> None:
         super().__init__(joined.shard, joined.group)
-        self._workers, self._device, self._names = workers, device, Names()
+        self._workers, self._device, self._names = workers, device, ObjectNames()
         self._acting = False
         self._closed = threading.Event()
         self._end = weakref.finalize(self, end, workers, self._closed, store)

@@ -25,7 +25,7 @@ ALIGNMENT = 16  # bytes; each tensor of a buffer begins at a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RankMessage:
     """A call as it is sent.
 
     Attributes:
@@ -45,7 +45,7 @@ class Call:
         return buffer
 
 
-class Names:
+class ObjectNames:
     """The names that rank 0 gives to what every rank has. A name is free once rank 0 has dropped its object."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Names:
         self._free: deque[int] = deque()  # any thread may drop an object
         self._told = 0  # how many of these the last call tells
 
-    def call(self, act: Callable[..., object], args: Sequence[object]) -> tuple[Call, int]:
+    def call(self, act: Callable[..., object], args: Sequence[object]) -> tuple[RankMessage, int]:
         """The call of `act` with `args`, and the name of its result."""
         number, target = next(self._numbers), io.BytesIO()
         pickler = _Pickler(target, self)
@@ -63,7 +63,7 @@ class Names:
         self._told = len(free)
         pickler.dump((act, args, number, free))
         sizes = [_size(tensor) for tensor in pickler.sent]
-        return Call(pickle.dumps((sizes, target.getvalue())), pickler.sent), number
+        return RankMessage(pickle.dumps((sizes, target.getvalue())), pickler.sent), number
 
     def give(self, value: object, number: int) -> None:
         """`value`, which the last call returned on every rank, is called `number` from now on."""
@@ -130,7 +130,7 @@ class Things:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, target: io.BytesIO, names: Names) -> None:
+    def __init__(self, target: io.BytesIO, names: ObjectNames) -> None:
         super().__init__(target, protocol=pickle.HIGHEST_PROTOCOL)
         self.names, self.sent = names, list[Tensor]()
         self._places: dict[int, int] = {}  # in `sent`, by identity

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.errors import ConfigError
+from remask.errors import ConfigError, FormError
 from remask.machine.transfers import send
 from remask.plan.canvas import Canvas, Hole, Template
 from remask.readers.base import Asked, Reader, ReadPass, Start
@@ -80,8 +80,8 @@ class Constraint(Reader):
     def check(self, asked: Asked, decoding: Decoding) -> None:
         """The form of the response can be kept to its end."""
         if asked.shape.kind == "uniform" or (isinstance(decoding, BlockCausalDecoding) and decoding.rule.edits):
-            raise ConfigError(
-                "structured_outputs: tokens of a uniform model, and under a rule that edits, may change once they are "
+            raise FormError(
+                ": tokens of a uniform model, and under a rule that edits, may change once they are "
                 "chosen; use a masked or block-causal model, and another rule"
             )
         for name in ("stop", "stop_token_ids", "ignore_eos"):
@@ -99,8 +99,8 @@ class Constraint(Reader):
         longest = MAX_PATH_STEPS // max(1, transitions)
         block = max(map(len, decoding.block_ranges))
         if block > longest:
-            raise ConfigError(
-                f"structured_outputs: a step goes over {transitions} transitions a position, so blocks of at most "
+            raise FormError(
+                f": a step goes over {transitions} transitions a position, so blocks of at most "
                 f"{longest} positions are taken, and these have {block}; lower block_length, or ask for a "
                 "simpler form"
             )
@@ -186,14 +186,14 @@ class Classes(DeviceRead):
 def _formed_hole(template: Template) -> Hole:
     """The hole whose text has a form. Raises `ConfigError` where there are several, or its length is fixed."""
     if len(template.holes) > 1:
-        raise ConfigError(
-            f"structured_outputs: a form is that of one hole, and the canvas has {len(template.holes)}; leave it out, "
+        raise FormError(
+            f": a form is that of one hole, and the canvas has {len(template.holes)}; leave it out, "
             "or fix the other parts"
         )
     (hole,) = template.holes
     if hole.least:
-        raise ConfigError(
-            f"structured_outputs: the form says how many tokens the hole takes, and the canvas asks for {hole.least} "
+        raise FormError(
+            f": the form says how many tokens the hole takes, and the canvas asks for {hole.least} "
             f'at least; send {{"mask": {{"max": {hole.stop - hole.start}}}}}'
         )
     return hole

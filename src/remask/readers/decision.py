@@ -198,9 +198,9 @@ class ReadingDecoder(Decoder):
         """Rows are read as they are."""
         return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions)
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """None of them."""
-        return found.positions[:0]
+        return predictions.positions[:0]
 
     def advance(self) -> None:
         """Be done."""

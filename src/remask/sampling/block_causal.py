@@ -274,9 +274,9 @@ class BlockCausalDecoder(RuleDecoder):
             return select.Ranked.beyond(threshold, self._count) if self._strict else select.Ranked.above(threshold)
         return self._blindly() if threshold is None else None
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return which noisy positions of the block are transferred now, ascending."""
-        positions, confidence = found.positions, found.confidence
+        positions, confidence = predictions.positions, predictions.confidence
         part = self.params.blocks.sub_block_length
         if part is not None and len(positions):
             # Parts of the block are completed from left to right.
@@ -359,12 +359,12 @@ class EditingDecoder(BlockCausalDecoder):
         left = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
         return replace(group, penalty=Penalty(left, size))
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return the masks that are filled and the tokens that are replaced now, ascending."""
-        positions = found.positions
+        positions, tokens = predictions.positions, predictions.tokens
         masks = self._masked[positions]
-        edits = ~masks & (found.confidence > self._edit_threshold) & (found.tokens != self.canvas.tokens[positions])
-        filled = super().choose(found.of(masks)) if masks.any() else positions[:0]
+        edits = ~masks & (predictions.confidence > self._edit_threshold) & (tokens != self.canvas.tokens[positions])
+        filled = super().choose(predictions.of(masks)) if masks.any() else positions[:0]
         return np.union1d(filled, positions[edits])
 
     def outcome(self, written: Positions) -> Outcome:
@@ -408,14 +408,14 @@ class IndelDecoder(BlockCausalDecoder):
         params = self.params
         return RowGroup(rows, None, "logits", 0.0, params.top_k, params.top_p, self._seed, self.step, positions)
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return the positions whose tokens differ once DELETE and INSERT are carried out, ascending."""
-        state, positions = self._state, found.positions
-        assert found.numbers is not None
+        state, positions = self._state, predictions.positions
+        assert predictions.numbers is not None
         before, masks = state.tokens, state.masks
         rng = np.random.default_rng([self._seed, self.step])
         self._round = state.choose(
-            TokenCandidates.of(found.numbers, drawn=not self.params.greedy),
+            TokenCandidates.of(predictions.numbers, drawn=not self.params.greedy),
             lambda sure: int(sure.argmin() if self.params.greedy else rng.integers(len(sure))),
         )
         changed = state.tokens != before

@@ -170,11 +170,11 @@ class CanvasDecoder(Decoder):
             free=True, signal=signal,
         )  # fmt: skip
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return the positions whose tokens change: all that do, or the whole canvas once it is done."""
         decoding, given = self._decoding, self._decoding.params.renoising
-        assert found.numbers is not None
-        positions, tokens, entropies = found.positions, found.tokens, found.numbers[1]
+        assert predictions.numbers is not None
+        positions, tokens, entropies = predictions.positions, predictions.tokens, predictions.numbers[1]
         self._same = self._same + 1 if np.array_equal(self._best, tokens) else 0
         self._best = tokens
         still = self._same >= (STILL if given.stability_threshold is None else given.stability_threshold)
@@ -185,7 +185,7 @@ class CanvasDecoder(Decoder):
             return positions
         budget = BUDGET if given.entropy_bound is None else given.entropy_bound
         kept = within_budget(entropies, budget)
-        drawn = tokens if decoding.formed else found.numbers[0].astype(np.int64)
+        drawn = tokens if decoding.formed else predictions.numbers[0].astype(np.int64)
         self._next = np.where(kept, drawn, decoding.noise(self.step, len(positions)))
         changed: Positions = positions[self._next != self.canvas.tokens[positions]]
         return changed

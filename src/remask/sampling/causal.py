@@ -167,12 +167,12 @@ class CausalDecoder(RuleDecoder):
             group.step = 0
         return group
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return what follows final tokens: the leading tokens of a draft that come true, and the one after them.
 
         Of a block that is denoised what the rule chooses, and all in its last step.
         """
-        positions, tokens, confidence = found.positions, found.tokens, found.confidence
+        positions, tokens, confidence = predictions.positions, predictions.tokens, predictions.confidence
         if self.context.shift == 1:
             true = tokens[:-1] == self.canvas.tokens[positions[:-1]]
             return positions[: 1 + (len(true) if true.all() else int(true.argmin()))]

@@ -46,7 +46,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RowChoice:
     """How positions of R rows are chosen, for N requests one after the other, and where their tokens are written.
 
     Attributes:
@@ -66,7 +66,7 @@ class Choice:
     longest: int
 
     @classmethod
-    def of(cls, requests: Sequence[Candidates], nowhere: int, device: torch.device) -> "Choice":
+    def of(cls, requests: Sequence[Candidates], nowhere: int, device: torch.device) -> "RowChoice":
         """The choice of all `requests`, in one copy. Rows of requests with fewer canvases are put `nowhere`."""
         counts = np.array([len(each.positions) for each in requests])
         first = counts.cumsum() - counts

@@ -132,13 +132,7 @@ class Decoder(ABC):
 
     def __init__(self, canvas: Canvas, seed: int, step: int = 0) -> None:
         self.canvas, self._seed = canvas, seed
-        self.step = self._first_step = step
-        self.block_step = 0
-
-    @property
-    def canvas_step(self) -> int:
-        """Denoising steps since the canvas got its present length: what a cache policy counts in."""
-        return self.step - self._first_step
+        self.step, self.block_step = step, 0
 
     @property
     @abstractmethod
@@ -158,10 +152,10 @@ class Decoder(ABC):
         """Return how the logits in `rows`, which predict `positions`, are turned into tokens and confidences."""
 
     @abstractmethod
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return the positions of the block that are written now, int64, ascending.
 
-        All of `found` are positions of the block. The engine calls `outcome` next, and then `advance`.
+        All of `predictions` are positions of the block. The engine calls `outcome` next, and then `advance`.
         """
 
     def outcome(self, written: Positions) -> Outcome:
@@ -239,6 +233,11 @@ class Decoding(ABC):
     def longest(self) -> int:
         """Positions of the canvas once it has grown as far as it may."""
         return self.length
+
+    @property
+    def first_step(self) -> int:
+        """The step at which the canvas got its present length. A cache policy counts from there."""
+        return 0
 
     @property
     def grows(self) -> bool:

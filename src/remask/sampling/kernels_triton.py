@@ -7,15 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remask.sampling.choice import KNOWN, RANKED, Choice
+from remask.sampling.choice import KNOWN, RANKED, RowChoice
 from remask.sampling.vocabulary import Vocabulary
 
 LARGEST = 1024  # rows of a request, which one program ranks
 AT_ONCE = 16  # rows that all others are compared with at a time
 
 
-def transfer(choice: Choice, scores: Tensor, values: Tensor) -> Tensor:
-    """As `Choice.transfer`, where no request has more than `LARGEST` rows."""
+def transfer(choice: RowChoice, scores: Tensor, values: Tensor) -> Tensor:
+    """As `RowChoice.transfer`, where no request has more than `LARGEST` rows."""
     answer, count = torch.cat((scores, scores[:1])), scores.shape[1]
     with torch.cuda.device(values.device) if values.is_cuda else nullcontext():
         _transfer[(choice.rules.shape[1],)](

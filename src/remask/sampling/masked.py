@@ -213,9 +213,9 @@ class MaskedDecoder(RuleDecoder):
             return select.Ranked(self._scheduled())
         return self._blindly()
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return which noisy positions of the block are transferred now, ascending."""
-        positions, confidence = found.positions, found.confidence
+        positions, confidence = predictions.positions, predictions.confidence
         if not len(positions):
             return positions
         if self._by_value and self.params.threshold is not None:

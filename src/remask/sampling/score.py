@@ -91,13 +91,13 @@ def _greedy(group: RowGroup) -> bool:
 
 def _change(logits: Tensor, group: RowGroup, vocabulary: Vocabulary) -> None:
     """Let the sampler and the readers change the rows of a group among `logits` [M, V], in place."""
-    own, guide = logits[group.rows], None if group.guide is None else logits[group.guide]
+    rows, guide = logits[group.rows], None if group.guide is None else logits[group.guide]
     for read in group.reads:
-        read.see(own, guide)
+        read.see(rows, guide)
     if group.penalty is not None:
-        group.penalty.apply(own, vocabulary)
+        group.penalty.apply(rows, vocabulary)
     for read in group.reads:
-        read.change(own, guide, vocabulary)
+        read.change(rows, guide, vocabulary)
 
 
 def _send_positions(groups: Sequence[RowGroup], device: torch.device) -> None:
@@ -119,8 +119,8 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary)
 
 def _measured(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[Measured]:
     """The measurements of a group's readers, made before a sampler changes `logits` [rows, V]."""
-    found = (read.measure(logits, group, mask_id, vocabulary) for read in group.reads)
-    return [each for each in found if each is not None]
+    measures = (read.measure(logits, group, mask_id, vocabulary) for read in group.reads)
+    return [measure for measure in measures if measure is not None]
 
 
 def _completed(read: Tensor, group: RowGroup, measured: Sequence[Measured], more: int) -> Tensor:
@@ -204,5 +204,5 @@ def confidence(logprobs: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vo
 
 def measured(logprobs: Tensor, measure: RowMeasure, vocabulary: Vocabulary) -> Tensor:
     """Return the measure of rows of log-probabilities [rows, V], [rows]."""
-    found: Tensor = resolve_name(measure.on_device)(logprobs, vocabulary)
-    return found
+    numbers: Tensor = resolve_name(measure.on_device)(logprobs, vocabulary)
+    return numbers

@@ -277,12 +277,12 @@ class UniformDecoder(Decoder):
         temperature = 0.0 if is_greedy(given) else given
         return RowGroup(rows, None, basis, temperature, *filters, self._seed, self.step, positions, noisy=noisy)
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return the positions whose token changes now, ascending."""
-        positions, tokens, confidence = found.positions, found.tokens, found.confidence
+        positions, tokens, confidence = predictions.positions, predictions.tokens, predictions.confidence
         if self._correction is not None:
-            if found.numbers is not None:
-                self._correction.note(positions, found.numbers[0].astype(np.int64))
+            if predictions.numbers is not None:
+                self._correction.note(positions, predictions.numbers[0].astype(np.int64))
             current = self.canvas.tokens[self.block.start : self.block.stop]
             return self._correction.choose(current, positions, tokens, confidence)
         changed: NDArray[np.bool_] = tokens != self.canvas.tokens[positions]

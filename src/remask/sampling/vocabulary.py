@@ -148,9 +148,9 @@ class SplitVocabulary(Vocabulary):
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = super().best(logits)
         # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
-        found, named = self.gather(torch.stack((values, (tokens + self.held.start).float()))).unbind(dim=1)
-        best, rank = found.max(dim=0)
-        return best, named.gather(0, rank[None])[0].long()
+        values, names = self.gather(torch.stack((values, (tokens + self.held.start).float()))).unbind(dim=1)
+        best, rank = values.max(dim=0)
+        return best, names.gather(0, rank[None])[0].long()
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         values, tokens = super().top(logits, min(count, len(self.held)))

@@ -190,13 +190,14 @@ class WholeCanvasDecoder(UniformDecoder):
             return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions, free=True)
         return super().group(rows, positions)
 
-    def choose(self, found: Predicted) -> Positions:
+    def choose(self, predictions: Predicted) -> Positions:
         """Return the positions whose token changes now, ascending."""
-        positions = found.positions
-        changed: Positions = positions[found.tokens != self.canvas.tokens[positions]]
+        positions = predictions.positions
+        changed: Positions = positions[predictions.tokens != self.canvas.tokens[positions]]
         if self._decoding.ancestral or self._decoding.greedy:
             return changed
-        written: Positions = np.intersect1d(changed, positions[select.top(found.confidence, self._decoding.per_step)])
+        best = select.top(predictions.confidence, self._decoding.per_step)
+        written: Positions = np.intersect1d(changed, positions[best])
         return written
 
     def _weighed(self, noisy: NoisyRows, positions: Positions, current: Tokens, level: float) -> NoisyRows:  # noqa: ARG002

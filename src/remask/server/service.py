@@ -16,7 +16,7 @@ from remask.answers.answer import Answer
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.request import Owner, PendingRequest
-from remask.errors import CanvasLengthError, ConfigError, QueueFullError, RemaskError
+from remask.errors import CanvasLengthError, ConfigError, FormError, QueueFullError, RemaskError
 from remask.llm import LLM
 from remask.server.answers.base import Names
 from remask.server.answers.generation import Generation
@@ -136,11 +136,8 @@ class Service:
             pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
         except CanvasLengthError as error:
             raise ApiError(400, str(error), _longer(body, error.prompt, error.response)) from error
-        except ConfigError as error:
-            before, own, behind = str(error).partition("structured_outputs")
-            if before or not own or body.form_name == own:
-                raise
-            raise ConfigError(body.form_name + behind) from error
+        except FormError as error:
+            raise ConfigError(body.form_name + error.problem) from error
         fingerprint = self.llm.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
         names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)

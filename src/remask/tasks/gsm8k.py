@@ -41,7 +41,7 @@ class Gsm8kSettings(TaskSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class MathQuestion:
     """One question under a system prompt that other questions share."""
 
     messages: tuple[Message, ...]
@@ -57,7 +57,7 @@ def conversations() -> tuple[tuple[Message, Message], ...]:
     return tuple(tuple(json.loads(line)["messages"]) for line in lines)
 
 
-def make_questions(requests: int, prompts: int, seed: int, shots: int = EXAMPLES) -> list[Question]:
+def make_questions(requests: int, prompts: int, seed: int, shots: int = EXAMPLES) -> list[MathQuestion]:
     """Draws `requests` questions over `prompts` system prompts with `shots` worked examples each, dealt out evenly.
 
     A worked example of one prompt is not a question under any prompt, nor is one that more shots would show, so the
@@ -71,7 +71,7 @@ def make_questions(requests: int, prompts: int, seed: int, shots: int = EXAMPLES
     for number in range(requests):
         user, worked = asked[number % len(asked)]
         steps, answer = _split(worked)
-        drawn.append(Question((systems[number % prompts], user), answer, f"{steps} {answer}"))
+        drawn.append(MathQuestion((systems[number % prompts], user), answer, f"{steps} {answer}"))
     return drawn
 
 

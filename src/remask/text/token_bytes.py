@@ -5,7 +5,7 @@ import random
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
-from remask.errors import ConfigError
+from remask.errors import FormError
 
 _SAMPLES = 200  # pairs of tokens whose text is compared with their bytes
 
@@ -17,7 +17,7 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
 
     Two layouts are known: bytes as printable characters (GPT-2's ByteLevel), and texts beside tokens `<0x00>` to
     `<0xFF>` (ByteFallback), in which one text may stand for another (Replace), as Gemma's `▁` does for a space. Raises
-    `ConfigError` on a tokenizer of another layout, or whose text of two tokens is not that of one after that of the
+    `FormError` on a tokenizer of another layout, or whose text of two tokens is not that of one after that of the
     other.
     """
     names = backend.convert_ids_to_tokens(list(range(min(vocab, len(backend)))))
@@ -101,8 +101,8 @@ def _text(content: bytes) -> str | None:
         return None
 
 
-def _unknown(reason: str) -> ConfigError:
-    return ConfigError(
-        "structured_outputs need a tokenizer whose tokens have texts of their own, and this model's has not: "
+def _unknown(reason: str) -> FormError:
+    return FormError(
+        " need a tokenizer whose tokens have texts of their own, and this model's has not: "
         f"{reason}; leave structured_outputs and response_format out"
     )

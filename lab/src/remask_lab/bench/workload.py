@@ -177,7 +177,7 @@ def _town(item: town.TownRequest, _: Any) -> dict[str, Any]:
     return {"answer": item.asked, "check": right, "parts": {item.kind: right}, "reference": item.answer, "rule": rule}
 
 
-def _gsm8k(item: gsm8k.Question, _: Any) -> dict[str, Any]:
+def _gsm8k(item: gsm8k.MathQuestion, _: Any) -> dict[str, Any]:
     """The parts are whether it is solved, and whether the form is right."""
     parts = {"rules": partial(gsm8k.is_solved, item.answer), "format": gsm8k.keeps_format}
     return {"answer": item.answer, "parts": parts, "reference": item.reference}
