@@ -28,6 +28,7 @@ METRICS = "/metrics"
 MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 ANY = "*"
+LEFT_OUT = "X-Remask-Left-Out"
 LOOPBACK = "localhost"
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -73,7 +74,10 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = name
+                answered = MutableHeaders(scope=message)
+                answered["X-Request-Id"] = name
+                if "left_out" in log_fields:
+                    answered[LEFT_OUT] = log_fields["left_out"]
             elif silent:
                 message = {**message, "body": b""}
             await send(message)

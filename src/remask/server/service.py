@@ -4,7 +4,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from remask.server.metrics import Metrics
 from remask.server.protocol.generation import ChatBody, GenerationBody
 from remask.server.texts import SHORT, TextWorkers
 
-MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
+MAX_LOGGED = 256  # characters that the access log repeats of a field
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
@@ -114,7 +114,12 @@ class Service:
     def note_user(self, request: Request, user: str | None) -> None:
         """Put the user of a body into the access log."""
         if user is not None:
-            request.state.log_fields["user"] = user[:MAX_LOGGED_USER]
+            request.state.log_fields["user"] = user[:MAX_LOGGED]
+
+    def note_left_out(self, request: Request, kinds: Sequence[str]) -> None:
+        """Put what was left out of a body into the access log, and into a header of its answer."""
+        if kinds:
+            request.state.log_fields["left_out"] = ",".join(kinds)[:MAX_LOGGED]
 
     async def answer(
         self,
@@ -129,6 +134,7 @@ class Service:
         """
         name, log_fields = request.state.request_id, request.state.log_fields
         self.note_user(request, body.user)
+        self.note_left_out(request, body.left_out)
         priority: int | None = body.priority  # type: ignore[attr-defined]
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)

@@ -2,17 +2,30 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, WithJsonSchema, model_validator
 
 from remask.checks.fields import Declared
 from remask.checks.values import Settings, parsed_json
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
 from remask.server.config import MAX_ITEMS
-from remask.server.protocol.base import MAX_KEYWORDS, MAX_TEXT, Body, Checked, Items, LongText, Name, TokenIds
+from remask.server.protocol.base import (
+    MAX_KEYWORDS,
+    MAX_KIND,
+    MAX_TEXT,
+    NO_SERVER_TOOLS,
+    Body,
+    Checked,
+    Items,
+    LongText,
+    Name,
+    TokenIds,
+    is_hosted,
+)
 
+T = TypeVar("T", bound=Body)
 MAX_TOOLS = 128
 PARAMETERS = Declared(Settings("keywords of JSON Schema", MAX_KEYWORDS), None, "A JSON schema of the arguments.")
 VARIABLES = Declared(
@@ -29,6 +42,34 @@ class Past(Body):
 
     past = True
     within = "messages"
+
+
+class Hosted(Past):
+    """What another API's server runs, or has run, of itself: left out, as the answer tells."""
+
+    type: Annotated[str, Field(max_length=MAX_KIND)]
+    name: Name | None = None
+
+
+HOSTED = "hosted"
+
+
+def _whose(tool: Any) -> str:
+    return HOSTED if isinstance(tool, Mapping) and is_hosted(tool.get("type")) else "own"
+
+
+def _not_hosted(choice: Any) -> Any:
+    if _whose(choice) == HOSTED:
+        raise ConfigError(f"tool_choice picks a tool of the type {choice['type']!r}, and {NO_SERVER_TOOLS}")
+    return choice
+
+
+Offers: TypeAlias = Annotated[
+    list[Annotated[Annotated[T, Tag("own")] | Annotated[Hosted, Tag(HOSTED)], Discriminator(_whose)]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
+"""Tools that the model may call, and hosted ones, which are left out unless a body picks one: see `NOT_HOSTED`."""
+NOT_HOSTED = BeforeValidator(_not_hosted)
 
 
 class CacheControl(Past):
@@ -184,6 +225,8 @@ class ToolOffer(Body):
 
     type: Literal["function"]
     function: Function
+    kinds = ("function",)
+    within = "tools"
     ignored = ("cache_control",)
 
     @property
