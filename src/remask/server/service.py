@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -28,6 +29,7 @@ from remask.server.metrics import Metrics
 from remask.server.protocol.generation import ChatBody, GenerationBody
 from remask.server.texts import SHORT, TextWorkers
 
+_LENGTH, _FORM = re.compile(r"\bmax_tokens\b"), "structured_outputs"  # as errors name what bodies may call otherwise
 MAX_LOGGED = 256  # characters that the access log repeats of a field
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -140,13 +142,15 @@ class Service:
         size = self.intake.check_size(body)
         try:
             pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
-        except CanvasLengthError as error:
-            raise ApiError(400, str(error), _longer(body, error.prompt, error.response)) from error
         except ConfigError as error:
-            before, own, behind = str(error).partition("structured_outputs")
-            if before or not own or body.form_name == own:
+            told = _LENGTH.sub(body.length_name, str(error))
+            if isinstance(error, CanvasLengthError):
+                raise ApiError(400, told, _longer(body, error.prompt, error.response)) from error
+            if told.startswith(_FORM):
+                told = body.form_name + told.removeprefix(_FORM)
+            if told == str(error):
                 raise
-            raise ConfigError(body.form_name + behind) from error
+            raise ConfigError(told) from error
         fingerprint = self.llm.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
         names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)
@@ -198,8 +202,7 @@ class Service:
 def _longer(body: GenerationBody, prompt: int, answer: int) -> str:
     """The field that makes a canvas too long: the one that takes more of it."""
     if answer > prompt:
-        newer = "max_completion_tokens"
-        return newer if getattr(body, newer, None) is not None else "max_tokens"
+        return body.length_name if body.canvas is None else "canvas"  # type: ignore[attr-defined]
     return body.texts_name if isinstance(body, ChatBody) else "prompt"
 
 

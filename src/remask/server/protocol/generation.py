@@ -108,6 +108,11 @@ class GenerationBody(Body):
         return "tools" if forced else "structured_outputs"
 
     @property
+    def length_name(self) -> str:
+        """The field that says how long its answer is: what errors call `max_tokens`."""
+        return "max_tokens"
+
+    @property
     def asks_form(self) -> bool:
         """Whether it asks for the form of its answer, in either way."""
         return self.response_format is not None or self.structured_outputs is not None  # type: ignore[attr-defined]
@@ -158,25 +163,31 @@ class ChatBody(GenerationBody):
     _calls: tuple[Any, ToolCalls | None] | None = PrivateAttr(None)  # with what they are for
     _texts_name: str = PrivateAttr("messages")
     _hosted: Sequence[Hosted] = PrivateAttr(())  # of its conversation
+    _length_name: str | None = PrivateAttr(None)
 
     @classmethod
-    def translated(cls, texts_name: str, hosted: Sequence[Hosted], **fields: Any) -> "ChatBody":
+    def translated(cls, texts_name: str, length_name: str, hosted: Sequence[Hosted], **fields: Any) -> "ChatBody":
         """The body that another API's comes to, whose `fields` are checked already.
 
-        `texts_name` is what that API calls the messages, for errors, and `hosted` is left out of them. Raises
-        `ConfigError` on what its answers cannot hold.
+        `texts_name` and `length_name` are what that API calls the messages and `max_tokens`, for errors; `hosted` is
+        left out of the messages. Raises `ConfigError` on what its answers cannot hold.
         """
         for name in ("return_step_maps", "return_trace"):
             if fields.get(name):
                 raise ConfigError(f"{name}: answers of this API have no place for it; send it to /v1/chat/completions")
         made = cls.model_construct(**fields)
-        made._texts_name, made._hosted = texts_name, hosted
+        made._texts_name, made._length_name, made._hosted = texts_name, length_name, hosted
         return made
 
     @property
     def texts_name(self) -> str:
         """The field that holds the conversation."""
         return self._texts_name
+
+    @property
+    def length_name(self) -> str:
+        newer = self.max_completion_tokens is not None and "max_tokens" not in super().sampling
+        return self._length_name or ("max_completion_tokens" if newer else "max_tokens")
 
     @property
     def ending(self) -> tuple[bool, bool]:

@@ -248,7 +248,7 @@ class CountTokensBody(Body):
     def _as_chat(self) -> "CountTokensBody":
         blocks = [block for said in self.messages if not isinstance(said.content, str) for block in said.content]
         hosted = [block for block in blocks if isinstance(block, Hosted)]
-        self._chat = ChatBody.translated("messages", hosted, **self._fields())
+        self._chat = ChatBody.translated("messages", "max_tokens", hosted, **self._fields())
         return self
 
     def _fields(self) -> dict[str, Any]:

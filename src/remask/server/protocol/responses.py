@@ -230,6 +230,7 @@ class ResponsesBody(Body):
         choice = self.tool_choice
         self._chat = ChatBody.translated(
             "input",
+            "max_output_tokens" if given(self, SamplingParams).get("max_tokens") is None else "max_tokens",
             [] if isinstance(self.input, str) else [item for item in self.input if isinstance(item, Hosted)],
             **own,
             **terms,
