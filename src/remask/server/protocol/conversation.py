@@ -106,6 +106,20 @@ def refusal_as_text(part: Any) -> Any:
     return part
 
 
+THOUGHTS = frozenset(["thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"])
+"""Types of parts that hold reasoning, which no served model reads: ignored."""
+
+
+def without_thoughts(content: Any) -> Any:
+    """The content of a past answer, without parts of reasoning and of no text."""
+    if not isinstance(content, list):
+        return content
+    kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
+    empty = [isinstance(part, Mapping) and "text" in part and part["text"] is None for part in content]
+    thought = [isinstance(kind, str) and kind in THOUGHTS for kind in kinds]
+    return [part for part, *out in zip(content, thought, empty, strict=True) if not any(out)]
+
+
 def _text_of(arguments: Any) -> Any:
     """The text of a call's arguments, whatever a client keeps them as."""
     if arguments is None or isinstance(arguments, str):
@@ -144,6 +158,16 @@ class ToolCall(Past):
     type: Literal["function"] = "function"
     function: CalledFunction
 
+    @model_validator(mode="before")
+    @classmethod
+    def _custom(cls, call: Any) -> Any:
+        """Read a call of a tool that takes free text as one with that as its arguments."""
+        custom = call.get("custom") if isinstance(call, Mapping) else None
+        if not isinstance(custom, Mapping):
+            return call
+        function = {"name": custom.get("name"), "arguments": custom.get("input")}
+        return {**call, "type": "function", "function": function}
+
     @property
     def rendered(self) -> dict[str, Any]:
         """The call in the form that chat templates read: with arguments as an object, if they are one."""
@@ -169,11 +193,10 @@ class Message(Past):
     @classmethod
     def _with_text(cls, message: Any) -> Any:
         """Give a turn that need not have a text an empty one, or its refusal."""
-        if not isinstance(message, Mapping) or message.get("content") is not None:
+        if not isinstance(message, Mapping) or message.get("role") not in ("assistant", "tool"):
             return message
-        if message.get("role") not in ("assistant", "tool"):
-            return message
-        return {**message, "content": message.get("refusal") or ""}
+        content = message.get("content")
+        return {**message, "content": message.get("refusal") or "" if content is None else without_thoughts(content)}
 
     @model_validator(mode="after")
     def _check_calls(self) -> "Message":

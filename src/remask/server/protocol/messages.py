@@ -26,6 +26,7 @@ from remask.server.protocol.base import (
 from remask.server.protocol.conversation import (
     HOSTED,
     PARAMETERS,
+    THOUGHTS,
     Arguments,
     CacheControl,
     Hosted,
@@ -66,7 +67,6 @@ FOREIGN_TO_MESSAGES: Mapping[str, Foreign] = {
 """Fields of the body that are not honoured."""
 
 _BLOCKS = ("text", "tool_use", "tool_result")
-_THOUGHTS = frozenset(["thinking", "redacted_thinking"])
 _HOSTED = re.compile(r"(server|mcp)_tool_use|\w{1,48}_tool_result", re.ASCII)  # with what these returned
 
 
@@ -126,7 +126,7 @@ def _kind(value: Any) -> str:
         return ""
     if _HOSTED.fullmatch(kind):
         return HOSTED
-    return "thinking" if kind in _THOUGHTS else kind if kind in _BLOCKS else ""
+    return "thinking" if kind in THOUGHTS else kind if kind in _BLOCKS else ""
 
 
 ContentBlock: TypeAlias = Annotated[

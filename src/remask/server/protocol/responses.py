@@ -40,6 +40,7 @@ from remask.server.protocol.conversation import (
     offered,
     refusal_as_text,
     turn,
+    without_thoughts,
 )
 from remask.server.protocol.generation import ChatBody, with_length
 
@@ -92,8 +93,10 @@ class InputMessage(_Item):
     @model_validator(mode="before")
     @classmethod
     def _with_text(cls, message: Any) -> Any:
-        silent = isinstance(message, Mapping) and message.get("role") == "assistant" and message.get("content") is None
-        return {**message, "content": ""} if silent else message
+        if not isinstance(message, Mapping) or message.get("role") != "assistant":
+            return message
+        content = message.get("content")
+        return {**message, "content": "" if content is None else without_thoughts(content)}
 
 
 class InputCall(_Item):
@@ -127,7 +130,13 @@ _HOSTED = re.compile(
 
 
 def _item(value: Any) -> Any:
-    """An item of a kind that is known. Raises `ConfigError`."""
+    """An item of a kind that is known: a call of a tool that takes free text has that as its arguments.
+
+    Raises `ConfigError`.
+    """
+    if isinstance(value, Mapping) and value.get("type") in ("custom_tool_call", "custom_tool_call_output"):
+        kind = value["type"].replace("custom_tool", "function")
+        value = {**value, "type": kind, "arguments": value.get("input")}
     kind = _kind(value)
     if kind != HOSTED:
         value = known_kind("input", value, _ITEMS)
