@@ -311,7 +311,8 @@ ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "input_text", "text": "Who?"}, {"type": "input_json", "data": {"a": [1]}}]},
     {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": "soap"}'},
     {"type": "function_call_output", "call_id": "c", "output": "Ben"},
-    {"role": "assistant", "content": [{"type": "output_text", "text": "Ben."}], "phase": "final_answer"},
+    {"type": "reasoning", "id": "r", "summary": []},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "Ben.", "annotations": []}], "status": "x"},
 ]
 
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, WithJsonSchema, model_validator
 
 from remask.checks.fields import Declared
-from remask.checks.values import Settings, parsed_json
+from remask.checks.values import Settings
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
+from remask.request.transcripts import read_arguments
 from remask.server.config import MAX_ITEMS
 from remask.server.protocol.base import (
     MAX_KEYWORDS,
@@ -130,18 +131,6 @@ def _text_of(arguments: Any) -> Any:
 _ANY_ARGUMENTS = {"anyOf": [{"type": "string", "maxLength": MAX_TEXT}, {"type": "object", "maxProperties": MAX_ITEMS}]}
 Arguments: TypeAlias = Annotated[LongText, BeforeValidator(_text_of), WithJsonSchema(_ANY_ARGUMENTS)]
 """The arguments of a call that an earlier answer made, as text: of an object, or of whatever came in its place."""
-
-
-def read_arguments(text: str) -> dict[str, Any] | str:
-    """The arguments of a past call: an empty object where there are none, and the text itself where it is no object.
-
-    A call that was cut off, or is no JSON for another reason, is history: it never ends a conversation.
-    """
-    try:
-        value = parsed_json(text, finite=True) if text.strip() else {}
-    except (ValueError, RecursionError):
-        return text
-    return {} if value is None else value if isinstance(value, dict) else text
 
 
 class CalledFunction(Past):
