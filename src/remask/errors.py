@@ -97,7 +97,7 @@ class UnknownNameError(ConfigError):
             return
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"Unknown {kind} {self.name!r}.{hint} Available: {', '.join(names)}.")
+        super().__init__(f"Unknown {kind} {self.name!r}.{hint} Available: {', '.join(names) or 'none'}.")
 
 
 class PluginError(ConfigError):

@@ -15,6 +15,8 @@ from remask.checks import BUNDLED_TARIFF
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, DecisionError
 from remask.llm import LLM
+from remask.policies import parse
+from remask.policies.bicache import BiCache, DepthLookup, Earned
 from remask.request.questions import Decisions
 from tests.oracles import reading as oracle
 from tests.oracles.dense import DenseModel, load
@@ -202,6 +204,10 @@ def test_the_state_is_one_shared_prefix(llm: LLM) -> None:
     assert found.usage.prefix_depth == 4
     # The first has made the entry, and the others have hit it.
     assert found.usage.cached_tokens == 3 * prefix
+    # No depth that audits earn, as equal questions would get other answers while they run.
+    read = plan.request(0, "r", policy=parse("bicache", None, Earned)).policy
+    assert isinstance(read, BiCache)
+    assert read.depth == DepthLookup({})
 
 
 def test_a_state_of_json_is_read_as_text(llm: LLM) -> None:
@@ -305,7 +311,8 @@ ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "input_text", "text": "Who?"}, {"type": "input_json", "data": {"a": [1]}}]},
     {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": "soap"}'},
     {"type": "function_call_output", "call_id": "c", "output": "Ben"},
-    {"role": "assistant", "content": [{"type": "output_text", "text": "Ben."}], "phase": "final_answer"},
+    {"type": "reasoning", "id": "r", "summary": []},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "Ben.", "annotations": []}], "status": "x"},
 ]
 
 

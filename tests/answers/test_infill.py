@@ -85,7 +85,7 @@ def test_a_fill_without_room_is_refused_before_it_is_made() -> None:
     llm = bundled()
     assert llm.tokenizer is not None
     most, fixed = llm.engine.max_model_len, len(llm.tokenizer.encode(" 3", add_special_tokens=False))
-    with pytest.raises(ConfigError, match=f"{1 + fixed} given tokens and holes of {most - fixed} make a canvas of"):
+    with pytest.raises(ConfigError, match=f"{1 + fixed} given tokens and max_tokens={most - fixed} make a canvas of"):
         llm.session.response(Terms(suffix=" 3"), {"max_tokens": most - fixed}, 1)
 
 

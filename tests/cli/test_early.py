@@ -65,6 +65,7 @@ def test_mistakes_are_told_before_pytorch_is_imported(tmp_path: Path) -> None:
             "did you mean 'bundled'": ["generate", "--model", "bundledd", *prompt],
             "There is no model 'no'": ["chat", "no"],
             "no such folder": ["profile", "--model", "no/such/folder"],
+            "the model is an empty text": ["serve", ""],
             "Presets: a2d-": ["inspect", "model", "no"],
             "empty/config.json does not exist": ["serve", "empty"],
             "Unknown model_type 'gpt_neox'": ["generate", "--model", "other", *prompt],

@@ -67,7 +67,7 @@ def of_openai(base: str, model: str) -> dict[str, Any]:
         "values": [repr(each.value) for each in found.answers[1].probabilities],
         "same": [answer.type for answer in found.answers] == [answer.type for answer in again.answers],
         "usage": found.usage.total_tokens == found.usage.input_tokens > 0,
-        "many": len({answer.confidence for answer in many.answers}) == 1 and len(many.answers),
+        "many": len({round(answer.confidence, 4) for answer in many.answers}) == 1 and len(many.answers),
         "failed": failed,
         "probability": found.answers[0].probability,
     }

@@ -196,6 +196,27 @@ def test_a_client_that_sends_only_a_length_is_answered(server: Running, length: 
         assert told.json()["usage"]["completion_tokens"] == length
 
 
+def test_errors_name_the_length_as_its_api_does(server: Running) -> None:
+    turns = [{"role": "user", "content": "abbey"}]
+    for url, body, name in (
+        (URL, {"messages": turns}, "max_tokens"),
+        (URL, {"messages": turns}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "abbey"}, "max_tokens"),
+        ("/v1/responses", {"input": turns}, "max_output_tokens"),
+        ("/v1/messages", {"messages": turns}, "max_tokens"),
+    ):
+        for wrong, said in (
+            ({name: 5000}, f"tokens and {name}=5000 make a canvas of"),
+            ({name: 6, "block_length": 4}, f"{name}=6 is not a multiple of block_length=4; use {name}=8"),
+            ({name: 4, "min_tokens": 9}, f"is more than {name}=4, the places of the response; raise {name},"),
+        ):
+            error = server.client.post(url, json={**body, **wrong}).json()["error"]
+            assert said in error["message"]
+            assert url == "/v1/messages" or error["param"] == ("min_tokens" if "min_tokens" in wrong else name)
+    long = server.client.post("/v1/responses", json={"input": "abbey " * 1100}).json()["error"]
+    assert (long["param"], "max_output_tokens=" in long["message"]) == ("input", True)
+
+
 def test_a_client_that_sends_no_length_gets_what_fits(server: Running) -> None:
     tokens = server.client.post("/tokenize", json={"prompt": "abbey"}).json()["tokens"]
     full = server.client.post("/v1/completions", json={"prompt": tokens * 1019, "ignore_eos": True})

@@ -1,16 +1,30 @@
-"""Other projects' clients against the server, each in a process of their own environment (`scripts/clients`)."""
+"""Other projects' clients against the server, each in a process of their own environment (`scripts/clients`).
+
+They reach it directly, and through proxies with a prefix and TLS.
+"""
 
 import json
+import ssl
 import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from remask.checkpoint.loaded import find_model
+from remask.checkpoint.settings import ModelSettings
 from remask.engine.config import EngineConfig
+from remask.families.family import tiny
 from remask.llm import LLM
 from tests.answers.test_structured import ROBOT, matches
-from tests.server.serving import TEMPLATE, Running, serving
+from tests.server.browser import opened
+from tests.server.proxies import PREFIX, PROXIES, behind
+from tests.server.serving import TEMPLATE, URL, Running, held, serving
+from tests.server.test_paths import READ
+from tests.waiting import LONGEST_S
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
@@ -31,6 +45,31 @@ pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not PYTHON.exists(), reason="needs other projects' clients: scripts/clients"),
 ]
+
+
+@pytest.fixture(scope="module")
+def prefixed() -> Iterator[Running]:
+    """A masked model whose tokenizer spells every text and whose template trims messages, under a prefix or none."""
+    llm = LLM("bundled-tariff", cache="bicache", dtype="float32", device="cpu")
+    with serving(llm, model_names=["bundled-tariff"], sampling={}, root_path=PREFIX) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["directly", *PROXIES])
+def tariff(
+    request: pytest.FixtureRequest, prefixed: Running, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """It as its clients reach it: directly, or behind a proxy whose certificate they trust."""
+    if request.param == "directly":
+        yield replace(prefixed, base=f"{prefixed.base}{PREFIX}")
+        return
+    folder = tmp_path_factory.mktemp(request.param)
+    with behind(request.param, prefixed, folder) as base, pytest.MonkeyPatch.context() as patch:
+        for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+            patch.setenv(name, str(folder / "cert.pem"))
+        verify = ssl.create_default_context(cafile=folder / "cert.pem")
+        with httpx.Client(base_url=base, verify=verify, timeout=LONGEST_S) as client:
+            yield replace(prefixed, base=base, client=client)
 
 
 def told(running: Running, name: str, *more: str, python: Path = PYTHON) -> dict[str, Any]:
@@ -127,27 +166,69 @@ def test_clients_that_ask_for_decisions(tariff: Running) -> None:
         assert order.keys() == {"soap", "who"}
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("key", [None, "s3cret"])
-def test_system_ones_conformance_suite(key: str | None) -> None:
-    """All that must be so, and all that should. The bundled models are too short for 255 options.
+def test_paths_and_streams_pass(tariff: Running) -> None:
+    """HEAD, both spellings, no address that leaves the prefix, and the first step before the second one is done."""
+    inside = tariff.base.startswith("http:")
+    for path in (*READ, "/live", "/ready"):
+        for method, spelling in (("GET", path), ("HEAD", path), ("GET", f"{path}/".replace("//", "/"))):
+            answer = tariff.client.request(method, f"{tariff.base}{spelling}")
+            right = 200 if inside or path != "/metrics" else 403
+            assert (answer.status_code, answer.history) == (right, []), spelling
+    bare = tariff.client.get(tariff.base)
+    assert bare.is_redirect
+    assert bare.headers["Location"].removeprefix(tariff.base.removesuffix(PREFIX)) == f"{PREFIX}/"
+    servers = tariff.client.get(f"{tariff.base}/openapi.json").json()["servers"]
+    assert servers == [{"url": PREFIX}]
+    body = {"messages": turns_of(), "stream": True, "block_length": 1, "max_tokens": 8, "steps": 8}
+    with held(tariff, 2) as hold, tariff.client.stream("POST", f"{tariff.base}{URL}", json=body) as answer:
+        lines = answer.iter_lines()
+        assert "chat.completion.chunk" in next(lines)
+        hold.let(-1)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
 
-    A question of 255 options has 4,600 tokens, which take a minute on a busy machine.
+
+def test_pages_in_a_browser(tariff: Running, browser: Any) -> None:
+    """Each under both spellings of its address; the chat answers, and the reference is read."""
+    with opened(browser, tariff.base, ignore_https_errors=True) as tab:
+        tab.say(ASKED["user"])
+        for page in ("docs", "docs/"):
+            tab.page.goto(f"{tariff.base}/{page}")
+            tab.shown("#endpoints details")
+        assert tab.said == []
+
+
+def test_official_clients_in_process(tariff: Running) -> None:
+    """OpenAI's and Anthropic's, whole and streamed."""
+    text = answer(tariff)["choices"][0]["message"]["content"]
+    with tariff.openai() as client:
+        made = client.chat.completions.create(model="bundled-tariff", messages=turns_of())  # type: ignore[arg-type]
+        parts = client.responses.create(
+            model="bundled-tariff", instructions=ASKED["system"], input=ASKED["user"], stream=True
+        )
+        streamed = "".join(each.delta for each in parts if each.type == "response.output_text.delta")
+        assert made.choices[0].message.content == streamed == text
+        assert client.models.retrieve("bundled-tariff").id == "bundled-tariff"
+    turns: Any = [{"role": "user", "content": ASKED["user"]}]
+    with tariff.anthropic() as other:
+        fields: Any = {"model": "bundled-tariff", "system": ASKED["system"], "messages": turns, "max_tokens": 64}
+        assert other.messages.count_tokens(model="bundled-tariff", messages=turns).input_tokens
+        with other.messages.stream(**fields) as events:
+            assert events.get_final_text()
+
+
+@pytest.mark.parametrize("key", [None, "s3cret"])
+def test_system_ones_conformance_suite(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that must be so, and all that should: with the tokenizer and the template of `smollm2`, and few weights.
+
+    The bundled models are too short for its question of 255 options, which takes 4,600 tokens.
     """
-    engine = EngineConfig(max_model_len=8192)
-    with serving(
-        LLM("smollm2", dtype="float32", device="cpu", engine=engine),
-        model_names=["smollm2"],
-        api_keys=[key] if key else [],
-    ) as running:
-        command: list[str | Path] = [
-            DECIDING / "jevcompat",
-            "test",
-            running.base,
-            "--timeout",
-            "400",
-            *(["--key", key] if key else []),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1700, check=False)
+    found = find_model(ModelSettings("smollm2"))
+    kept = {name: getattr(found.config, name) for name in ("vocab", "mask_id", "stop_ids", "max_length")}
+    small = replace(found, config=tiny(found.config, **kept), folder=None, adapter=None)
+    monkeypatch.setattr("remask.llm.find_model", lambda _: small)
+    llm = LLM("smollm2", dtype="float32", device="cpu", engine=EngineConfig(max_model_len=8192))
+    with serving(llm, model_names=["smollm2"], api_keys=[key] if key else []) as running:
+        command: list[str | Path] = [DECIDING / "jevcompat", "test", running.base, *(["--key", key] if key else [])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert "\nconformant" in done.stdout, done.stdout[-3000:]
     assert "\u2717" not in done.stdout

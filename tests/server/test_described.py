@@ -41,7 +41,7 @@ SHARED = {"prefix_length": 4, "return_trace": True, "cache": "reuse"}
 RARE = {
     ("Work", "correction_steps"),
     ("WrittenStep", "edits"),
-    *(("ReadWork", key) for key in ("correction_steps", "prefix_note")),
+    *(("ReadWork", key) for key in ("correction_steps", "left_out", "prefix_note")),
 }
 
 
@@ -166,6 +166,8 @@ def ask_for_messages(taught: Asking) -> None:
     ]
     for body in bodies:
         taught.both("/v1/messages", {"messages": hello, **body})
+    hosted = [{"type": "web_search_20250305", "name": "web_search"}]
+    taught.post("/v1/messages", {"messages": hello, "max_tokens": 4, "tools": hosted})
     taught.post("/v1/messages/count_tokens", {"messages": hello, "tools": tools})
 
 
@@ -204,6 +206,9 @@ def ask_for_information(ask: Asking) -> None:
     ask.post("/ping")
     ask("GET", "/get_model_info")
     ask("GET", "/playground/example")
+    for messages in CHATS[:2]:
+        ask.post("/v1/chat/completions", {"messages": messages, "max_tokens": 4})
+        ask.running.settle()  # audits included
     entry = ask("GET", "/v1/cache").json()["entries"][0]["prefix_id"]
     ask("DELETE", f"/v1/cache/{entry}")
     ask("DELETE", "/v1/cache")

@@ -176,6 +176,29 @@ def test_arguments_of_a_past_call_are_an_object_or_the_text_that_they_are(given:
     assert turn["tool_calls"][0]["function"]["arguments"] == {}
 
 
+def test_past_answers_lose_reasoning_and_keep_calls_of_free_text() -> None:
+    """On chats and Responses, as other servers' models left them."""
+    said = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": None}]
+    said += [{"type": "reasoning", "text": "so"}, {"type": "text", "text": "Yes."}]
+    custom = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "+ a"}}
+    (chat,) = rendered({"role": "assistant", "content": said, "tool_calls": [custom]})
+    parts = [{"type": "reasoning_text", "text": "hm"}, {"type": "output_text", "text": "Yes."}]
+    items: list[dict[str, Any]] = [
+        {"role": "assistant", "content": parts},
+        {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "+ a"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+    ]
+    response, told = ResponsesBody.model_validate({"input": items}).chat.messages
+    function = {"name": "patch", "arguments": "+ a"}
+    expected = {
+        "role": "assistant",
+        "content": "Yes.",
+        "tool_calls": [{"type": "function", "function": function, "id": "c"}],
+    }
+    assert chat == response.rendered == expected
+    assert told.rendered == {"role": "tool", "content": "done", "tool_call_id": "c"}
+
+
 def test_a_template_that_takes_no_text_as_arguments_gets_an_object_that_holds_it() -> None:
     tokenizer = byte_tokenizer(300, 299, ())
     broken: dict[str, Any] = {

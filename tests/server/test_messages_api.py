@@ -165,7 +165,7 @@ def test_the_other_fields_are_those_of_chat() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "read and write text alone"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
          "of the role 'assistant'"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "the server runs no tools"),
+        ({"tools": [{"type": "web_serch_20250305", "name": "web_search"}]}, "the server runs no tools"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "'clear_tool_uses_20250919'"),
         ({"context_managment": {}}, "Unknown field 'context_managment'"),
         ({"mcp_servers": [{"type": "url"}]}, "the server runs no tools"),

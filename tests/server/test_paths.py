@@ -39,6 +39,7 @@ def test_both_spellings_and_a_prefix_lead_to_the_same(server: Running, behind: R
     body = {"messages": CHATS[0], "max_tokens": 7}
     for running, url in ((server, f"{URL}/"), (behind, f"/ai{URL}"), (behind, f"/ai{URL}/"), (behind, URL)):
         assert running.client.post(url, json=body).status_code == 200
+    assert behind.client.get("/ai").headers["Location"] == "/ai/"  # as relative addresses begin there
     assert behind.client.get("/aim/health").status_code == 404
     assert behind.client.get("/ai/health", headers={"Authorization": ""}).status_code == 200
     assert behind.client.get("/ai/v1/models", headers={"Authorization": ""}).status_code == 401

@@ -449,6 +449,48 @@ def test_a_call_stands_where_the_model_would_write_it(blocks: Running) -> None:
     assert hole.stop == len(request.template)
 
 
+HOSTED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("/v1/chat/completions", {"tools": [BUY, {"type": "web_search_preview", "search_context_size": "low"}]},
+     ["web_search_preview"]),
+    ("/v1/responses", {"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "web_search"}]},
+     ["code_interpreter", "web_search"]),
+    ("/v1/responses", {"input": [{"role": "user", "content": "x"}, {"type": "web_search_call", "id": "w"}]},
+     ["web_search_call"]),
+    ("/v1/messages", {"tools": [{"name": "buy", "input_schema": ORDER},
+                                {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}]},
+     ["web_search_20250305"]),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, {"type": "text", "text": "I"}]}]},
+     ["server_tool_use"]),
+]  # fmt: skip
+PICKED: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"tool_choice": "required"}, "a call of web_search_preview"),
+    ("/v1/chat/completions", {"tool_choice": {"type": "web_search_preview"}}, "'web_search_preview'"),
+    ("/v1/responses", {"tool_choice": {"type": "mcp", "server_label": "a"}}, "'mcp'"),
+    ("/v1/messages", {"tool_choice": {"type": "tool", "name": "search"}}, "web_search_preview"),
+    ("/v1/messages/count_tokens", {"tool_choice": {"type": "any"}}, "a call of web_search_preview"),
+]
+
+
+def test_tools_that_other_servers_run_are_left_out_unless_they_are_picked(taught: Running) -> None:
+    for url, fields, left_out in HOSTED:
+        said = {"input": "x"} if url == "/v1/responses" else {"messages": ASK["messages"]}
+        body = {**said, "max_tokens": 4, "tool_choice": {"type": "auto"} if "messages" in url else "auto", **fields}
+        told = taught.client.post(url, json=body)
+        assert told.status_code == 200, told.text
+        assert told.json()["remask"]["left_out"] == left_out
+        with taught.client.stream("POST", url, json={**body, "stream": True}) as stream:
+            assert stream.headers["X-Remask-Left-Out"] == ",".join(left_out)
+            stream.read()
+    for url, fields, picked in PICKED:
+        said = {"input": "x"} if url == "/v1/responses" else {"messages": ASK["messages"]}
+        tools = [{"type": "web_search_preview", "name": "search"}]
+        told = taught.client.post(url, json={**said, "tools": tools, **fields})
+        assert told.status_code == 400
+        assert picked in told.json()["error"]["message"]
+        assert "the server runs no tools: offer a function" in told.json()["error"]["message"]
+
+
 @pytest.fixture(scope="module")
 def untold() -> Iterator[Running]:
     """The bundled model whose bytes spell everything, under its own template, which knows nothing of tools."""

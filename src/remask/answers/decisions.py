@@ -22,6 +22,7 @@ from remask.answers.decided import Decision
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy
+from remask.policies.bicache import BiCache
 from remask.readers.decision import Reading
 from remask.request.questions import ANSWER, MASK, MAX_LABEL_TOKENS, Decisions, Question
 from remask.request.sampling_params import SamplingParams
@@ -98,7 +99,10 @@ class DecisionPlan:
         return cls(tuple(layout.shared), tuple(free.shared), stored, (*asks, *base), built.planned, asked.calibrate)
 
     def request(self, number: int, name: str, *, policy: CachePolicy, **terms: Any) -> Request:
-        """The request of one of the asks. `terms` are further fields of `Request`."""
+        """The request of one of the asks. `terms` are further fields of `Request`.
+
+        It reads no depth that audits earn: probabilities would follow what else runs, from question to question.
+        """
         ask = self.asks[number]
         state = self.free if ask.free else self.shared
         return Request(
@@ -106,7 +110,7 @@ class DecisionPlan:
             prompt_token_ids=[*state, *ask.before],
             params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
             prefix_length=len(state) if ask.free else self.stored,
-            policy=policy,
+            policy=policy.unearned if isinstance(policy, BiCache) else policy,
             readers=(ask.reading,),
             **terms,
         )

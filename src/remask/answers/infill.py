@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from remask.errors import ConfigError
+from remask.errors import CanvasLengthError, ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.request.parts import MaskLength, Part
 from remask.request.sampling_params import SamplingParams
@@ -40,7 +40,7 @@ def response_of(
         if own.get("max_tokens") is not None:
             raise ConfigError("max_tokens: the parts of a canvas say how long the response is; leave it out")
         holes = sum(part.mask.max or 0 for part in terms.canvas if isinstance(part.mask, MaskLength))
-        _check_length(prompt, holes, longest)
+        _check_length(prompt, holes, longest, f"holes of {holes}")
         template = template_of(terms.canvas, tokenizer, control_tokens=control)
         length = {"max_tokens": len(template)}
         params = resolve({**own, **length}, prompt, template)
@@ -82,17 +82,19 @@ def _between(
     """A hole of `max_tokens` between fixed tokens."""
     fixed = len(before) + len(behind)
     hole = resolve(own, prompt + fixed, None).max_tokens
-    _check_length(prompt + fixed, hole, longest)
+    _check_length(prompt + fixed, hole, longest, f"max_tokens={hole}")
     places = (*before, *[OPEN] * hole, *behind)
     template = Template(places, (Hole(len(before), len(before) + hole),), fill_only=True)
     return resolve({**own, "max_tokens": len(template)}, prompt, template), template
 
 
-def _check_length(given: int, holes: int, longest: int) -> None:
+def _check_length(given: int, holes: int, longest: int, said: str) -> None:
     if given + holes > longest:
-        raise ConfigError(
-            f"{given} given tokens and holes of {holes} make a canvas of {given + holes}, but max_model_len is "
-            f"{longest}; shorten one of them"
+        raise CanvasLengthError(
+            f"{given} given tokens and {said} make a canvas of {given + holes}, but max_model_len is "
+            f"{longest}; shorten one of them",
+            given,
+            holes,
         )
 
 

@@ -49,7 +49,10 @@ def check(args: argparse.Namespace) -> None:
     for option in _POLICIES:
         check_policies(given.get(option))
     check_numbers(given.get("dtype"), given.get("device"))
-    model = given.get("served") or given.get("named") or given.get("model")
+    named = [given.get(name) for name in ("served", "named", "model")]
+    if "" in named:  # as of a variable of a shell that is not set
+        raise ConfigError("the model is an empty text; name one, or leave it out")
+    model = next(filter(None, named), None)
     if model is not None:
         check_model(model, given.get("load_format", "auto"), given.get("hf_overrides"))
     if given.get("adapter") is not None:

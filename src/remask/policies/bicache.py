@@ -148,6 +148,11 @@ class BiCache(_Refreshing):
         """This policy with a number of layers as its depth."""
         return replace(self, depth=depth, within_request=self.within_request and not depth)
 
+    @property
+    def unearned(self) -> "BiCache":
+        """This policy at the depths with which it begins, whatever audits will show; without any it reads nothing."""
+        return replace(self, depth=self.depth.start or DepthLookup({})) if isinstance(self.depth, Earned) else self
+
     def check(self, facts: RequestFacts) -> None:
         """Refuses a depth beyond the model's layers, and what the inner policy refuses."""
         layers = facts.layers

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from remask.checks.values import Text, Values, shown, weight
+from remask.checks.values import Text, Values, parsed_json, shown, weight
 from remask.errors import ConfigError, UnknownNameError
 
 MAX_ITEMS = 2**12
@@ -26,17 +26,9 @@ _TEXT = Text(2**24, empty=True)
 _NAME = Text(1024)
 _MARK = "prompt_cache_breakpoint"
 
+REASONING = "reasoning"  # items of this type are ignored, as no served model reads them
 _MESSAGE: Final = {"role", "content"}
-_CALL: Final = {"call_id", "name", "arguments", "namespace"}
-_CUSTOM: Final = {"call_id", "name", "input", "namespace"}
-_OUTPUT: Final = {"call_id", "output"}
-_ITEMS: Final[Mapping[str, set[str]]] = {
-    "message": _MESSAGE,
-    "function_call": _CALL,
-    "function_call_output": _OUTPUT,
-    "custom_tool_call": _CUSTOM,
-    "custom_tool_call_output": _OUTPUT,
-}
+_ITEMS: Final = ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 _SILENT = {"type", "id", "status", "phase"}  # say nothing to a model
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -44,6 +36,18 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 def text_of(value: Any) -> str:
     """A text, or a JSON value as the model reads it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """The arguments of a past call: an empty object where there are none, and the text itself where it is no object.
+
+    A call that was cut off, or is no JSON for another reason, is history: it never ends a conversation.
+    """
+    try:
+        value = parsed_json(text, finite=True) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+    return {} if value is None else value if isinstance(value, dict) else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Transcript:
         for place, item in enumerate(items):
             where = f"input[{place}]"
             kind, fields = _item(where, item)
+            if kind == REASONING:
+                continue
             if kind == "message":
                 role = fields.get("role")
                 if not isinstance(role, str) or role not in _ROLES:
@@ -162,9 +168,10 @@ def _item(where: str, item: Any) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(item, Mapping):
         raise ConfigError(f"{where} must be an object, got {shown(item)}")
     kind = item.get("type", "message")
-    if not isinstance(kind, str) or kind not in _ITEMS:
+    if not isinstance(kind, str) or kind not in (*_ITEMS, REASONING):
         raise ConfigError(f"{where}.type must be one of {', '.join(_ITEMS)}, got {shown(kind)}")
-    _known(where, item, _ITEMS[kind] | _SILENT)
+    if kind == "message" and item.get("role") != "assistant":  # what a model made comes as clients got it
+        _known(where, item, _MESSAGE | _SILENT)
     return kind, item
 
 
@@ -183,19 +190,16 @@ def _add_call(
 ) -> None:
     """Add a call to the assistant's message at the end, which is begun where another one stands there."""
     said = "input" if kind == "custom_tool_call" else "arguments"
-    for name, values in (("call_id", _NAME), ("name", _NAME), (said, _TEXT)):
-        values.check(f"{where}.{name}", fields.get(name))
-    call, name = fields["call_id"], fields["name"]
+    text = "" if fields.get(said) is None else text_of(fields[said])
+    call, name = fields.get("call_id"), fields.get("name")
+    for field, values, value in (("call_id", _NAME, call), ("name", _NAME, name), (said, _TEXT, text)):
+        values.check(f"{where}.{field}", value)
+    assert isinstance(call, str)
+    assert isinstance(name, str)
     if call in calls:
         raise ConfigError(f"{where}.call_id: {shown(call)} is that of another call; each needs its own")
     calls[call] = kind, name
-    arguments: Any = fields[said]
-    if kind == "function_call":
-        try:
-            parsed = json.loads(arguments)
-        except ValueError:  # what a model wrote may be none, and is evidence all the same
-            parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
+    arguments = read_arguments(text) if kind == "function_call" else text
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     made = {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -220,7 +224,8 @@ def _content(where: str, content: Any, read: Mapping[str, str]) -> tuple[str, st
             raise ConfigError(f"{at} is an image, and the served models read text alone; say in text what it shows")
         if not isinstance(kind, str) or kind not in read:
             raise ConfigError(f"{at} must be an object whose type is one of {', '.join(read)}, got {shown(part)}")
-        _known(at, part, {"type", read[kind], _MARK, *(["detail"] if kind == IMAGE else [])})
+        if read is not _ANSWERED:
+            _known(at, part, {"type", read[kind], _MARK, *(["detail"] if kind == IMAGE else [])})
         value = part.get(read[kind])
         texts.append(_json(f"{at}.data", value) if kind == JSON else value)
         if kind != JSON:

@@ -20,7 +20,7 @@ from remask.server.answers.responses import ResponseAnswer, ResponseEvent
 from remask.server.bodies import BodyRoute
 from remask.server.config import ServerConfig
 from remask.server.errors import Error, MessagesError, SystemOneError, add_handlers
-from remask.server.gate import Gate
+from remask.server.gate import LEFT_OUT, Gate
 from remask.server.metrics import CONTENT_TYPE
 from remask.server.pages import add_pages
 from remask.server.playground.sandbox import SandboxState, Sessions
@@ -225,6 +225,6 @@ def create_app(
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # official clients send names of their own; no cookie lets anybody in
-            expose_headers=["X-Request-Id"],
+            expose_headers=["X-Request-Id", LEFT_OUT],
         )
     return app

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remask.machine.log_format import FIELDS
@@ -28,6 +29,7 @@ METRICS = "/metrics"
 MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 ANY = "*"
+LEFT_OUT = "X-Remask-Left-Out"
 LOOPBACK = "localhost"
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -73,7 +75,10 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = name
+                answered = MutableHeaders(scope=message)
+                answered["X-Request-Id"] = name
+                if "left_out" in log_fields:
+                    answered[LEFT_OUT] = log_fields["left_out"]
             elif silent:
                 message = {**message, "body": b""}
             await send(message)
@@ -84,7 +89,10 @@ class Gate:
             except ApiError as refused:
                 await error_response(refused, scope)(scope, receive, send_with_id)
             else:
-                await self.app(scope, _replayed(body, receive), send_with_id)
+                # From the prefix without a slash, relative addresses would lead beyond it.
+                bare = scope["method"] == "GET" and asked["path"] == self._root_path
+                app = RedirectResponse(f"{self._root_path}/") if bare else self.app
+                await app(scope, _replayed(body, receive), send_with_id)
         except ClientGoneError:
             log.debug("request %s: the client went away", name)
         # A defect of the server. The client still gets an answer, and the log has the traceback.

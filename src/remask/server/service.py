@@ -2,9 +2,10 @@
 
 import asyncio
 import functools
+import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -28,7 +29,8 @@ from remask.server.metrics import Metrics
 from remask.server.protocol.generation import ChatBody, GenerationBody
 from remask.server.texts import SHORT, TextWorkers
 
-MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
+_LENGTH = re.compile(r"\bmax_tokens\b")  # as errors name what bodies may call otherwise
+MAX_LOGGED = 256  # characters that the access log repeats of a field
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
@@ -114,7 +116,12 @@ class Service:
     def note_user(self, request: Request, user: str | None) -> None:
         """Put the user of a body into the access log."""
         if user is not None:
-            request.state.log_fields["user"] = user[:MAX_LOGGED_USER]
+            request.state.log_fields["user"] = user[:MAX_LOGGED]
+
+    def note_left_out(self, request: Request, kinds: Sequence[str]) -> None:
+        """Put what was left out of a body into the access log, and into a header of its answer."""
+        if kinds:
+            request.state.log_fields["left_out"] = ",".join(kinds)[:MAX_LOGGED]
 
     async def answer(
         self,
@@ -129,15 +136,20 @@ class Service:
         """
         name, log_fields = request.state.request_id, request.state.log_fields
         self.note_user(request, body.user)
+        self.note_left_out(request, body.left_out)
         priority: int | None = body.priority  # type: ignore[attr-defined]
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
         try:
             pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
-        except CanvasLengthError as error:
-            raise ApiError(400, str(error), _longer(body, error.prompt, error.response)) from error
-        except FormError as error:
-            raise ConfigError(body.form_name + error.problem) from error
+        except ConfigError as error:
+            text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
+            text = _LENGTH.sub(body.length_name, text)
+            if isinstance(error, CanvasLengthError):
+                raise ApiError(400, text, _longer(body, error.prompt, error.response)) from error
+            if text == str(error):
+                raise
+            raise ConfigError(text) from error
         fingerprint = self.llm.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
         names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)
@@ -189,8 +201,7 @@ class Service:
 def _longer(body: GenerationBody, prompt: int, answer: int) -> str:
     """The field that makes a canvas too long: the one that takes more of it."""
     if answer > prompt:
-        newer = "max_completion_tokens"
-        return newer if getattr(body, newer, None) is not None else "max_tokens"
+        return body.length_name if body.canvas is None else "canvas"  # type: ignore[attr-defined]
     return body.texts_name if isinstance(body, ChatBody) else "prompt"
 
 

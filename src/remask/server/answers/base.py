@@ -59,6 +59,9 @@ class Work(Answer):
     prefix_depth: Annotated[int, doc("Leading layers that read K/V of a shared prefix from the store.")]
     prefix_tokens: Annotated[int, doc("Length of that prefix.")]
     prefix_note: NotRequired[Annotated[str, doc("Why no shared prefix was read.")]]
+    left_out: NotRequired[
+        Annotated[list[str], doc("Types of tools and of their calls that were left out, as another server runs them.")]
+    ]
     approximation: NotRequired[
         Annotated[str, doc("The cache policy that ran, where what it keeps may make other tokens than `none` would.")]
     ]
@@ -139,8 +142,8 @@ def running_usage(prompt: int, completion: int) -> RunningUsage:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def work(results: Sequence[Result]) -> Work:
+def work(results: Sequence[Result], left_out: Sequence[str] = ()) -> Work:
     """The work of an answer, for which OpenAI's API has no fields."""
     total = Used.total([result.usage for result in results])
-    told = {name: value for name in Work.__annotations__ if (value := getattr(total, name)) is not None}
-    return cast("Work", told)
+    told = {name: value for name in Work.__annotations__ if (value := getattr(total, name, None)) is not None}
+    return cast("Work", told | ({"left_out": list(left_out)} if left_out else {}))

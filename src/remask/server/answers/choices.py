@@ -17,7 +17,6 @@ from remask.server.answers.base import (
     doc,
     running_usage,
     usage,
-    work,
 )
 from remask.server.answers.generation import DONE, Generation, failed_stream, json_event
 from remask.server.errors import Error
@@ -301,7 +300,7 @@ class Choices(Generation):
                 shown = answer.request.response.shown(len(result.token_ids))
                 choice["token_ids"] = [result.token_ids[place] for place in shown]
         whole = self._with_prompts(self._answer(choices, self.whole_object))
-        return {**whole, "usage": self._usage(), "remask": work(self.ordered)}
+        return {**whole, "usage": self._usage(), "remask": self.work}
 
     def _opening(self) -> list[bytes]:
         chunks = []
@@ -334,7 +333,7 @@ class Choices(Generation):
     def _closing(self) -> list[bytes]:
         if not self._include_usage:
             return [DONE]
-        return [json_event(self._chunk([]) | {"usage": self._usage(), "remask": work(self.ordered)}), DONE]
+        return [json_event(self._chunk([]) | {"usage": self._usage(), "remask": self.work}), DONE]
 
     def _failed(self, error: RemaskError) -> bytes:
         return failed_stream(error)

@@ -11,7 +11,7 @@ from remask.answers.answer import Answer, Delta, Scored
 from remask.engine.async_engine import Ticket
 from remask.errors import RemaskError
 from remask.request.result import Event, Result
-from remask.server.answers.base import Names, ScoredToken
+from remask.server.answers.base import Names, ScoredToken, Work, work
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol.generation import GenerationBody
 from remask.server.tools import CallReader, ToolCalls
@@ -44,6 +44,11 @@ class Generation(ABC):
     def ordered(self) -> list[Result]:
         """All results, in the order of the choices."""
         return [self.results[index] for index in range(len(self.answers))]
+
+    @property
+    def work(self) -> Work:
+        """The work of all choices, and what was left out of the request."""
+        return work(self.ordered, self.body.left_out)
 
     @property
     def scored(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from remask.answers.answer import Scored
 from remask.errors import RemaskError
-from remask.server.answers.base import Answer, Work, usage, work
+from remask.server.answers.base import Answer, Work, usage
 from remask.server.answers.generation import Part, SingleAnswer, json_event
 from remask.server.errors import MessagesError, messages_error
 
@@ -168,12 +168,12 @@ class MessagesAnswer(SingleAnswer):
             "type": "message_delta",
             "delta": self._stop(),
             "usage": self._usage(),
-            "remask": work(self.ordered),
+            "remask": self.work,
         }
         return [last, {"type": "message_stop"}]
 
     def _whole(self) -> Mapping[str, Any]:
-        return {**self._message(), **self._stop(), "usage": self._usage(), "remask": work(self.ordered)}
+        return {**self._message(), **self._stop(), "usage": self._usage(), "remask": self.work}
 
     def _failed(self, error: RemaskError) -> bytes:
         return json_event(messages_error(error), "error")

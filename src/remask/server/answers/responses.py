@@ -9,10 +9,10 @@ from pydantic import Field
 from remask.answers.answer import Scored
 from remask.errors import RemaskError
 from remask.request.result import Result
-from remask.server.answers.base import Answer, CachedTokens, ScoredToken, Work, usage, work
+from remask.server.answers.base import Answer, CachedTokens, ScoredToken, Work, usage
 from remask.server.answers.generation import Part, SingleAnswer
 from remask.server.errors import ErrorDetail, error_object
-from remask.server.protocol.responses import NamedFunction, ResponsesBody
+from remask.server.protocol.responses import NamedFunction, OfferedFunction, ResponsesBody
 
 Status: TypeAlias = Literal["in_progress", "completed"]
 
@@ -313,7 +313,7 @@ class ResponsesAnswer(SingleAnswer):
         response = self._response("incomplete" if cut else "completed")
         if cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return {**response, "usage": response_usage(self.ordered), "remask": work(self.ordered)}
+        return {**response, "usage": response_usage(self.ordered), "remask": self.work}
 
     def _encoded(self, event: Mapping[str, Any]) -> bytes:
         self._number += 1
@@ -359,7 +359,8 @@ class ResponsesAnswer(SingleAnswer):
         params, length = request.params, request.params.max_tokens
         form = None if asked.text is None else asked.text.format
         choice = asked.tool_choice
-        tools = [{"strict": True, "parameters": None, **tool.model_dump()} for tool in asked.tools or ()]
+        functions = [tool for tool in asked.tools or () if isinstance(tool, OfferedFunction)]
+        tools = [{"strict": True, "parameters": None, **tool.model_dump()} for tool in functions]
         return {
             "id": f"resp_{self.names.id}",
             "object": "response",

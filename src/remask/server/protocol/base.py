@@ -1,6 +1,7 @@
 """What all bodies are made of: a strict object, texts and names that have a bound, and declared fields."""
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
@@ -44,7 +45,8 @@ TokenLists: TypeAlias = Items[TokenIds]
 # Kinds of parts and tools that other APIs know and no served model does: each refused in a sentence.
 _TEXT = "the models read and write text alone, so say in text what the model should know"
 _KEPT = "nothing is kept beyond an answer, so send what is referred to"
-_SERVER = "the server runs no tools: offer a function, and run it where its call arrives"
+NO_SERVER_TOOLS = "the server runs no tools: offer a function, and run it where its call arrives"
+_SCHEMA = "calls have arguments of a schema: offer a function"
 _SAYS = {
     "audio": _TEXT,
     "function_call": "`tool_calls` is its newer name",
@@ -52,6 +54,12 @@ _SAYS = {
 """Fields of a past turn that would say something to a model, and why none hears it."""
 _TEXT_KINDS = {"image", "input_image", "image_url", "input_file", "file", "document", "input_audio", "audio"}
 _KEPT_KINDS = {"item_reference", "container_upload", "compaction"}
+_HOSTED = re.compile(
+    r"(\w+:)?(([a-z]+_)?search|web_fetch|url_context|code_(execution|interpreter)|image_generation|mcp|computer|browser|"
+    r"bash|shell|local_shell|text_editor|apply_patch|memory|advisor|namespace|programmatic_tool_calling)(_\w+)?",
+    re.ASCII,
+)
+MAX_KIND = 64
 
 
 def known_kind(where: str, value: Any, known: Collection[str]) -> Any:
@@ -64,11 +72,16 @@ def known_kind(where: str, value: Any, known: Collection[str]) -> Any:
         return value
     reason = _TEXT if kind in _TEXT_KINDS else _KEPT if kind in _KEPT_KINDS else None
     if where == "tools":
-        reason = _SERVER
+        reason = _SCHEMA if kind == "custom" else NO_SERVER_TOOLS
     allowed = ", ".join(map(repr, sorted(known)))
     raise ConfigError(
         f"{where}: the type {kind[:64]!r} is not supported{f', as {reason}' if reason else ''}; send {allowed}"
     )
+
+
+def is_hosted(kind: object) -> bool:
+    """Whether a tool of this type is one that another API's server runs, or whose meaning its own models alone know."""
+    return isinstance(kind, str) and len(kind) <= MAX_KIND and _HOSTED.fullmatch(kind) is not None
 
 
 class Body(BaseModel):

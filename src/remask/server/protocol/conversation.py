@@ -2,17 +2,31 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, WithJsonSchema, model_validator
 
 from remask.checks.fields import Declared
-from remask.checks.values import Settings, parsed_json
+from remask.checks.values import Settings
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
+from remask.request.transcripts import read_arguments
 from remask.server.config import MAX_ITEMS
-from remask.server.protocol.base import MAX_KEYWORDS, MAX_TEXT, Body, Checked, Items, LongText, Name, TokenIds
+from remask.server.protocol.base import (
+    MAX_KEYWORDS,
+    MAX_KIND,
+    MAX_TEXT,
+    NO_SERVER_TOOLS,
+    Body,
+    Checked,
+    Items,
+    LongText,
+    Name,
+    TokenIds,
+    is_hosted,
+)
 
+T = TypeVar("T", bound=Body)
 MAX_TOOLS = 128
 PARAMETERS = Declared(Settings("keywords of JSON Schema", MAX_KEYWORDS), None, "A JSON schema of the arguments.")
 VARIABLES = Declared(
@@ -29,6 +43,34 @@ class Past(Body):
 
     past = True
     within = "messages"
+
+
+class Hosted(Past):
+    """What another API's server runs, or has run, of itself: left out, as the answer tells."""
+
+    type: Annotated[str, Field(max_length=MAX_KIND)]
+    name: Name | None = None
+
+
+HOSTED = "hosted"
+
+
+def _whose(tool: Any) -> str:
+    return HOSTED if isinstance(tool, Mapping) and is_hosted(tool.get("type")) else "own"
+
+
+def _not_hosted(choice: Any) -> Any:
+    if _whose(choice) == HOSTED:
+        raise ConfigError(f"tool_choice picks a tool of the type {choice['type']!r}, and {NO_SERVER_TOOLS}")
+    return choice
+
+
+Offers: TypeAlias = Annotated[
+    list[Annotated[Annotated[T, Tag("own")] | Annotated[Hosted, Tag(HOSTED)], Discriminator(_whose)]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
+"""Tools that the model may call, and hosted ones, which are left out unless a body picks one: see `NOT_HOSTED`."""
+NOT_HOSTED = BeforeValidator(_not_hosted)
 
 
 class CacheControl(Past):
@@ -65,6 +107,20 @@ def refusal_as_text(part: Any) -> Any:
     return part
 
 
+THOUGHTS = frozenset(["thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"])
+"""Types of parts that hold reasoning, which no served model reads: ignored."""
+
+
+def without_thoughts(content: Any) -> Any:
+    """The content of a past answer, without parts of reasoning and of no text."""
+    if not isinstance(content, list):
+        return content
+    kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
+    empty = [isinstance(part, Mapping) and "text" in part and part["text"] is None for part in content]
+    thought = [isinstance(kind, str) and kind in THOUGHTS for kind in kinds]
+    return [part for part, *out in zip(content, thought, empty, strict=True) if not any(out)]
+
+
 def _text_of(arguments: Any) -> Any:
     """The text of a call's arguments, whatever a client keeps them as."""
     if arguments is None or isinstance(arguments, str):
@@ -75,18 +131,6 @@ def _text_of(arguments: Any) -> Any:
 _ANY_ARGUMENTS = {"anyOf": [{"type": "string", "maxLength": MAX_TEXT}, {"type": "object", "maxProperties": MAX_ITEMS}]}
 Arguments: TypeAlias = Annotated[LongText, BeforeValidator(_text_of), WithJsonSchema(_ANY_ARGUMENTS)]
 """The arguments of a call that an earlier answer made, as text: of an object, or of whatever came in its place."""
-
-
-def read_arguments(text: str) -> dict[str, Any] | str:
-    """The arguments of a past call: an empty object where there are none, and the text itself where it is no object.
-
-    A call that was cut off, or is no JSON for another reason, is history: it never ends a conversation.
-    """
-    try:
-        value = parsed_json(text, finite=True) if text.strip() else {}
-    except (ValueError, RecursionError):
-        return text
-    return {} if value is None else value if isinstance(value, dict) else text
 
 
 class CalledFunction(Past):
@@ -102,6 +146,16 @@ class ToolCall(Past):
     id: Name | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _custom(cls, call: Any) -> Any:
+        """Read a call of a tool that takes free text as one with that as its arguments."""
+        custom = call.get("custom") if isinstance(call, Mapping) else None
+        if not isinstance(custom, Mapping):
+            return call
+        function = {"name": custom.get("name"), "arguments": custom.get("input")}
+        return {**call, "type": "function", "function": function}
 
     @property
     def rendered(self) -> dict[str, Any]:
@@ -128,11 +182,10 @@ class Message(Past):
     @classmethod
     def _with_text(cls, message: Any) -> Any:
         """Give a turn that need not have a text an empty one, or its refusal."""
-        if not isinstance(message, Mapping) or message.get("content") is not None:
+        if not isinstance(message, Mapping) or message.get("role") not in ("assistant", "tool"):
             return message
-        if message.get("role") not in ("assistant", "tool"):
-            return message
-        return {**message, "content": message.get("refusal") or ""}
+        content = message.get("content")
+        return {**message, "content": message.get("refusal") or "" if content is None else without_thoughts(content)}
 
     @model_validator(mode="after")
     def _check_calls(self) -> "Message":
@@ -184,6 +237,8 @@ class ToolOffer(Body):
 
     type: Literal["function"]
     function: Function
+    kinds = ("function",)
+    within = "tools"
     ignored = ("cache_control",)
 
     @property

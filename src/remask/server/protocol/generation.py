@@ -1,10 +1,11 @@
 """Bodies of chat and text completions: OpenAI's fields, and the declared sampling parameters and terms."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import PrivateAttr, model_validator
 
 from remask.checks.fields import declared
 from remask.errors import ConfigError
@@ -12,6 +13,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.fields import FOREIGN
 from remask.server.protocol.base import (
+    NO_SERVER_TOOLS,
     Body,
     Checked,
     Count,
@@ -23,7 +25,16 @@ from remask.server.protocol.base import (
     given,
     with_declared,
 )
-from remask.server.protocol.conversation import MAX_TOOLS, VARIABLES, ChosenTool, Messages, ResponseFormat, ToolOffer
+from remask.server.protocol.conversation import (
+    NOT_HOSTED,
+    VARIABLES,
+    ChosenTool,
+    Hosted,
+    Messages,
+    Offers,
+    ResponseFormat,
+    ToolOffer,
+)
 from remask.server.tools import Tool, ToolCalls, format_of
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
@@ -72,6 +83,11 @@ class GenerationBody(Body):
         return ""
 
     @property
+    def left_out(self) -> Sequence[str]:
+        """Types of what it offers or holds that another API's server runs, and that is left out."""
+        return ()
+
+    @property
     def fixed_chars(self) -> int:
         """Characters of the texts that the response is to hold."""
         terms: Any = given(self, Terms)
@@ -90,6 +106,11 @@ class GenerationBody(Body):
             return self.response_format.name
         forced = self.structured_outputs is None and getattr(self, "tools", None)  # type: ignore[attr-defined]
         return "tools" if forced else "structured_outputs"
+
+    @property
+    def length_name(self) -> str:
+        """The field that says how long its answer is: what errors call `max_tokens`."""
+        return "max_tokens"
 
     @property
     def asks_form(self) -> bool:
@@ -136,30 +157,37 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool = True
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", VARIABLES)] = None
-    tools: Annotated[list[ToolOffer], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tools: Offers[ToolOffer] | None = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | ChosenTool | None, NOT_HOSTED] = None
     parallel_tool_calls: bool | None = None
     _calls: tuple[Any, ToolCalls | None] | None = PrivateAttr(None)  # with what they are for
     _texts_name: str = PrivateAttr("messages")
+    _hosted: Sequence[Hosted] = PrivateAttr(())  # of its conversation
+    _length_name: str | None = PrivateAttr(None)
 
     @classmethod
-    def translated(cls, texts_name: str, **fields: Any) -> "ChatBody":
+    def translated(cls, texts_name: str, length_name: str, hosted: Sequence[Hosted], **fields: Any) -> "ChatBody":
         """The body that another API's comes to, whose `fields` are checked already.
 
-        `texts_name` is what that API calls the messages, for errors. Raises `ConfigError` on what its answers cannot
-        hold.
+        `texts_name` and `length_name` are what that API calls the messages and `max_tokens`, for errors; `hosted` is
+        left out of the messages. Raises `ConfigError` on what its answers cannot hold.
         """
         for name in ("return_step_maps", "return_trace"):
             if fields.get(name):
                 raise ConfigError(f"{name}: answers of this API have no place for it; send it to /v1/chat/completions")
         made = cls.model_construct(**fields)
-        made._texts_name = texts_name
+        made._texts_name, made._length_name, made._hosted = texts_name, length_name, hosted
         return made
 
     @property
     def texts_name(self) -> str:
         """The field that holds the conversation."""
         return self._texts_name
+
+    @property
+    def length_name(self) -> str:
+        newer = self.max_completion_tokens is not None and "max_tokens" not in super().sampling
+        return self._length_name or ("max_completion_tokens" if newer else "max_tokens")
 
     @property
     def ending(self) -> tuple[bool, bool]:
@@ -174,9 +202,18 @@ class ChatBody(GenerationBody):
     @property
     def offered(self) -> list[ToolOffer]:
         """The tools that the model is told of. Raises `ConfigError` where a choice is made among none."""
-        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+        own, choice = [tool for tool in self.tools or () if isinstance(tool, ToolOffer)], self.tool_choice
+        if not own and choice not in (None, "none", "auto"):
+            if self.left_out:
+                listed = ", ".join(self.left_out)
+                raise ConfigError(f"tool_choice asks for a call of {listed}, and {NO_SERVER_TOOLS}")
             raise ConfigError("tool_choice asks for a call, and there are no tools; send some")
-        return [] if self.tool_choice == "none" else self.tools or []
+        return [] if choice == "none" else own
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        every = *(tool for tool in self.tools or () if isinstance(tool, Hosted)), *self._hosted
+        return list(dict.fromkeys(each.type for each in every))
 
     @property
     def variables(self) -> dict[str, Any] | None:
@@ -206,6 +243,8 @@ class ChatBody(GenerationBody):
         if not tools:
             return None
         if isinstance(choice, ChosenTool):
+            if any(isinstance(each, Hosted) and each.name == choice.function.name for each in self.tools or ()):
+                raise ConfigError(f"tool_choice names {choice.function.name!r}, and {NO_SERVER_TOOLS}")
             if choice.function.name not in names:
                 raise ConfigError(
                     f"tool_choice names {choice.function.name!r}, which is none of tools: {', '.join(names)}"

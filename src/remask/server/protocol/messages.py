@@ -1,9 +1,10 @@
 """The body of `/v1/messages`, Anthropic's API, and of `/v1/messages/count_tokens`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from remask.checks.fields import Declared, declared
 from remask.errors import ConfigError
@@ -23,11 +24,14 @@ from remask.server.protocol.base import (
     with_declared,
 )
 from remask.server.protocol.conversation import (
-    MAX_TOOLS,
+    HOSTED,
     PARAMETERS,
+    THOUGHTS,
     Arguments,
     CacheControl,
+    Hosted,
     Message,
+    Offers,
     Past,
     ToolName,
     add_call,
@@ -62,7 +66,8 @@ FOREIGN_TO_MESSAGES: Mapping[str, Foreign] = {
 }
 """Fields of the body that are not honoured."""
 
-_THOUGHTS = frozenset(["thinking", "redacted_thinking"])
+_BLOCKS = ("text", "tool_use", "tool_result")
+_HOSTED = re.compile(r"(server|mcp)_tool_use|\w{1,48}_tool_result", re.ASCII)  # with what these returned
 
 
 class TextBlock(Past):
@@ -109,14 +114,30 @@ class Thoughts(Body):
 
 def known_message_block(value: Any) -> Any:
     """A block as it is read, without the contents of thoughts. Raises `ConfigError` on one of an unknown type."""
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if isinstance(kind, str) and kind in _THOUGHTS:
-        return {"type": "thinking"}
-    return known_kind("messages", value, ["text", "tool_use", "tool_result"])
+    kind = _kind(value)
+    if kind not in (HOSTED, "thinking"):
+        value = known_kind("messages", value, _BLOCKS)
+    return {"type": kind} if kind == "thinking" else value
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    if not isinstance(kind, str):
+        return ""
+    if _HOSTED.fullmatch(kind):
+        return HOSTED
+    return "thinking" if kind in THOUGHTS else kind if kind in _BLOCKS else ""
 
 
 ContentBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ToolUse | ToolResult | Thoughts, Field(discriminator="type")],
+    Annotated[
+        Annotated[TextBlock, Tag("text")]
+        | Annotated[ToolUse, Tag("tool_use")]
+        | Annotated[ToolResult, Tag("tool_result")]
+        | Annotated[Thoughts, Tag("thinking")]
+        | Annotated[Hosted, Tag(HOSTED)],
+        Discriminator(_kind, "block", f"a block is an object whose type is one of {', '.join(_BLOCKS)}"),
+    ],
     BeforeValidator(known_message_block),
 ]
 
@@ -215,7 +236,7 @@ class CountTokensBody(Body):
     model: Name | None = None
     messages: Annotated[list[MessageTurn], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     system: LongText | SystemTexts | None = None
-    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Offers[OfferedTool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
@@ -225,7 +246,9 @@ class CountTokensBody(Body):
 
     @model_validator(mode="after")
     def _as_chat(self) -> "CountTokensBody":
-        self._chat = ChatBody.translated("messages", **self._fields())
+        blocks = [block for said in self.messages if not isinstance(said.content, str) for block in said.content]
+        hosted = [block for block in blocks if isinstance(block, Hosted)]
+        self._chat = ChatBody.translated("messages", "max_tokens", hosted, **self._fields())
         return self
 
     def _fields(self) -> dict[str, Any]:
@@ -241,7 +264,10 @@ class CountTokensBody(Body):
             "messages": [*system, *(each for said in self.messages for each in _messages(said))],
             "add_generation_prompt": not continues,
             "continue_final_message": continues,
-            "tools": [offered(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()],
+            "tools": [
+                tool if isinstance(tool, Hosted) else offered(tool.name, tool.description, tool.input_schema)
+                for tool in self.tools or ()
+            ],
             "tool_choice": wanted,
             "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
             "response_format": None if form is None else answer_form(form.type, form.schema_, "output_config"),
@@ -286,7 +312,7 @@ def _messages(said: MessageTurn) -> list[Message]:
         return [turn(said.role, said.content)]
     made: list[Message] = []
     for block in said.content:
-        if isinstance(block, Thoughts):
+        if isinstance(block, Thoughts | Hosted):
             continue
         if isinstance(block, ToolResult):
             made.append(_said("tool", block.content, block.tool_use_id))

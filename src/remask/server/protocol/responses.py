@@ -1,5 +1,6 @@
 """The body of `/v1/responses`, OpenAI's newer API, without what a server would have to keep between requests."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -23,9 +24,12 @@ from remask.server.protocol.base import (
     with_declared,
 )
 from remask.server.protocol.conversation import (
-    MAX_TOOLS,
+    HOSTED,
+    NOT_HOSTED,
     Arguments,
+    Hosted,
     Message,
+    Offers,
     Parameters,
     Past,
     ToolName,
@@ -36,6 +40,7 @@ from remask.server.protocol.conversation import (
     offered,
     refusal_as_text,
     turn,
+    without_thoughts,
 )
 from remask.server.protocol.generation import ChatBody, with_length
 
@@ -88,8 +93,10 @@ class InputMessage(_Item):
     @model_validator(mode="before")
     @classmethod
     def _with_text(cls, message: Any) -> Any:
-        silent = isinstance(message, Mapping) and message.get("role") == "assistant" and message.get("content") is None
-        return {**message, "content": ""} if silent else message
+        if not isinstance(message, Mapping) or message.get("role") != "assistant":
+            return message
+        content = message.get("content")
+        return {**message, "content": "" if content is None else without_thoughts(content)}
 
 
 class InputCall(_Item):
@@ -116,17 +123,31 @@ class Reasoning(Body):
 
 
 _ITEMS = frozenset(["message", "function_call", "function_call_output", "reasoning"])
+_HOSTED = re.compile(
+    r"(code_interpreter|file_search|image_generation|mcp|tool_search|web_search)_call|tool_search_output|"
+    r"mcp_(list_tools|approval_request|approval_response)|program(_output)?"
+)
 
 
 def _item(value: Any) -> Any:
-    """An item of a kind that is known. Raises `ConfigError`."""
-    value = known_kind("input", value, _ITEMS)
-    return {"type": "reasoning"} if _kind(value) == "reasoning" else value
+    """An item of a kind that is known: a call of a tool that takes free text has that as its arguments.
+
+    Raises `ConfigError`.
+    """
+    if isinstance(value, Mapping) and value.get("type") in ("custom_tool_call", "custom_tool_call_output"):
+        kind = value["type"].replace("custom_tool", "function")
+        value = {**value, "type": kind, "arguments": value.get("input")}
+    kind = _kind(value)
+    if kind != HOSTED:
+        value = known_kind("input", value, _ITEMS)
+    return {"type": kind} if kind == "reasoning" else value
 
 
 def _kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else "message"
+    if not isinstance(kind, str):
+        return "message"
+    return HOSTED if _HOSTED.fullmatch(kind) else kind if kind in _ITEMS else ""
 
 
 Item: TypeAlias = Annotated[
@@ -134,7 +155,8 @@ Item: TypeAlias = Annotated[
         Annotated[InputMessage, Tag("message")]
         | Annotated[InputCall, Tag("function_call")]
         | Annotated[InputResult, Tag("function_call_output")]
-        | Annotated[Reasoning, Tag("reasoning")],
+        | Annotated[Reasoning, Tag("reasoning")]
+        | Annotated[Hosted, Tag(HOSTED)],
         Discriminator(_kind),
     ],
     BeforeValidator(_item),
@@ -199,8 +221,8 @@ class ResponsesBody(Body):
     instructions: LongText | None = None
     max_output_tokens: Annotated[int | None, Checked("max_output_tokens", _MAX_TOKENS)] = None
     text: TextOptions | None = None
-    tools: Annotated[list[OfferedFunction], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tools: Offers[OfferedFunction] | None = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedFunction | None, NOT_HOSTED] = None
     parallel_tool_calls: bool | None = None
     include: Items[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     stream: bool | None = None
@@ -217,13 +239,18 @@ class ResponsesBody(Body):
         choice = self.tool_choice
         self._chat = ChatBody.translated(
             "input",
+            "max_output_tokens" if given(self, SamplingParams).get("max_tokens") is None else "max_tokens",
+            [] if isinstance(self.input, str) else [item for item in self.input if isinstance(item, Hosted)],
             **own,
             **terms,
             model=self.model,
             messages=_messages(self.instructions, self.input),
             stream=self.stream,
             user=self.user,
-            tools=[offered(tool.name, tool.description, tool.parameters) for tool in self.tools or ()],
+            tools=[
+                tool if isinstance(tool, Hosted) else offered(tool.name, tool.description, tool.parameters)
+                for tool in self.tools or ()
+            ],
             tool_choice=chosen(choice.name) if isinstance(choice, NamedFunction) else choice,
             parallel_tool_calls=self.parallel_tool_calls,
             logprobs=LOGPROBS in (self.include or ()) or bool(terms.get("top_logprobs")),

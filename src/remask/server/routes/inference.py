@@ -66,6 +66,7 @@ async def count_tokens(request: Request, body: CountTokensBody) -> Response:
     """Count the tokens of such a conversation, as the chat template renders it."""
     service, chat = service_of(request), body.chat
     service.intake.check_model(chat.model)
+    service.note_left_out(request, chat.left_out)
     size = service.intake.check_size(chat)
     told = chat.messages, *chat.ending, chat.variables, body.control_tokens
     tokens = await service.off_loop(request, size, service.intake.conversation, *told)
