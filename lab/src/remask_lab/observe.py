@@ -278,7 +278,7 @@ class ScoredPass:
     """A pass of the only request of an engine, before anything is chosen of its logits.
 
     Attributes:
-        tokens: token ids as far as any row attends, int64 [T].
+        tokens: token ids as far as these rows attend, int64 [T].
         positions: canvas positions that are predicted, int64 [P].
         rows: the rows that predict them, int64 [P].
         sees: how many leading positions each row attends to, int64 [T].
@@ -326,12 +326,13 @@ class _JudgedRunner(Runner):
         state, plan = turn.items[0]
         length = len(state.canvas)
         sees = np.full(length, length) if plan.sees is None else plan.sees
-        length = int(sees.max())
+        rows = predicting_rows(turn.predicted, state.shift)
+        length = int(sees[rows].max())
         asked = ScoredPass(
             tokens=state.canvas.tokens[:length].copy(),
             positions=turn.predicted,
-            rows=predicting_rows(turn.predicted, state.shift),
-            sees=sees[:length].copy(),
+            rows=rows,
+            sees=sees[:length].clip(max=length),
             block=turn.decoder.block,
             told=self.temperature if state.told else None,
             logits=self.scored.head(hidden).float(),

@@ -3,8 +3,8 @@
 import argparse
 import random
 
-from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.loaded import find_model
+from remask.checkpoint.settings import ModelSettings
 from remask.checks import in_words
 from remask.checks.values import whole
 from remask.cli.options import object_option, size_text

@@ -83,9 +83,7 @@ BASES: Mapping[str, Base] = {
     "a2d-llama": Base("llama"),
     "a2d-qwen2": Base("qwen2"),
     "a2d-qwen3": Base("qwen3"),
-    "nemotron-labs-diffusion": Base(
-        "ministral3", names={r"^encoder\.": "model.", r"^diffusion_head\.": "lm_head."}
-    ),
+    "nemotron-labs-diffusion": Base("ministral3", names={r"^encoder\.": "model.", r"^diffusion_head\.": "lm_head."}),
 }
 """By the family's name, and of a family of several bases by `model_type`. Others have no class that computes them."""
 
@@ -131,7 +129,7 @@ class Canvas:
     told: float | None
 
 
-class Unavailable(Exception):
+class ReferenceMissingError(Exception):
     """There is no reference: the message says why, and what to do."""
 
 
@@ -152,12 +150,12 @@ def serve(connection: Connection, asked: Asked) -> None:
     except EOFError:
         return
     except Exception as error:
-        text = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, ReferenceMissingError) else f"{type(error).__name__}: {error}"
         connection.send(text)
 
 
 def load(asked: Asked) -> tuple[Any, str]:
-    """The model, and by which code it is computed. Raises `Unavailable` where there is none that may be run."""
+    """The model, and by which code it is computed. Raises `ReferenceMissingError` where none may be run."""
     folder = Path(asked.folder)
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8")) | dict(asked.overrides)
     classes, code = raw.get("architectures") or [], raw.get("auto_map") or {}
@@ -175,7 +173,7 @@ def load(asked: Asked) -> tuple[Any, str]:
     base = BASES.get(asked.family) or BASES.get(str(raw.get("model_type")).casefold())
     if base is None:
         what = f"{own} in its folder" if own else "code, and config.json names none ('auto_map')"
-        raise Unavailable(
+        raise ReferenceMissingError(
             f"transformers has no class that computes the family {asked.family!r}, and the checkpoint has {what}. "
             + ("Read it, and allow it to be run with --trust-remote-code" if own else "Download all files of it")
         )
@@ -195,14 +193,30 @@ def _ready(model: Any, asked: Asked) -> Any:
 
 
 def _check(told: Mapping[str, Any], name: str) -> None:
-    """Raise `Unavailable` where tensors of the files and of the class do not fit one another."""
+    """Raise `ReferenceMissingError` where tensors of the files and of the class do not fit one another."""
     wrong = {
         kind: sorted(name for name in map(str, told.get(kind) or ()) if not re.fullmatch(_UNREAD, name))
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
     }
     found = [f"{kind.replace('_', ' ')} {', '.join(names[:4])}" for kind, names in wrong.items() if names]
     if found:
-        raise Unavailable(f"the files are not those of transformers' {name}: {'; '.join(found)}")
+        raise ReferenceMissingError(f"the files are not those of transformers' {name}: {'; '.join(found)}")
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+Way: TypeAlias = Callable[[Tensor, torch.dtype], Mapping[str, Tensor]]
+"""Arguments made of a mask, bool [T, T], and of the model's dtype."""
+
+WAYS: Mapping[str, Way] = {
+    "no mask": lambda _mask, _dtype: {},
+    "a mask that is added": lambda mask, dtype: {"attention_mask": _added(mask, dtype)[None, None]},
+    "a mask of heads": lambda mask, _dtype: {"attention_mask": mask[None, None]},
+    "a mask of rows": lambda mask, _dtype: {"attention_mask": mask[None]},
+}
+"""How a model's code may be told what rows see."""
 
 
 class DenoiserLogits:
@@ -232,17 +246,20 @@ class MaskedLogits:
     def __init__(self, model: Any, asked: Asked) -> None:
         self._model, self._windowed = model, asked.windowed
         model.config.use_cache = False
-        self._way: Callable[[Tensor, torch.dtype], Mapping[str, Tensor]] | None = None
+        self._ways: dict[str, Way] = {}  # by what rows see, as one that is causal by itself needs no mask where all are
 
     def __call__(self, canvas: Canvas) -> Tensor:
-        """Return logits [P, V] of the rows that are read. Raises `Unavailable` where no way to call the code fits."""
-        if self._way is None:
-            self._way = self._find_way(canvas)
-        return self._logits(self._way, canvas.tokens, canvas.sees)[torch.from_numpy(canvas.rows)]
+        """Return logits [P, V] of the rows that are read.
 
-    def _logits(
-        self, way: Callable[[Tensor, torch.dtype], Mapping[str, Tensor]], tokens: Ints, sees: Ints
-    ) -> Tensor:
+        Raises `ReferenceMissingError` where no way to call the code fits.
+        """
+        length, sees = len(canvas.tokens), canvas.sees
+        kind = "all" if (sees == length).all() else "causal" if (sees == np.arange(length) + 1).all() else "blocks"
+        if kind not in self._ways:
+            self._ways[kind] = self._find_way(canvas)
+        return self._logits(self._ways[kind], canvas.tokens, sees)[torch.from_numpy(canvas.rows)]
+
+    def _logits(self, way: Way, tokens: Ints, sees: Ints) -> Tensor:
         """Logits [T, V] of all rows."""
         model = self._model
         mask = torch.from_numpy(np.arange(len(tokens))[None, :] < sees[:, None]).to(model.device)
@@ -250,7 +267,7 @@ class MaskedLogits:
         found: Tensor = (out[0] if isinstance(out, tuple) else out.logits)[0]
         return found.float().cpu()
 
-    def _find_way(self, canvas: Canvas) -> Callable[[Tensor, torch.dtype], Mapping[str, Tensor]]:
+    def _find_way(self, canvas: Canvas) -> Way:
         """The first of the ways under which changed tokens change the rows that see them, and no other."""
         tokens, sees, said = canvas.tokens, canvas.sees, list[str]()
         length = len(tokens)
@@ -259,7 +276,7 @@ class MaskedLogits:
             try:
                 plain = self._logits(way, tokens, sees)
                 faults = []
-                for place in sorted({length - 1, length // 2, max(0, canvas.start - 1), 1}):
+                for place in sorted({length - 1, int(sees[min(canvas.start, length - 1)]) - 1, max(0, canvas.start - 1), 1}):
                     changed = tokens.copy()
                     changed[place] = (tokens[place] + vocab // 2) % vocab
                     faults += self._faults(plain, self._logits(way, changed, sees), place, sees)
@@ -269,7 +286,7 @@ class MaskedLogits:
             if not faults:
                 return way
             said.append(f"with {name}: {faults[0]}")
-        raise Unavailable(f"its code cannot be called so that rows see what they see here: {'; '.join(said)}")
+        raise ReferenceMissingError(f"its code cannot be called so that rows see what they see here: {'; '.join(said)}")
 
     def _faults(self, plain: Tensor, changed: Tensor, place: int, sees: Ints) -> list[str]:
         """Whether rows changed that do not see `place`, and whether those that see it did, in words."""
@@ -281,16 +298,3 @@ class MaskedLogits:
         still = np.flatnonzero(aware & (moved == 0))
         faults = [f"row {blind[0]} sees position {place}"] if len(blind) else []
         return faults + ([f"row {still[0]} does not see position {place}"] if len(still) else [])
-
-
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
-
-
-WAYS: Mapping[str, Callable[[Tensor, torch.dtype], Mapping[str, Tensor]]] = {
-    "no mask": lambda mask, dtype: {},
-    "a mask that is added": lambda mask, dtype: {"attention_mask": _added(mask, dtype)[None, None]},
-    "a mask of heads": lambda mask, dtype: {"attention_mask": mask[None, None]},
-    "a mask of rows": lambda mask, dtype: {"attention_mask": mask[None]},
-}
-"""How a model's code may be told what rows see: arguments made of a mask, bool [T, T], and of the model's dtype."""
