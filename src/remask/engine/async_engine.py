@@ -113,7 +113,8 @@ class AsyncEngine:
         self.engine, self.max_queue, self.step_limit, self.trim_after = engine, max_queue, step_limit, trim_after
         longest = engine.max_model_len**2 * engine.model.config.layers
         self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * longest
-        self._work: dict[str, tuple[str, int]] = {}  # the client and the row-layers of each open request
+        # The client, the row-layers and the adapter of each open request.
+        self._work: dict[str, tuple[str, int, str | None]] = {}
         self._client_work = Counter[str]()
         self.slow_steps = 0  # steps that took longer than `step_limit`
         self._clock = clock
@@ -155,6 +156,15 @@ class AsyncEngine:
         """Accepted requests that have not begun."""
         return len(self._tickets) - len(self._begun)
 
+    @property
+    def adapters(self) -> tuple[set[str], set[str]]:
+        """The adapters of requests that have begun, and of those that have not."""
+        begun, others = set[str](), set[str]()
+        for name, (_, _, adapter) in self._work.items():
+            if adapter is not None:
+                (begun if name in self._begun else others).add(adapter)
+        return begun, others
+
     def start(self) -> None:
         """Start the thread and the watch over its steps. Called once, in the event loop that gets the events."""
         self._loop = asyncio.get_running_loop()
@@ -178,7 +188,8 @@ class AsyncEngine:
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         self._client_work += work
-        self._work.update((each.request.id, (each.request.owner.client, each.row_layers)) for each in pending)
+        for each in pending:
+            self._work[each.request.id] = each.request.owner.client, each.row_layers, each.request.adapter
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
@@ -373,7 +384,7 @@ class AsyncEngine:
                 self._begun.add(event.id)
             if event.result is not None:
                 del self._tickets[event.id]
-                client, work = self._work.pop(event.id)
+                client, work, _ = self._work.pop(event.id)
                 self._client_work[client] -= work
                 if not self._client_work[client]:
                     del self._client_work[client]

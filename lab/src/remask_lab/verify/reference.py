@@ -276,7 +276,9 @@ class MaskedLogits:
             try:
                 plain = self._logits(way, tokens, sees)
                 faults = []
-                for place in sorted({length - 1, int(sees[min(canvas.start, length - 1)]) - 1, max(0, canvas.start - 1), 1}):
+                for place in sorted(
+                    {length - 1, int(sees[min(canvas.start, length - 1)]) - 1, max(0, canvas.start - 1), 1}
+                ):
                     changed = tokens.copy()
                     changed[place] = (tokens[place] + vocab // 2) % vocab
                     faults += self._faults(plain, self._logits(way, changed, sees), place, sees)
