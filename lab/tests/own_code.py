@@ -1,6 +1,5 @@
 """What the Python files of a checkpoint hold in tests: a model of transformers around an oracle's forward pass."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,11 +31,11 @@ def logits(folder: Path, model_type: str, tokens: Tensor, mask: Tensor | None) -
     return model.under(mask[0, 0] == 0, tokens).logits
 
 
-class OwnConfig(PretrainedConfig):
+class OwnConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """Any keys."""
 
 
-class OwnModel(PreTrainedModel):
+class OwnModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """The oracle of the folder's files."""
 
     config_class = OwnConfig
@@ -44,10 +43,9 @@ class OwnModel(PreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.nothing = torch.nn.Parameter(torch.zeros(1))
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
         """As of the classes of transformers."""
-        assert isinstance(self.config, Mapping | PretrainedConfig)
         found = logits(Path(self.config._name_or_path), self.config.model_type, input_ids[0], attention_mask)
         return SimpleNamespace(logits=found[None])

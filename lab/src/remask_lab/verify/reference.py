@@ -139,8 +139,9 @@ def serve(connection: Connection, asked: Asked) -> None:
     An exception is sent in place of an answer as text, and ends the process.
     """
     torch.set_grad_enabled(False)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         model, name = load(asked)
         logits = DenoiserLogits(model) if hasattr(model, "_prepare_denoiser_inputs") else MaskedLogits(model, asked)
@@ -166,8 +167,8 @@ def load(asked: Asked) -> tuple[Any, str]:
         model = getattr(transformers, own).from_pretrained(folder, config=config, trust_remote_code=True, **settings)
         return _ready(model, asked), f"the checkpoint's own {type(model).__name__}"
     if len(classes) == 1 and hasattr(transformers, classes[0]) and own is None:
-        cls = getattr(transformers, classes[0])
-        model, told = cls.from_pretrained(folder, output_loading_info=True, **settings, **asked.overrides)
+        own_class = getattr(transformers, classes[0])
+        model, told = own_class.from_pretrained(folder, output_loading_info=True, **settings, **asked.overrides)
         _check(told, classes[0])
         return _ready(model, asked), f"transformers' {classes[0]}"
     base = BASES.get(asked.family) or BASES.get(str(raw.get("model_type")).casefold())
@@ -180,7 +181,7 @@ def load(asked: Asked) -> tuple[Any, str]:
     keys = {key: value for key, value in raw.items() if key not in ("architectures", "auto_map")}
     keys |= {new: raw[old] for old, new in base.keys.items() if raw.get(old) is not None}
     config = transformers.AutoConfig.for_model(**keys | dict(base.settings) | {"model_type": base.model_type})
-    cls = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    cls: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, told = cls.from_pretrained(
         folder, config=config, key_mapping=dict(base.names), output_loading_info=True, **settings
     )
