@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import Pipe
@@ -25,7 +25,7 @@ from tests.goldens import a2d, block_causal, llada22, moe, nemotron, sumi, unifo
 from tests.leftovers import lasting_folder
 from tests.oracles import diffusion_gemma
 
-BY_CLASSES = {
+BY_CLASSES: dict[str, Callable[[], Path]] = {
     "llada": partial(llada.model_dir, "llada"),
     "dream": partial(llada.model_dir, "dream"),
     "sdar": partial(block_causal.model_dir, "sdar_b4"),
@@ -42,7 +42,7 @@ BY_CLASSES = {
         diffusion_gemma.make("canvases of 3", lasting_folder() / "gemma-verified", told=0.03).folder
     ),
 }
-BY_OWN_CODE = {
+BY_OWN_CODE: dict[str, Callable[[], Path]] = {
     "gidd": partial(uniform.model_dir, "gentle"),
     "sumi": lambda: sumi.ROOT / "plain",
     "llada-moe": partial(moe.model_dir, "llada_moe_dense"),
@@ -129,8 +129,8 @@ def test_every_family_is_verified() -> None:
 def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The reference reads another base of RoPE, as a mistake of the family's reader would have it."""
 
-    plain = compared.Asked
-    monkeypatch.setattr(compared, "Asked", lambda **given: plain(**given | {"overrides": {"rope_theta": 20.0}}))
+    own = {"overrides": {"rope_theta": 20.0}}
+    monkeypatch.setattr(compared, "Asked", lambda **given: Asked(**given | own))
     assert main(["--quiet", "verify", str(llada.model_dir("llada")), "--max-tokens", "12"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(": NOT EQUAL")

@@ -21,7 +21,7 @@ from remask.cli.inspect import inspect_model
 from remask.errors import CheckpointError
 from remask.model.ranks import Shard
 from tests.checkpoint import adapters, checkpoints
-from tests.checkpoint.checkpoints import LLADA, random_tensors, same, weights_of, write
+from tests.checkpoint.checkpoints import random_tensors, same, weights_of, write
 
 CPU = torch.device("cpu")
 NEMOTRON, LLADA, SDAR_MOE = checkpoints.NEMOTRON, checkpoints.LLADA, checkpoints.SDAR_MOE
@@ -376,10 +376,9 @@ def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
         ):
             read_own(folder)
     own.unlink()
-    config.write_text(
-        json.dumps(LLADA | {"quantization_config": {"quant_method": "remask", "kind": "x", "version": 2}})
-    )
+    told = {"quant_method": "remask", "kind": "x", "version": 2}
+    config.write_text(json.dumps(LLADA | {"quantization_config": told}))
     with pytest.raises(
-        CheckpointError, match=r"'quantization_config' in .* is of version 2, and this program reads 1: "
+        CheckpointError, match=r"'quantization_config' in .* is of version 2, and this program reads 1:"
     ):
         stored_kind(folder)

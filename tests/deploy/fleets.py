@@ -99,11 +99,10 @@ def fleet(home: str, budget: int, *own: str) -> Iterator[str]:
 
 
 @contextmanager
-def router(policy: str, *workers: str, options: Sequence[str] = ()) -> Iterator[str]:
-    """`vllm-router` in front of servers, with further options. Yields its address."""
+def router(policy: str, *workers: str) -> Iterator[str]:
+    """`vllm-router` in front of servers. Yields its address."""
     port = str(free_port())
     words = [str(ROUTER), "--host", "127.0.0.1", "--port", port, "--worker-urls", *workers, "--policy", policy]
-    words += options
     metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     base = f"http://127.0.0.1:{port}"
     with process([*words, *metrics], "(Starting server on)"):

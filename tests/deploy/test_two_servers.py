@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from remask.deploy.routing import Spill, prefix_identity
-from tests.deploy.fleets import ROUTER, emptied, router
+from tests.deploy.fleets import ROUTER, emptied, named, router
 from tests.deploy.test_ray_serve import ASKS, BUDGET
 from tests.http_load import Outcome, hit_ratio, send, send_all
 from tests.server.serving import Running, make_llm, serving
@@ -97,9 +97,9 @@ def test_vllms_router_finds_prefixes_as_often_as_ours() -> None:
     with fleet() as servers:
         outcomes, _ = asyncio.run(ask_all(servers, by_prefix, 1))
         ours = hit_ratio(outcomes)
-        workers = emptied([server.base for server in servers.values()])
-        # Above what texts under different prompts have in common, or all are taken for one.
-        with router("cache_aware", *workers, options=["--cache-threshold", "0.8"]) as base:
-            theirs = hit_ratio(asyncio.run(send_all(base, ASKS, at_a_time=1)))
-    print(f"share of prompt tokens read: vllm-router {theirs:.3f}, ours {ours:.3f}")
-    assert theirs >= ours - 1e-9
+        shares = {}
+        for policy, asked in (("consistent_hash", [named(ask) for ask in ASKS]), ("cache_aware", ASKS)):
+            with router(policy, *emptied([server.base for server in servers.values()])) as base:
+                shares[policy] = hit_ratio(asyncio.run(send_all(base, asked, at_a_time=1)))
+    print(f"share of prompt tokens read: ours {ours:.3f}, {shares}")
+    assert shares["consistent_hash"] >= ours - 1e-9

@@ -64,7 +64,7 @@ def test_events_are_those_of_vllm() -> None:
 
     kinds: dict[str, Any] = {"array_like": True, "omit_defaults": True}
 
-    class BlockStored(msgspec.Struct, tag=True, **kinds):  # type: ignore[misc]
+    class BlockStored(msgspec.Struct, tag=True, **kinds):  # type: ignore[call-arg,misc]
         block_hashes: list[int | bytes]
         parent_block_hash: int | bytes | None
         token_ids: list[int]
@@ -72,11 +72,11 @@ def test_events_are_those_of_vllm() -> None:
         lora_id: int | None
         medium: str | None = None
 
-    class BlockRemoved(msgspec.Struct, tag=True, **kinds):  # type: ignore[misc]
+    class BlockRemoved(msgspec.Struct, tag=True, **kinds):  # type: ignore[call-arg,misc]
         block_hashes: list[int | bytes]
         medium: str | None = None
 
-    class AllBlocksCleared(msgspec.Struct, tag=True, **kinds):  # type: ignore[misc]
+    class AllBlocksCleared(msgspec.Struct, tag=True, **kinds):  # type: ignore[call-arg,misc]
         pass
 
     class Batch(msgspec.Struct, **kinds):  # type: ignore[misc]
