@@ -19,7 +19,7 @@ import tests.goldens as llada
 from remask.cli import main
 from remask.families import FAMILIES
 from remask_lab.verify import compare as compared
-from remask_lab.verify.reference import BASES, Asked, serve
+from remask_lab.verify.reference import BASES, WAYS, Asked, serve
 from tests.checkpoint.checkpoints import FAST_DLLM_V2, ILLADA, random_tensors, write
 from tests.goldens import a2d, block_causal, llada22, moe, nemotron, sumi, uniform
 from tests.leftovers import lasting_folder
@@ -136,6 +136,14 @@ def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert lines[0].endswith(": NOT EQUAL")
     assert "pass 1, position 1" in lines[6]
     assert "not the same from token " in lines[7]
+
+
+def test_code_that_takes_no_mask_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama's rows see what is before them, unless a mask says otherwise."""
+    monkeypatch.setattr("remask_lab.verify.reference.WAYS", {"no mask": WAYS["no mask"]})
+    assert main(["--quiet", "verify", str(llada.model_dir("llada")), "--max-tokens", "4"]) == 2
+    said = "reference: its code cannot be called so that rows see what they see here: with no mask: row 0 does not see"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kv_events(text: str | None) -> KvEventsConfig | None:
-    return None if text is None else parse(KvEventsConfig, json_object("--kv-events-config", text), "it", "field")
+    option = "--kv-events-config"
+    return None if text is None else parse(KvEventsConfig, json_object(option, text), option, f"field of {option}")
 
 
 def show_banner(args: argparse.Namespace, llm: LLM, where: str, then: str) -> None:

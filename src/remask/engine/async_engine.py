@@ -113,8 +113,7 @@ class AsyncEngine:
         self.engine, self.max_queue, self.step_limit, self.trim_after = engine, max_queue, step_limit, trim_after
         longest = engine.max_model_len**2 * engine.model.config.layers
         self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * longest
-        # The client, the row-layers and the adapter of each open request.
-        self._work: dict[str, tuple[str, int, str | None]] = {}
+        self.open: dict[str, PendingRequest] = {}  # those that were accepted and have not ended, by their ids
         self._client_work = Counter[str]()
         self.slow_steps = 0  # steps that took longer than `step_limit`
         self._clock = clock
@@ -124,7 +123,7 @@ class AsyncEngine:
         self.error: EngineDeadError | None = None
         self._observer, self._listener = observer, listener
         self._tickets: dict[str, Ticket] = {}
-        self._begun: set[str] = set()
+        self.begun: set[str] = set()
         self._calls: set[asyncio.Future[object]] = set()
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
@@ -149,21 +148,12 @@ class AsyncEngine:
     @property
     def running(self) -> int:
         """Requests that have begun and not ended."""
-        return len(self._begun)
+        return len(self.begun)
 
     @property
     def waiting(self) -> int:
         """Accepted requests that have not begun."""
-        return len(self._tickets) - len(self._begun)
-
-    @property
-    def adapters(self) -> tuple[set[str], set[str]]:
-        """The adapters of requests that have begun, and of those that have not."""
-        begun, others = set[str](), set[str]()
-        for name, (_, _, adapter) in self._work.items():
-            if adapter is not None:
-                (begun if name in self._begun else others).add(adapter)
-        return begun, others
+        return len(self._tickets) - len(self.begun)
 
     def start(self) -> None:
         """Start the thread and the watch over its steps. Called once, in the event loop that gets the events."""
@@ -188,8 +178,7 @@ class AsyncEngine:
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         self._client_work += work
-        for each in pending:
-            self._work[each.request.id] = each.request.owner.client, each.row_layers, each.request.adapter
+        self.open.update((each.request.id, each) for each in pending)
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
@@ -381,14 +370,14 @@ class AsyncEngine:
             if self._listener is not None:
                 self._listener(event)
             if event.queued_s is not None:
-                self._begun.add(event.id)
+                self.begun.add(event.id)
             if event.result is not None:
                 del self._tickets[event.id]
-                client, work, _ = self._work.pop(event.id)
-                self._client_work[client] -= work
+                ended = self.open.pop(event.id)
+                self._client_work[client := ended.request.owner.client] -= ended.row_layers
                 if not self._client_work[client]:
                     del self._client_work[client]
-                self._begun.discard(event.id)
+                self.begun.discard(event.id)
         for ticket, own in by_ticket.items():
             ticket.deliver(own)
         if not self._tickets:
@@ -399,9 +388,9 @@ class AsyncEngine:
         for ticket in dict.fromkeys(self._tickets.values()):
             ticket.deliver(error)
         self._tickets.clear()
-        self._work.clear()
+        self.open.clear()
         self._client_work.clear()
-        self._begun.clear()
+        self.begun.clear()
         for future in tuple(self._calls):
             _fail(future, error)
         self._idle.set()

@@ -22,7 +22,7 @@ from remask.server.config import KvEventsConfig
 from remask.store.chain import Page
 
 _END = (-1).to_bytes(8, "big", signed=True)
-_TICK_MS = 50  # how long a request for missed messages may wait behind an idle queue
+_TICK_S = 0.05  # how long a request for missed messages may wait behind an idle queue
 _PLAIN = re.compile(r"\d+\+0:")  # the salt of pages that every prompt of the same tokens reads
 MEDIUM = "GPU"  # vLLM's name of the memory that passes read, whatever the device is
 
@@ -61,6 +61,8 @@ class KvEvents:
         except ConfigError:
             self._context.destroy(linger=0)
             raise
+        # Without requests to answer it sleeps until something is told.
+        self._tick_s = None if config.replay_endpoint is None else _TICK_S
         self._thread = threading.Thread(target=self._run, name="remask-kv-events", daemon=True)
         self._thread.start()
 
@@ -89,7 +91,7 @@ class KvEvents:
         while going:
             events = list[list[Any]]()
             try:
-                first = self._told.get(timeout=_TICK_MS / 1000)
+                first = self._told.get(timeout=self._tick_s)
                 told = [first, *(self._told.get_nowait() for _ in range(self._told.qsize()))]
                 going = None not in told
                 events = [event for event in told if event is not None]

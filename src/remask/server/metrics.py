@@ -209,7 +209,9 @@ class Metrics(Collector):
             "cache_dtype": str(inner.model.kv_dtype).removeprefix("torch."),
             "enable_prefix_caching": inner.memory.store_budget > 0,
         }
-        running, waiting = self._engine.adapters
+        named = [(name, each.request.adapter) for name, each in self._engine.open.items()]
+        running = {adapter for name, adapter in named if adapter and name in self._engine.begun}
+        waiting = {adapter for name, adapter in named if adapter and name not in self._engine.begun}
         adapters = {
             "max_lora": self._adapters,
             "running_lora_adapters": ",".join(sorted(running)),

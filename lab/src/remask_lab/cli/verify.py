@@ -3,8 +3,10 @@
 import argparse
 import random
 
-from remask.checkpoint.loaded import find_model
+from remask.checkpoint.load import read_config
+from remask.checkpoint.quantised_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
+from remask.checkpoint.source import find_source
 from remask.checks import in_words
 from remask.checks.values import whole
 from remask.cli.options import object_option, size_text
@@ -12,6 +14,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.proof import TOLERANCE
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.loading import announce_download
 from remask.text.prompts import Prompt
 from remask_lab.records.machine import host, versions
 from remask_lab.verify.compare import Comparison, compare
@@ -25,25 +28,27 @@ def run(args: argparse.Namespace) -> int:
     """Compare, and print the report. Returns 0 where all is equal, else 1."""
     whole("--max-tokens", args.max_tokens, low=1)
     overrides = object_option("--hf-overrides", args.hf_overrides)
-    found = find_model(ModelSettings(args.model, hf_overrides=overrides, dtype=args.dtype))
-    if found.folder is None or not found.folder.is_dir() or found.adapter is not None or found.quantization is not None:
+    announce_download(ModelSettings(args.model), None)
+    source = find_source(args.model, overrides, progress=args.progress)
+    if not source.weights.is_dir() or source.adapter is not None or stored_kind(source.weights) is not None:
         raise ConfigError(
             f"model {args.model!r}: only a folder or hub id with safetensors can be verified, neither quantized nor a "
             "GGUF file nor an adapter; merge or convert it, or verify what it was made of"
         )
+    _, config = read_config(source.weights, source.overrides)
     llm = LLM(
         args.model,
         dtype=args.dtype,
         device=args.device,
         hf_overrides=overrides,
         quantization="none",
-        cache=EXACT.get(found.config.kind, "none"),
+        cache=EXACT.get(config.kind, "none"),
         engine=EngineConfig(max_num_seqs=1, audit=0, overlap=False, graphs=False),
         progress=args.progress,
     )
     prompt = _prompt(llm, args.prompt)
     sampling = {"max_tokens": args.max_tokens, "seed": 0} | object_option("--sampling", args.sampling)
-    comparison = compare(llm, args.model, prompt, sampling, overrides, trusted=args.trust_remote_code)
+    comparison = compare(llm, source, prompt, sampling, trusted=args.trust_remote_code)
     print("\n".join(report(llm, comparison)))
     return 0 if equal(llm, comparison) else 1
 

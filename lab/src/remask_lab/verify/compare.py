@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remask.checkpoint.source import find_source
+from remask.checkpoint.source import Source
 from remask.errors import CheckpointError, ConfigError
 from remask.llm import LLM
 from remask.outputs import Output
@@ -73,15 +73,13 @@ class Comparison:
             )
 
 
-def compare(
-    llm: LLM, model: str, prompt: Prompt, params: Mapping[str, Any], overrides: Mapping[str, Any], *, trusted: bool
-) -> Comparison:
+def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any], *, trusted: bool) -> Comparison:
     """Answer `prompt` by `llm` twice: as ever, and by the logits of the reference on the canvases that these make.
 
-    `llm` must run one request at a time, without overlap, and with exact policies alone. Raises `ConfigError` where
-    there is no reference, and `CheckpointError` where its process fails.
+    `llm`, of the files `source`, must run one request at a time, without overlap, and with exact policies alone.
+    Raises `ConfigError` where there is no reference, and `CheckpointError` where its process fails.
     """
-    config, source = llm.loaded.config, find_source(model, overrides)
+    config = llm.loaded.config
     asked = Asked(
         folder=str(source.weights),
         family=config.family,
@@ -95,17 +93,27 @@ def compare(
     with _process(asked) as connection:
         comparison = Comparison(*_received(connection))
 
+        failed = list[Exception]()
+
         def judge(scored: ScoredPass) -> Tensor:
-            connection.send(Canvas(scored.tokens, scored.rows, scored.sees, scored.block.start, scored.told))
-            theirs = torch.from_numpy(_received(connection))
-            comparison.note(scored, theirs)
-            return theirs
+            if not failed:
+                try:
+                    canvas = Canvas(scored.tokens, scored.rows, scored.sees, scored.block.start, scored.told)
+                    theirs = torch.from_numpy(_received(connection, canvas))
+                    comparison.note(scored, theirs)
+                    return theirs
+                # The engine would take it for an error of this request, which ends that and tells nobody.
+                except Exception as error:
+                    failed.append(error)
+            return scored.logits
 
         observer = replace_logits(llm.engine, judge)
         try:
             (theirs,) = llm.generate([prompt], params)
         finally:
             llm.engine.detach(observer)
+    if failed:
+        raise failed[0]
     comparison.answers = own, theirs
     return comparison
 
@@ -125,11 +133,16 @@ def _process(asked: Asked) -> Iterator[Connection]:
         process.join()
 
 
-def _received(connection: Connection) -> Any:
-    """What the process sends. Raises `ConfigError` on its errors, and `CheckpointError` where it has ended."""
+def _received(connection: Connection, asked: Canvas | None = None) -> Any:
+    """What the process sends, of a canvas where one is `asked` for.
+
+    Raises `ConfigError` on its errors, and `CheckpointError` where it has ended.
+    """
     try:
+        if asked is not None:
+            connection.send(asked)
         found = connection.recv()
-    except EOFError:
+    except (EOFError, OSError):
         raise CheckpointError(
             "The reference's process ended without a word; both models are in memory, so it may have had too little. "
             "Try --dtype bfloat16."
