@@ -1,5 +1,5 @@
 # The targets do all set-up on a fresh machine; the commands themselves live in scripts/.
-# `make test EXTRAS=dev,eval,ray,gpu` also runs the tests of lm-eval, of Ray Serve and of Triton, and after `scripts/clients`
+# `make test EXTRAS=dev,eval,ray,events,gpu` also runs the tests of lm-eval, of Ray Serve, of events over ZeroMQ and of Triton, and after `scripts/clients`
 # those of LangChain, LiteLLM and instructor.
 PYTHON ?= python3
 EXTRAS ?= dev

@@ -11,6 +11,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -22,9 +23,12 @@ PAGES = {
     "training/adapt/README.md": "training-adapt.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security-policy.md",
+    "MAINTAINERS.md": "maintainers.md",
 }
 # The changes and the notebook hold every word, and a search is seldom for them.
 LAST_FOUND = re.compile(r"changelog\.md|lab/.*")
+_ORDER: list[Page] = []
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
@@ -59,3 +63,18 @@ def relinked(text: str, source: str) -> str:
         return posixpath.relpath(PAGES.get(target, target.removeprefix("docs/")), folder)
 
     return LINK.sub(place, text)
+
+
+def on_nav(nav: Navigation, **_: Any) -> None:
+    """Keep the order of the pages, for `llms.txt`."""
+    _ORDER[:] = nav.pages
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write `llms.txt`, which lists the pages for programs that read them: a line a page, with its first sentence."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", "", "## Manual", ""]
+    for page in _ORDER:
+        paragraphs = (each for each in (page.markdown or "").split("\n\n") if re.match(r"[A-Z`*\[]", each))
+        said = re.sub(r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", " ".join(next(paragraphs, "").split()))
+        lines.append(f"- [{page.title}]({page.url}): {re.split(r'(?<=[.:?]) ', said)[0]}")
+    Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

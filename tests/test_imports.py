@@ -74,6 +74,7 @@ ORDER = (
     "remask_lab.gpu",
     "remask_lab.papers",
     "remask_lab.pages",
+    "remask_lab.verify",
     "remask_lab.cli",
     "remask_lab.__main__",
 )

@@ -159,7 +159,7 @@ def test_another_name_is_quantised_with_its_own_files_alone(hub: Hub, tmp_path: 
     assert main(["--quiet", "quantize", "--model", REPO, "--quantization", "int8", "--output", str(out)]) == 0
     assert not (out / "remask.json").exists()
     written = json.loads((out / "config.json").read_text())
-    assert written.pop("quantization_config") == {"quant_method": "remask", "kind": "int8"}
+    assert written.pop("quantization_config") == {"quant_method": "remask", "version": 1, "kind": "int8"}
     assert written == SDAR
     assert find_model(ModelSettings(str(out))).sampling == {"max_tokens": 5}
 

@@ -12,14 +12,16 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from remask import LLM
+from remask.checkpoint.files import read_own
 from remask.checkpoint.loaded import find_model
+from remask.checkpoint.quantised_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
 from remask.cli import main
 from remask.cli.inspect import inspect_model
 from remask.errors import CheckpointError
 from remask.model.ranks import Shard
 from tests.checkpoint import adapters, checkpoints
-from tests.checkpoint.checkpoints import same, weights_of
+from tests.checkpoint.checkpoints import random_tensors, same, weights_of, write
 
 CPU = torch.device("cpu")
 NEMOTRON, LLADA, SDAR_MOE = checkpoints.NEMOTRON, checkpoints.LLADA, checkpoints.SDAR_MOE
@@ -259,6 +261,7 @@ def test_fp8_is_told_adapted_quantised_and_answers(tmp_path: Path) -> None:
     assert main([*asked, str(plain), "--output", str(tmp_path / "plain-int8")]) == 0
     assert json.loads((few / "config.json").read_text())["quantization_config"] == {
         "quant_method": "remask",
+        "version": 1,
         "kind": "int8",
     }
     kept, expected = (
@@ -358,3 +361,24 @@ def test_scales_of_what_is_no_matrix_are_refused(tmp_path: Path) -> None:
     held = checkpoints.random_tensors(NEMOTRON) | {"x": torch.zeros(()), "x_scale": torch.zeros(())}
     with pytest.raises(CheckpointError, match=r"The int8 model in .* lacks x as a matrix"):
         weights_of(checkpoints.write(tmp_path, raw, held))
+
+
+def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
+    """What remask writes into a folder: an older program must not take it for something else."""
+    folder = write(tmp_path / "model", LLADA, random_tensors(LLADA))
+    own, config = folder / "remask.json", folder / "config.json"
+    own.write_text('{"version": 1, "cache": "none"}')
+    assert read_own(folder) == {"cache": "none"}
+    for version in (2, 0, "1", True, None):
+        own.write_text(json.dumps({"version": version, "cache": "none"}))
+        with pytest.raises(
+            CheckpointError, match=rf"remask.json is of version {version!r}, and this program reads 1: "
+        ):
+            read_own(folder)
+    own.unlink()
+    told = {"quant_method": "remask", "kind": "x", "version": 2}
+    config.write_text(json.dumps(LLADA | {"quantization_config": told}))
+    with pytest.raises(
+        CheckpointError, match=r"'quantization_config' in .* is of version 2, and this program reads 1:"
+    ):
+        stored_kind(folder)

@@ -111,6 +111,38 @@ def test_the_kubernetes_example() -> None:
     assert parsed([*ENTRY[1:], *container["args"]]).open_metrics, "Prometheus sends no key"
 
 
+def test_the_pool_and_the_runtime_run_what_the_kubernetes_example_runs() -> None:
+    workload, _ = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
+    pod = workload["spec"]["template"]
+    (example,) = pod["spec"]["containers"]
+    pool = yaml.safe_load((FOLDER / "inference-pool.yaml").read_text(encoding="utf-8"))
+    assert (pool["apiVersion"], pool["kind"]) == ("inference.networking.k8s.io/v1", "InferencePool")
+    assert pool["spec"].keys() == {"selector", "targetPorts", "endpointPickerRef"}
+    assert pool["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert [each["number"] for each in pool["spec"]["targetPorts"]] == [
+        each["containerPort"] for each in example["ports"]
+    ]
+    runtime, service = yaml.safe_load_all((FOLDER / "kserve.yaml").read_text(encoding="utf-8"))
+    (container,) = runtime["spec"]["containers"]
+    assert container["name"] == "kserve-container", "KServe looks for this name"
+    grace = service["spec"]["predictor"]["terminationGracePeriodSeconds"]
+    checked(container["args"], grace - float(container["lifecycle"]["preStop"]["exec"]["command"][1]))
+    args = parsed([*ENTRY[1:], *container["args"]])
+    assert args.open_metrics
+    assert args.served == "/mnt/models", "where KServe puts the files"
+    model = service["spec"]["predictor"]["model"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    (form,) = runtime["spec"]["supportedModelFormats"]
+    assert model["modelFormat"]["name"] == form["name"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked.pop("port") == container["ports"][0]["containerPort"]
+        assert container[probe] == example[probe] | {"httpGet": {"path": example[probe]["httpGet"]["path"]}}
+    assert container["securityContext"].items() >= example["securityContext"].items()
+    assert container["volumeMounts"] == example["volumeMounts"]
+    assert container["image"] == example["image"]
+
+
 def test_the_units_flags_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of its flags is taken by the command, and all that is kept goes where the unit may write."""
     args = parse(["serve", "--config", str(FOLDER / "serve.yaml")])

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from remask.deploy.routing import Spill, prefix_identity
+from tests.deploy.fleets import ROUTER, emptied, named, router
 from tests.deploy.test_ray_serve import ASKS, BUDGET
-from tests.http_load import Outcome, hit_ratio, send
+from tests.http_load import Outcome, hit_ratio, send, send_all
 from tests.server.serving import Running, make_llm, serving
 
 Choose = Callable[[Mapping[str, Any], Mapping[str, int]], str]
@@ -82,3 +83,23 @@ def test_a_loaded_server_gets_no_more_than_its_bound() -> None:
     with fleet() as servers:
         _, peaks = asyncio.run(ask_all(servers, by_prefix, 10))
     assert all(2 <= peak <= 7 for peak in peaks.values()), "at most 1.25 of the mean, rounded up"
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(ROUTER is None, reason="needs the router: pip install vllm-router")
+def test_vllms_router_finds_prefixes_as_often_as_ours() -> None:
+    """The same requests, one after the other, over the same two servers with empty stores."""
+    spill = Spill(slots=8)
+
+    def by_prefix(body: Mapping[str, Any], loads: Mapping[str, int]) -> str:
+        return spill.order(prefix_identity(body), loads)[0]
+
+    with fleet() as servers:
+        outcomes, _ = asyncio.run(ask_all(servers, by_prefix, 1))
+        ours = hit_ratio(outcomes)
+        shares = {}
+        for policy, asked in (("consistent_hash", [named(ask) for ask in ASKS]), ("cache_aware", ASKS)):
+            with router(policy, *emptied([server.base for server in servers.values()])) as base:
+                shares[policy] = hit_ratio(asyncio.run(send_all(base, asked, at_a_time=1)))
+    print(f"share of prompt tokens read: ours {ours:.3f}, {shares}")
+    assert shares["consistent_hash"] >= ours - 1e-9

@@ -192,6 +192,8 @@ def ask_for_information(ask: Asking) -> None:
     tokens = ask.post("/tokenize", {"prompt": "abbey"}).json()["tokens"]
     ask.post("/tokenize", {"messages": CHATS[0]})
     ask.post("/detokenize", {"tokens": tokens})
+    ask.post("/v1/chat/completions/render", {"messages": CHATS[0]})
+    ask.post("/v1/completions/render", {"prompt": "abbey"})
     for path in (
         "/v1/models",
         "/v1/models/bundled-transit",

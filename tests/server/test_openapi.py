@@ -1,5 +1,8 @@
 """Whatever the OpenAPI document allows, and some of what it does not, is answered without a 5xx, as it says."""
 
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +27,19 @@ def test_the_document_holds_every_endpoint(server: Running) -> None:
     body = document["components"]["schemas"]["ChatBody"]
     assert body["additionalProperties"] is False
     assert {"messages", "stream_drafts", "cache_salt", "threshold"} <= set(body["properties"])
+
+
+def test_the_document_is_the_kept_one_and_the_changelog_says_which() -> None:
+    """A change of the API is told to those who upgrade."""
+    root = Path(__file__).parents[2]
+    spec = spec_from_file_location("openapi", root / "scripts" / "openapi.py")
+    assert spec is not None
+    assert spec.loader is not None
+    written = module_from_spec(spec)
+    spec.loader.exec_module(written)
+    made, again = written.document(), "write it anew with scripts/openapi.py, and say in CHANGELOG.md what changed"
+    assert json.loads(made) == json.loads(written.FILE.read_text(encoding="utf-8")), again
+    assert f"`docs/openapi.json` ({written.digest(made)})" in (root / "CHANGELOG.md").read_text(encoding="utf-8"), again
 
 
 def test_no_request_waits_for_the_routes() -> None:

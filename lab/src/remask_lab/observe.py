@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.canvas_state import SlotTable
+from remask.engine.canvas_state import SlotTable, predicting_rows
 from remask.engine.engine import Engine
 from remask.engine.isolation import Ran
 from remask.engine.member import Turn
@@ -271,6 +271,74 @@ def replace_attention(engine: Engine, attention: Attention) -> EngineObserver:
     """Make `engine` compute attention by `attention`, until what is returned is detached. It keeps its memory."""
     _check_one_process(engine)
     return _attached(engine, _Replaced(lambda model, pool: Runner(model.with_attention(attention), pool)))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPass:
+    """A pass of the only request of an engine, before anything is chosen of its logits.
+
+    Attributes:
+        tokens: token ids as far as these rows attend, int64 [T].
+        positions: canvas positions that are predicted, int64 [P].
+        rows: the rows that predict them, int64 [P].
+        sees: how many leading positions each row attends to, int64 [T].
+        block: positions that are denoised together.
+        told: of a self-conditioned model, the temperature at which the block's rows take in the logits of its last
+            pass; None where they take in nothing.
+        logits: of the predicted rows, float32 [P, V].
+    """
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    sees: NDArray[np.int64]
+    block: range
+    told: float | None
+    logits: Tensor
+
+
+def replace_logits(engine: Engine, judge: Callable[[ScoredPass], Tensor]) -> EngineObserver:
+    """Let `engine` choose tokens by the logits [P, V] that `judge` returns of each pass, until that is detached.
+
+    The engine must run one request at a time, without `overlap`.
+    """
+    _check_one_process(engine)
+    return _attached(engine, _Replaced(lambda model, pool: _JudgedRunner(model, pool, judge)))
+
+
+class _AsGiven(Transformer):
+    """Takes hidden states for logits."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+class _JudgedRunner(Runner):
+    def __init__(self, model: Transformer, pool: Pool, judge: Callable[[ScoredPass], Tensor]) -> None:
+        super().__init__(_AsGiven(model.config, model.weights, model.attention, model.arithmetic), pool)
+        self.scored, self.judge = model, judge
+        self.temperature: float | None = None
+
+    def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:
+        (turn,) = turns
+        if turn.decoder is None or not len(turn.predicted):
+            return super().launch_scores(hidden, turns)
+        state, plan = turn.items[0]
+        length = len(state.canvas)
+        sees = np.full(length, length) if plan.sees is None else plan.sees
+        rows = predicting_rows(turn.predicted, state.shift)
+        length = int(sees[rows].max())
+        asked = ScoredPass(
+            tokens=state.canvas.tokens[:length].copy(),
+            positions=turn.predicted,
+            rows=rows,
+            sees=sees[:length].clip(max=length),
+            block=turn.decoder.block,
+            told=self.temperature if state.told else None,
+            logits=self.scored.head(hidden).float(),
+        )
+        self.temperature = turn.decoder.redraws
+        return super().launch_scores(self.judge(asked).to(hidden), turns)
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]

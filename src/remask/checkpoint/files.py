@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 OWN, SAMPLING, OVERRIDES, CACHE, QUANTIZATION = "remask.json", "sampling", "hf_overrides", "cache", "quantization"
 _OWN = {SAMPLING: dict, OVERRIDES: dict, CACHE: str, QUANTIZATION: str}
+VERSION = "version"  # of what remask writes into a checkpoint; files without one are of the first
+_VERSION = 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -60,6 +62,7 @@ def read_own(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     content = read_json(path)
+    check_version(content.pop(VERSION, _VERSION), str(path))
     for key, value in content.items():
         if key not in _OWN or not isinstance(value, _OWN[key]):
             raise CheckpointError(
@@ -67,6 +70,15 @@ def read_own(folder: Path) -> dict[str, Any]:
                 f"{OVERRIDES!r}, one of keys of config.json, and the names {CACHE!r} and {QUANTIZATION!r}."
             )
     return content
+
+
+def check_version(found: object, what: str) -> None:
+    """Raise `CheckpointError` where `what`, which remask has written, is of a version that this program cannot read."""
+    if found != _VERSION or isinstance(found, bool):
+        raise CheckpointError(
+            f"{what} is of version {found!r}, and this program reads {_VERSION}: use the remask that wrote it, or a "
+            "newer one, or make it anew"
+        )
 
 
 CONFIG = "config.json"

@@ -31,8 +31,10 @@ from remask.checkpoint.files import (
     CONVERTED,
     INDEX,
     OWN,
+    VERSION,
     Scales,
     TensorLocation,
+    check_version,
     listed,
     opened,
     raw_config,
@@ -79,12 +81,17 @@ def stored_kind(folder: Path) -> Quantization | None:
     if asked.get("quant_method") != METHOD:
         _convention(folder, asked)
         return None
+    check_version(asked.get(VERSION, 1), f"{KEY!r} in {folder / 'config.json'}")
     if kind not in QUANTIZATIONS:
         raise CheckpointError(
             f"{folder / 'config.json'}: {KEY!r} is {json.dumps(asked)[:200]}; supported as 'kind': "
             f"{', '.join(QUANTIZATIONS)}. Write the model again with 'remask quantize'."
         )
     return kind  # type: ignore[no-any-return]
+
+
+def _told(kind: Quantization) -> dict[str, Any]:
+    return {"quant_method": METHOD, VERSION: 1, "kind": kind}
 
 
 def check_kind(folder: Path, asked: Quantization | None) -> None:
@@ -335,7 +342,7 @@ def save_quantised(
                 held = {}
     size += _shard(target, held, placed, number)
     (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": placed}), encoding="utf-8")
-    raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: {"quant_method": METHOD, "kind": kind}}
+    raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: _told(kind)}
     (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     rewritten = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
     for file in folder.iterdir():

@@ -74,6 +74,12 @@ def serve(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
         help="prefix under which a proxy serves this server, such as /ai, whether it takes it off paths or not",
     )
+    server.add_argument(
+        "--kv-events-config",
+        metavar="JSON",
+        help="publish which pages of prompts are stored and removed, over ZeroMQ, as vLLM does: endpoint, "
+        "replay_endpoint, topic; {} takes tcp://*:5557",
+    )
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
     server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
     parser.set_defaults(early=early.check_server)

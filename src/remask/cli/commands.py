@@ -180,7 +180,7 @@ MOVED: Mapping[str, str] = {
 }
 """Commands of other names, and what does now what they did."""
 
-LABORATORY: Final = ("analyze", "bench", "demo", "eval", "profile ops")
+LABORATORY: Final = ("analyze", "bench", "demo", "eval", "profile ops", "verify")
 """Commands that the package remask-lab brings."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from remask import __version__
 from remask.checks.plugins import install_line
+from remask.cli.about import print_about
 from remask.cli.commands import LABORATORY, MOVED, all_commands
 from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell, tell_people
 from remask.cli.parser import Parser, examples, with_config
@@ -38,6 +39,9 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
     program = "remask"
     try:
         try:
+            if sorted(words) == ["--json", "--version"]:
+                print_about()
+                return 0
             args = parse(words)
             program = f"remask {args.command}"
             stderr.set(args.log_level, args.log_format)
@@ -115,7 +119,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog=examples(*_EXAMPLES),
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"remask {__version__}")
+    about = "print it; with --json also packages, processor and devices, for reports"
+    parser.add_argument("--version", action="version", version=f"remask {__version__}", help=about)
     parser.set_defaults(**DEFAULTS, early=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in known.items():

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from remask.checkpoint.settings import LoadSettings, Reads
-from remask.checks.fields import declared
+from remask.checks.fields import declared, parse
 from remask.checks.values import json_object, whole
 from remask.cli.logs import tell_people
 from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError
-from remask.server.config import ServerLimits
+from remask.server.config import KvEventsConfig, ServerLimits
 
 if TYPE_CHECKING:
     from remask.llm import LLM
@@ -153,7 +153,13 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "allowed_hosts": [args.host, *args.allowed_hosts],
         "root_path": getattr(args, "root_path", ""),  # a fleet has none
         "tools_by_form": args.tools_by_form,
+        "kv_events": _kv_events(getattr(args, "kv_events_config", None)),
     }
+
+
+def _kv_events(text: str | None) -> KvEventsConfig | None:
+    option = "--kv-events-config"
+    return None if text is None else parse(KvEventsConfig, json_object(option, text), option, f"field of {option}")
 
 
 def show_banner(args: argparse.Namespace, llm: LLM, where: str, then: str) -> None:

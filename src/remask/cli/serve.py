@@ -131,6 +131,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any) -> None
         "allowed_hosts": list(config.allowed_hosts),
         "root_path": config.root_path,
         "tools_by_form": config.tools_by_form,
+        "kv_events": None if config.kv_events is None else asdict(config.kv_events),
         "chat_template": args.chat_template
         or ("the model's" if llm.tokenizer and llm.tokenizer.has_chat_template else None),
         "profile_dir": args.profile_dir,

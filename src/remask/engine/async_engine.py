@@ -113,7 +113,7 @@ class AsyncEngine:
         self.engine, self.max_queue, self.step_limit, self.trim_after = engine, max_queue, step_limit, trim_after
         longest = engine.max_model_len**2 * engine.model.config.layers
         self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * longest
-        self._work: dict[str, tuple[str, int]] = {}  # the client and the row-layers of each open request
+        self.open: dict[str, PendingRequest] = {}  # those that were accepted and have not ended, by their ids
         self._client_work = Counter[str]()
         self.slow_steps = 0  # steps that took longer than `step_limit`
         self._clock = clock
@@ -123,7 +123,7 @@ class AsyncEngine:
         self.error: EngineDeadError | None = None
         self._observer, self._listener = observer, listener
         self._tickets: dict[str, Ticket] = {}
-        self._begun: set[str] = set()
+        self.begun: set[str] = set()
         self._calls: set[asyncio.Future[object]] = set()
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
@@ -148,12 +148,12 @@ class AsyncEngine:
     @property
     def running(self) -> int:
         """Requests that have begun and not ended."""
-        return len(self._begun)
+        return len(self.begun)
 
     @property
     def waiting(self) -> int:
         """Accepted requests that have not begun."""
-        return len(self._tickets) - len(self._begun)
+        return len(self._tickets) - len(self.begun)
 
     def start(self) -> None:
         """Start the thread and the watch over its steps. Called once, in the event loop that gets the events."""
@@ -178,7 +178,7 @@ class AsyncEngine:
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         self._client_work += work
-        self._work.update((each.request.id, (each.request.owner.client, each.row_layers)) for each in pending)
+        self.open.update((each.request.id, each) for each in pending)
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
@@ -370,14 +370,14 @@ class AsyncEngine:
             if self._listener is not None:
                 self._listener(event)
             if event.queued_s is not None:
-                self._begun.add(event.id)
+                self.begun.add(event.id)
             if event.result is not None:
                 del self._tickets[event.id]
-                client, work = self._work.pop(event.id)
-                self._client_work[client] -= work
+                ended = self.open.pop(event.id)
+                self._client_work[client := ended.request.owner.client] -= ended.row_layers
                 if not self._client_work[client]:
                     del self._client_work[client]
-                self._begun.discard(event.id)
+                self.begun.discard(event.id)
         for ticket, own in by_ticket.items():
             ticket.deliver(own)
         if not self._tickets:
@@ -388,9 +388,9 @@ class AsyncEngine:
         for ticket in dict.fromkeys(self._tickets.values()):
             ticket.deliver(error)
         self._tickets.clear()
-        self._work.clear()
+        self.open.clear()
         self._client_work.clear()
-        self._begun.clear()
+        self.begun.clear()
         for future in tuple(self._calls):
             _fail(future, error)
         self._idle.set()

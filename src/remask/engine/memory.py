@@ -98,9 +98,11 @@ class Memory:
 
         The pool's tensors and the counters of the stores are kept.
         """
-        store, chain = self.store.stats, self.chain.stats
+        store, chain = self.store.stats, self.chain
         self._begin()
-        self.store.stats, self.chain.stats = store, chain
+        self.store.stats, self.chain.stats, self.chain.listener = store, chain.stats, chain.listener
+        if chain.listener is not None:
+            chain.listener.cleared()
         self.model.ranks.everywhere(_check_device, self.model)
 
     def check_kept(self, policy: CachePolicy) -> None:

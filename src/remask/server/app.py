@@ -27,7 +27,7 @@ from remask.server.playground.sandbox import SandboxState, Sessions
 from remask.server.routes import cache, decisions, inference, info, playground
 from remask.server.routes.cache import CacheContents, Dropped
 from remask.server.routes.decisions import RerankAnswer, ScoreAnswer
-from remask.server.routes.inference import DetokenizedText, TokenCount, Tokens
+from remask.server.routes.inference import DetokenizedText, Rendered, TokenCount, Tokens
 from remask.server.routes.info import Health, Model, ModelInfo, Models, Version
 from remask.server.routes.playground import Closed, Example
 from remask.server.service import Service
@@ -100,6 +100,8 @@ ENDPOINTS = (
         stream=CompletionEvent,
         others=["/v1/fim/completions"],  # the name that Inception's and Mistral's APIs have for a prompt and its suffix
     ),
+    Endpoint("POST", "/v1/chat/completions/render", inference.render_chat, Rendered, [*READS, 429]),
+    Endpoint("POST", "/v1/completions/render", inference.render_completion, list[Rendered], [*READS, 429]),
     Endpoint("POST", "/v1/responses", inference.responses, ResponseAnswer, RUNS, stream=ResponseEvent),
     Endpoint("POST", "/v1/messages", inference.messages, MessageAnswer, RUNS, stream=MessageEvent, error=MessagesError),
     Endpoint(

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remask.checks.fields import declare, declared
-from remask.checks.values import Seconds, Whole, listed, whole
+from remask.checks.fields import check, declare, declared
+from remask.checks.values import Choice, Flag, Seconds, Text, Whole, listed, whole
 from remask.errors import ConfigError
 
 CHARS_A_TOKEN = 64  # far more than text has on average, so that only what cannot fit is refused by its characters
@@ -82,6 +82,22 @@ class ServerLimits(IntakeLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventsConfig:
+    """How events of stored pages are published. The names are those of vLLM's `--kv-events-config`."""
+
+    enable_kv_cache_events: bool = declare(True, Flag(), "Whether any are.")
+    publisher: str = declare("zmq", Choice(("zmq",)), "What publishes them.")
+    endpoint: str = declare("tcp://*:5557", Text(256), "Address at which subscribers connect.")
+    replay_endpoint: str | None = declare(None, Text(256), "Address at which missed messages are asked for.")
+    topic: str = declare("", Text(256, empty=True), "What subscribers filter by, such as kv@POD@MODEL.")
+    buffer_steps: int = declare(10_000, Whole(1), "Messages that are kept for those who missed them.")
+    hwm: int = declare(100_000, Whole(0), "Messages that may wait for a slow subscriber; 0: any number.")
+
+    def __post_init__(self) -> None:
+        check(self, "kv_events_config.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(ServerLimits):
     """Settings of one server, beside its limits. The engine's limits are in `EngineConfig`.
 
@@ -98,6 +114,7 @@ class ServerConfig(ServerLimits):
         root_path: the prefix under which a proxy serves this server, such as `/ai`; paths may have it or not.
         allowed_hosts: names under which the server may be called, beside `localhost` and all addresses; `*` is any.
             Where there are keys any name is taken, as a page of another site has none.
+        kv_events: publishes which exact pages are stored and removed; None: nothing does.
     """
 
     model_names: Sequence[str]
@@ -110,6 +127,7 @@ class ServerConfig(ServerLimits):
     allowed_hosts: Sequence[str] = ()
     tools_by_form: bool = True
     root_path: str = ""
+    kv_events: KvEventsConfig | None = None
 
     def __post_init__(self) -> None:
         names = listed("served_model_name", self.model_names, "names")

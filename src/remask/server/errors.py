@@ -183,7 +183,9 @@ def error_response(error: RemaskError, scope: Scope | None = None) -> Response:
     return json_response(error_object(error), status, headers)
 
 
-def json_response(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(
+    value: Mapping[str, Any] | Sequence[Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """Return a JSON response in ASCII. Texts of requests may hold lone surrogates, which UTF-8 cannot encode."""
     return Response(json.dumps(value), status, dict(headers or {}), "application/json")
 

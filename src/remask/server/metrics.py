@@ -79,9 +79,9 @@ class Metrics(Collector):
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
 
-    def watch(self, engine: AsyncEngine) -> None:
-        """Report the counters of `engine`. Every scrape reads them. Call it once."""
-        self._engine = engine
+    def watch(self, engine: AsyncEngine, adapters: int = 0) -> None:
+        """Report the counters of `engine`, whose requests may name so many `adapters`. Call it once."""
+        self._engine, self._adapters = engine, adapters
         engine.engine.auditor.found = lambda cache, nats: self._moved.labels(self._model, cache).observe(nats)
         self.registry.register(self)
 
@@ -180,6 +180,7 @@ class Metrics(Collector):
                 told = family(f"remask:{name}", text, labels=["model_name"])
                 told.add_metric([self._model], value)
                 yield told
+        yield from self._info()
         depth = GaugeMetricFamily(
             "remask:prefix_earned_depth",
             "Layers that a prefix of this ratio in percent may read, as audits have proven.",
@@ -198,6 +199,31 @@ class Metrics(Collector):
             for reason, count in counts.items():
                 counter.add_metric([self._model, reason], count)
             yield counter
+
+    def _info(self) -> Iterator[Metric]:
+        """What routers read of labels, under vLLM's names alone: the cache, and the adapters that requests name."""
+        inner = self._engine.engine
+        cache = {
+            "block_size": inner.allocator.page_size,
+            "num_gpu_blocks": inner.allocator.references.shape[1],
+            "cache_dtype": str(inner.model.kv_dtype).removeprefix("torch."),
+            "enable_prefix_caching": inner.memory.store_budget > 0,
+        }
+        named = [(name, each.request.adapter) for name, each in self._engine.open.items()]
+        running = {adapter for name, adapter in named if adapter and name in self._engine.begun}
+        waiting = {adapter for name, adapter in named if adapter and name not in self._engine.begun}
+        adapters = {
+            "max_lora": self._adapters,
+            "running_lora_adapters": ",".join(sorted(running)),
+            "waiting_lora_adapters": ",".join(sorted(waiting)),
+        }
+        for name, text, labels, value in (
+            ("cache_config_info", "The cache; always 1.", cache, 1.0),
+            ("lora_requests_info", "When these adapters were run and waited for.", adapters, time.time()),
+        ):
+            told = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name", *labels])
+            told.add_metric([self._model, *map(str, labels.values())], value)
+            yield told
 
 
 class _Renamed(Collector):

@@ -25,6 +25,7 @@ from remask.server.bodies import BodyReaders
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError, ClientGoneError, error_response, json_response
 from remask.server.intake import Intake
+from remask.server.kv_events import KvEvents
 from remask.server.metrics import Metrics
 from remask.server.protocol.generation import ChatBody, GenerationBody
 from remask.server.texts import SHORT, TextWorkers
@@ -61,16 +62,20 @@ class Service:
             config.max_client_work,
             clock=clock,
         )
-        self.metrics.watch(self.engine)
+        self.metrics.watch(self.engine, len(llm.loaded.adapters))
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
         self.token_bytes = functools.lru_cache(maxsize=1 << 17)(self.intake.tokenizer.added_bytes)
         self.texts, self.bodies = TextWorkers(config.text_workers), BodyReaders(config.max_body_items)
         # Bodies that are being read or whose texts are being tokenized, or that wait for either.
         self._taking, self._long = 0, Counter[str]()  # all, and of each client those that take long
+        self._kv_events = _publishing(llm, config)
 
     def close(self) -> None:
-        """End the text threads and what reads bodies."""
+        """End the text threads, what reads bodies and what publishes events."""
+        if self._kv_events is not None:
+            self.llm.engine.memory.chain.listener = None
+            self._kv_events.close()
         self.texts.close()
         self.bodies.close()
 
@@ -122,6 +127,14 @@ class Service:
         """Put what was left out of a body into the access log, and into a header of its answer."""
         if kinds:
             request.state.log_fields["left_out"] = ",".join(kinds)[:MAX_LOGGED]
+
+    async def render(
+        self, request: Request, body: Body, make: Callable[[Body, str], list[engine_request.Request]]
+    ) -> list[tuple[str, list[int]]]:
+        """Return the id and the token ids of each prompt of a body, which nothing runs."""
+        size, name = self.intake.check_size(body), request.state.request_id
+        requests = await self.off_loop(request, size, make, body, name)
+        return [(each.id, list(each.prompt_token_ids)) for each in requests[:: body.n or 1]]
 
     async def answer(
         self,
@@ -196,6 +209,20 @@ class Service:
 
     def _token_text(self, token: int) -> str:
         return self.intake.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _publishing(llm: LLM, config: ServerConfig) -> KvEvents | None:
+    """What publishes events of the model's exact pages, if anything is to. Raises `ConfigError` where it cannot."""
+    if config.kv_events is None or not config.kv_events.enable_kv_cache_events:
+        return None
+    if llm.loaded.config.kind != "block_causal":
+        raise ConfigError(
+            "kv_events_config: only block-causal models have pages that depend on the tokens before them alone; leave "
+            "it out"
+        )
+    chain = llm.engine.memory.chain
+    chain.listener = made = KvEvents(config.kv_events, chain.page_size)
+    return made
 
 
 def _longer(body: GenerationBody, prompt: int, answer: int) -> str:

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +27,19 @@ class Page:
     def holds(self, tokens: Sequence[int], parent: int | None, salt: str) -> bool:
         """Whether this is the page of exactly these tokens after `parent`, for requests of this salt."""
         return self.parent == parent and self.salt == salt and np.array_equal(self.tokens, np.asarray(tokens))
+
+
+class PageListener(Protocol):
+    """Is told, on the engine's thread, what the store holds. No method may raise, or wait."""
+
+    def stored(self, page: Page) -> None:
+        """A page was published."""
+
+    def removed(self, page: Page) -> None:
+        """A page was evicted."""
+
+    def cleared(self) -> None:
+        """All pages are gone."""
 
 
 @dataclass(slots=True)
@@ -52,6 +66,7 @@ class PageChain:
     salt: bytes
     hash: Callable[[Sequence[int], bytes], int] = prefix_hash
     stats: ChainStats = field(default_factory=ChainStats)
+    listener: PageListener | None = None
     _pages: OrderedDict[int, Page] = field(default_factory=OrderedDict)  # longest unused first
     _pending: dict[int, int] = field(default_factory=dict)  # identity -> requests that are computing that page
 
@@ -166,6 +181,8 @@ class PageChain:
         if parent is not None:
             parent.children += 1
         self.stats.published += 1
+        if self.listener is not None:
+            self.listener.stored(page)
         return page
 
     def give_way(self, keep: Collection[int] = ()) -> bool:
@@ -195,3 +212,5 @@ class PageChain:
             self._pages[page.parent].children -= 1
         self.allocator.release(page.extent)
         self.stats.evictions += 1
+        if self.listener is not None:
+            self.listener.removed(page)

@@ -71,4 +71,15 @@ COMMANDS: Mapping[str, Command] = {
             "remask bench --model {model} compares speed",
         ),
     ),
+    "verify": Command(
+        "remask_lab.cli.verify",
+        "compare a checkpoint, as remask computes it, with its own code or transformers'",
+        "lab",
+        examples=(
+            "remask verify JetLM/SDAR-1.7B-Chat",
+            "remask verify GSAI-ML/LLaDA-8B-Instruct --trust-remote-code --dtype bfloat16",
+        ),
+        opening="loading the model twice, here and in a process of its own",
+        arguments="remask_lab.cli.options:verify",
+    ),
 }

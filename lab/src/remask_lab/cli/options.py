@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from remask.cli import early
 from remask.cli.shared_options import (
     add_config_option,
     add_engine_options,
@@ -175,3 +176,20 @@ def profile_ops(parser: argparse.ArgumentParser) -> None:
     add(parser, rounds={"default": 3, "help": "turns with and without instruments"})
     parser.add_argument("--plot", metavar="FILE", help="draw the roofline into this PNG file")
     add_shape(parser)
+
+
+def verify(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="folder or hub id of a checkpoint in safetensors")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python code that the checkpoint brings, as the reference (default: transformers' own classes)",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="what is asked (default: a question)")
+    parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="length of the answer (default 32)")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 (default float32)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, ... (default cpu)")
+    add(parser, "sampling")
+    parser.add_argument("--hf-overrides", metavar="JSON", help="keys laid over those of MODEL's config.json")
+    parser.set_defaults(early=early.check)

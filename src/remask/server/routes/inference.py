@@ -11,10 +11,10 @@ from remask.server.answers.messages import MessagesAnswer
 from remask.server.answers.responses import ResponsesAnswer
 from remask.server.errors import json_response
 from remask.server.protocol.conversation import DetokenizeBody, TokenizeBody
-from remask.server.protocol.generation import ChatBody, CompletionBody
+from remask.server.protocol.generation import ChatBody, CompletionBody, GenerationBody
 from remask.server.protocol.messages import CountTokensBody, MessagesBody
 from remask.server.protocol.responses import ResponsesBody
-from remask.server.service import service_of
+from remask.server.service import Service, service_of
 from remask.text.prompts import text_tokens
 
 
@@ -36,6 +36,32 @@ class DetokenizedText(Answer):
     """The text of token ids, special tokens included."""
 
     prompt: str
+
+
+class Rendered(Answer):
+    """A prompt as the model reads it."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+
+
+async def render_chat(request: Request, body: ChatBody) -> Response:
+    """Return the token ids of a conversation, as its answer would begin with, for routers that know prompts by them."""
+    service = service_of(request)
+    (told,) = _rendered(service, body, await service.render(request, body, service.intake.chat))
+    return json_response(told)
+
+
+async def render_completion(request: Request, body: CompletionBody) -> Response:
+    """Return the token ids of each prompt."""
+    service = service_of(request)
+    return json_response(_rendered(service, body, await service.render(request, body, service.intake.completion)))
+
+
+def _rendered(service: Service, body: GenerationBody, prompts: list[tuple[str, list[int]]]) -> list[Rendered]:
+    model = body.model or service.config.model_names[0]
+    return [{"request_id": name, "model": model, "token_ids": tokens} for name, tokens in prompts]
 
 
 async def chat_completions(request: Request, body: ChatBody) -> Response:
