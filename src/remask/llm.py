@@ -1,6 +1,7 @@
 """`LLM`: one object with a model, its engine and its depth table."""
 
 import logging
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from inspect import signature
@@ -9,7 +10,7 @@ from typing import Any, Literal, Never
 
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings, Reads
-from remask.checks import ModelKind, QuantizationChoice
+from remask.checks import BUNDLED_MODELS, SMOLLM2, ModelKind, QuantizationChoice
 from remask.depth.table import DepthTable
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.engine import Engine
@@ -40,6 +41,9 @@ from remask.text.tokenizer import Tokenizer
 __all__ = ["LLM", "Canvas", "Decided", "Output", "Sampling", "StreamedOutput"]
 
 log = logging.getLogger(__name__)
+
+_SMALL = tuple(name for name in BUNDLED_MODELS if name != SMOLLM2)
+"""Models that are loaded in no time."""
 
 _BEST_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
@@ -78,7 +82,8 @@ class LLM:
             weights are read. `auto` is the fastest that fits on a CPU, the dtype included. Hidden states stay of the
             dtype, and K/V too unless it is float32 on a CPU: then they are bfloat16. None is what the model's files
             advise for CPUs, else the widest that fits where no dtype is named, and `none` the dtype.
-        progress: show progress bars on stderr while loading and profiling.
+        progress: tell on stderr what is loaded, where that takes a while, and how far loading and answers have come: a
+            bar on a terminal, and else a line every few seconds.
         tokenizer: what has the tokenizer where it is not with the model: a folder, a GGUF file, or a hub id.
         chat_template: a template (Jinja) in place of the tokenizer's own.
         reads: what will be asked of the model: `tokens`, `text` or `chat`. One that cannot read these is refused before
@@ -114,7 +119,7 @@ class LLM:
         spare_cores: int = 0,
         tensor_parallel: int = 1,
         quantization: QuantizationChoice = None,
-        progress: bool = False,
+        progress: bool = True,
         tokenizer: str | None = None,
         chat_template: str | None = None,
         reads: Reads = "tokens",
@@ -147,6 +152,8 @@ class LLM:
         # Whatever can be refused without the weights is, as reading these may take minutes.
         limits = engine or EngineConfig()
         announce_download(settings, place, limits)
+        if progress and model not in _SMALL:
+            print(f"remask: loading {model}", file=sys.stderr, flush=True)
         found = find_model(settings)
         self.refused_adapters = found.refused
         usual = found.usual.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache

@@ -8,7 +8,7 @@ model was found in, by the code that would make it now; else it is written anew.
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import xxhash
@@ -124,7 +124,7 @@ def _fill(weights: Weights, found: Mapping[str, Tensor]) -> None:
     for name, target in _slots(weights).items():
         if isinstance(target, QuantisedMatrix):
             parts = [key for key in left if key.startswith(f"{name}.")]
-            target.take({key.removeprefix(f"{name}."): left.pop(key) for key in parts})
+            target.restore({key.removeprefix(f"{name}."): left.pop(key) for key in parts})
         elif (tensor := left.pop(name, None)) is not None and (tensor.shape, tensor.dtype) == (
             target.shape,
             target.dtype,
@@ -141,5 +141,6 @@ def _digest(held: Mapping[str, Tensor]) -> str:
     found = xxhash.xxh3_128()
     for name, tensor in sorted(held.items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy())
+        content: Any = tensor.flatten().view(torch.uint8).numpy()
+        found.update(content)
     return found.hexdigest()

@@ -6,7 +6,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.table import DepthTable, Nats
@@ -15,6 +14,7 @@ from remask.engine.engine import Engine
 from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.machine.progress import Progress
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
@@ -49,9 +49,8 @@ def measure(
     model, buckets = session.model.unrounded(), dict[int, Record]()
     layers, count = model.config.layers, 0
     canvases = [_canvas(session, request) for request in requests]
-    for request, canvas in tqdm(
-        zip(requests, canvases, strict=True), "requests", len(canvases), unit="req", disable=not progress
-    ):
+    asked = zip(requests, canvases, strict=True)
+    for request, canvas in Progress("measuring", len(canvases), "requests", shown=progress).over(asked):
         length = _prefix(session, request)
         ratio, prefix = percent(length, len(canvas)) // BUCKET * BUCKET, prefix_hash(request.prompt_token_ids[:length])
         record = buckets.setdefault(ratio, Record(layers, bound))

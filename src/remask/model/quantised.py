@@ -116,7 +116,7 @@ class QuantisedMatrix(Tensor):
         """What it holds in memory, by name."""
         raise NotImplementedError
 
-    def take(self, parts: Mapping[str, Tensor]) -> None:
+    def restore(self, parts: Mapping[str, Tensor]) -> None:
         """Hold what `parts` of a matrix of the same kind and shape were. Raises `ConfigError` where they are not."""
         raise NotImplementedError
 
@@ -201,7 +201,7 @@ class _Scaled(QuantisedMatrix):
     def parts(self) -> Mapping[str, Tensor]:
         return {"values": self.numbers, "scales": self.scales}
 
-    def take(self, parts: Mapping[str, Tensor]) -> None:
+    def restore(self, parts: Mapping[str, Tensor]) -> None:
         own = self.parts()
         _check_parts(parts, {name: (part.shape, part.dtype) for name, part in own.items()})
         for name, part in own.items():
@@ -359,7 +359,7 @@ class PackedInt8Matrix(QuantisedMatrix):
         values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
         return {"values": values.view(self.shape), "scales": scales.view(self.shape[:-1])}
 
-    def take(self, parts: Mapping[str, Tensor]) -> None:
+    def restore(self, parts: Mapping[str, Tensor]) -> None:
         rows = self.shape[:-1]
         _check_parts(parts, {"values": (self.shape, torch.int8), "scales": (rows, torch.float32)})
         values = parts["values"].reshape(-1, sum(self.pieces), self.shape[-1])
