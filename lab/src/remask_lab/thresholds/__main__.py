@@ -22,6 +22,11 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("task", choices=("town", "open"))
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
+    known = [each for each in THRESHOLDS if each is not None]
+    parser.add_argument(
+        "--thresholds", type=float, nargs="+", default=[0.0, *known], help="0: one token a step (default: all)"
+    )
+    parser.add_argument("--penalties", type=float, nargs="+", default=PENALTIES, help="default: all")
     parser.add_argument("--questions", type=int, default=400, help="of town (default: %(default)s)")
     parser.add_argument("--shops", type=int, default=8, help="of a page of town (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=48, help="of an answer of open (default: %(default)s)")
@@ -40,7 +45,7 @@ def main() -> None:
         facts = about(llm, seed=args.seed, settings={**own, "part": args.part, "cache": llm.session.cache_name})
         sweep = Sweep(args.json, f"thresholds {args.task}", facts)
         workload = town(llm, args.questions, args.shops, args.seed) if args.task == "town" else None
-        for part, penalty, threshold in product(parts, PENALTIES, THRESHOLDS):
+        for part, penalty, threshold in product(parts, args.penalties, [each or None for each in args.thresholds]):
             sampling = {"threshold": threshold, "repetition_penalty": penalty}
             asks = partial(ask_open, llm, args.max_tokens) if workload is None else partial(ask_town, llm, workload)
             point = {"threshold": threshold, "penalty": penalty, "part": f"{part.start}-{part.stop - 1}"}
