@@ -413,7 +413,7 @@ class Session:
             for events in each:
                 passes += 1
                 written += sum(len(event.transfer.positions) for event in events if event.transfer is not None)
-                bar.update(0, f"{written} tokens in {passes} passes")
+                bar.update(0, f"step {passes}, {written} tokens")
                 for event in events:
                     if event.result is not None:
                         bar.update()

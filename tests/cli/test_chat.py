@@ -22,7 +22,8 @@ from tests.server.serving import CHATS, QUESTIONS, Running, make_llm, serving
 SYSTEM, USER = CHATS[0][0]["content"], CHATS[0][1]["content"]
 HELP = (
     "/continue goes on with the last answer, /edit TEXT goes on from TEXT in its place, /new starts a new "
-    "conversation, /exit or /quit ends it, /system shows the system prompt, /help says this. All else is for the model."
+    "conversation, /exit or /quit ends it, /system shows the system prompt, /page FILE takes a page of your own to ask "
+    "about, /help says this. All else is for the model."
 )
 
 
@@ -148,7 +149,7 @@ def test_help_is_the_chats_own_answer(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert told == [HELP]
     assert error.splitlines() == [
         "error: Unknown command '/hepl'. Did you mean '/help'? Available: /continue, /edit, /exit, /help, /new, "
-        "/quit, /system."
+        "/page, /quit, /system."
     ]
 
 

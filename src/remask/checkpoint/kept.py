@@ -7,6 +7,7 @@ model was found in, by the code that would make it now; else it is written anew.
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from remask import __version__
+from remask.checkpoint.fingerprint import digest
 from remask.errors import CheckpointError, RemaskError
 from remask.machine.device import cache_folder
 from remask.machine.disk import whole_file
@@ -45,7 +46,7 @@ class KeptWeights:
         """
         name = str(dtype).removeprefix("torch.")
         self.file = cache_folder() / "weights" / f"{identity}-{name}.safetensors"
-        self._stamp = {"version": __version__, "made_of": _states(sources), "made_by": _states(_code())}
+        self._stamp = {"made_of": _states(sources), "made_by": _code()}
 
     def read(self, weights: Weights) -> bool:
         """Fill `weights`, which are empty, and return True; False where they have to be made.
@@ -87,16 +88,18 @@ class KeptWeights:
         log.info("the weights are kept in %s (%d MB), which makes further starts fast", self.file, _megabytes(held))
 
 
-def _code() -> list[Path]:
-    """The files of this package that decide what weights are made of a checkpoint."""
+@cache
+def _code() -> str:
+    """Identifies the code that decides what weights are made of a checkpoint, so that no other version reads them."""
     package = Path(__file__).parents[1]
-    return sorted(path for folder in ("checkpoint", "families", "model") for path in (package / folder).glob("*.py"))
+    files = sorted(path for folder in ("checkpoint", "families", "model") for path in (package / folder).glob("*.py"))
+    return digest(path.read_bytes() for path in files)
 
 
 def _states(paths: Iterable[Path]) -> str:
     """Identifies files by their sizes and times."""
-    states = [path.stat() for path in paths]
-    return xxhash.xxh3_64_hexdigest(" ".join(f"{state.st_size}@{state.st_mtime_ns}" for state in states).encode())
+    states = (path.stat() for path in paths)
+    return digest(f"{state.st_size} {state.st_mtime_ns}".encode() for state in states)
 
 
 def _megabytes(held: Mapping[str, Tensor]) -> int:

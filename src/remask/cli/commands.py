@@ -137,7 +137,7 @@ _OWN = {
     "demo": Command(
         "remask.cli.demo",
         "eight questions about a page, with and without caches, in a minute",
-        examples=("remask demo",),
+        examples=("remask demo", "remask demo --threads 2"),
         opening=_OPENING,
         banner=(
             "the answers and the table go to standard output",

@@ -1,8 +1,8 @@
 """The page that `smollm2` is shown with: the eight questions of `remask demo`, and what its card offers.
 
 It is the first page that `town` draws from `SEED`, so nobody wrote it for the model. Of `CANDIDATES` questions about it
-those were taken that are answered right without a cache and under `bicache`, whatever all-layer reuse makes of them
-(`python -m remask_lab page` asks all of them anew).
+the first ones of each kind are taken that are answered right both without a cache and under `bicache`, whatever
+all-layer reuse makes of them. `python -m remask_lab page` asks all of them.
 """
 
 from typing import Final
@@ -12,10 +12,10 @@ from remask.tasks.town import TownRequest, TownSettings, make_workload
 SEED: Final = 3
 SHOPS: Final = 8
 CANDIDATES: Final = 24
-ASKED: Final = (0, 1, 2, 3, 4, 5, 6, 7)
-"""Of the candidates: four look-ups, a record, and three counts."""
-OFFERED: Final = (0, 1, 5)
-"""Of these: those that a card shows, of two kinds."""
+ASKED: Final = (0, 2, 3, 4, 5, 1, 8, 12)
+"""Of the candidates: four look-ups, two of a shop and two of a street, a record, and three counts."""
+OFFERED: Final = (1, 3, 6)
+"""Of these: those that a card shows, each of another kind."""
 SAMPLING: Final = {"max_tokens": 32}
 """On top of the model's own: the longest answer, a record, has 30 tokens."""
 
