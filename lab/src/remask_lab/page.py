@@ -37,7 +37,7 @@ def main() -> None:
         ]
         for number, item in enumerate(asked)
     ]
-    print(markdown_table(["", "", "kind", "question", *CACHES], rows, aligned=True))
+    print(markdown_table(["", "kind", "question", *CACHES], rows, aligned=True))
     print(", ".join(f"{cache}: {sum(found)} of {len(found)}" for cache, found in right.items()))
 
 
