@@ -10,7 +10,7 @@ from typing import Any, Literal, Never
 
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings, Reads
-from remask.checks import BUNDLED_MODELS, SMOLLM2, ModelKind, QuantizationChoice
+from remask.checks import ModelKind, QuantizationChoice
 from remask.depth.table import DepthTable
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.engine import Engine
@@ -42,8 +42,8 @@ __all__ = ["LLM", "Canvas", "Decided", "Output", "Sampling", "StreamedOutput"]
 
 log = logging.getLogger(__name__)
 
-_SMALL = tuple(name for name in BUNDLED_MODELS if name != SMOLLM2)
-"""Models that are loaded in no time."""
+_TOLD = 20_000_000
+"""Parameters from which on loading is told: fewer are loaded in no time."""
 
 _BEST_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
@@ -152,9 +152,9 @@ class LLM:
         # Whatever can be refused without the weights is, as reading these may take minutes.
         limits = engine or EngineConfig()
         announce_download(settings, place, limits)
-        if progress and model not in _SMALL:
-            print(f"remask: loading {model}", file=sys.stderr, flush=True)
         found = find_model(settings)
+        if progress and found.config.parameters >= _TOLD:
+            print(f"remask: loading {model}", file=sys.stderr, flush=True)
         self.refused_adapters = found.refused
         usual = found.usual.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
         policy, policy_settings = from_file(usual, cache_config)

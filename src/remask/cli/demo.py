@@ -21,7 +21,7 @@ CACHES: Final = {
     "bicache": "the page is kept, and the first layers alone read it",
 }
 _WIDTH: Final = 100
-_SHOWN: Final = 44  # characters of a question
+_SHOWN: Final = 56  # characters of a question
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`python -m remask_lab thresholds town|open`: how sure must a model be of a token to write it?
 
-Each threshold, and one token a step, with the repetition penalty and without, under the model's own cache: right
+Each threshold, and one token a step, with penalties of two kinds and without, under the model's own cache: right
 answers, passes, tokens and seconds. `town` asks questions about pages, `open` those of a list that stands beside this
 command. A part of a setting is written as soon as it is measured, so the same command goes on where it was
 interrupted; what was measured is printed as a table.
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument(
         "--thresholds", type=float, nargs="+", default=[0.0, *known], help="0: one token a step (default: all)"
     )
-    parser.add_argument("--penalties", type=float, nargs="+", default=PENALTIES, help="default: all")
+    parser.add_argument("--penalties", nargs="+", default=[*PENALTIES], choices=PENALTIES, help="default: all")
     parser.add_argument("--questions", type=int, default=400, help="of town (default: %(default)s)")
     parser.add_argument("--shops", type=int, default=8, help="of a page of town (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=48, help="of an answer of open (default: %(default)s)")
@@ -46,7 +46,7 @@ def main() -> None:
         sweep = Sweep(args.json, f"thresholds {args.task}", facts)
         workload = town(llm, args.questions, args.shops, args.seed) if args.task == "town" else None
         for part, penalty, threshold in product(parts, args.penalties, [each or None for each in args.thresholds]):
-            sampling = {"threshold": threshold, "repetition_penalty": penalty}
+            sampling = {"threshold": threshold, **PENALTIES[penalty]}
             asks = partial(ask_open, llm, args.max_tokens) if workload is None else partial(ask_town, llm, workload)
             point = {"threshold": threshold, "penalty": penalty, "part": f"{part.start}-{part.stop - 1}"}
             sweep.row(point, partial(asks, sampling, part))

@@ -17,8 +17,12 @@ from remask_lab.records.markdown import markdown_table, shown
 
 THRESHOLDS: Final = (None, 0.9, 0.8, 0.7)
 """Probabilities from which on a token is written; None: one token a step."""
-PENALTIES: Final = (1.1, 1.0)
-"""Of repetition; 1: none."""
+PENALTIES: Final[Mapping[str, Mapping[str, float]]] = {
+    "repetition 1.1": {"repetition_penalty": 1.1},
+    "none": {},
+    "presence 1": {"presence_penalty": 1.0},
+}
+"""What keeps a text from repeating itself. A repetition penalty counts the prompt's tokens too, presence does not."""
 REPEATED: Final = 4
 """Words in a row that stand twice in a text that repeats itself."""
 RULE: Final = (
@@ -103,7 +107,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     `rows` are those of a sweep: of each the point, with `threshold` and `penalty`, and the result of a part.
     """
 
-    def setting(row: Mapping[str, Any]) -> tuple[float, float]:
+    def setting(row: Mapping[str, Any]) -> tuple[str, float]:
         return row["point"]["penalty"], row["point"]["threshold"] or 1.0
 
     grouped = {own: list(parts) for own, parts in groupby(sorted(rows, key=setting, reverse=True), key=setting)}
@@ -119,7 +123,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             [
                 "-" if threshold == 1.0 else f"{threshold:g}",
-                f"{penalty:g}",
+                penalty,
                 str(len(right)),
                 percent_text(share, ends),
                 _over(found, grouped.get((penalty, 1.0), ())),
