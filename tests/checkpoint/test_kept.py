@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from remask.checkpoint import kept, loaded
+from remask.checkpoint.load import load_weights
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.checks import Quantization
@@ -23,7 +24,7 @@ class Opening:
     """Opens a model, and counts how often its weights are made."""
 
     def __init__(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made, self._make = 0, loaded.load_weights
+        self.made, self._make = 0, load_weights
         self.folder = cache / "remask" / "weights"
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
         monkeypatch.setattr(loaded, "load_weights", self._counted)
@@ -78,7 +79,7 @@ def _change(place: int) -> Callable[[Path], None]:
     return change
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "a bit of a weight": _change(-1),
     "a bit of the header": _change(20),
     "its end": lambda file: file.write_bytes(file.read_bytes()[:-100]),

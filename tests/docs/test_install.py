@@ -43,7 +43,7 @@ def test_what_is_quiet_is_shown_where_it_fails(tmp_path: Path) -> None:
     """On a terminal or not, success says nothing, and a failure shows its end, names the file and keeps the status."""
     log = tmp_path / "pip.log"
     for script, status in (("echo fine", 0), ("seq 100; echo broken >&2; exit 3", 3)):
-        command = [ROOT / "scripts" / "quietly", log, "bash", "-c", script]
+        command = [str(ROOT / "scripts" / "quietly"), str(log), "bash", "-c", script]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (status, "")
         assert log.read_text().endswith("broken\n" if status else "fine\n")
