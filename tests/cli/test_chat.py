@@ -152,7 +152,7 @@ def test_a_page_of_ones_own_takes_the_place_of_the_system_prompt(
     own = ["bundled-transit", "--dtype", "float32"]
     status, told, error = chat(monkeypatch, capsys, lines, *own, system=None)
     prompt = "Answer from this page. The cafe is in Mill Street."
-    assert (status, told) == (0, ["Ask about it: 7 words.", prompt, prompt])
+    assert (status, told) == (0, ["Ask about it: 6 words.", prompt, prompt])
     refused, missing, unknown = error.splitlines()
     assert refused == f"error: /page: {str(empty)!r} is empty"
     assert missing.startswith("error: /page: cannot open ''")
