@@ -6,7 +6,7 @@ model was found in, by the code that would make it now; else it is written anew.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -48,27 +48,28 @@ class KeptWeights:
         self.file = cache_folder() / "weights" / f"{identity}-{name}.safetensors"
         self._stamp = {"made_of": _states(sources), "made_by": _code()}
 
-    def read(self, weights: Weights) -> bool:
-        """Fill `weights`, which are empty, and return True; False where they have to be made.
+    def read(self, empty: Callable[[], Weights]) -> Weights | None:
+        """The weights, in the place that `empty` makes for them; None where they have to be made.
 
         A file that is damaged is named in a warning.
         """
         if not self.file.is_file():
-            return False
+            return None
         try:
             with safe_open(self.file, framework="pt") as file:
                 stamp = file.metadata() or {}
                 if any(stamp.get(name) != value for name, value in self._stamp.items()):
                     log.debug("%s is of other files or of another version, and is written anew", self.file)
-                    return False
+                    return None
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             if stamp.get("digest") != _digest(found):
                 raise CheckpointError("its content is not what was written")
+            weights = empty()
             _fill(weights, found)
         except (SafetensorError, OSError, RemaskError) as error:
             log.warning("%s is damaged, and is written anew: %s", self.file, error)
-            return False
-        return True
+            return None
+        return weights
 
     def write(self, weights: Weights) -> None:
         """Keep `weights`, where they are worth it. A disk that is full is told in a warning."""

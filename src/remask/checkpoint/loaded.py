@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +183,9 @@ class FoundModel:
         if made and device.type == "cpu" and shard.size == 1 and self.settings.check_weights:
             files = [folder] if is_gguf(folder) else [folder / CONFIG, *weight_files(folder)]
             kept = KeptWeights(identity, dtype, [*files, *(() if self.adapter is None else self.adapter.files)])
-            weights = empty_weights(self.config, dtype, device, shard, quantization)
-            if kept.read(weights):
-                return weights
+            found = kept.read(partial(empty_weights, self.config, dtype, device, shard, quantization))
+            if found is not None:
+                return found
         how = self.settings.progress, self.settings.check_weights, shard, quantization, self.adapter
         weights = load_weights(folder, family, self.config, dtype, device, *how)
         if kept is not None:
