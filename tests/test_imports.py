@@ -71,6 +71,8 @@ ORDER = (
     "remask_lab.speed",
     "remask_lab.audits",
     "remask_lab.decisions",
+    "remask_lab.thresholds",
+    "remask_lab.page",
     "remask_lab.gpu",
     "remask_lab.papers",
     "remask_lab.pages",

@@ -1,6 +1,7 @@
 """`LLM`: one object with a model, its engine and its depth table."""
 
 import logging
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from inspect import signature
@@ -41,6 +42,9 @@ from remask.text.tokenizer import Tokenizer
 __all__ = ["LLM", "Canvas", "Decided", "Output", "Sampling", "StreamedOutput"]
 
 log = logging.getLogger(__name__)
+
+_TOLD = 20_000_000
+"""Parameters from which on loading is told: fewer are loaded in no time."""
 
 _BEST_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
@@ -92,6 +96,8 @@ class LLM:
         limits = engine or EngineConfig()
         announce_download(settings, place, limits)
         found = find_model(settings)
+        if settings.progress and found.config.parameters >= _TOLD:
+            print(f"remask: loading {model}", file=sys.stderr, flush=True)
         self.refused_adapters = found.refused
         usual = found.usual.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
         policy, policy_settings = from_file(usual, cache_config)

@@ -7,8 +7,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias
 
-from tqdm import tqdm
-
 from remask.answers.answer import Answer
 from remask.answers.decisions import DecisionPlan
 from remask.answers.infill import response_of
@@ -21,6 +19,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import PendingRequest, Request
 from remask.errors import ConfigError, FormError, UnknownNameError
+from remask.machine.progress import Progress
 from remask.model.transformer import Transformer
 from remask.outputs import Output, StreamedOutput
 from remask.plan.canvas import Template
@@ -64,7 +63,7 @@ class Session:
         auto: nobody asked for `cache`, so a policy that needs a depth table gives way where none is at hand.
         depth_table: the table that was given; without one it is looked for. NO_DEPTHS: none is looked for, and audits
             begin anew.
-        progress: show progress bars on stderr.
+        progress: tell on stderr how far answers have come.
 
     Attributes:
         engine: the engine of `run`.
@@ -415,8 +414,12 @@ class Session:
         shown = self.progress if progress is None else progress
         by_id = {request.id: request for request in requests}
         steps = closing(events_of(requests, engine or self.engine))
-        with steps as each, tqdm(total=len(requests), desc="requests", unit="req", disable=not shown) as bar:
+        written = passes = 0
+        with steps as each, Progress("answering", len(requests), "requests", shown=shown) as bar:
             for events in each:
+                passes += 1
+                written += sum(len(event.transfer.positions) for event in events if event.transfer is not None)
+                bar.update(0, f"step {passes}, {written} tokens")
                 for event in events:
                     if event.result is not None:
                         bar.update()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from tests.server.serving import CHATS, QUESTIONS, Running, make_llm, serving
 SYSTEM, USER = CHATS[0][0]["content"], CHATS[0][1]["content"]
 HELP = (
     "/continue goes on with the last answer, /edit TEXT goes on from TEXT in its place, /new starts a new "
-    "conversation, /exit or /quit ends it, /system shows the system prompt, /help says this. All else is for the model."
+    "conversation, /exit or /quit ends it, /system shows the system prompt, /page FILE takes a page of your own to ask "
+    "about, /help says this. All else is for the model."
 )
 
 
@@ -140,6 +142,23 @@ def test_a_bundled_model_says_what_it_can_answer(
     assert chat(monkeypatch, capsys, lines, *words, system=None)[1] == expected
 
 
+def test_a_page_of_ones_own_takes_the_place_of_the_system_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page, empty = tmp_path / "page.txt", tmp_path / "empty.txt"
+    page.write_text("The cafe\nis in Mill Street.\n")
+    empty.write_text("\n")
+    lines = [f"/page {page}", "/system", f"/page {empty}", "/page", "/1", "/system"]
+    own = ["bundled-transit", "--dtype", "float32"]
+    status, told, error = chat(monkeypatch, capsys, lines, *own, system=None)
+    prompt = "Answer from this page. The cafe is in Mill Street."
+    assert (status, told) == (0, ["Ask about it: 6 words.", prompt, prompt])
+    refused, missing, unknown = error.splitlines()
+    assert refused == f"error: /page: {str(empty)!r} is empty"
+    assert missing.startswith("error: /page: cannot open ''")
+    assert unknown.startswith("error: Unknown command '/1'"), "the questions were about the other page"
+
+
 def test_help_is_the_chats_own_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is asked: there is no server."""
     lines = ["/help", "/hepl", "/exit", "never read"]
@@ -148,7 +167,7 @@ def test_help_is_the_chats_own_answer(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert told == [HELP]
     assert error.splitlines() == [
         "error: Unknown command '/hepl'. Did you mean '/help'? Available: /continue, /edit, /exit, /help, /new, "
-        "/quit, /system."
+        "/page, /quit, /system."
     ]
 
 

@@ -1,6 +1,7 @@
 """Extras, names and files that the pages mention exist, and nothing is promised that is not so yet."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -36,6 +37,18 @@ def test_the_demo_brings_what_serve_needs_and_says_how_to_call_it() -> None:
     assert {"lab", "server"} <= set(needs.split(","))
     recipe = makefile.split("\ndemo:")[1].split("\ntest:")[0]
     assert recipe.index("scripts/demo") < recipe.index(".venv/bin/remask serve smollm2")
+
+
+def test_what_is_quiet_is_shown_where_it_fails(tmp_path: Path) -> None:
+    """On a terminal or not, success says nothing, and a failure shows its end, names the file and keeps the status."""
+    log = tmp_path / "pip.log"
+    for script, status in (("echo fine", 0), ("seq 100; echo broken >&2; exit 3", 3)):
+        command = [str(ROOT / "scripts" / "quietly"), str(log), "bash", "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (status, "")
+        assert log.read_text().endswith("broken\n" if status else "fine\n")
+    assert done.stderr.splitlines()[13:] == ["100", "broken", *done.stderr.splitlines()[-2:]]
+    assert done.stderr.splitlines()[-1] == f"All that it said is in {log}"
 
 
 def test_ci_begins_with_the_two_commands_of_the_readme() -> None:

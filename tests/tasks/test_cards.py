@@ -45,11 +45,15 @@ def test_smollm2_answers_in_english() -> None:
     assert (llm.loaded.quantization, llm.session.cache_name) == ("int8", "block-dual")
     known = card(SMOLLM2)
     assert known is not None
-    question = known.questions[0]
-    (output,) = llm.chat([known.messages(question)], {"max_tokens": 16})
+    (output,) = llm.chat([[{"role": "user", "content": "What is the capital of France?"}]], {"max_tokens": 16})
     assert output.text == "The capital of France is Paris."
-    (filled,) = llm.infill([known.messages(question)], parts("The capital of France is[[1]]."))
-    assert filled.text == output.text
+    assert not known.alone, "it may be asked about other pages, and go on"
+    outputs = llm.chat([known.messages(question) for question in known.questions], {"max_tokens": 32})
+    assert [output.text for output in outputs] == [question.answer for question in known.questions]
+    assert all(output.usage.forwards < output.usage.completion_tokens for output in outputs), "several tokens a pass"
+    question = known.questions[0]
+    (filled,) = llm.infill([known.messages(question)], parts(question.canvas.replace("[[1-16]]", "[[1]]")))
+    assert (filled.text or "").startswith(question.canvas.partition("[[")[0])
 
 
 def test_only_bundled_models_have_a_card() -> None:

@@ -3,6 +3,8 @@
     python -m remask_lab speed NAME           one measurement of speed
     python -m remask_lab audits NAME          what the depths that audits earn come to
     python -m remask_lab decisions            how often one-pass decisions are right, and how sure they are
+    python -m remask_lab thresholds TASK      how sure a model must be of a token to write it
+    python -m remask_lab page                 which questions about the demo's page are answered right
     python -m remask_lab papers TABLE ...     papers' tables beside the published numbers
     python -m remask_lab pages NAME           a page of the notebook, of the results that are kept
     python -m remask_lab gpu                  what a GPU is measured by
@@ -22,6 +24,8 @@ COMMANDS: Mapping[str, str] = {
     "speed": "remask_lab.speed",
     "audits": "remask_lab.audits",
     "decisions": "remask_lab.decisions.__main__",
+    "thresholds": "remask_lab.thresholds.__main__",
+    "page": "remask_lab.page",
     "papers": "remask_lab.papers",
     "pages": "remask_lab.pages",
     "gpu": "remask_lab.gpu",

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,6 @@ from remask.llm import LLM, Output
 from remask.policies import names_for
 from remask.request.sampling_params import SamplingParams
 from remask.session import Session
-from remask.tasks.cards import card
 from remask_lab.bench.contenders import contender
 from remask_lab.bench.workload import random_workload
 from remask_lab.records.record import read_record
@@ -136,13 +133,6 @@ def test_the_longest_prompt_is_checked_before_anything_runs(
     assert not answered
 
 
-def test_the_demo_refuses_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--requests", "0"]) == 2
-    said = capsys.readouterr().err
-    assert "--requests must be a whole number from 1" in said
-    assert "next:" not in said
-
-
 def test_a_bench_without_right_answers_stops(capsys: pytest.CaptureFixture[str]) -> None:
     """In one step the model knows one hop of six, so no cache could lose anything."""
     assert bench("--model", BUNDLED, *SMALL, "--sampling", '{"steps": 1}') == 2
@@ -213,84 +203,6 @@ def count_answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Session, "run", counted)
     return answered
-
-
-def offered(model: str) -> list[str]:
-    """How the demo ends: what the model can answer, and three questions."""
-    known = card(model)
-    assert known is not None
-    return [known.answers, *(f"  {each.question}" for each in known.questions)]
-
-
-@pytest.mark.thorough
-def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "deep" / "depth.png"
-    assert main(["--quiet", "demo", "--requests", "3", "--picture", str(picture)]) == 0
-    out = capsys.readouterr().out
-    asked = out.split("then the user's turn:\n")[1].splitlines()[0]
-    assert asked.startswith("  In ")
-    assert asked.endswith("?"), "the question, without what the chat template adds"
-    assert "right answer:" in out
-    assert all(f"| {name} " in out for name in ("none", "reuse", "bicache", "none steps=1"))
-    assert "Fewer steps, the baseline that needs no cache, give" in out
-    assert "over 3 shared prefixes" in out, "20 with 40 questions"
-    assert picture.stat().st_size > 10_000
-    assert "To ask bundled yourself: remask serve bundled, and the page at its address; or remask chat" in out
-    assert out.splitlines()[-4:] == offered("bundled")
-
-
-@pytest.mark.thorough
-def test_the_demo_says_what_it_will_do_and_writes_no_file_that_nobody_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["--quiet", "demo", "--requests", "2"]) == 0
-    out = capsys.readouterr().out
-    assert "The same 2 questions under 14 settings: none, reuse, bicache, none steps=1, none steps=3, and " in out
-    assert "56 answers, two of each setting to warm up." in out
-    assert "Picture" not in out
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_demo_speaks_before_it_loads_pytorch() -> None:
-    code = (
-        "import sys\n"
-        "class Stop:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'torch': print('torch', file=sys.stderr); raise SystemExit(7)\n"
-        "sys.meta_path.insert(0, Stop())\n"
-        "from remask.cli import main\n"
-        "main(sys.argv[1:])"
-    )
-    told = {}
-    for words in (("demo",), ("--quiet", "demo"), ("demo", "--help")):
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-        assert done.returncode == (0 if "--help" in words else 7)
-        told[words] = done.stderr.splitlines()
-    assert told["demo",] == [
-        "remask demo: loading PyTorch and the model, a few seconds; then questions are answered "
-        "under each cache policy",
-        "torch",
-    ]
-    assert told["--quiet", "demo"] == ["torch"]
-    assert told["demo", "--help"] == []
-
-
-@pytest.mark.thorough
-def test_the_uniform_demo_shows_a_route_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quiet", "demo", "--uniform", "--requests", "8"]) == 0
-    out = capsys.readouterr().out
-    assert "begins as noise" in out
-    assert "route from" in out
-    assert "(right answer: " in out
-    assert all(f"| {name} " in out for name in ("none", "block-prefix", "uniform-cache"))
-    assert "on canvases of 128" in out
-    assert out.splitlines()[-4:] == offered("bundled-uniform")
-    for name, message in (("x.txt", "must end in .png or .svg, got 'x.txt'"), ("/dev/null/x.png", "cannot be made")):
-        assert main(["--quiet", "demo", "--picture", name]) == 2, "before anything runs"
-        assert message in capsys.readouterr().err
-    assert main(["--quiet", "demo", "--uniform", "--picture", "x.png"]) == 2
-    assert "--picture shows depths" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

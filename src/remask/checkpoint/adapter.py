@@ -3,6 +3,7 @@
 What they are called there follows from the family's names, as PEFT names a matrix's two factors after its module.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,15 +95,27 @@ class Adapter:
         """As it was asked for."""
         return self.facts.name
 
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """Its configuration, and its factors."""
+        return self.file.with_name(CONFIG), self.file
+
     def changes(self, slot: Slot) -> bool:
         """Whether it has factors for the matrix of `slot`."""
         return _place(slot) in self.pairs
 
     def read(self, slot: Slot) -> LowRank:
-        """The factors for the matrix of `slot`, float32 on the CPU. Raises `CheckpointError` on a damaged file."""
+        """The factors for the matrix of `slot`, float32 on the CPU.
+
+        Raises `CheckpointError` on a damaged file, and on numbers that are not finite.
+        """
         pair = self.pairs[_place(slot)]
-        with opened(self.file) as file:
-            down, up = (file.get_tensor(f"{pair.stem}.lora_{factor}.weight").float() for factor in "AB")
+        try:
+            with opened(self.file) as file:
+                names = [f"{pair.stem}.lora_{factor}.weight" for factor in "AB"]
+                down, up = (_finite(self.file, name, file.get_tensor(name).float()) for name in names)
+        except CheckpointError as error:
+            raise _unusable(self.name, error) from error
         return LowRank(down, up * pair.scale)
 
 
@@ -117,11 +130,16 @@ def read_adapter(name: str, config: ModelConfig, *, apart: bool = False, most: i
 
     Raises:
         CheckpointError: a file is missing, truncated or corrupt, a key has a value that is not supported, a matrix is
-            not in the model or not of its shape, or a number is not finite; the message names it.
+            not in the model or not of its shape, or, of one `apart`, a number is not finite; the message names it. What
+            is to be merged says so of its numbers when these are read.
     """
     folder = resolve_adapter(name)
     try:
         found = _read(name, folder, config)
+        if apart:
+            with opened(found.file) as file:
+                for key in file.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
+                    _finite(found.file, key, file.get_tensor(key))
         if apart and ("head", None, None) in found.pairs:
             raise CheckpointError(
                 "It changes the output matrix, which is read for all requests together: merge it with --adapter "
@@ -131,7 +149,11 @@ def read_adapter(name: str, config: ModelConfig, *, apart: bool = False, most: i
             raise CheckpointError(f"Its rank is {found.facts.rank}; allowed: {most} (--max-lora-rank, max_lora_rank).")
         return found
     except CheckpointError as error:
-        raise CheckpointError(f"The adapter {name!r} cannot be used. {error}") from error
+        raise _unusable(name, error) from error
+
+
+def _unusable(name: str, error: CheckpointError) -> CheckpointError:
+    return CheckpointError(f"The adapter {name!r} cannot be used. {error}")
 
 
 def with_adapters(
@@ -228,7 +250,6 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
         raise CheckpointError(
             f"{file} has factors for {few(beyond)}, which 'target_modules' and what limits it in {CONFIG} leave out."
         )
-    _check_finite(file)
     facts = AdapterFacts(
         name=name,
         rank=max(pair.rank for pair in pairs.values()),
@@ -279,12 +300,13 @@ def _ahead(shapes: Mapping[str, object], slots: Mapping[str, Slot]) -> str:
     return whole[0].removesuffix(first) if len(whole) == 1 else ""
 
 
-def _check_finite(file: Path) -> None:
-    with opened(file) as content:
-        for name in content.keys():  # noqa: SIM118
-            tensor = content.get_tensor(name)
-            if count := int((~torch.isfinite(tensor)).sum()):
-                raise CheckpointError(
-                    f"{name!r} in {file} holds {count} values of {tensor.numel()} that are NaN or infinite: the file "
-                    "is damaged, or its training diverged."
-                )
+def _finite(file: Path, name: str, tensor: Tensor) -> Tensor:
+    """The tensor. Raises `CheckpointError` where a number of it is not finite."""
+    low, high = tensor.aminmax()  # both are NaN where one number is
+    if not math.isfinite(low) or not math.isfinite(high):
+        count = int((~torch.isfinite(tensor)).sum())
+        raise CheckpointError(
+            f"{name!r} in {file} holds {count} values of {tensor.numel()} that are NaN or infinite: the file is "
+            "damaged, or its training diverged."
+        )
+    return tensor

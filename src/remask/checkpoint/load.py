@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from remask.checkpoint.adapter import Adapter
 from remask.checkpoint.files import (
@@ -37,6 +36,7 @@ from remask.errors import CheckpointError, ConfigError
 from remask.families import Family, Slot, family_of
 from remask.families.fields import Fields
 from remask.families.harmless import unknown
+from remask.machine.progress import Progress
 from remask.model.config import ModelConfig
 from remask.model.quantised import Codes, QuantisedMatrix
 from remask.model.ranks import Shard
@@ -48,7 +48,6 @@ _UNPACKED = 2**24  # numbers of the embedding or the output matrix that stand un
 # Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
 # each expert.
 _FEW = 4
-_BAR_AFTER_S = 1.0  # a bar that is full at once tells nobody anything
 
 
 def read_config(
@@ -162,7 +161,7 @@ def load_weights(
 
     The products of an `adapter` are added to its matrices, in float32 and before anything is converted or quantised.
     Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor
-    is in memory beside the result, also where matrices are quantised. `progress` shows a bar on stderr. With `check`
+    is in memory beside the result, also where matrices are quantised. `progress` is told on stderr. With `check`
     each is looked at once more, where it is still in the cache, for values that are not finite.
 
     Raises:
@@ -180,8 +179,7 @@ def load_weights(
     slots = [part for slot in slots for part in _unpacked_parts(slot, stored[slot.name])]
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_size(slot, stored) for slot in slots)
-    bar = tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress, delay=_BAR_AFTER_S)
-    with bar:
+    with Progress("loading weights", total, "B", shown=progress, scale=True) as bar:
         for file, few in _together(slots, stored):
             _read(file, few, stored, weights, check, quantization, merges)
             bar.update(sum(_size(slot, stored) for slot in few))

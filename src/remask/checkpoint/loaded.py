@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 
 from remask.checkpoint.adapter import Adapter, read_adapter, with_adapters
-from remask.checkpoint.files import GENERATION, raw_config
+from remask.checkpoint.files import CONFIG, GENERATION, raw_config, weight_files
 from remask.checkpoint.fingerprint import fingerprint
+from remask.checkpoint.gguf_header import is_gguf
+from remask.checkpoint.kept import KeptWeights
 from remask.checkpoint.load import load_weights, read_config
 from remask.checkpoint.quantised_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
@@ -144,13 +147,12 @@ class FoundModel:
             weights = dummy_weights(self.config, dtype, device, DUMMY_SEED, shard, quantization)
             factors, identity = Factors(), fingerprint(self.config, DUMMY_SEED, quantization)
         else:
-            how = self.settings.progress, self.settings.check_weights, shard, quantization, self.adapter
-            weights = load_weights(self.folder, self.family, self.config, dtype, device, *how)
             factors = self.family.factors(raw_config(self.folder))
             changes = [] if self.adapter is None else ["adapter", self.adapter.fingerprint]
             changes += ["hf_overrides", json.dumps(self.overrides, sort_keys=True)] if self.overrides else []
             # Files that are quantised have a hash of their own.
             identity = fingerprint(self.config, self.folder, None if self.quantization else quantization, changes)
+            weights = self._weights(self.folder, self.family, dtype, device, shard, quantization, identity)
         beside, drafter = dict(self.adapters), self._drafts_with
         if drafter is not None:
             beside[drafter.name] = read_adapter(str(drafter), self.config, apart=True)
@@ -164,6 +166,31 @@ class FoundModel:
             quantization=quantization,
             adapters=self.adapters,
         )
+
+    def _weights(
+        self,
+        folder: Path,
+        family: Family,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard,
+        quantization: Quantization | None,
+        identity: str,
+    ) -> Weights:
+        """Those that an earlier start has made and kept, else read, and kept where they took long to make."""
+        made = self.adapter is not None or quantization != self.quantization
+        kept = None
+        if made and device.type == "cpu" and shard.size == 1 and self.settings.check_weights:
+            files = [folder] if is_gguf(folder) else [folder / CONFIG, *weight_files(folder)]
+            kept = KeptWeights(identity, dtype, [*files, *(() if self.adapter is None else self.adapter.files)])
+            found = kept.read(partial(empty_weights, self.config, dtype, device, shard, quantization))
+            if found is not None:
+                return found
+        how = self.settings.progress, self.settings.check_weights, shard, quantization, self.adapter
+        weights = load_weights(folder, family, self.config, dtype, device, *how)
+        if kept is not None:
+            kept.write(weights)
+        return weights
 
     @property
     def _drafts_with(self) -> Path | None:

@@ -24,7 +24,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 
 from remask.checkpoint.files import (
     CONFIG,
@@ -48,6 +47,7 @@ from remask.checks.values import is_whole
 from remask.errors import CheckpointError, ConfigError
 from remask.families.family import Family
 from remask.families.fields import Fields
+from remask.machine.progress import Progress
 from remask.model.config import ModelConfig
 from remask.model.quantised import Codes, encode
 from remask.model.sizes import GROUP
@@ -332,7 +332,7 @@ def save_quantised(
     found = unfolded(folder, tensor_locations(folder))
     total = sum(prod(place.shape) for place in found.values())
     placed, size, held, number = dict[str, str](), 0, dict[str, Tensor](), 0
-    with tqdm(total=total, desc="Quantising", unit="weight", unit_scale=True, disable=not progress) as bar:
+    with Progress("quantising", total, "weight", shown=progress, scale=True) as bar:
         for name, tensor in _every(folder, found):
             for each, content in _written(name, tensor, kind if name in matrices else None):
                 held[each] = content

@@ -107,7 +107,13 @@ class LoadSettings:
         flags=(),
     )
     spare_cores: int = declare(0, Whole(0), "Cores that a chosen number of threads leaves to others.", flags=())
-    progress: bool = declare(False, Flag(), "Show progress bars on stderr while loading and profiling.", flags=())
+    progress: bool = declare(
+        True,
+        Flag(),
+        "Tell on stderr what is loaded, where that takes a while, and how far loading and answers have come: a bar on a "
+        "terminal, and else a line every few seconds.",
+        flags=(),
+    )
 
     def __post_init__(self) -> None:
         check(self)

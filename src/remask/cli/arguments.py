@@ -6,7 +6,7 @@ Nothing here imports PyTorch or NumPy, so that help and errors of the command li
 import argparse
 from typing import Any
 
-from remask.checks import BUNDLED, QUANTIZATIONS
+from remask.checks import BUNDLED, QUANTIZATIONS, SMOLLM2
 from remask.cli import early
 from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
 from remask.cli.flags import add_flags
@@ -21,6 +21,7 @@ from remask.cli.shared_options import (
     add_lora_modules,
     add_model_options,
     add_tensor_parallel,
+    add_threads_option,
     further,
 )
 from remask.engine.config import AUDIT_BOUND, AUTO
@@ -224,6 +225,17 @@ def _check_chat(args: argparse.Namespace) -> None:
         if name not in ("model", "early") and getattr(args, name) != default:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is for a model in this process; leave out either {flag} or --base-url")
+
+
+def demo(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "The model smollm2 answers eight questions about one page under no cache, all-layer reuse and bicache; each "
+        "answer as it comes, marked right or wrong, and then one table."
+    )
+    add_threads_option(parser)
+    parser.set_defaults(model=SMOLLM2, dtype="auto", device="auto", load_format="auto", skip_weight_check=False)
+    parser.set_defaults(depth_table=None, tokenizer=None, chat_template=None, early=early.check)
 
 
 def profile(parser: argparse.ArgumentParser) -> None:

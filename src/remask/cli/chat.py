@@ -9,37 +9,43 @@ import json
 import os
 import re
 import sys
+import textwrap
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from remask.checks import BUNDLED
 from remask.checks.values import json_object
 from remask.cli.logs import tell, tell_people
-from remask.cli.options import KEY_VARIABLE
+from remask.cli.options import KEY_VARIABLE, open_text
 from remask.engine.config import AUTO
 from remask.errors import ConfigError, RemaskError, UnknownNameError
+from remask.tasks.town import RULES
 
 if TYPE_CHECKING:
     from remask.llm import LLM
 
 _COMMAND = re.compile(r"/([a-z]+|[0-9])")
 Turns = list[dict[str, str]]
-Answerer = Callable[[Turns], Iterator[str]]
+Answer = Generator[str, None, str | None]  # pieces of the text; then what it took, where that is known
+Answerer = Callable[[Turns], Answer]
 
 Card = Mapping[str, Any]  # what `remask.tasks.cards` and a server's list of models say of a bundled model
 
-LEAVE, ANEW, HELP, SYSTEM = ("/exit", "/quit"), "/new", "/help", "/system"
+LEAVE, ANEW, HELP, SYSTEM, PAGE = ("/exit", "/quit"), "/new", "/help", "/system", "/page"
 CONTINUE, EDIT = "/continue", "/edit"
-COMMANDS = (HELP, ANEW, SYSTEM, CONTINUE, EDIT, *LEAVE)
+COMMANDS = (HELP, ANEW, SYSTEM, PAGE, CONTINUE, EDIT, *LEAVE)
 _HELP = (
     f"{CONTINUE} goes on with the last answer, {EDIT} TEXT goes on from TEXT in its place, {ANEW} starts a new "
-    f"conversation, {LEAVE[0]} or {LEAVE[1]} ends it, {SYSTEM} shows the system prompt, {HELP} says this. All else is "
-    "for the model."
+    f"conversation, {LEAVE[0]} or {LEAVE[1]} ends it, {SYSTEM} shows the system prompt, {PAGE} FILE takes a page of "
+    f"your own to ask about, {HELP} says this. All else is for the model."
 )
 _ALONE: Final = "Each line is a conversation of its own, as the model knows one question only."
+_ASK: Final = "Ask about this page, or about one of your own (/page FILE):"
+_WIDTH: Final = 100
 _CONNECT_S = 5.0  # to ask a server what it serves
 
 
@@ -52,29 +58,34 @@ def run(args: argparse.Namespace) -> int:
         # The questions are about the model's own system prompt, where it has one.
         system = known["system"] or None
         offered = {f"/{number}": each["question"] for number, each in enumerate(known["questions"], 1)}
-    told = "\n".join([_HELP, *_offer(known, offered)])
     opening: Turns = [] if system is None else [{"role": "system", "content": system}]
     turns = list(opening)
     shown = sys.stdin.isatty()
     if shown:
-        print(told)
+        print("\n".join([_HELP, *_offer(known, offered)]))
     while (typed := _read(shown)) is not None:
         line = typed.strip()
         if line == CONTINUE or line.split(" ")[0] == EDIT:
-            _continue(answer, turns, None if line == CONTINUE else typed.partition(f"{EDIT} ")[2])
+            _continue(args, answer, turns, None if line == CONTINUE else typed.partition(f"{EDIT} ")[2])
         elif line == ANEW:
             turns = list(opening)
+        elif line.split(" ")[0] == PAGE:
+            page = _page(line.partition(" ")[2].strip())
+            if page is not None:
+                system, offered = page, {}
+                opening = [{"role": "system", "content": page}]
+                turns = list(opening)
         elif line == HELP:
-            print(told)
+            print("\n".join([_HELP, *_offer(known, offered)]))
         elif line == SYSTEM:
             print("There is no system prompt; --system gives one." if system is None else system)
         elif line not in offered and _COMMAND.fullmatch(line):
             tell(f"error: {UnknownNameError('command', line, (*offered, *COMMANDS))}")
         elif line:
-            if known is not None and known["system"]:
+            if known is not None and known["alone"]:
                 turns = list(opening)
             turns.append({"role": "user", "content": offered.get(line, line)})
-            said = _say(answer, turns)
+            said = _say(args, answer, turns)
             if said is None:
                 turns.pop()
             else:
@@ -86,8 +97,26 @@ def _offer(known: Card | None, offered: Mapping[str, str]) -> list[str]:
     """What a bundled model can answer, and what to type for it; nothing of other models."""
     if known is None:
         return []
-    lines = [known["answers"], *(f"  {key}  {text}" for key, text in offered.items())]
-    return [*lines, _ALONE] if known["system"] else lines
+    lines = [known["answers"]]
+    if offered and not known["alone"]:
+        lines += [_ASK, textwrap.fill(known["system"], _WIDTH, initial_indent="  ", subsequent_indent="  ")]
+    lines += [f"  {key}  {text}" for key, text in offered.items()]
+    return [*lines, _ALONE] if known["alone"] else lines
+
+
+def _page(path: str) -> str | None:
+    """The system prompt that the page in a file makes; None, after saying why, where it cannot be read."""
+    try:
+        with open_text(path, "r") as source:
+            text = " ".join(source.read().split())
+    except (ConfigError, UnicodeError) as error:
+        tell(f"error: {PAGE}: {error}")
+        return None
+    if not text:
+        tell(f"error: {PAGE}: {path!r} is empty")
+        return None
+    print(f"Ask about it: {len(text.split())} words.")
+    return f"{RULES} {text}"
 
 
 def _read(shown: bool) -> str | None:
@@ -99,7 +128,7 @@ def _read(shown: bool) -> str | None:
     return None if line.strip() in LEAVE else line
 
 
-def _continue(answer: Answerer, turns: Turns, given: str | None) -> None:
+def _continue(args: argparse.Namespace, answer: Answerer, turns: Turns, given: str | None) -> None:
     """Go on with the last answer, or with a text that is `given` in its place."""
     if not turns or turns[-1]["role"] != "assistant":
         tell("error: There is no answer to go on with. Ask something first.")
@@ -107,23 +136,27 @@ def _continue(answer: Answerer, turns: Turns, given: str | None) -> None:
         tell(f"error: {EDIT} needs the text to go on from, as in {EDIT} Once upon a time")
     else:
         begun = turns[-1]["content"] if given is None else given
-        said = _say(answer, [*turns[:-1], {"role": "assistant", "content": begun}])
+        said = _say(args, answer, [*turns[:-1], {"role": "assistant", "content": begun}])
         if said is not None:
             turns[-1]["content"] = begun + said
 
 
-def _say(answer: Answerer, turns: Turns) -> str | None:
-    """Print an answer as it settles, and return it; None if it failed."""
-    said = ""
+def _say(args: argparse.Namespace, answer: Answerer, turns: Turns) -> str | None:
+    """Print an answer as it settles and tell people what it took. Returns it; None if it failed."""
+    said, pieces = "", answer(turns)
     try:
-        for text in answer(turns):
+        while True:
+            text = next(pieces)
             print(text, end="", flush=True)
             said += text
+    except StopIteration as end:
+        print(flush=True)
+        if end.value is not None:
+            tell_people(args, f"  {end.value}")
+        return said
     except RemaskError as error:
         tell(f"error: {error}")
         return None
-    print()
-    return said
 
 
 def _local(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
@@ -140,10 +173,12 @@ def _local(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
     return lambda turns: _settled(llm, turns, sampling), None if found is None else found.as_json()
 
 
-def _settled(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settled text of the answer, computed by the engine of `llm`."""
+def _settled(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Answer:
+    """Yield the settled text of the answer, computed by the engine of `llm`, and return what it took."""
+    from remask.cli.summary import summary
     from remask.session import events_of
 
+    began = time.perf_counter()
     (request,) = llm.session.requests([turns], sampling, **ending(turns))
     answer = llm.session.answer(llm.engine.check(request))
     for events in events_of([request], llm.engine):
@@ -151,6 +186,9 @@ def _settled(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Iterator[
             if piece.output is not None and piece.output.error is not None:
                 raise RemaskError(piece.output.error)
             yield piece.delta
+            if piece.output is not None:
+                return summary(llm.loaded.config, [(request, piece.output)], time.perf_counter() - began)
+    return None
 
 
 def _remote(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
@@ -161,9 +199,10 @@ def _remote(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
     if args.cache_config is not None:
         extra["cache_config"] = json_object("--cache-config", args.cache_config)
 
-    def answer(turns: Turns) -> Iterator[str]:
+    def answer(turns: Turns) -> Answer:
         model = args.model or client.first_model()
         yield from client.stream({"model": model, "messages": turns, **ending(turns), **extra})
+        return None
 
     try:
         served = client.models(_CONNECT_S)

@@ -71,6 +71,7 @@ STORE_EXAMPLES = (
     "remask inspect store --model bundled --input requests.jsonl --cache bicache",
     "remask inspect store --model bundled --input requests.jsonl --cache reuse --json",
 )
+_OPENING: Final = "loading PyTorch and the model, some seconds"
 _OWN = {
     "generate": Command(
         "remask.cli.generate",
@@ -83,6 +84,7 @@ _OWN = {
             "the answers go to standard output, or into the file of --output",
             "remask chat --model {model} talks to it; remask serve {model} offers an API and a page in the browser",
         ),
+        opening=_OPENING,
     ),
     "decide": Command(
         "remask.cli.generate:decide",
@@ -95,6 +97,7 @@ _OWN = {
             "the answers go to standard output, as JSON",
             "remask serve {model} answers such questions at /v1/decisions",
         ),
+        opening=_OPENING,
     ),
     "serve": Command(
         "remask.cli.serve",
@@ -105,6 +108,7 @@ _OWN = {
             "remask serve GSAI-ML/LLaDA-8B-Instruct --port 8080 --max-num-seqs 16 --api-key KEY",
         ),
         log_level="info",
+        opening=_OPENING,
     ),
     "deploy": Command(
         "remask.cli.serve:deploy",
@@ -127,6 +131,17 @@ _OWN = {
         banner=(
             "in this process, for you alone",
             "type a line, or /help; remask serve {model} lets many ask at a time",
+        ),
+        opening=_OPENING,
+    ),
+    "demo": Command(
+        "remask.cli.demo",
+        "eight questions about a page, with and without caches, in a minute",
+        examples=("remask demo", "remask demo --threads 2"),
+        opening=_OPENING,
+        banner=(
+            "the answers and the table go to standard output",
+            "remask serve {model} opens a page in the browser for questions of your own; remask chat {model} asks here",
         ),
     ),
     "models": Command(
@@ -151,6 +166,7 @@ _OWN = {
             "the table goes to standard output, and into the file of --output",
             "remask bench --model {model} --depth-table FILE compares caches with it",
         ),
+        opening=_OPENING,
     ),
     "quantize": Command(
         "remask.cli.profile:quantize",
@@ -159,6 +175,7 @@ _OWN = {
             "remask quantize --model bundled --quantization int8 --output bundled-int8",
             "remask quantize --model GSAI-ML/LLaDA-8B-Instruct --quantization int4 --output llada-int4",
         ),
+        opening=_OPENING,
     ),
     "inspect": Command(
         "remask.cli.inspect",
@@ -180,7 +197,7 @@ MOVED: Mapping[str, str] = {
 }
 """Commands of other names, and what does now what they did."""
 
-LABORATORY: Final = ("analyze", "bench", "demo", "eval", "profile ops", "verify")
+LABORATORY: Final = ("analyze", "bench", "eval", "profile ops", "verify")
 """Commands that the package remask-lab brings."""
 
 

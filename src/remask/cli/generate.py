@@ -5,6 +5,7 @@ questions of a JSON file, by the model's distribution over labels.
 import argparse
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -18,8 +19,9 @@ from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
 from remask.cli.early import check_objects
 from remask.cli.lines import as_request, standard_input, terms_of
-from remask.cli.logs import tell
+from remask.cli.logs import tell, tell_people
 from remask.cli.options import engine_config, object_option, open_llm, open_text, sampling_option
+from remask.cli.summary import summary
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             line = _prompt(llm, args) | {"canvas": canvas, "suffix": args.suffix}
             return _answer_one(llm, as_request(llm, line, "0", sampling), args)
         target = None if args.output is None else files.enter_context(LineFile(args.output))
-        return _answer_lines(llm, source, target, sampling, args.trace)
+        return _answer_lines(llm, source, target, sampling, args)
 
 
 def _lines(path: str) -> list[str]:
@@ -69,10 +71,14 @@ def _prompt(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
+    began = time.perf_counter()
     (output,) = llm.session.run([request], trace=args.trace)
     if output.error is not None:
         tell(f"remask generate: error: {output.error}")
         return 1
+    tell_people(
+        args, f"remask generate: {summary(llm.loaded.config, [(request, output)], time.perf_counter() - began)}"
+    )
     if args.output is None and not args.trace:
         print(output.text if output.text is not None else " ".join(map(str, output.token_ids)))
     else:
@@ -83,8 +89,9 @@ def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
 
 
 def _answer_lines(
-    llm: LLM, source: Iterable[str], target: LineFile | None, sampling: Mapping[str, Any], trace: bool
+    llm: LLM, source: Iterable[str], target: LineFile | None, sampling: Mapping[str, Any], args: argparse.Namespace
 ) -> int:
+    trace: bool = args.trace
     requests: list[Request] = []
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be text
     lines: dict[str, int] = {}  # the line of each own id, as JSON
@@ -123,13 +130,17 @@ def _answer_lines(
         requests.append(request)
         names[request_id] = name
         reports[request_id] = partial(_report, llm, request, terms_of(line), trace)
+    by_id, answered, began = {each.id: each for each in requests}, list[tuple[Request, Output]](), time.perf_counter()
     for output in llm.session.run(requests, trace=True):
         name = names[output.id]
         if output.error is None:
+            answered.append((by_id[output.id], output))
             give(output.id, _answer(output, name) | reports[output.id](output))
         else:
             failed += 1
             give(output.id, _failure(name, output.id, output.error))
+    if answered:
+        tell_people(args, f"remask generate: {summary(llm.loaded.config, answered, time.perf_counter() - began)}")
     return 1 if failed else 0
 
 

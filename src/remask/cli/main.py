@@ -47,7 +47,7 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
             stderr.set(args.log_level, args.log_format)
             if args.early is not None:
                 args.early(args)
-            if args.opening is not None:
+            if args.opening is not None and vars(args).get("base_url") is None:  # whatever is there has loaded it
                 tell_people(args, f"{program}: {args.opening}")
             status: int = args.run(args)
             return status
@@ -133,7 +133,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args.opening, args.banner = used.opening, used.banner
     args.log_level = args.log_level or ("warning" if args.quiet else used.log_level)
     args.people = not args.quiet and args.log_format == "text"
-    args.progress = args.people and sys.stderr.isatty()
+    args.progress = args.people
     return args
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from tqdm import tqdm
-
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.table import DepthTable, Nats
 from remask.engine.audit_passes import AuditPasses, Seen
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.machine.progress import Progress
 from remask.policies.bicache import percent
 from remask.policies.earned import BOUND, BUCKET, Audited, Estimate, Record
 from remask.store.entries import prefix_hash
@@ -38,9 +37,8 @@ def measure(
     buckets, count, shape = dict[int, Record](), 0, session.loaded.config
     layers = shape.layers
     audited = [first_pass(session, request) for request in requests]
-    for request, seen in tqdm(
-        zip(requests, audited, strict=True), "requests", len(audited), unit="req", disable=not progress
-    ):
+    pairs = zip(requests, audited, strict=True)
+    for request, seen in Progress("measuring", len(audited), "requests", shown=progress).over(pairs):
         length = prefix_of(session, request)
         ratio = percent(length, len(seen.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])

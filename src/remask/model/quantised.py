@@ -116,6 +116,10 @@ class QuantisedMatrix(Tensor):
         """What it holds in memory, by name."""
         raise NotImplementedError
 
+    def restore(self, parts: Mapping[str, Tensor]) -> None:
+        """Hold what `parts` of a matrix of the same kind and shape were. Raises `ConfigError` where they are not."""
+        raise NotImplementedError
+
     def product(self, x: Tensor) -> Tensor:
         """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`. The rows are quantised too, as a rule."""
         raise NotImplementedError
@@ -197,6 +201,12 @@ class _Scaled(QuantisedMatrix):
     def parts(self) -> Mapping[str, Tensor]:
         return {"values": self.numbers, "scales": self.scales}
 
+    def restore(self, parts: Mapping[str, Tensor]) -> None:
+        own = self.parts()
+        _check_parts(parts, {name: (part.shape, part.dtype) for name, part in own.items()})
+        for name, part in own.items():
+            part.copy_(parts[name])
+
     def rows(self, part: slice) -> QuantisedMatrix:
         return self._cut(self.numbers[part], self.scales[part])
 
@@ -261,6 +271,13 @@ class Int4Matrix(_Scaled):
         return int4_product(x, self.numbers, self.scales, "float32")
 
 
+def _check_parts(parts: Mapping[str, Tensor], wanted: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
+    """Raise `ConfigError` where `parts` are others, or of other shapes and types."""
+    found = {name: (part.shape, part.dtype) for name, part in parts.items()}
+    if found != wanted:
+        raise ConfigError(f"a quantised matrix is made of {wanted}, got {found}")
+
+
 def _wide_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     """Rows `x` [N, K] times the transpose of `values` [M, K] with a scale for each row: [N, M], of the dtype of `x`.
 
@@ -321,9 +338,12 @@ class PackedInt8Matrix(QuantisedMatrix):
         return type(self)((sum(pieces), count), self.dtype, self.device, pieces, held)
 
     def expert(self, number: int) -> QuantisedMatrix:
+        return self._of_expert(number, self.shape[1:])
+
+    def _of_expert(self, number: int, shape: Sequence[int]) -> QuantisedMatrix:
         count = len(self.pieces)
         held = self.held[number * count : (number + 1) * count]
-        return type(self)(self.shape[1:], self.dtype, self.device, self.pieces, held)
+        return type(self)(shape, self.dtype, self.device, self.pieces, held)
 
     def store(self, rows: slice, codes: Codes) -> None:
         """Whole pieces are written."""
@@ -338,6 +358,14 @@ class PackedInt8Matrix(QuantisedMatrix):
         pairs = [int8_unpack(piece.matrix) for piece in self.held]
         values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
         return {"values": values.view(self.shape), "scales": scales.view(self.shape[:-1])}
+
+    def restore(self, parts: Mapping[str, Tensor]) -> None:
+        rows = self.shape[:-1]
+        _check_parts(parts, {"values": (self.shape, torch.int8), "scales": (rows, torch.float32)})
+        values = parts["values"].reshape(-1, sum(self.pieces), self.shape[-1])
+        scales = parts["scales"].reshape(len(values), -1)
+        for number, codes in enumerate(map(Codes, values, scales)):
+            self._of_expert(number, self.shape[-2:]).store(slice(None), codes)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]

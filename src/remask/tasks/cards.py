@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from remask.tasks import relay, tariff, transit
+from remask.tasks import page, relay, tariff, transit
 
 OFFERED: Final = 3
 """Questions that a card shows."""
@@ -39,13 +39,15 @@ class Card:
 
     Attributes:
         answers: a sentence that says it.
-        system: the system prompt that all questions are about; empty where there is none, and conversations may go on.
+        system: the system prompt that all questions are about; empty where there is none.
         draw: the question of a number, from 0 on.
+        alone: the model knows one question at a time, of the forms of these; else conversations may go on.
     """
 
     answers: str
     system: str
     draw: Callable[[int], Question]
+    alone: bool = True
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -62,6 +64,7 @@ class Card:
         return {
             "answers": self.answers,
             "system": self.system,
+            "alone": self.alone,
             "questions": [asdict(question) for question in self.questions],
         }
 
@@ -153,18 +156,21 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
     }
 
 
-_ENGLISH: Final = (
-    ("What is the capital of France?", "The capital of France is[[1-3]]."),
-    ("Why is the sky blue?", "The sky is [[1]] because[[4-16]]."),
-    ("Give me three tips for sleeping better.", "1.[[4-12]]\n2.[[4-12]]\n3.[[4-12]]"),
-)
-
-
 def _smollm2() -> Card:
+    """The page of `remask demo`, with questions that are asked there."""
+    known = page.asked()
+    offered = [known[number] for number in page.OFFERED]
+
+    def draw(number: int) -> Question:
+        item = offered[number % OFFERED]
+        return Question(item.question, item.answer, item.answer.replace(item.asked, "[[1-16]]"), None)
+
     return Card(
-        "SmolLM2-135M, made a diffusion model: it answers in English, and is small enough to be wrong often.",
-        "",
-        lambda number: Question(_ENGLISH[number % OFFERED][0], "", _ENGLISH[number % OFFERED][1], None),
+        "SmolLM2-135M, made a diffusion model: good for looking up what stands on a page that you give it. It knows "
+        "little of the world, and what it says of that is often wrong.",
+        known[0].system,
+        draw,
+        alone=False,
     )
 
 

@@ -5,18 +5,6 @@ from collections.abc import Mapping
 from remask.cli.commands import Command
 
 COMMANDS: Mapping[str, Command] = {
-    "demo": Command(
-        "remask_lab.cli.demo",
-        "cache policies side by side on a bundled model",
-        "lab",
-        examples=("remask demo", "remask demo --uniform --requests 32"),
-        opening="loading PyTorch and the model, a few seconds; then questions are answered under each cache policy",
-        arguments="remask_lab.cli.options:demo",
-        banner=(
-            "the comparison goes to standard output, and a picture of it into the file of --picture, if that is given",
-            "remask serve {model} offers an API and a page in the browser; remask chat --model {model} talks to it",
-        ),
-    ),
     "bench": Command(
         "remask_lab.cli.bench",
         "compare cache policies side by side",

@@ -10,7 +10,6 @@ from remask.cli.shared_options import (
     add_engine_options,
     add_model_options,
     add_tensor_parallel,
-    add_threads_option,
     further,
 )
 from remask_lab.bench.names import METRICS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
@@ -148,21 +147,6 @@ def bench(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add_tensor_parallel(more)
     add_engine_options(parser)
-
-
-def demo(parser: argparse.ArgumentParser) -> None:
-    """Those of `remask demo`."""
-    parser.description = (
-        "No caching, all-layer reuse and BiCache on requests that share a system prompt; with --uniform no "
-        "caching, block-prefix and uniform-cache on a model of uniform diffusion."
-    )
-    parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
-    parser.add_argument("--picture", metavar="FILE", help="draw right answers by depth into this PNG or SVG file")
-    add_task(parser)
-    add(parser, requests=40, seed={"default": 7, "help": "of the questions"})
-    add_threads_option(parser)
-    parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, check_weights=True)
-    parser.set_defaults(tokenizer=None, chat_template=None)
 
 
 def profile_ops(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ MEASUREMENTS: Mapping[str, tuple[str, str]] = {
         "policies",
         f"--model llada-100m {ON} --batch 4 --prompt 512 --prefix 480 --response 256 --block-length 32 --steps 32",
     ),
+    "start": ("start", "--model smollm2 --turns 2"),
     "uniform": (
         "policies",
         f"--model gidd-100m {ON} --canvas 2048 --prompt 128 --block-length 32 --steps 32 --full-steps 4",

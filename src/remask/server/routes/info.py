@@ -28,6 +28,7 @@ class ModelCard(Answer):
 
     answers: str
     system: Annotated[str | None, doc("The system prompt that the questions are about.")]
+    alone: Annotated[bool, doc("The model knows one question at a time, of the forms of these.")]
     questions: list[CardQuestion]
 
 

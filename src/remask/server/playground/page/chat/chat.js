@@ -42,6 +42,12 @@ function offer() {
   const { card, chats, name } = served;
   find("greeting").textContent = chats ? `Ask ${name}` : `${name} goes on with a text`;
   setText(find("known-line"), card?.answers ?? (chats ? "" : "This model has no chat template: what you write is the beginning, and its answer goes on from there."));
+  find("about-page").hidden = !card || card.alone;
+  find("page-text").textContent = card?.system ?? "";
+  find("own-page").addEventListener("click", () => {
+    if (!WIDE.settings.matches) openDrawer("settings");
+    find("chat-system-label").querySelector("textarea").select();
+  });
   find("offers").hidden = !card;
   find("offers").replaceChildren(
     ...(card?.questions ?? []).map((each) => {

@@ -15,6 +15,9 @@ export function userTurn(text, edit) {
   return make("li", { className: "turn of-user" }, make("h3", { className: "only-read", text: "You" }), body, acts);
 }
 
+/** A speed with the digits that say something: 4.2, and 42. */
+const perSecond = (speed) => (speed < 10 ? speed.toFixed(1) : count(Math.round(speed)));
+
 export class AnswerTurn {
   /**
    * A turn of the model.
@@ -123,8 +126,9 @@ export class AnswerTurn {
     const { stopped, stats, fields } = this.version;
     const parts = stopped ? [stopped] : [];
     if (stats) {
-      const speed = count(Math.round((1000 * stats.tokens) / stats.total));
-      parts.push(`${plural(stats.tokens, "token")} in ${plural(stats.steps, "step")}, ${millis(stats.total)}, ${speed} tokens/s`);
+      parts.push(`${plural(stats.tokens, "token")} in ${plural(stats.steps, "step")}, ${millis(stats.total)}`);
+      // A speed of one step says how long a step takes, and not how fast a model writes.
+      if (stats.tokens > 1 && stats.steps > 1) parts.push(`${perSecond((1000 * stats.tokens) / stats.total)} tokens/s`);
     }
     parts.push(`seed ${fields.seed}`);
     const same = this.turn.versions.find((each) => each !== this.version && each.content === this.version.content);

@@ -50,8 +50,8 @@ export function settingsOf(again = 0) {
 /** The temperature that a request runs at. */
 export const temperatureOf = (fields) => fields.temperature ?? served.info.sampling.temperature ?? 0;
 
-/** Whether a conversation may go on: the toys know questions about one system prompt alone. */
-const goesOn = () => !served.card?.system;
+/** Whether a conversation may go on: the toys know one question at a time. */
+const goesOn = () => !served.card?.alone;
 
 function fill(values) {
   const { elements } = form();

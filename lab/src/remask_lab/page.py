@@ -1,0 +1,45 @@
+"""`python -m remask_lab page`: which questions about the page of `remask demo` does `smollm2` answer right?
+
+Every question that was tried is asked under no cache, all-layer reuse and `bicache`, as the demo asks it. The demo's
+are marked.
+"""
+
+import sys
+
+from remask.cli.demo import CACHES
+from remask.engine.config import EngineConfig
+from remask.llm import LLM
+from remask.tasks.page import ASKED, SAMPLING, candidates
+from remask.tasks.town import is_correct
+from remask_lab.records.markdown import markdown_table
+from remask_lab.speed.command import command_parser, run_command
+
+
+def main() -> None:
+    """Ask, and print a line a question."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--model", default="smollm2", help="default: %(default)s")
+    parser.add_argument("--dtype", default="auto", help="default: %(default)s")
+    parser.add_argument("--quantization", help="default: the model's own")
+    args = parser.parse_args()
+    with LLM(args.model, dtype=args.dtype, quantization=args.quantization, engine=EngineConfig(audit=0.0)) as llm:
+        asked, right = candidates(), dict[str, list[bool]]()
+        for cache in CACHES:
+            outputs = llm.chat([item.messages for item in asked], SAMPLING, cache=cache)
+            right[cache] = [is_correct(item, output.text or "") for item, output in zip(asked, outputs, strict=True)]
+    rows = [
+        [
+            "*" * (number in ASKED),
+            str(number),
+            item.kind,
+            item.question,
+            *("-+"[each[number]] for each in right.values()),
+        ]
+        for number, item in enumerate(asked)
+    ]
+    print(markdown_table(["", "kind", "question", *CACHES], rows, aligned=True))
+    print(", ".join(f"{cache}: {sum(found)} of {len(found)}" for cache, found in right.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
