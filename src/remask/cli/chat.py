@@ -142,6 +142,7 @@ def _local(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
 
 def _settled(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settled text of the answer, computed by the engine of `llm`."""
+    from remask.machine.speeds import keep
     from remask.session import events_of
 
     (request,) = llm.session.requests([turns], sampling, **ending(turns))
@@ -150,6 +151,8 @@ def _settled(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Iterator[
         for piece in llm.session.pieces(answer, events):
             if piece.output is not None and piece.output.error is not None:
                 raise RemaskError(piece.output.error)
+            if piece.output is not None:
+                keep(llm.loaded.name, len(piece.output.token_ids), piece.output.elapsed_s)
             yield piece.delta
 
 
