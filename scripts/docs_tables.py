@@ -251,9 +251,6 @@ def commands() -> str:
             named = ", ".join(f"`{option(row)}`" for row in own if owners[row] == owner)
             parts.append(f"{named}: as of [`{owner}`](#{owner.replace(' ', '-')}).\n\n")
         parts.append(taken(parser, groups))
-        if parser.epilog:
-            lines = parser.epilog.partition("\n")[2].splitlines()
-            parts.append("".join(["```\n", *(f"{line.strip()}\n" for line in lines), "```\n\n"]))
     return "".join(parts).rstrip("\n") + "\n"
 
 

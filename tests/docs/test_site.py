@@ -77,7 +77,8 @@ SOUGHT = {
     "quickstart": ("quickstart",),
     "gguf": ("models", "your-model"),
     "laptop": ("laptop",),
-    "infilling": ("infilling",),
+    "masked sentence": ("infilling",),
+    "fourteen hours": ("gsm8k",),
     "bicache": ("caches", "how-bicache", "when-bicache"),
     "options": ("commands",),
 }

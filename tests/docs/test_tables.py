@@ -102,7 +102,7 @@ def test_every_option_of_every_help_is_there() -> None:
 
 
 def test_every_word_of_a_view_and_every_class_of_plans_is_there() -> None:
-    page = text("policy-reference.md")
+    page = text("lab/policy-reference.md")
     named = set(re.findall(r"^\| `(\w+)", page.split("### `View`\n")[1].split("\n### ")[0], re.MULTILINE))
     own = {
         name
