@@ -109,4 +109,4 @@ def test_pictures_are_up_to_date(name: str) -> None:
     scene = DRAWN["OF_CACHES"][name]
     text = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
     assert text == DRAWN["svg"](scene, DRAWN["panels"](scene)), "run: python scripts/docs_pictures.py"
-    assert f"](images/{name}.svg)" in PAGE
+    assert f"](../docs/images/{name}.svg)" in PAGE
