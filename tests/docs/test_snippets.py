@@ -95,13 +95,19 @@ def python_pages() -> list[str]:
     return sorted({block.page for block in BLOCKS if block.language == "python" and block.page not in SHOWN})
 
 
+def by_cost(page: str) -> Any:
+    """The page as a parameter; `smollm2` takes seconds, so that the README alone asks it among the quick tests."""
+    dear = page != "README.md" and 'LLM("smollm2"' in (ROOT / page).read_text("utf-8")
+    return pytest.param(page, marks=pytest.mark.thorough) if dear else page
+
+
 def file_name(block: Block) -> str | None:
     """The name of the file that a block is; None: it is none."""
     found = re.match(r"# (\w+\.py)\n", block.code)
     return None if block.language != "python" or found is None else found[1]
 
 
-@pytest.mark.parametrize("page", python_pages())
+@pytest.mark.parametrize("page", map(by_cost, python_pages()))
 def test_python_prints_what_stands_behind_it(
     page: str, servers: Callable[[str], Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
