@@ -107,7 +107,7 @@ def file_name(block: Block) -> str | None:
     return None if block.language != "python" or found is None else found[1]
 
 
-@pytest.mark.parametrize("page", map(by_cost, python_pages()))
+@pytest.mark.parametrize("page", [by_cost(page) for page in python_pages()])
 def test_python_prints_what_stands_behind_it(
     page: str, servers: Callable[[str], Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
