@@ -19,6 +19,7 @@ PAGES = {
     "README.md": "index.md",
     "benchmarks/README.md": "benchmarks.md",
     "lab/README.md": "laboratory.md",
+    "caches/README.md": "caches-package.md",
     "training/README.md": "training.md",
     "training/adapt/README.md": "training-adapt.md",
     "CONTRIBUTING.md": "contributing.md",

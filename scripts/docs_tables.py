@@ -16,15 +16,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from remask.checkpoint.shelf import CACHES, SHELF
 from remask.checks import in_words
 from remask.checks.fields import Group, declared
 from remask.cli.commands import all_commands
-from remask.cli.models import lines_of, text
+from remask.cli.models import CORES, lines_of, text
 from remask.cli.parser import FURTHER, Parser
 from remask.denoising.rules import REMASKING, RULES, Remasking
+from remask.engine.expected_speed import pass_seconds, tokens_per_second
 from remask.families import PRESETS, preset
 from remask.model.config import ModelConfig
 from remask.plan import (
@@ -41,8 +40,7 @@ from remask.plan import (
     View,
     rows_of,
 )
-from remask.plan.cost import OperationCost, PassCost
-from remask.plan.pass_cost import ExecutedPlan, pass_cost
+from remask.plan.cost import OperationCost
 from remask.policies import Around, CachePolicy, DepthLookup, RequestFacts, Schedule, Traits
 from remask.policies.on_device import AttendingRows, Changed, DeviceHook, Hooked
 from remask.policies.registry import POLICIES
@@ -253,9 +251,6 @@ def commands() -> str:
             named = ", ".join(f"`{option(row)}`" for row in own if owners[row] == owner)
             parts.append(f"{named}: as of [`{owner}`](#{owner.replace(' ', '-')}).\n\n")
         parts.append(taken(parser, groups))
-        if parser.epilog:
-            lines = parser.epilog.partition("\n")[2].splitlines()
-            parts.append("".join(["```\n", *(f"{line.strip()}\n" for line in lines), "```\n\n"]))
     return "".join(parts).rstrip("\n") + "\n"
 
 
@@ -459,13 +454,7 @@ def marked(text: str) -> str:
     return re.sub(r"(?<!`)\[(?=[A-Z])", r"\\[", text).replace("<", "&lt;")
 
 
-# Speed in recipes is computed: a pass takes at least the FLOPs
-# and the bytes of its operations by the data sheet, or by the CPU time that was measured for LLaDA-8B.
-
 OURS = re.compile(r"-tiny$|-100m$|-1b$|^smollm2-")  # shapes that nobody else published
-CANVAS, BLOCK_LENGTH = 1024, 32
-MEASURED = "llada-8b", 1.77  # seconds of CPU for a pass of one block as int8: docs/laptop.md
-CORES, MEMORY_S = 8, 40e9  # of the CPU that is computed for; bytes a second
 
 
 @cache
@@ -480,76 +469,30 @@ def shapes() -> dict[str, str]:
 
 def shelf_sizes() -> str:
     """What `remask models` prints for a CPU with 16 GB, where no model is on the disk."""
-    lines = [dataclasses.replace(line, on_disk=False) for line in lines_of(16 * 10**9)]
+    lines = [dataclasses.replace(line, on_disk=line.ships) for line in lines_of(16 * 10**9)]
     return f"```text\n{text(lines)}\n```\n"
 
 
 def shelf() -> str:
-    """What the shelf says of its models, beside their sizes."""
-    rows = [["name", "hub id", "licence", "family", "decoding", "cache", "runs"]]
+    """How the shelf starts its models."""
+    rows = [["name", "hub id", "decoding", "cache", "runs"]]
     for row in SHELF.values():
         decoding = f"`{json.dumps(row.sampling)}`" if row.sampling else "-"
         link = f"[{row.hub}](https://huggingface.co/{row.hub})"
-        licence, runs = row.licence or "-", "yes" if row.recorded else "no"
-        rows.append([f"`{row.name}`", link, licence, row.config.family, decoding, f"`{row.cache}`", runs])
+        rows.append([f"`{row.name}`", link, decoding, f"`{row.cache}`", "yes" if row.recorded else "no"])
     return table(rows)
 
 
 def speed() -> str:
     """What a pass takes at least, and how many tokens a second come of it at one token a step."""
-    cpu = f"{CORES} cores, int8"
-    rows = [["preset", "H100: tokens/s", "without", f"{cpu}: tokens/s"]]
+    rows = [["preset", "H100: tokens/s", "without", f"{CORES} cores, int8: tokens/s"]]
     for name, shown in shapes().items():
         config = preset(name)
         policy = CACHES[config.kind]
-        full, rate = answer(config, policy, "h100")
-        slow = float(f"{answer(config, policy, 'cpu')[1]:.2g}")
+        full, rate = pass_seconds(config, None, "h100"), tokens_per_second(config, policy, "h100")
+        slow = float(f"{tokens_per_second(config, policy, CORES):.2g}")
         rows.append([shown, f"{rate:,.0f}", f"{1 / full:,.0f}", f"{slow:g}"])
     return table(rows)
-
-
-@cache
-def answer(config: ModelConfig, policy: str, device: str) -> tuple[float, float]:
-    """Least seconds of a full pass, and tokens a second, of one request at one token a step."""
-    canvas = config.max_length if config.kind == "uniform" else CANVAS
-    block = config.block_length or BLOCK_LENGTH
-    computed = rows_computed(policy, canvas, block)
-    return seconds(config, canvas, canvas, device), block / sum(
-        seconds(config, rows, canvas, device) for rows in computed
-    )
-
-
-def rows_computed(policy: str, canvas: int, block: int) -> Iterator[int]:
-    """Rows that each step of a block computes, at one token a step."""
-    for step in range(block):
-        if step == 0:
-            yield 2 * block if policy == "exact" else canvas
-        else:  # by default every fourth step of `uniform-cache` computes the next block too
-            yield 2 * block if policy == "uniform-cache" and (step + 1) % 4 == 0 else block
-
-
-DATA_SHEETS = {"h100": (989e12, 3.35e12), "h200": (989e12, 4.8e12)}  # FLOPs and bytes a second, dense bfloat16
-
-
-@cache
-def seconds(config: ModelConfig, rows: int, canvas: int, device: str) -> float:
-    """The least time of a pass over the last `rows` rows of a canvas."""
-    if device == "cpu":
-        name, measured = MEASURED
-        rate = cost(preset(name), BLOCK_LENGTH, CANVAS, 1).total.flops / (measured / CORES)
-        found = cost(config, rows, canvas, 1).total
-        return max(found.flops / rate, found.weights / MEMORY_S)
-    flops, moved = DATA_SHEETS[device]
-    operations = cost(config, rows, canvas, 2).operations.values()
-    return sum(max(each.flops / flops, each.bytes / moved) for each in operations)
-
-
-def cost(config: ModelConfig, rows: int, canvas: int, item: int) -> PassCost:
-    """The cost of a pass over the last `rows` rows, of which those of one block predict."""
-    places = np.arange(canvas)
-    predicted = places >= canvas - min(rows, config.block_length or BLOCK_LENGTH)
-    plan = Plan([Span(range(config.layers), places >= canvas - rows)], predicted)
-    return pass_cost(config.widths(item), [ExecutedPlan(plan)])
 
 
 def block_costs() -> str:

@@ -91,9 +91,12 @@ class UnknownNameError(ConfigError):
             return
         names = sorted(known)
         if len(names) > self.LISTED:
-            near = difflib.get_close_matches(name, names, n=self.NEAREST, cutoff=0.0)
+            near = difflib.get_close_matches(name, names, n=self.NEAREST) or difflib.get_close_matches(
+                name, names, n=self.NEAREST, cutoff=0.0
+            )
             *others, last = map(repr, near)
-            super().__init__(f"Unknown {kind} {self.name!r}. Did you mean {', '.join(others)} or {last}?")
+            question = f"{', '.join(others)} or {last}" if others else last
+            super().__init__(f"Unknown {kind} {self.name!r}. Did you mean {question}?")
             return
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""

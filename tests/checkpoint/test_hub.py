@@ -32,6 +32,7 @@ from remask.engine.capacity import DeviceMemory
 from remask.engine.fitting import widest
 from remask.errors import CheckpointError, ConfigError
 from remask.loading import announce_download
+from remask.machine.speeds import keep
 from remask.model.sizes import FORMATS
 from tests.checkpoint.checkpoints import (
     A2D,
@@ -186,7 +187,7 @@ def test_the_list_and_a_start_choose_alike(
         for place in ("remask.machine.device.instructions", "remask.cli.models.instructions"):
             monkeypatch.setattr(place, lambda flags=flags: frozenset(flags))
         assert main(["models", "--json"]) == 0
-        for row in json.loads(capsys.readouterr().out):
+        for row in [each for each in json.loads(capsys.readouterr().out) if each["hub"]]:
             seen.add(row["fits"])
             caplog.clear()
             if row["fits"] == "does not fit":
@@ -277,6 +278,8 @@ def test_what_is_missing_is_told_in_a_sentence(hub: Hub, tmp_path: Path) -> None
         hub_module.fetch(REPO, "v9")
     with pytest.raises(CheckpointError, match="The hub does not have the model 'nobody/nothing', or not for everybody"):
         resolve("nobody/nothing")
+    with pytest.raises(CheckpointError, match=r"or log in .*\. Did you mean 'nvidia/Nemotron-Labs-Diffusion-8B' or "):
+        resolve("nvidia/Nemotron-Labs-Difusion-8B")
     with pytest.raises(CheckpointError, match="The hub does not have the adapter 'nobody/nothing'"):
         resolve_adapter("nobody/nothing")
     hub.gated = {REPO}
@@ -349,23 +352,29 @@ def test_a_full_disk(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("native", [True, False], ids=["bf16", "plain"])
 def test_the_list_knows_what_is_on_disk(
-    hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, native: bool
+    hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, native: bool
 ) -> None:
     """What it says of a memory that is named does not depend on this machine's processor, memory or packages."""
     monkeypatch.setattr("remask.machine.device.instructions", lambda: frozenset({"avx512_bf16"} if native else ()))
     monkeypatch.setattr("remask.cli.models.memory", lambda: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     monkeypatch.setattr("remask.model.executors.find_spec", lambda name: find_spec(name) if native else None)
     assert main(["models", "--memory", "16"]) == 0
     assert f"```text\n{capsys.readouterr().out}```\n" in PAGE
     assert main(["models", "pull", NAME]) == 0
     assert main(["models", "--memory", "9"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert lines[NAME].endswith("fits as bfloat16, on disk")
-    assert lines["llada-8b"].endswith("tight as int4")
-    assert lines["llada2-flash"].endswith("does not fit")
+    assert re.search(r" yes +- +fits as bfloat16 +\S+$", lines[NAME])
+    assert re.search(r" no +MIT +tight as int4 +\S+$", lines["llada-8b"])
+    assert re.search(r" no .* does not fit +-$", lines["llada2-flash"])
     assert main(["models", "--json"]) == 0
     (row,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == NAME]
     assert (row["hub"], row["on_disk"], row["download_bytes"]) == (REPO, True, 2 * row["parameters"])
+    assert row["speed"] == "computed"
+    keep(REPO, tokens=6, seconds=4.0)
+    assert main(["models", "--json"]) == 0
+    (row,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == NAME]
+    assert (row["tokens_per_second"], row["speed"]) == (1.5, "measured")
     assert main(["models", "pull", "sdar-17b"]) == 2
     assert "Did you mean 'sdar-1.7b'" in capsys.readouterr().err
 

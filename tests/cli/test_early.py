@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from remask.checkpoint.shelf import SHELF
+from remask.checks import BUNDLED_MODELS
 from remask.cli.commands import all_commands
 
 # Runs commands in one process in which whoever imports PyTorch fails, and prints what each came to, as JSON.
@@ -61,8 +62,10 @@ def test_mistakes_are_told_before_pytorch_is_imported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         cases: dict[str, list[str]] = {
-            "did you mean 'llada-8b'": ["serve", "lada-8b"],
-            "did you mean 'bundled'": ["generate", "--model", "bundledd", *prompt],
+            "Did you mean 'llada-8b'": ["serve", "lada-8b"],
+            "Did you mean 'bundled'": ["generate", "--model", "bundledd", *prompt],
+            "Did you mean 'smollm2'": ["run", "SmolLM-2"],
+            "Did you mean 'other'": ["generate", "--model", "othr", *prompt],
             "There is no model 'no'": ["chat", "no"],
             "no such folder": ["profile", "--model", "no/such/folder"],
             "the model is an empty text": ["serve", ""],
@@ -99,8 +102,12 @@ def test_mistakes_are_told_before_pytorch_is_imported(tmp_path: Path) -> None:
 def test_lists_and_help_need_no_pytorch(tmp_path: Path) -> None:
     helps = [[*name.split(), "--help"] for name in all_commands()]
     subjects = [["inspect", "model", "--help"], ["analyze", "depth", "--help"], ["eval", "tasks", "--help=all"]]
-    listed, version, *found = alone(["models", "--memory", "24"], ["--version"], *helps, *subjects, folder=tmp_path)
-    assert listed[1].count("\n") == 1 + len(SHELF)
+    listed, again, version, *found = alone(
+        ["models", "--memory", "24"], ["list", "--memory", "24"], ["--version"], *helps, *subjects, folder=tmp_path
+    )
+    assert listed == again
+    names = [line.split()[0] for line in listed[1].splitlines()]
+    assert names == ["name", *BUNDLED_MODELS, *SHELF]
     assert version[1].startswith("remask ")
     for status, out, _ in found:
         assert status == 0

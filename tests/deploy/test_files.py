@@ -18,7 +18,7 @@ import yaml
 
 from remask.cli.arguments import serve
 from remask.cli.main import parse
-from remask.machine.device import cache_folder
+from remask.machine.disk import cache_folder
 from remask.server.config import ServerLimits
 from remask.server.gate import OPEN_PATHS
 

@@ -4,6 +4,7 @@
   the server that they speak of is the one that the page starts: its first `remask serve bundled...`.
 - A block with `curl` is followed by a block `json`: a part of what the server answers.
 - A command that asks a bundled model a question of its own ends with `# -> ` and the answer.
+- A block of Python that begins with `# NAME.py` is that file, whole: later blocks import it, and commands name it.
 """
 
 import contextlib
@@ -94,11 +95,29 @@ def python_pages() -> list[str]:
     return sorted({block.page for block in BLOCKS if block.language == "python" and block.page not in SHOWN})
 
 
-@pytest.mark.parametrize("page", python_pages())
-def test_python_prints_what_stands_behind_it(page: str, servers: Callable[[str], Running]) -> None:
+def by_cost(page: str) -> Any:
+    """The page as a parameter; `smollm2` takes seconds, so that the README alone asks it among the quick tests."""
+    dear = page != "README.md" and 'LLM("smollm2"' in (ROOT / page).read_text("utf-8")
+    return pytest.param(page, marks=pytest.mark.thorough) if dear else page
+
+
+def file_name(block: Block) -> str | None:
+    """The name of the file that a block is; None: it is none."""
+    found = re.match(r"# (\w+\.py)\n", block.code)
+    return None if block.language != "python" or found is None else found[1]
+
+
+@pytest.mark.parametrize("page", [by_cost(page) for page in python_pages()])
+def test_python_prints_what_stands_behind_it(
+    page: str, servers: Callable[[str], Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("openai")
+    monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {}
     for block in (block for block in BLOCKS if block.page == page and block.language == "python"):
+        if file := file_name(block):
+            (tmp_path / file).write_text(block.code, encoding="utf-8")
+            continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             code = block.code.replace(BASE, servers(page).base) if BASE in block.code else block.code
@@ -149,6 +168,23 @@ def test_questions_on_the_command_line_have_their_answer(capsys: pytest.CaptureF
         assert answer, f"no answer stands behind {command}"
         assert main(["--quiet", *shlex.split(command)[1:]]) == 0
         assert capsys.readouterr().out.strip() == answer
+
+
+@pytest.mark.thorough
+def test_commands_take_the_files_of_their_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As both are printed, but for servers, which do not end."""
+    files = [block for block in BLOCKS if file_name(block)]
+    assert files
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        name = file_name(file)
+        assert name is not None
+        (tmp_path / name).write_text(file.code, encoding="utf-8")
+        shell = [block.code for block in BLOCKS if block.page == file.page and block.shell]
+        commands = [line for code in shell for line in code.splitlines() if name in line and "serve" not in line]
+        assert commands
+        for command in commands:
+            assert main(["--quiet", *shlex.split(command)[1:]]) == 0
 
 
 def test_blocks_are_found() -> None:

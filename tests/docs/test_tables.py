@@ -19,6 +19,7 @@ from remask.checks.fields import declared
 from remask.cli.commands import all_commands
 from remask.cli.parser import Parser
 from remask.denoising.rules import REMASKING
+from remask.engine.expected_speed import pass_seconds, tokens_per_second
 from remask.families import PRESETS
 from remask.model.cpu_kernels import int8_kernel
 from remask.plan import View
@@ -101,7 +102,7 @@ def test_every_option_of_every_help_is_there() -> None:
 
 
 def test_every_word_of_a_view_and_every_class_of_plans_is_there() -> None:
-    page = text("policy-reference.md")
+    page = text("lab/policy-reference.md")
     named = set(re.findall(r"^\| `(\w+)", page.split("### `View`\n")[1].split("\n### ")[0], re.MULTILINE))
     own = {
         name
@@ -140,7 +141,7 @@ def test_every_field_of_the_official_client_and_of_vllm_has_a_fate() -> None:
 def test_the_time_of_an_8b_is_bounded_by_its_products_and_its_weights() -> None:
     """By hand: of 1,024 rows the FLOPs of the matrices, of 32 rows the bytes of these, on an H100's data sheet."""
     config = PRESETS["nemotron-labs-diffusion-8b"]
-    full, rate = SCRIPT["answer"](config, "exact", "h100")
+    full, rate = pass_seconds(config, None, "h100"), tokens_per_second(config, "exact", "h100")
     layers = config.parameters - 2 * 131072 * 4096
     assert full == pytest.approx(2 * 1024 * (layers + 131072 * 4096) / 989e12, rel=0.05)
     assert 1 / rate == pytest.approx(2 * (layers + 131072 * 4096) / 3.35e12, rel=0.1)

@@ -334,10 +334,11 @@ class _JudgedRunner(Runner):
             rows=rows,
             sees=sees[:length].clip(max=length),
             block=turn.decoder.block,
-            told=self.temperature if state.told else None,
+            told=self.temperature if state.conditioned else None,
             logits=self.scored.head(hidden).float(),
         )
-        self.temperature = turn.decoder.redraws
+        signal = turn.decoder.group(slice(len(rows)), turn.predicted).signal
+        self.temperature = None if signal is None else signal.temperature
         return super().launch_scores(self.judge(asked).to(hidden), turns)
 
 

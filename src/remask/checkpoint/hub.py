@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from remask.checkpoint.files import weight_files
+from remask.checkpoint.shelf import meant
 from remask.errors import CheckpointError
 
 # What a model needs, and nothing that could be executed: no Python files, no pickles.
@@ -129,7 +130,13 @@ def _told(repo: str, revision: str | None, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise CheckpointError(_why(error, f"the {what} {repo!r}", revision)) from error
+        raise CheckpointError(_why(error, f"the {what} {repo!r}", revision) + _other(error, repo)) from error
+
+
+def _other(error: Exception, repo: str) -> str:
+    """Names that may have been meant, where the hub has no `repo`, or could not be asked."""
+    doubtful = isinstance(error, RepositoryNotFoundError | LocalEntryNotFoundError)
+    return "" if not doubtful or isinstance(error, GatedRepoError) else meant(repo)
 
 
 def _why(error: Exception, it: str, revision: str | None) -> str:

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from remask.checkpoint.fingerprint import digest
 from remask.errors import CheckpointError, RemaskError
-from remask.machine.device import cache_folder
-from remask.machine.disk import whole_file
-from remask.model.quantised import QuantisedMatrix
+from remask.machine.disk import cache_folder, whole_file
 from remask.model.weights import Weights
 
 log = logging.getLogger(__name__)

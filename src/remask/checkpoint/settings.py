@@ -110,8 +110,8 @@ class LoadSettings:
     progress: bool = declare(
         True,
         Flag(),
-        "Tell on stderr what is loaded, where that takes a while, and how far loading and answers have come: a bar on a "
-        "terminal, and else a line every few seconds.",
+        "Tell on stderr what is loaded, where that takes a while, and how far loading and answers have come: a bar on "
+        "a terminal, and else a line every few seconds.",
         flags=(),
     )
 

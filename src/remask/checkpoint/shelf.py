@@ -1,5 +1,6 @@
 """The shelf: published models by one word each. `docs/shelf.md` is written from this table."""
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from remask.checks import ModelKind
+from remask.checks import BUNDLED_MODELS, ModelKind
 from remask.families import PRESETS
 from remask.model.config import ModelConfig
 
@@ -17,7 +18,7 @@ CACHES: Mapping[ModelKind, str] = MappingProxyType(
 """The cache that a model of the shelf runs with where none is named."""
 
 # Families that were compared with decoders of our own alone.
-_UNRECORDED = ("fast-dllm-v2", "illada", "sumi")
+_UNRECORDED = ("fast-dllm-v2", "illada", "nemotron-labs-diffusion", "stable-diffcoder", "sumi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ _BLOCKS: Mapping[str, Any] = {"block_length": 32}
 _DREAM: Mapping[str, Any] = {"block_length": 32, "temperature": 0.2, "top_p": 0.95}
 _BD3LM: Mapping[str, Any] = {"block_size": 32}
 _GIDD: Mapping[str, Any] = {"uniform": "s32/b32"}
+_NVIDIA = "NVIDIA Nemotron Open Model"
 
 _ROWS = (
     Shelved("qwen3-0.6b-diffusion-mdlm", "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", _APACHE, sampling=_BLOCKS),
@@ -102,6 +104,10 @@ _ROWS = (
         "Efficient-Large-Model/Fast_dLLM_v2_7B",
         sampling={"blocks": {"sub_block_length": 8}, "threshold": 0.9},
     ),
+    Shelved("stable-diffcoder-8b-instruct", "ByteDance-Seed/Stable-DiffCoder-8B-Instruct"),
+    Shelved("nemotron-labs-diffusion-3b", "nvidia/Nemotron-Labs-Diffusion-3B", _NVIDIA),
+    Shelved("nemotron-labs-diffusion-8b", "nvidia/Nemotron-Labs-Diffusion-8B", _NVIDIA),
+    Shelved("nemotron-labs-diffusion-14b", "nvidia/Nemotron-Labs-Diffusion-14B", _NVIDIA),
     Shelved("diffusiongemma-26b-a4b", "google/diffusiongemma-26B-A4B-it", _APACHE),
 )
 SHELF: Mapping[str, Shelved] = MappingProxyType({row.name: row for row in _ROWS})
@@ -118,3 +124,23 @@ def begun(repo: str) -> bool:
 def shelved(model: str) -> Shelved | None:
     """The model of the shelf that `model` names; None: another one, or a file or folder of this name."""
     return None if os.path.exists(os.path.expanduser(model)) else SHELF.get(model)
+
+
+def meant(model: str) -> str:
+    """A question after the names nearest to `model`, with a space before it; empty where none is near, or it is one.
+
+    These are names of the shelf and their hub ids, models that ship, and folders and GGUF files where `model` points.
+    """
+    folder, beside = os.path.dirname(os.path.expanduser(model)), list[str]()
+    if os.path.isdir(folder or "."):
+        with os.scandir(folder or ".") as entries:
+            beside = [os.path.join(os.path.dirname(model), each.name) for each in entries if _may_be_model(each)]
+    known = {each.casefold(): each for each in (*beside, *(row.hub for row in _ROWS), *BUNDLED_MODELS, *SHELF)}
+    if model in known.values():
+        return ""
+    near = [repr(known[each]) for each in difflib.get_close_matches(model.casefold(), known, n=3)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _may_be_model(entry: os.DirEntry[str]) -> bool:
+    return entry.name.lower().endswith(".gguf") or os.path.exists(os.path.join(entry.path, "config.json"))

@@ -1,6 +1,5 @@
 """The files of a model: a bundled one, a local folder or GGUF file, or a repository of the Hugging Face hub."""
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from remask.checkpoint.files import CACHE, CONFIG, OVERRIDES, SAMPLING, read_json, read_own, read_sampling, unfollowed
 from remask.checkpoint.gguf_header import SUFFIX, is_gguf
-from remask.checkpoint.shelf import SHELF, Shelved, shelved
+from remask.checkpoint.shelf import Shelved, meant, shelved
 from remask.checks import BUNDLED_MODELS
 from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, presets
@@ -84,11 +83,10 @@ def local(model: str) -> Path | None:
             "weights, or give a folder or a hub id."
         )
     if not hub_id:
-        near = difflib.get_close_matches(model, [*SHELF, *BUNDLED_MODELS], n=1)
         raise CheckpointError(
-            f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
-            f"Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', a name that `remask models` "
-            f"lists{f' (did you mean {near[0]!r}?)' if near else ''}, or one of {', '.join(map(repr, BUNDLED_MODELS))}."
+            f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'."
+            f"{meant(model)} Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', or a name that "
+            "`remask models` lists."
         )
     return None
 

@@ -176,6 +176,7 @@ def _local(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
 def _settled(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Answer:
     """Yield the settled text of the answer, computed by the engine of `llm`, and return what it took."""
     from remask.cli.summary import summary
+    from remask.machine.speeds import keep
     from remask.session import events_of
 
     began = time.perf_counter()
@@ -185,6 +186,8 @@ def _settled(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Answer:
         for piece in llm.session.pieces(answer, events):
             if piece.output is not None and piece.output.error is not None:
                 raise RemaskError(piece.output.error)
+            if piece.output is not None:
+                keep(llm.loaded.name, len(piece.output.token_ids), piece.output.elapsed_s)
             yield piece.delta
             if piece.output is not None:
                 return summary(llm.loaded.config, [(request, piece.output)], time.perf_counter() - began)

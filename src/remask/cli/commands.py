@@ -189,6 +189,9 @@ OWN: Mapping[str, Command] = {
 }
 
 
+ALSO: Mapping[str, str] = {"run": "chat", "list": "models", "pull": "models pull"}
+"""Names by which other programs' users know commands, and the commands."""
+
 MOVED: Mapping[str, str] = {
     "profile-ops": "remask profile ops",
     "analyze compare": "remask bench with --answers or --page, and --variants",
@@ -206,7 +209,7 @@ def _checked(plugin: Plugin, value: object) -> Mapping[str, Command]:
     expected = "a mapping of names that remask does not have to remask.cli.commands.Command"
     if not isinstance(value, Mapping) or not all(isinstance(each, Command) for each in value.values()):
         raise plugin.error(f"it provides an object of type {type(value).__name__}", expected)
-    if taken := OWN.keys() & value.keys():
+    if taken := (OWN.keys() | ALSO) & value.keys():
         raise plugin.error(f"it provides the command {', '.join(map(repr, sorted(taken)))}", expected)
     return value
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import fields
 
-from remask.checks import QUANTIZATIONS
+from remask.checks import BUNDLED_MODELS, QUANTIZATIONS
 from remask.checks.plugins import install_line
 from remask.checks.values import json_list, json_object, real, whole
 from remask.cli import options
@@ -121,12 +121,15 @@ def check_quantized(args: argparse.Namespace) -> None:
 
 
 def check_pulled(args: argparse.Namespace) -> None:
-    """Raise `UnknownNameError` where the shelf has no such model, and it is no id of a hub."""
-    from remask.checkpoint.shelf import SHELF
+    """Raise `ConfigError` where `remask models` lists no such model, and it is no id of a hub."""
+    from remask.checkpoint.shelf import SHELF, meant
     from remask.checkpoint.source import is_hub_id
 
-    if args.name not in SHELF and not is_hub_id(args.name):
-        raise UnknownNameError("model of the shelf", args.name, SHELF)
+    if args.name not in (*SHELF, *BUNDLED_MODELS) and not is_hub_id(args.name):
+        raise ConfigError(
+            f"There is no model {args.name!r} to download.{meant(args.name)} `remask models` lists names; "
+            "a hub id reads 'organisation/name'."
+        )
 
 
 def check_inspected(args: argparse.Namespace) -> None:

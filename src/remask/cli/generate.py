@@ -26,6 +26,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
 from remask.machine.disk import LineFile
+from remask.machine.speeds import keep
 from remask.request.questions import Decisions
 from remask.request.terms import Terms
 from remask.request.trace import step_map
@@ -76,6 +77,7 @@ def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
     if output.error is not None:
         tell(f"remask generate: error: {output.error}")
         return 1
+    keep(llm.loaded.name, len(output.token_ids), output.elapsed_s)
     tell_people(
         args, f"remask generate: {summary(llm.loaded.config, [(request, output)], time.perf_counter() - began)}"
     )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from remask import __version__
 from remask.checks.plugins import install_line
 from remask.cli.about import print_about
-from remask.cli.commands import LABORATORY, MOVED, all_commands
+from remask.cli.commands import ALSO, LABORATORY, MOVED, all_commands
 from remask.cli.logs import DEFAULTS, WITH_VALUE, StderrLog, asked_format, tell, tell_people
 from remask.cli.parser import Parser, examples, with_config
 from remask.errors import LEFT, ConfigError, RemaskError, UnknownNameError
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.set_defaults(**DEFAULTS, early=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in known.items():
-        own = commands.add_parser(name, help=command.summary)
+        own = commands.add_parser(name, aliases=[each for each in ALSO if ALSO[each] == name], help=command.summary)
         if name == chosen:
             command.add_arguments(own)
             words = [*words[: place + 1], *with_config(words[place + 1 :], own)]
@@ -146,12 +146,14 @@ def _place(words: list[str]) -> int:
 
 
 def _joined(words: list[str], known: Collection[str]) -> list[str]:
-    """Return `words` with a command of two words, such as `models pull`, joined to one.
+    """Return `words` with a command of two words, such as `models pull`, joined to one, and another name as its own.
 
     Raises `UnknownNameError` where the second of them is misspelled or the command has left, and `ConfigError` on a
     command that has moved, or whose package is not installed.
     """
     place = _place(words)
+    if words[place : place + 1] and words[place] in ALSO:
+        return [*words[:place], ALSO[words[place]], *words[place + 1 :]]
     name = " ".join(words[place : place + 2])
     for each in (name, *words[place : place + 1]):
         if each in LEFT and "--" not in each:  # options are their command's to refuse

@@ -7,7 +7,7 @@ from pathlib import Path
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.table import DepthTable
 from remask.errors import TableError
-from remask.machine.device import cache_folder
+from remask.machine.disk import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 from remask.errors import RemaskError, TableError
-from remask.machine.device import cache_folder
-from remask.machine.disk import write_whole
+from remask.machine.disk import cache_folder, write_whole
 from remask.policies.earned import EarnedDepths
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,7 @@
 """Nemotron-Labs-Diffusion, 3B, 8B and 14B: Ministral 3 that writes from left to right, by blocks, or both.
 
+The shapes of 3B and 14B are those of Ministral 3 of these sizes.
+
 This file follows other programs' implementations of the model. No published checkpoint was read.
 """
 
@@ -72,7 +74,9 @@ NEMOTRON = Family(
     unread=r".*(rotary_emb\.inv_freq|\.[kv]_scale)",
     harmless=frozenset({"dp_varying_mask_ratio"}),
     presets={
+        "nemotron-labs-diffusion-3b": replace(_8B, layers=26, hidden=3072, intermediate=9216, tied=True),
         "nemotron-labs-diffusion-8b": _8B,
+        "nemotron-labs-diffusion-14b": replace(_8B, layers=40, hidden=5120, intermediate=16384),
         "nemotron-labs-diffusion-tiny": tiny(_8B, block_length=8, rope_scaling=replace(_ROPE, factor=4.0, length=128)),
     },
 )

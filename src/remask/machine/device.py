@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -40,11 +39,6 @@ class Threads:
 
     number: int
     why: str
-
-
-def cache_folder() -> Path:
-    """Where this package keeps what it may find out again: `$XDG_CACHE_HOME/remask`, or `~/.cache/remask`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remask"
 
 
 def resolve_device(name: str) -> torch.device:

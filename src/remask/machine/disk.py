@@ -1,4 +1,4 @@
-"""Files that commands write. A disk may fill up at any time: what a file held before stays whole."""
+"""Files that commands write, and where they are kept. A disk may fill up: what a file held before stays whole."""
 
 import os
 from collections.abc import Iterator
@@ -7,6 +7,11 @@ from pathlib import Path
 from types import TracebackType
 
 from remask.errors import ConfigError, OutputError, RemaskError
+
+
+def cache_folder() -> Path:
+    """Where this package keeps what it may find out again: `$XDG_CACHE_HOME/remask`, or `~/.cache/remask`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remask"
 
 
 @contextmanager
