@@ -28,8 +28,8 @@ SHARES: Final = (20, 50, 80, 91)
 REFRESHED, REFRESHES = (5, 15), (1, 4, None)
 """Depths of the part `town-refresh`, and steps between refreshes of the prefix; None: one at first alone."""
 
-NEAR = (5, 6, 7, 8)
-"""Depths of the part `town-steps`."""
+NEAR = (6, 7)
+"""Depths of the part `town-steps`: the deepest that keeps the answers of `town-depths`, and the next one."""
 
 ROUNDS, SHIPPED = 8, 5
 """Of the part `town`: its rounds, each with a share of the pages, and the depth beside half the layers, which is the
@@ -54,7 +54,7 @@ def bench(part: str, size: Size, source: Source) -> Record:
         draw = town(size, size.town_depths, sure, DEPTHS[part] if size.shops >= 8 else size.shops)
         return _compare(source, size, draw, only=("none", "reuse"), depths=size.depths)
     if part == "town-steps":
-        # The depths around the least that loses answers, at a token a step, as no threshold ends a block early.
+        # A token a step, as no threshold ends a block early.
         depths = NEAR if size.shops >= 8 else size.depths
         return _compare(source, size, town(size, size.town_depths, {}), only=("none", "reuse"), depths=depths)
     if part == "town-refresh":
