@@ -12,8 +12,9 @@ from remask.tasks.town import SAMPLING as TOWN_SAMPLING
 from remask.tasks.town import TownSettings
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths
-from remask_lab.bench.contenders import COMPOSITIONS, every_contender
+from remask_lab.bench.contenders import COMPOSITIONS, contender, every_contender
 from remask_lab.bench.documents import document_workload, read_documents
+from remask_lab.bench.lookup import BY_HAND, GENERATED, LookupSettings
 from remask_lab.bench.workload import Task, TaskChoice, Workload, usual_workload
 from remask_lab.pages.real_weights_sizes import SEED, Size, Source, open_model
 from remask_lab.records.record import Record
@@ -23,25 +24,31 @@ DOCUMENTS: Final = "documents-"
 DEPTHS: Final[Mapping[str, int]] = {"town-depths": 8, "town-depths-16": 16, "town-depths-24": 24}
 """Parts that compare depths, and the shops of their pages."""
 TOWNS: Final = ("town", *DEPTHS, "town-steps", "town-refresh", "town-caches")
+LOOKUPS: Final[Mapping[str, str]] = {"lookup-generated": GENERATED, "lookup-by-hand": BY_HAND}
+"""Parts that ask about pages of kinds that no training had, and who wrote them."""
 SHARES: Final = (20, 50, 80, 91)
 """Percent of a document that are its prefix; the paper's canvases have 91."""
 REFRESHED, REFRESHES = (5, 15), (1, 4, None)
 """Depths of the part `town-refresh`, and steps between refreshes of the prefix; None: one at first alone."""
 
-NEAR = (6, 7)
-"""Depths of the part `town-steps`: the deepest that keeps the answers of `town-depths`, and the next one."""
+DEEPEST: Final = 6
+"""The deepest of the depths of `town-depths` that keep its answers."""
+NEAR: Final = (DEEPEST, DEEPEST + 1)
+"""Depths of the part `town-steps`."""
 
 ROUNDS, SHIPPED = 8, 5
 """Of the part `town`: its rounds, each with a share of the pages, and the depth beside half the layers, which is the
 one that is shipped for weights in int8.
 """
 
+EARNED: Final = "bicache, earned depth"
+
 Draw: TypeAlias = Callable[[LLM, Source], Workload]
 
 
 def is_bench(part: str) -> bool:
     """Whether a part compares caches, and is a record of `remask bench`."""
-    return part in TOWNS or part.startswith((SHOTS, DOCUMENTS))
+    return part in (*TOWNS, *LOOKUPS) or part.startswith((SHOTS, DOCUMENTS))
 
 
 def bench(part: str, size: Size, source: Source) -> Record:
@@ -50,6 +57,11 @@ def bench(part: str, size: Size, source: Source) -> Record:
     if part == "town":
         draw, rounds = town(size, size.town, sure), min(ROUNDS, size.town[1])
         return _compare(source, size, draw, only=("none", "reuse", "bicache"), depths=(SHIPPED,), rounds=rounds)
+    if part in LOOKUPS:
+        depths = (DEEPEST,) if size.shops >= 8 else size.depths
+        return _compare(
+            source, size, lookups(size, LOOKUPS[part], sure), only=("none", "reuse"), depths=depths, earned=True
+        )
     if part in DEPTHS:
         draw = town(size, size.town_depths, sure, DEPTHS[part] if size.shops >= 8 else size.shops)
         return _compare(source, size, draw, only=("none", "reuse"), depths=size.depths)
@@ -79,11 +91,13 @@ def _compare(
     refreshes: Sequence[int | None] = (),
     by_answers: bool = True,
     rounds: int = 1,
+    earned: bool = False,
 ) -> Record:
     """A bench of every cache, or of `only` these and `bicache` at `depths`, without a warm-up; each request runs once.
 
-    BiCache's depth is half the layers where none is named. With `refreshes` each depth is run at each of them. The
-    record says what was left out.
+    BiCache's depth is half the layers where none is named. With `refreshes` each depth is run at each of them. `earned`
+    adds `bicache` as it comes, whose depth begins at 0 and is what audits earn meanwhile. The record says what was left
+    out.
     """
     llm = open_model(source, "int8")
     workload = draw(llm, source)
@@ -96,6 +110,8 @@ def _compare(
         rows += [replace(row, name=f"{row.name} refresh={steps or 'never'}") for row in named]
     if not refreshes:
         rows += at_depths(llm, workload, depths)
+    if earned:
+        rows.append(replace(contender(llm, "bicache", None, workload), name=EARNED))
     asked = (task.request for task in workload.tasks)
     longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in asked)
     tokens = max(DEFAULT_STORE_TOKENS, size.at_once * longest)
@@ -113,6 +129,13 @@ def town(size: Size, asked: tuple[int, int], sampling: Mapping[str, Any], shops:
     """Questions about pages of so many shops."""
     requests, pages = asked
     task = TaskChoice("town", TownSettings(shops=shops or size.shops))
+    return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
+
+
+def lookups(size: Size, written: str, sampling: Mapping[str, Any]) -> Draw:
+    """Questions of the look-up task."""
+    requests, pages = size.lookups[written]
+    task = TaskChoice("lookup", LookupSettings(written=written))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 
 
