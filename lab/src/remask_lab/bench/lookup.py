@@ -19,13 +19,12 @@ from typing import ClassVar, Final
 from remask.checks.fields import declare
 from remask.checks.values import Choice, Whole
 from remask.errors import ConfigError
-from remask.tasks.town import SAMPLING as TOWN_SAMPLING
 from remask.tasks.workload import Message, TaskSettings, check_sizes, deal
 
 GENERATED, BY_HAND = "generated", "by-hand"
 FILE: Final = Path(__file__).with_name("lookup.toml")
-SAMPLING: Final = TOWN_SAMPLING
-"""The sampling parameters of an answer, those of the town task."""
+SAMPLING: Final = {"max_tokens": 16, "block_length": 16}
+"""The sampling parameters of an answer: a sentence."""
 
 # fmt: off
 PEOPLE: Final = (
@@ -58,7 +57,7 @@ class LookupSettings(TaskSettings):
     """Who wrote the pages, and how long drawn ones are. A bad setting raises `ConfigError`, which names it."""
 
     written: str = declare(GENERATED, Choice((GENERATED, BY_HAND)), "How pages and questions came to be.")
-    entries: int = declare(6, Whole(4, 16), "People, trains or dishes on a drawn page.")
+    entries: int = declare(5, Whole(4, 16), "People, trains or dishes on a drawn page.")
 
     task: ClassVar[str] = "lookup"
 
