@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from lab.tests.likelihood.judges import save_judge
 from lab.tests.papers.tables import SMALL, bench, retuned, small_table
 from lab.tests.similarity.tables import TABLE
 
-from remask import LLM, EngineConfig
+from remask import LLM, EngineConfig, SamplingParams
 from remask.errors import CheckpointError, ConfigError, RecordError
 from remask_lab.bench.bench import run_bench
 from remask_lab.likelihood.perplexity import Judge
@@ -76,6 +76,20 @@ def test_flops_stand_beside_row_layers(tmp_path: Path) -> None:
     record = run_table(table, "bundled", table.scales["bundled"], bench(), None)
     assert results_of(table, record)["half"]["flops_saved"] == pytest.approx(2, rel=0.05)
     assert "| work saved | FLOPs saved |" in beside(table, record)
+
+
+def test_a_result_keeps_what_decided_it_and_whether_the_machine_was_busy(tmp_path: Path) -> None:
+    table = small_table(tmp_path)
+    record = run_table(table, "bundled", table.scales["bundled"], bench(), None)
+    half = results_of(table, record)["half"]
+    assert set(half["sampling"]) == {each.name for each in fields(SamplingParams)} - {"seed"}
+    assert half["sampling"]["steps"] == 4
+    assert half["policy"] == "Dense()"
+    for row in record.data["rows"]:
+        row["result"]["busy"] = None
+    assert "was busy" not in beside(table, record)
+    half["busy"] = "others used 2 cores"
+    assert "so times and their ratios say little of: half, half again." in beside(table, record)
 
 
 class Stopping(Measurer):
