@@ -129,8 +129,8 @@ def test_times_of_benches_that_share_a_gpu_are_left_out() -> None:
 def test_look_ups_are_told_by_who_wrote_them() -> None:
     rows = [row("none", 0, (0, 0)), row("bicache depth=6", -0.01, (-0.04, 0.01))]
     rows.append(row(EARNED, -0.2, (-0.3, -0.1), row_layers=300, audit_row_layers=100, prefix_depth=4.25))
-    record = towns(*rows)
-    record.about["layers"] = 30
+    several = towns(*rows)
+    record = Record("bench", {**several.about, "layers": 30}, several.data)
     text = page({"lookup-by-hand": record}, [])
     assert "no training had**, pages that were written by hand: without a cache 75.0 % (60.0 to 90.0)" in text
     assert "`bicache depth=6` keeps its answers (-1.0 points, -4.0 to +1.0)" in text
