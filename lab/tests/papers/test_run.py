@@ -85,11 +85,10 @@ def test_a_result_keeps_what_decided_it_and_whether_the_machine_was_busy(tmp_pat
     assert set(half["sampling"]) == {each.name for each in fields(SamplingParams)} - {"seed"}
     assert half["sampling"]["steps"] == 4
     assert half["policy"] == "Dense()"
-    results = [row["result"] for row in record.data["rows"]]
-    for result in results:
-        result["busy"] = None
-    assert "was busy" not in beside(table, record)
-    next(result for result in results if result is half)["busy"] = "others used 2 cores"
+    for busy, told in ((None, False), ("others used 2 cores", True)):
+        for row in record.data["rows"]:
+            row["result"]["busy"] = busy if row["result"] is half else None
+        assert ("was busy" in beside(table, record)) is told
     assert "so times and their ratios say little of: half, half again." in beside(table, record)
 
 
@@ -155,6 +154,7 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     rows = "".join(
         f'\n[[rows]]\nname = "tau {tau}"\ncache = "bicache"\ntau = {tau}\npublished = {{}}\n' for tau in (0.75, 0.999)
     )
+    rows += '\n[[rows]]\nname = "own table"\ncache = "bicache"\npublished = {}\n'
     text = SMALL[: SMALL.index("[[rows]]")] + '[[rows]]\nname = "none"\npublished = {}\n' + rows
     table = retuned(small_table(tmp_path, text), model="bundled-transit")
     llm = LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=3, max_model_len=128))
@@ -167,6 +167,8 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     assert "| row | X | Y | ours: depth |" in beside(table, record)
     results = results_of(table, record)
     assert [results[f"tau {tau}"]["prefix_depth"] for tau in (0.75, 0.999)] == [10, 1]
+    assert "depth=DepthLookup" in results["own table"]["policy"], "nothing is audited while it is timed"
+    assert results["own table"]["audit_row_layers"] == 0
     # One that was measured for its own threshold alone has none to read at a lower one.
     one.similarities = replace(measured, limits={5: (1.0, 0.95)})
     cell = resolve(table, table.rows[1], "bundled", scale)

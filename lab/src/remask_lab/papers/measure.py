@@ -117,13 +117,21 @@ class Measurer:
     def _contender(self, row: ResolvedRow, name: str) -> Contender:
         workload = draw(self.llm, row.workload, row.params, self.seed, self.prompts)
         if row.tau is None:
-            policy = self.llm.session.policy(row.cache, row.settings)
+            policy = self.llm.session.policy(row.cache, self._settings(row))
         else:
             assert self.similarities is not None  # as `run_table` has found
             lookup = self.similarities.at(row.tau)
             policy = self.llm.session.policy(row.cache, row.settings, lambda: lookup)
         self.llm.engine.check(workload.tasks[0].request.with_policy(policy))
         return Contender(name, policy, workload, baseline=BASELINE)
+
+    def _settings(self, row: ResolvedRow) -> Mapping[str, Any]:
+        """The settings of a row. BiCache reads the depth of the model's table, as it does in its paper.
+
+        A depth that is earned would have audits among the passes that are timed. Without a table it is earned.
+        """
+        fixed = row.cache.split("+")[0] != "bicache" or "depth" in row.settings or self.llm.depth_table is None
+        return row.settings if fixed else {**row.settings, "depth": "table"}
 
     def _judged(self, row: ResolvedRow, workload: Workload) -> dict[str, Any]:
         if self.judge is None:
