@@ -36,10 +36,8 @@ DEEPEST: Final = 6
 NEAR: Final = (DEEPEST, DEEPEST + 1)
 """Depths of the part `town-steps`."""
 
-ROUNDS, SHIPPED = 8, 5
-"""Of the part `town`: its rounds, each with a share of the pages, and the depth beside half the layers, which is the
-one that is shipped for weights in int8.
-"""
+ROUNDS, SHALLOW = 8, 5
+"""Of the part `town`: its rounds, each with a share of the pages, and the depth beside half the layers."""
 
 EARNED: Final = "bicache, earned depth"
 
@@ -56,7 +54,7 @@ def bench(part: str, size: Size, source: Source) -> Record:
     sure = {"threshold": 0.9}  # as many tokens a step as are sure, so that many questions are asked in little time
     if part == "town":
         draw, rounds = town(size, size.town, sure), min(ROUNDS, size.town[1])
-        return _compare(source, size, draw, only=("none", "reuse", "bicache"), depths=(SHIPPED,), rounds=rounds)
+        return _compare(source, size, draw, only=("none", "reuse", "bicache"), depths=(SHALLOW,), rounds=rounds)
     if part in LOOKUPS:
         depths = (DEEPEST,) if size.shops >= 8 else size.depths
         return _compare(
@@ -96,7 +94,7 @@ def _compare(
     """A bench of every cache, or of `only` these and `bicache` at `depths`, without a warm-up; each request runs once.
 
     BiCache's depth is half the layers where none is named. With `refreshes` each depth is run at each of them. `earned`
-    adds `bicache` as it comes, whose depth begins at 0 and is what audits earn meanwhile. The record says what was left
+    adds `bicache` as it comes, whose depth is what audits earn meanwhile. The record says what was left
     out.
     """
     llm = open_model(source, "int8")

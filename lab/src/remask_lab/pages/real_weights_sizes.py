@@ -115,7 +115,7 @@ SIZES: Final[Mapping[str, Size]] = {
         at_once=64,
     ),
 }
-"""By name. `small` takes some twenty minutes of two idle cores, `usual` about an hour; `tiny` shows that all runs.
+"""By name. `small` takes some forty minutes of two idle cores, `usual` about an hour; `tiny` shows that all runs.
 
 `large` is for a GPU, on which a part takes a minute or two.
 """
