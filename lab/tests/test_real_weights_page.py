@@ -14,6 +14,7 @@ from remask_lab.pages import real_weights
 from remask_lab.pages.measure_real_weights import PROMPTS, PUBLISHED, measure, parts
 from remask_lab.pages.page import PAGES
 from remask_lab.pages.real_weights import FOLDER, TRAINING, page, read_all, read_training
+from remask_lab.pages.real_weights_benches import EARNED
 from remask_lab.pages.real_weights_sizes import SIZES, Source
 from remask_lab.records.record import Record, read_record, write_record
 
@@ -123,6 +124,20 @@ def test_times_of_benches_that_share_a_gpu_are_left_out() -> None:
     assert "| bicache depth=5 refresh=never | " in text
     assert "time saved" not in text
     assert "| 4.00x | 3.0 MB |" in text
+
+
+def test_look_ups_are_told_by_who_wrote_them() -> None:
+    rows = [row("none", 0, (0, 0)), row("bicache depth=6", -0.01, (-0.04, 0.01))]
+    rows.append(row(EARNED, -0.2, (-0.3, -0.1), row_layers=300, audit_row_layers=100, prefix_depth=4.25))
+    several = towns(*rows)
+    record = Record("bench", {**several.about, "layers": 30}, several.data)
+    text = page({"lookup-by-hand": record}, [])
+    assert "no training had**, pages that were written by hand: without a cache 75.0 % (60.0 to 90.0)" in text
+    assert "`bicache depth=6` keeps its answers (-1.0 points, -4.0 to +1.0)" in text
+    assert f"`{EARNED}` loses answers" in text
+    assert "## A look-up task that no training had: pages that were written by hand" in text
+    assert "[task `lookup`](analysis.md#tasks): 8 questions over 4 pages that were written by hand, prefix" in text
+    assert "in the mean 4.2 of 30 layers were read. Its audits are 25 % of all" in text
 
 
 def test_answers_are_shown_as_they_are() -> None:

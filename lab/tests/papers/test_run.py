@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from lab.tests.likelihood.judges import save_judge
 from lab.tests.papers.tables import SMALL, bench, retuned, small_table
 from lab.tests.similarity.tables import TABLE
 
-from remask import LLM, EngineConfig
+from remask import LLM, EngineConfig, SamplingParams
 from remask.errors import CheckpointError, ConfigError, RecordError
 from remask_lab.bench.bench import run_bench
 from remask_lab.likelihood.perplexity import Judge
@@ -78,6 +78,20 @@ def test_flops_stand_beside_row_layers(tmp_path: Path) -> None:
     assert "| work saved | FLOPs saved |" in beside(table, record)
 
 
+def test_a_result_keeps_what_decided_it_and_whether_the_machine_was_busy(tmp_path: Path) -> None:
+    table = small_table(tmp_path)
+    record = run_table(table, "bundled", table.scales["bundled"], bench(), None)
+    half = results_of(table, record)["half"]
+    assert set(half["sampling"]) == {each.name for each in fields(SamplingParams)} - {"seed"}
+    assert half["sampling"]["steps"] == 4
+    assert half["policy"] == "Dense()"
+    for busy, told in ((None, False), ("others used 2 cores", True)):
+        for row in record.data["rows"]:
+            row["result"]["busy"] = busy if row["result"] is half else None
+        assert ("was busy" in beside(table, record)) is told
+    assert "so times and their ratios say little of: half, half again." in beside(table, record)
+
+
 class Stopping(Measurer):
     """Counts what it measures, and is interrupted before a number of cells."""
 
@@ -140,6 +154,7 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     rows = "".join(
         f'\n[[rows]]\nname = "tau {tau}"\ncache = "bicache"\ntau = {tau}\npublished = {{}}\n' for tau in (0.75, 0.999)
     )
+    rows += '\n[[rows]]\nname = "own table"\ncache = "bicache"\npublished = {}\n'
     text = SMALL[: SMALL.index("[[rows]]")] + '[[rows]]\nname = "none"\npublished = {}\n' + rows
     table = retuned(small_table(tmp_path, text), model="bundled-transit")
     llm = LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=3, max_model_len=128))
@@ -152,6 +167,8 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     assert "| row | X | Y | ours: depth |" in beside(table, record)
     results = results_of(table, record)
     assert [results[f"tau {tau}"]["prefix_depth"] for tau in (0.75, 0.999)] == [10, 1]
+    assert "depth=DepthLookup" in results["own table"]["policy"], "nothing is audited while it is timed"
+    assert results["own table"]["audit_row_layers"] == 0
     # One that was measured for its own threshold alone has none to read at a lower one.
     one.similarities = replace(measured, limits={5: (1.0, 0.95)})
     cell = resolve(table, table.rows[1], "bundled", scale)

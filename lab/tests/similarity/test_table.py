@@ -62,7 +62,7 @@ def test_its_file(tmp_path: Path) -> None:
 
 
 def profile(*options: str) -> int:
-    return main(["profile", "--quiet", *MODEL, *options])
+    return main(["profile", *MODEL, *options])
 
 
 def test_the_command_writes_table_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ class Shelved:
 
     @property
     def recorded(self) -> bool:
-        """Whether tiny models of its kind give the recorded runs of the authors' code. More was not tested here."""
+        """Whether tiny models of its kind give the recorded runs of public code. More was not tested here."""
         return self.config.family not in _UNRECORDED and self.config.edit_tokens is None  # LLaDA2.2: by description
 
 

@@ -148,7 +148,7 @@ class SamplingParams(_KnownNames):
     )
     cfg_scale: float = declare(0.0, Real(0, 1000), "Scale of classifier-free guidance; 0 is off.", kinds=_MASKED)
     seed: int | None = declare(
-        None, Whole(-LARGEST, LARGEST), "Makes the request reproducible whatever else is in the batch; null draws one."
+        None, Whole(-LARGEST, LARGEST), "Fixes what the request draws, whatever else is in the batch; null draws one."
     )
     stop: Sequence[str] = declare(
         (),

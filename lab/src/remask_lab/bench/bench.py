@@ -45,6 +45,7 @@ class BenchRound:
     prefix_hits: int
     partial_prefix_hits: int
     prefix_row_layers: int
+    audit_row_layers: int
     peak_memory_bytes: int
 
     @property
@@ -287,6 +288,7 @@ def _turn(
         engine.store.stats.hits,
         engine.store.stats.partial_hits,
         engine.stats.prefix_row_layers,
+        engine.stats.audit_row_layers,
         engine.stats.peak_memory_bytes,
     )
 
@@ -387,6 +389,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool, audits: bool) -> di
         **row.loss(baseline),
         "forwards": sum(output.usage.forwards for output in outputs),
         "row_layers": row.row_layers,
+        "audit_row_layers": sum(each.audit_row_layers for each in row.counted),
         "prefix_hits": sum(each.prefix_hits for each in row.counted),
         "partial_prefix_hits": sum(each.partial_prefix_hits for each in row.counted),
         "cached_tokens": sum(output.usage.cached_tokens for output in outputs),

@@ -12,7 +12,7 @@ OWN_TASKS = {
     SMOLLM2: "town",
 }
 """The task that each bundled model is made for."""
-TASKS = (*dict.fromkeys(OWN_TASKS.values()), "gsm8k", "random")
+TASKS = (*dict.fromkeys(OWN_TASKS.values()), "lookup", "gsm8k", "random")
 PREFIXES = 4  # different shared prefixes of a workload
 PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # lengths of a random shared prefix, and of the random tokens after it
 

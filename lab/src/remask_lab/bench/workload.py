@@ -19,12 +19,14 @@ from remask.tasks.relay import RelaySettings
 from remask.tasks.tariff import TariffSettings
 from remask.tasks.town import TownSettings
 from remask.tasks.transit import TransitSettings, draw_question, is_correct, make_workload, reference_response
+from remask_lab.bench import lookup
+from remask_lab.bench.lookup import LookupSettings
 from remask_lab.bench.names import OWN_TASKS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
 
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
 Parts: TypeAlias = Mapping[str, Callable[[str], float]]
-Settings: TypeAlias = TariffSettings | RelaySettings | TransitSettings | TownSettings | Gsm8kSettings
+Settings: TypeAlias = TariffSettings | RelaySettings | TransitSettings | TownSettings | LookupSettings | Gsm8kSettings
 MAX_HISTORY = 2  # the transit model is trained on conversations of up to three turns
 
 
@@ -177,6 +179,17 @@ def _town(item: town.TownRequest, _: Any) -> dict[str, Any]:
     return {"answer": item.asked, "check": right, "parts": {item.kind: right}, "reference": item.answer, "rule": rule}
 
 
+def _lookup(item: lookup.LookupRequest, _: Any) -> dict[str, Any]:
+    """Right is a response that names what was asked for; the part is the topic of its page."""
+
+    def right(text: str, answer: str = "") -> bool:  # noqa: ARG001
+        return lookup.is_correct(item, text)
+
+    rule = "the response names what was asked for, and nothing else of its kind"
+    parts = {item.page.topic: right}
+    return {"answer": item.asked, "check": right, "parts": parts, "reference": item.asked, "rule": rule}
+
+
 def _gsm8k(item: gsm8k.MathQuestion, _: Any) -> dict[str, Any]:
     """The parts are whether it is solved, and whether the form is right."""
     parts = {"rules": partial(gsm8k.is_solved, item.answer), "format": gsm8k.keeps_format}
@@ -216,6 +229,7 @@ _KINDS: Mapping[str, _Kind] = {
         _transit,
     ),
     "town": _Kind(TownSettings, town.SAMPLING, town.make_workload, _town),
+    "lookup": _Kind(LookupSettings, lookup.SAMPLING, lookup.make_workload, _lookup),
     "gsm8k": _Kind(Gsm8kSettings, gsm8k.SAMPLING, _gsm8k_questions, _gsm8k),
 }
 

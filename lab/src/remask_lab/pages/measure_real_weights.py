@@ -26,6 +26,7 @@ from remask_lab.instruments.depths import measure_predictions, row_cosines
 from remask_lab.pages.real_weights_benches import (
     DEPTHS,
     DOCUMENTS,
+    LOOKUPS,
     SHARES,
     SHOTS,
     TOWNS,
@@ -67,7 +68,7 @@ def parts(size: Size) -> tuple[str, ...]:
     return (
         *HELD_OUT,
         PUBLISHED,
-        *("profile", *TOWNS, SIMILARITY, "outputs"),
+        *("profile", *TOWNS, *LOOKUPS, SIMILARITY, "outputs"),
         *(f"{DOCUMENTS}{share}" for share in SHARES),
         *(f"{SHOTS}{shots}" for shots in size.solved),
         *("passes", "answers"),

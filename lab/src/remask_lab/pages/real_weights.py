@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from remask.checks import BUNDLED, SMOLLM2
 from remask.errors import RecordError
 from remask.machine.disk import write_whole
+from remask_lab.bench.lookup import BY_HAND, GENERATED
 from remask_lab.bench.plot import Row
 from remask_lab.bench.report import decoding_text
 from remask_lab.drawing import label, new_panels, save_figure
@@ -33,7 +34,7 @@ from remask_lab.pages.measure_real_weights import (
 )
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.page import made as machine_of
-from remask_lab.pages.real_weights_benches import DOCUMENTS, SHOTS, is_bench
+from remask_lab.pages.real_weights_benches import DOCUMENTS, EARNED, LOOKUPS, SHOTS, is_bench
 from remask_lab.pages.real_weights_losses import CANVAS
 from remask_lab.pages.real_weights_sizes import SIZES, Source
 from remask_lab.pages.results import BENCH
@@ -55,6 +56,7 @@ KINDS = {
     **{f"gsm8k-{share}": f"GSM8K, {share} % masked" for share in (25, 50, 75, 100)},
 }
 """What the training's log calls what it holds out, and what it is."""
+LOOKED_UP = {GENERATED: "pages that were drawn", BY_HAND: "pages that were written by hand"}
 PROMISED = 0.85  # nats, at most, of half-masked answers
 WORK, TIME = "work saved", "time saved"
 
@@ -129,6 +131,9 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         parts=records,
         town=records.get("town"),
         rows=rows_by_cache(records["town"]) if "town" in records else {},
+        by_cache=rows_by_cache,
+        lookups=[(LOOKED_UP[written], records[name]) for name, written in LOOKUPS.items() if name in records],
+        earning=_earning,
         similarity=records.get(SIMILARITY),
         profile=records["profile"].data if "profile" in records else None,
         published=records[PUBLISHED].data if PUBLISHED in records else None,
@@ -306,6 +311,19 @@ def _solutions(record: Record) -> str:
         alike = _share(row["pass_agreement"], row["pass_agreement_interval"]) if "pass_agreement" in row else "-"
         rows.append([_name(row), alike, _nats(row, "loss_over_none"), *_costs(row, timed=_timed(record))])
     return markdown_table(titles, rows)
+
+
+def _earning(record: Record) -> str:
+    """What audits earned while the questions were answered, and what they computed for it."""
+    row = rows_by_cache(record).get(EARNED)
+    if row is None:
+        return ""
+    share = row["audit_row_layers"] / (row["row_layers"] + row["audit_row_layers"])
+    depth = f"in the mean {row['prefix_depth']:.1f} of {record.about['layers']} layers were read"
+    return (
+        f"`bicache` as it comes earns its depth meanwhile: {depth}. Its audits are {100 * share:.0f} % of all that was "
+        "computed for it, and no part of the work saved."
+    )
 
 
 def _costs(row: Row, *, timed: bool) -> list[str]:

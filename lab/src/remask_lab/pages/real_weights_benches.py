@@ -12,8 +12,9 @@ from remask.tasks.town import SAMPLING as TOWN_SAMPLING
 from remask.tasks.town import TownSettings
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths
-from remask_lab.bench.contenders import COMPOSITIONS, every_contender
+from remask_lab.bench.contenders import COMPOSITIONS, contender, every_contender
 from remask_lab.bench.documents import document_workload, read_documents
+from remask_lab.bench.lookup import BY_HAND, GENERATED, LookupSettings
 from remask_lab.bench.workload import Task, TaskChoice, Workload, usual_workload
 from remask_lab.pages.real_weights_sizes import SEED, Size, Source, open_model
 from remask_lab.records.record import Record
@@ -23,23 +24,29 @@ DOCUMENTS: Final = "documents-"
 DEPTHS: Final[Mapping[str, int]] = {"town-depths": 8, "town-depths-16": 16, "town-depths-24": 24}
 """Parts that compare depths, and the shops of their pages."""
 TOWNS: Final = ("town", *DEPTHS, "town-steps", "town-refresh", "town-caches")
+LOOKUPS: Final[Mapping[str, str]] = {"lookup-generated": GENERATED, "lookup-by-hand": BY_HAND}
+"""Parts that ask about pages of kinds that no training had, and who wrote them."""
 SHARES: Final = (20, 50, 80, 91)
 """Percent of a document that are its prefix; the paper's canvases have 91."""
 REFRESHED, REFRESHES = (5, 15), (1, 4, None)
 """Depths of the part `town-refresh`, and steps between refreshes of the prefix; None: one at first alone."""
 
-NEAR = (5, 6, 7, 8)
+DEEPEST: Final = 6
+"""The deepest of the depths of `town-depths` that keep its answers."""
+NEAR: Final = (DEEPEST, DEEPEST + 1)
 """Depths of the part `town-steps`."""
 
 ROUNDS, DEEP = 8, 15
 """Of the part `town`: its rounds, each with a share of the pages, and a depth beside the one that audits earn."""
+
+EARNED: Final = "bicache, earned depth"
 
 Draw: TypeAlias = Callable[[LLM, Source], Workload]
 
 
 def is_bench(part: str) -> bool:
     """Whether a part compares caches, and is a record of `remask bench`."""
-    return part in TOWNS or part.startswith((SHOTS, DOCUMENTS))
+    return part in (*TOWNS, *LOOKUPS) or part.startswith((SHOTS, DOCUMENTS))
 
 
 def bench(part: str, size: Size, source: Source) -> Record:
@@ -47,13 +54,16 @@ def bench(part: str, size: Size, source: Source) -> Record:
     sure = {"threshold": 0.9}  # as many tokens a step as are sure, so that many questions are asked in little time
     if part == "town":
         draw, rounds = town(size, size.town, sure), min(ROUNDS, size.town[1])
-        only = ("none", "reuse", "bicache")
-        return _compare(source, size, draw, only, depths=(DEEP,), rounds=rounds, earned=True)
+        return _compare(source, size, draw, ("none", "reuse"), depths=(DEEP,), rounds=rounds, earned=True)
+    if part in LOOKUPS:
+        depths = (DEEPEST,) if size.shops >= 8 else size.depths
+        draw = lookups(size, LOOKUPS[part], sure)
+        return _compare(source, size, draw, ("none", "reuse"), depths=depths, earned=True)
     if part in DEPTHS:
         draw = town(size, size.town_depths, sure, DEPTHS[part] if size.shops >= 8 else size.shops)
         return _compare(source, size, draw, only=("none", "reuse"), depths=size.depths)
     if part == "town-steps":
-        # The depths around the least that loses answers, at a token a step, as no threshold ends a block early.
+        # A token a step, as no threshold ends a block early.
         depths = NEAR if size.shops >= 8 else size.depths
         return _compare(source, size, town(size, size.town_depths, {}), only=("none", "reuse"), depths=depths)
     if part == "town-refresh":
@@ -82,14 +92,13 @@ def _compare(
 ) -> Record:
     """A bench of every cache, or of `only` these and `bicache` at `depths`, without a warm-up; each request runs once.
 
-    BiCache's depth is half the layers where none is named, or the one that audits have `earned`. With `refreshes` each
-    depth is run at each of them. The record says what was left out.
+    BiCache's depth is half the layers where none is named. With `refreshes` each depth is run at each of them. `earned`
+    adds `bicache` as it comes, at the depth that audits have earned before. The record says what was left out.
     """
     llm = open_model(source, "int8")
     workload = draw(llm, source)
     depth = {"depth": llm.loaded.config.layers // 2}
-    fixed = {} if earned else dict.fromkeys(("bicache", *COMPOSITIONS), depth)
-    rows, left_out = every_contender(llm, workload, fixed)
+    rows, left_out = every_contender(llm, workload, dict.fromkeys(("bicache", *COMPOSITIONS), depth))
     if only is not None:
         rows, left_out = [row for row in rows if row.name in only], []
     for steps in refreshes:
@@ -97,6 +106,8 @@ def _compare(
         rows += [replace(row, name=f"{row.name} refresh={steps or 'never'}") for row in named]
     if not refreshes:
         rows += at_depths(llm, workload, depths)
+    if earned:
+        rows.append(replace(contender(llm, "bicache", None, workload), name=EARNED))
     asked = (task.request for task in workload.tasks)
     longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in asked)
     tokens = max(DEFAULT_STORE_TOKENS, size.at_once * longest)
@@ -114,6 +125,13 @@ def town(size: Size, asked: tuple[int, int], sampling: Mapping[str, Any], shops:
     """Questions about pages of so many shops."""
     requests, pages = asked
     task = TaskChoice("town", TownSettings(shops=shops or size.shops))
+    return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
+
+
+def lookups(size: Size, written: str, sampling: Mapping[str, Any]) -> Draw:
+    """Questions of the look-up task."""
+    requests, pages = size.lookups[written]
+    task = TaskChoice("lookup", LookupSettings(written=written))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 
 

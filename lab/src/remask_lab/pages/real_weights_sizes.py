@@ -1,13 +1,14 @@
 """How much of pretrained weights is measured, and on what."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from remask.checks import SMOLLM2
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
+from remask_lab.bench.lookup import BY_HAND, GENERATED
 
 NumberFormat: TypeAlias = Literal["none", "int8", "int4"]
 
@@ -26,6 +27,7 @@ class Size:
         town: questions and pages under `none`, `reuse` and `bicache`.
         town_depths: questions and pages under `none`, `reuse` and `bicache` at `depths`, or at `REFRESHED`.
         town_caches: questions and pages under every cache.
+        lookups: questions and pages of the look-up task, by who wrote them.
         shops: of a page.
         outputs: questions whose first predictions are compared by depth, each about a page of its own.
         documents: how many are continued at each of `SHARES`, tokens of each, and how many of them are written.
@@ -53,12 +55,32 @@ class Size:
     first_depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
     passes: tuple[int, ...] = (128, 512, 1024)
     at_once: int = 1
+    lookups: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {GENERATED: (100, 50), BY_HAND: (100, 25)})
 
 
 SIZES: Final[Mapping[str, Size]] = {
-    "tiny": Size((1, 128), 2, 2, {0: 2}, 8, 2, (4, 2), (2, 1), (2, 2), 4, 2, (2, 60, 4), (2, 8), (2,), (1, 30), (16,)),
+    "tiny": Size(
+        (1, 128),
+        2,
+        2,
+        {0: 2},
+        8,
+        2,
+        (4, 2),
+        (2, 1),
+        (2, 2),
+        4,
+        2,
+        (2, 60, 4),
+        (2, 8),
+        (2,),
+        (1, 30),
+        (16,),
+        1,
+        {GENERATED: (2, 1), BY_HAND: (2, 1)},
+    ),
     "small": Size(
-        (4, 512), 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (40, 40), (10, 10), 8, 12, (12, 320, 24), (30, 48)
+        (4, 512), 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (60, 60), (10, 10), 8, 12, (12, 320, 24), (30, 48)
     ),
     "usual": Size(
         (8, 512),
@@ -93,7 +115,7 @@ SIZES: Final[Mapping[str, Size]] = {
         at_once=64,
     ),
 }
-"""By name. `small` takes some twenty minutes of two idle cores, `usual` about an hour; `tiny` shows that all runs.
+"""By name. `small` takes some forty minutes of two idle cores, `usual` about an hour; `tiny` shows that all runs.
 
 `large` is for a GPU, on which a part takes a minute or two.
 """

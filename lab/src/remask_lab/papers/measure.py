@@ -13,7 +13,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask.request.sampling_params import SamplingParams
-from remask_lab.bench.bench import check_answers, run_bench
+from remask_lab.bench.bench import check_answers, run_bench, sampling_of
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import (
     Task,
@@ -33,6 +33,7 @@ from remask_lab.records.record import Record, Sweep, about
 from remask_lab.similarity.table import SimilarityTable
 
 KEPT = (
+    "policy",
     "throughput_tok_s",
     "ratio_to_none",
     "ratio_range",
@@ -43,6 +44,7 @@ KEPT = (
     "agreement_with_none",
     "forwards",
     "row_layers",
+    "audit_row_layers",
     "prefix_hits",
     "prefix_depth",
     "extra_memory_bytes",
@@ -107,19 +109,29 @@ class Measurer:
         )
         result = record.data["results"][-1]
         names = (*KEPT, *DETAILS) if detail else KEPT
-        kept = {name: result[name] for name in names} | {"prefix_ratio": _workload(ours).prefix_ratio}
-        return kept | self._judged(row, _workload(ours))
+        own = _workload(ours)
+        kept = {name: result[name] for name in names} | {"prefix_ratio": own.prefix_ratio}
+        asked = {"sampling": sampling_of([task.request.params for task in own.tasks])}
+        return kept | asked | {"busy": record.data["conditions"]["busy"]} | self._judged(row, own)
 
     def _contender(self, row: ResolvedRow, name: str) -> Contender:
         workload = draw(self.llm, row.workload, row.params, self.seed, self.prompts)
         if row.tau is None:
-            policy = self.llm.session.policy(row.cache, row.settings)
+            policy = self.llm.session.policy(row.cache, self._settings(row))
         else:
             assert self.similarities is not None  # as `run_table` has found
             lookup = self.similarities.at(row.tau)
             policy = self.llm.session.policy(row.cache, row.settings, lambda: lookup)
         self.llm.engine.check(workload.tasks[0].request.with_policy(policy))
         return Contender(name, policy, workload, baseline=BASELINE)
+
+    def _settings(self, row: ResolvedRow) -> Mapping[str, Any]:
+        """The settings of a row. BiCache reads the depth of the model's table, as it does in its paper.
+
+        A depth that is earned would have audits among the passes that are timed. Without a table it is earned.
+        """
+        fixed = row.cache.split("+")[0] != "bicache" or "depth" in row.settings or self.llm.depth_table is None
+        return row.settings if fixed else {**row.settings, "depth": "table"}
 
     def _judged(self, row: ResolvedRow, workload: Workload) -> dict[str, Any]:
         if self.judge is None:

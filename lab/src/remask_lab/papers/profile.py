@@ -8,6 +8,7 @@ The table is what `python -m remask_lab papers bicache-4 --similarities FILE` re
 import argparse
 from collections.abc import Sequence
 
+from remask.cli.logs import DEFAULTS
 from remask.cli.options import check_folder, open_llm
 from remask.cli.parser import Parser
 from remask.cli.shared_options import add_model_options
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
     add_rule_options(parser)
     add_model_options(parser, depths=False)
+    parser.set_defaults(**DEFAULTS)
     return parser
 
 

@@ -165,6 +165,11 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
         "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token.",
         _failures(table, results),
     ]
+    while_busy = [name for name, result in results.items() if result.get("busy")]
+    if while_busy:
+        lines.append(
+            f"The machine was busy with other work, so times and their ratios say little of: {', '.join(while_busy)}."
+        )
     for row in table.rows:
         result = results.get(row.name, {})
         if "left_out" in result:
