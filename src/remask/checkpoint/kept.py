@@ -20,6 +20,7 @@ from torch import Tensor
 from remask.checkpoint.fingerprint import digest
 from remask.errors import CheckpointError, RemaskError
 from remask.machine.disk import cache_folder, whole_file
+from remask.model.quantised import QuantisedMatrix
 from remask.model.weights import Weights
 
 log = logging.getLogger(__name__)
