@@ -321,8 +321,8 @@ def _earning(record: Record) -> str:
     share = row["audit_row_layers"] / (row["row_layers"] + row["audit_row_layers"])
     depth = f"in the mean {row['prefix_depth']:.1f} of {record.about['layers']} layers were read"
     return (
-        f"Audits of 24 requests earned the depth of `bicache` as it comes: {depth}. Those that went on are {100 * share:.0f} % of all that was "
-        "computed for it, and no part of the work saved."
+        f"Audits of 24 requests earned the depth of `bicache` as it comes: {depth}. Those that went on are "
+        f"{100 * share:.0f} % of all that was computed for it, and no part of the work saved."
     )
 
 
