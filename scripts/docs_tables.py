@@ -207,7 +207,7 @@ def keywords() -> str:
 
 # Commands.
 
-LAB = ("remask analyze", "remask eval", "remask profile ops", "remask verify")
+LAB = ("remask analyze", "remask bench", "remask eval", "remask profile ops", "remask verify")
 # Where more is said of an option.
 SEE = {
     "--attention": "design.md#work-lists",

@@ -137,7 +137,7 @@ def test_look_ups_are_told_by_who_wrote_them() -> None:
     assert f"`{EARNED}` loses answers" in text
     assert "## A look-up task that no training had: pages that were written by hand" in text
     assert "[task `lookup`](analysis.md#tasks): 8 questions over 4 pages that were written by hand, prefix" in text
-    assert "in the mean 4.2 of 30 layers were read. Its audits are 25 % of all" in text
+    assert "in the mean 4.2 of 30 layers were read. Those that went on are 25 % of all" in text
 
 
 def test_answers_are_shown_as_they_are() -> None:

@@ -37,7 +37,9 @@ def test_presets_are_consistent(name: str) -> None:
     config = preset(name)
     weights = empty_weights(config, torch.bfloat16, torch.device("meta"))
     assert sum({id(t): t.numel() for t in weights.tensors()}.values()) == config.parameters
-    assert config.heads * config.head_dim == config.hidden or name.startswith(("sdar", "qwen3", "diffusion"))
+    assert config.heads * config.head_dim == config.hidden or name.startswith(
+        ("sdar", "qwen3", "diffusion", "nemotron")
+    )
     assert config.heads % config.kv_heads == 0
     assert config.mask_id < config.vocab
     assert config.stop_ids

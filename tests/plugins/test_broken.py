@@ -229,7 +229,7 @@ def test_a_family_that_is_none(name: str, install: Install) -> None:
     assert family_of({"architectures": ["Fine"]}).name == "fine"
     assert family_of({"model_type": "LLaDA"}).name == "llada"
     assert preset("llada-tiny").family == "llada"
-    with pytest.raises(UnknownNameError, match=r"Unknown model_type 'fin'. Did you mean 'fine', "):
+    with pytest.raises(UnknownNameError, match=r"Unknown model_type 'fin'. Did you mean 'fine'\?"):
         family_of({"model_type": "fin"})
 
 

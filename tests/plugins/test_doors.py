@@ -217,11 +217,13 @@ def test_a_policy_object_is_a_servers_default(model: Path, caplog: pytest.LogCap
         assert page["pair"][0] == "none"
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "extending.md", DOCS / "lab" / "hooks-and-readers.md")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def test_the_code_is_the_example_packages(example: Path) -> None:
@@ -229,7 +231,7 @@ def test_the_code_is_the_example_packages(example: Path) -> None:
     for name in ("policy", "family", "rule", "frontier", "measures"):
         assert (PACKAGE / "remask_example" / f"{name}.py").read_text(encoding="utf-8") in shown
     (test,) = [block for block in shown if "assert" in block]
-    exec(compile(test, str(PAGE), "exec"), {})
+    exec(compile(test, str(DOCS), "exec"), {})
 
 
 @pytest.mark.usefixtures("example")
@@ -239,7 +241,7 @@ def test_the_commands_of_the_policy_give_right_answers(capsys: pytest.CaptureFix
     assert len(commands) == 2
     for command in commands:
         file = command.index("--input") + 1
-        command[file] = str(PAGE.parents[1] / command[file])
+        command[file] = str(DOCS.parent / command[file])
         assert main(["--quiet", *command[1:]]) == 0
         answers = map(json.loads, capsys.readouterr().out.splitlines())
         said = {answer["id"]: answer["text"].split("## ")[1] for answer in answers}

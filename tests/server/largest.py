@@ -9,6 +9,8 @@ CHOICES = ("anyOf", "oneOf", "allOf")
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
     "/v1/completions": {"prompt": "a", "max_tokens": 4},
+    "/v1/chat/completions/render": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions/render": {"prompt": "a"},
     "/v1/responses": {"input": "a", "max_output_tokens": 4},
     "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from remask.checks import QUANTIZATIONS, QuantizationChoice
 from remask.checks.fields import check, declare, documented
-from remask.checks.values import Choice, Flag, Names, OrNull, Settings, Text, Whole
+from remask.checks.values import Choice, Flag, OrNull, Settings, Text, TextsByName, Whole
 
 Reads: TypeAlias = Literal["tokens", "text", "chat"]
 LoadFormat: TypeAlias = Literal["auto", "dummy"]
@@ -52,7 +52,7 @@ class LoadSettings:
     )
     adapters: Mapping[str, str] | None = declare(
         None,
-        Names("adapters and where each is"),
+        TextsByName("adapters and where each is"),
         "More adapters by name, which stand beside the weights, each a folder or hub id, or an object of name and "
         "path; a request names one as its model, or as its adapter.",
         flags=("--lora-modules",),

@@ -455,7 +455,7 @@ class Settings(Values):
 
 
 @dataclass(frozen=True, slots=True)
-class Names(Values):
+class TextsByName(Values):
     """Objects of texts by name; `noun` says of what."""
 
     noun: str

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from remask.checks.fields import Declared, declared
-from remask.checks.values import Choice, Flag, Names, Settings, Values, shown
+from remask.checks.values import Choice, Flag, Settings, TextsByName, Values, shown
 
 
 def add_flags(
@@ -30,7 +30,7 @@ def _add_flag(group: argparse._ActionsContainer, name: str, declaration: Declare
         text = f"do not {text[0].lower()}{text[1:]}" if default else text
         group.add_argument(*flags, dest=name, action=usual, default=default, help=text)
         return
-    more: dict[str, Any] = {"nargs": "+"} if isinstance(values, Names) else {"type": from_text(values)}
+    more: dict[str, Any] = {"nargs": "+"} if isinstance(values, TextsByName) else {"type": from_text(values)}
     if isinstance(values, Choice):
         more["choices"] = values.names
     usual = "" if default is None else f" (default {str(default).removesuffix('.0')})"

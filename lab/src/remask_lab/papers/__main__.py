@@ -132,7 +132,7 @@ def _table(table: PaperTable, args: argparse.Namespace) -> None:
         dtype=args.dtype or (own.dtype if args.model is None else "auto"),
         device=args.device,
         load_format=load_format,
-        check_weights=args.check_weights,
+        check_weights=not args.skip_weight_check,
         depth_table=args.depth_table,
         engine=EngineConfig(max_num_seqs=scale.concurrency),
         progress=not args.quiet,
