@@ -29,6 +29,7 @@ def fitted(own: dict[str, Any], defaults: dict[str, Any] = DEFAULTS, room: int =
             {"remasking": {"factor": 1.0}, "max_tokens": 32, "block_length": 8, "steps": 16, "temperature": 0.5},
         ),
         ({"remasking": "random"}, {"remasking": "random", **{k: v for k, v in DEFAULTS.items() if k != "threshold"}}),
+        ({"steps": 8}, {"steps": 8, **{k: v for k, v in DEFAULTS.items() if k not in ("steps", "threshold")}}),
         ({"steps_per_block": 2}, {"steps_per_block": 2, **{k: v for k, v in DEFAULTS.items() if k != "steps"}}),
     ],
     ids=repr,

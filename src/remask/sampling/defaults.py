@@ -32,8 +32,8 @@ def fit(
     `max_tokens` to `min_tokens` and to the `room` beside the prompt, a default `min_tokens` to `max_tokens`, a default
     `block_length` to the longest one below it that `max_tokens` is a multiple of, and default `steps` keep their number
     per token. Defaults of a range, and of a part of a block, give way to its other end, and to the block. Defaults of
-    one choice are dropped where the request sets another field of it, and so are those of other
-    modes than its own, of a model that has `modes`. A default `block_length` stays where the model's responses need not
+    one choice are dropped where the request sets another field of it, thresholds where it sets `steps`, and those of
+    other modes than its own, of a model that has `modes`. A default `block_length` stays where the model's responses need not
     be `whole` blocks, or where the last one may be shorter (`ragged`).
     None leaves a field out. The response of a `template`, of `max_tokens` places, need not be a multiple of its block,
     and its steps follow the places that are filled. The same goes for a canvas that grows, as it does where nobody sets
@@ -112,16 +112,23 @@ def _layered(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 def _kept(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of choices that `own` does not make for itself.
 
-    A preset and the fields that it sets give way to each other too.
+    A preset and the fields that it sets give way to each other too, and thresholds, which bound no number of steps, to
+    `steps`.
     """
     choices = {path: field.choice for path, field in paths(SamplingParams).items() if field.choice is not None}
     replaced = {choices[path] for path in own if path in choices}
     left = {path: value for path, value in defaults.items() if choices.get(path) not in replaced}
+    if "steps" in own:
+        left = {path: value for path, value in left.items() if path not in _UNBOUNDED}
     if "uniform.preset" in own:
         return {path: value for path, value in left.items() if path not in PRESET_FIELDS}
     if any(path in own for path in PRESET_FIELDS):
         left.pop("uniform.preset", None)
     return left
+
+
+_UNBOUNDED = ("threshold", "remasking.factor")
+"""Fields under which a masked model takes as many steps as it needs."""
 
 
 def _length(merged: Mapping[str, Any], block: int, room: int) -> int:
