@@ -33,8 +33,8 @@ def fit(
     `block_length` to the longest one below it that `max_tokens` is a multiple of, and default `steps` keep their number
     per token. Defaults of a range, and of a part of a block, give way to its other end, and to the block. Defaults of
     one choice are dropped where the request sets another field of it, thresholds where it sets `steps`, and those of
-    other modes than its own, of a model that has `modes`. A default `block_length` stays where the model's responses need not
-    be `whole` blocks, or where the last one may be shorter (`ragged`).
+    other modes than its own, of a model that has `modes`. A default `block_length` stays where the model's responses
+    need not be `whole` blocks, or where the last one may be shorter (`ragged`).
     None leaves a field out. The response of a `template`, of `max_tokens` places, need not be a multiple of its block,
     and its steps follow the places that are filled. The same goes for a canvas that grows, as it does where nobody sets
     `growing_canvas` and the model's family is `growing`; a default `growing_canvas` gives way to a `template`. Raises
