@@ -269,7 +269,10 @@ def test_a_model_without_a_depth_table_is_served_at_once(tmp_path: Path) -> None
         work = httpx.post(f"{process.base}{URL}", json=chat, timeout=LONGEST_S).json()["remask"]
         assert work["prefix_note"] == "the cache policy reads no shared prefix"
         assert "approximation" not in work
-    assert any("no depth table of 'llada-tiny' is at hand, so cache auto is none" in line for line in process.lines)
+    assert any(
+        "no depth table of 'llada-tiny' is at hand and audits earn none, so cache auto is none" in line
+        for line in process.lines
+    )
     assert not list(tmp_path.iterdir())
 
 

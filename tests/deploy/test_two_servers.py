@@ -85,7 +85,7 @@ def test_a_loaded_server_gets_no_more_than_its_bound() -> None:
     assert all(2 <= peak <= 7 for peak in peaks.values()), "at most 1.25 of the mean, rounded up"
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 @pytest.mark.skipif(ROUTER is None, reason="needs the router: pip install vllm-router")
 def test_vllms_router_finds_prefixes_as_often_as_ours() -> None:
     """The same requests, one after the other, over the same two servers with empty stores."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from remask.checks import ModelKind
 from remask.checks.fields import Nested, declared, paths
 from remask.checks.values import AnyOf, Biases, Choice, Flag, ListOf, Real, Text, Values, Whole
+from remask.denoising.indel import EditTokens
 from remask.denoising.rules import RULES, names_on
 from remask.engine.engine import Engine
 from remask.engine.request import Owner, Request
@@ -61,7 +62,8 @@ def model_of(family: str) -> CheckedTransformer:
     """A small model of a family, in float64, with adapters beside it."""
     config = small_config(family)
     noise = config.noise and replace(config.noise, vocab=VOCAB, mask_id=MASK_ID)
-    config = replace(config, layers=3, noise=noise)
+    edits = config.edit_tokens and EditTokens(MASK_ID - 2, MASK_ID - 1)
+    config = replace(config, layers=3, noise=noise, edit_tokens=edits)
     return CheckedTransformer(config, lively_adapters(lively_weights(config), ADAPTERS))
 
 
@@ -327,4 +329,6 @@ class Drawing:
         rng = self.rng
         shared = random.Random(f"prompt {rng.randrange(2)}")
         lead = [shared.randrange(VOCAB) for _ in range(16)][: rng.randint(1, 16)]
-        return lead + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 4))]
+        prompt = lead + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 4))]
+        edits = self.engine.model.config.edit_tokens
+        return prompt if edits is None else [0 if token in (edits.delete, edits.insert) else token for token in prompt]

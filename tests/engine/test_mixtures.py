@@ -91,7 +91,8 @@ class Mixture:
         again = replace(at_depth(asked, result), id=f"{asked.id} again", deadline_s=None).with_readers(
             ForcedTokens(result.trace)
         )
-        unwritten = self.engine.model.config.self_conditioning
+        shape = self.engine.model.config
+        unwritten = shape.self_conditioning or shape.edit_tokens is not None
         if unwritten or params.uniform.correction_steps or params.uniform.revision_tokens:
             with pytest.raises(ConfigError, match="forced tokens"):
                 self.engine.check(again)

@@ -23,6 +23,9 @@ def tab(tab: Tab) -> Tab:
 
 def test_steps_can_be_gone_back_to(tab: Tab) -> None:
     tab.ask_for(16, block_length=16, steps=16)
+    tab.page.evaluate(
+        "document.getElementById('ask').elements.config_b.value = '{\"depth\": 4, \"refresh_interval\": 4}'"
+    )
     tab.page.click("#run-b-only")
     tab.ran("b")
     leased = tab.letters("b").count("S")

@@ -90,7 +90,7 @@ def test_decisions_are_the_apis(browser: Any, server: Running, size: tuple[int, 
         question = {"instructions": "where am i ?", "criteria": ["oak", "elm", "ivy"], "template": "oak > {answer}"}
         body = {"state": state, "questions": {"it": {**question, "show_options": True}}}
         answer = server.client.post("/v1/decisions", json=body).json()["answers"]["it"]
-        assert tab.text("#decide-status").startswith(f"{answer['choice']}. Entropy {answer['entropy']:.2f}")
+        assert tab.text("#decide-status").startswith(f"{answer['choice']}. Entropy {answer['x_entropy']:.2f}")
         shown = tab.totals("decide-answer")
         assert list(shown) == sorted(shown, key=lambda name: -answer["probabilities"][name])
         assert all(f"{100 * answer['probabilities'][name]:.1f} %" in text for name, text in shown.items())
@@ -188,7 +188,7 @@ def test_calls_of_tools_are_shown_and_their_results_sent(browser: Any) -> None:
 
 def test_a_template_without_tools_is_told(browser: Any) -> None:
     llm = LLM("bundled-tariff", dtype="float32", device="cpu")
-    with serving(llm, sampling={}) as server, opened(browser, server.base) as tab:
+    with serving(llm, sampling={}, tools_by_form=False) as server, opened(browser, server.base) as tab:
         tab.open("tools")
         choice = tab.page.locator("#tools [name=choice]")
         choice.select_option("auto")
