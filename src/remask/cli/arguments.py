@@ -234,8 +234,7 @@ def demo(parser: argparse.ArgumentParser) -> None:
         "answer as it comes, marked right or wrong, and then one table."
     )
     add_threads_option(parser)
-    parser.set_defaults(model=SMOLLM2, dtype="auto", device="auto", load_format="auto", skip_weight_check=False)
-    parser.set_defaults(depth_table=None, tokenizer=None, chat_template=None, early=early.check)
+    parser.set_defaults(model=SMOLLM2, depth_table=None, chat_template=None, early=early.check)
 
 
 def profile(parser: argparse.ArgumentParser) -> None:
