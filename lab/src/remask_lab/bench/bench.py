@@ -171,7 +171,7 @@ def run_bench(
         for row, tasks in zip(rows, first, strict=True):
             policy = row.contender.policy
             earns = isinstance(policy, BiCache) and isinstance(policy.depth, Earned)
-            if llm.session.engine_config.audit_share and (earns or (audits and not policy.traits.exact)):
+            if engine.audit_share and (earns or (audits and not policy.traits.exact)):
                 config = replace(engine, prefix_match=row.contender.prefix_match)
                 row.audits = audit(llm, policy, row.tasks, config)
             _turn(llm, row, tasks, engine, bar, metered=detail)
