@@ -62,6 +62,8 @@ def model_of(family: str) -> CheckedTransformer:
     """A small model of a family, in float64, with adapters beside it."""
     config = small_config(family)
     noise = config.noise and replace(config.noise, vocab=VOCAB, mask_id=MASK_ID)
+    if noise and noise.anchor is not None:  # what closes an answer is of the vocabulary too
+        noise = replace(noise, anchor=(MASK_ID - 2, MASK_ID - 1))
     edits = config.edit_tokens and EditTokens(MASK_ID - 2, MASK_ID - 1)
     config = replace(config, layers=3, noise=noise, edit_tokens=edits)
     return CheckedTransformer(config, lively_adapters(lively_weights(config), ADAPTERS))

@@ -160,10 +160,12 @@ def same(one: Result, other: Result, asked: Request) -> None:
 @pytest.mark.parametrize("family", [*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in DEAR)])
 def test_mixtures_of_everything(family: str, seed: int) -> None:
     mixture = Mixture(family, seed)
-    mixture.run(COUNT)
+    # Canvases that are denoised as a whole stay for longest, so more of them are cancelled or late.
+    count = 2 * COUNT if mixture.engine.model.config.whole_canvas else COUNT
+    mixture.run(count)
     mixture.compare()
     ended = [name for name, result in mixture.results.items() if result.finish_reason in ENDED]
-    assert len(ended) > COUNT // 3
+    assert len(ended) > count // 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
