@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 
 from remask import LLM, EngineConfig
+from remask.checkpoint.settings import LoadSettings
+from remask.cli.flags import add_flags
 from remask.cli.options import check_folder
 from remask.errors import ConfigError, RemaskError
 from remask_lab.asked import check_least
@@ -75,9 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights of a preset's shape")
     group.add_argument("--dtype", help="auto, float32, bfloat16 or float16, in place of the table's")
     group.add_argument("--device", default="auto")
-    group.add_argument(
-        "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
-    )
+    add_flags(group, LoadSettings, ("check_weights",))
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
     parser.add_argument(
         "--similarities",
@@ -132,7 +132,7 @@ def _table(table: PaperTable, args: argparse.Namespace) -> None:
         dtype=args.dtype or (own.dtype if args.model is None else "auto"),
         device=args.device,
         load_format=load_format,
-        check_weights=not args.skip_weight_check,
+        check_weights=args.check_weights,
         depth_table=args.depth_table,
         engine=EngineConfig(max_num_seqs=scale.concurrency),
         progress=not args.quiet,
