@@ -252,12 +252,27 @@ def test_the_share_says_how_many_are_audited() -> None:
 def test_the_usual_share_waits_for_work_of_which_it_is_two_percent() -> None:
     auditor = make_engine(audit=None).auditor
     layers = auditor.passes.model.config.layers
-    auditor.stats.row_layers = 100 * 2 * 50 * layers - 1
+    auditor.stats.row_layers = 10**9  # of requests before, of which none could be audited
     assert not any(auditor._is_due("bicache", 100, 2) for _ in range(80))
+    auditor.stats.row_layers += 100 * 2 * 50 * layers - 1
+    assert not auditor._is_due("bicache", 100, 2)
     auditor.stats.row_layers += 1
     assert auditor._is_due("bicache", 100, 2)
     auditor.stats.row_layers *= 10
     assert [auditor._is_due("bicache", 100, 2) for _ in range(64)] == [False] * 63 + [True]
+
+
+def test_what_a_reader_of_a_prefix_is_audited_for_is_part_of_the_two_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes to prove a first depth is not, as nothing is saved before."""
+    monkeypatch.setattr(Record, "wanted", lambda *_: (2,))
+    for depth, audits in ((0, 0), (1, 3)):
+        monkeypatch.setattr(Record, "depth", lambda *_, depth=depth: depth)
+        engine = make_engine(audit=None)
+        results = served(engine, *(Work(asked(f"r{i}"), BiCache(depth=Earned())) for i in range(3)))
+        drain(engine)
+        assert engine.stats.audits == 3
+        assert [result.usage.prefix_depth for result in results][-1] == depth
+        assert engine.auditor._spent == audits * 2 * (PREFIX + 6 + 8) * LAYERS
 
 
 @pytest.mark.parametrize(

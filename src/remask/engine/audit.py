@@ -69,7 +69,8 @@ class Auditor:
         self.found: Callable[[str, float], None] | None = None
         self._due = Counter[str]()  # requests since the last audit that was due by the share, by kind
         self._guards = 0  # audits of a prefix that were due by the share
-        self._spent = 0  # row-layers of audits that were due by the share
+        self._spent = 0  # row-layers of audits of requests that a cache approximated
+        self._began: int | None = None  # row-layers of requests before the first of them that could be audited so
         self.waiting: deque[Work] = deque()
         self.open: dict[RunningRequest, _Open] = {}
         self._draws = random.Random(0)
@@ -180,7 +181,9 @@ class Auditor:
         # An exact pass and one at the depth that is read; now and then one at the next depth, as traffic may have
         # changed to what would allow it.
         deeper = earned and (not read or self._guards % 4 == 3)
-        if not wanted and self._is_due(f"{name} prefix", length, 1 + bool(read) + deeper):
+        if wanted and read:
+            self._spent += self._work(length, 1 + len(wanted))
+        elif not wanted and self._is_due(f"{name} prefix", length, 1 + bool(read) + deeper):
             self._guards += 1
             wanted = ((read,) if read else ()) + ((record.next_depth(read),) if deeper else ())
         wanted = tuple(depth for depth in dict.fromkeys(wanted) if depth)
@@ -196,17 +199,22 @@ class Auditor:
     def _is_due(self, kind: str, rows: int, passes: int) -> bool:
         """Whether the share says that a request of this kind is audited, by so many passes over `rows` rows.
 
-        What the work done so far does not allow yet is due at the next request.
+        What the work done since requests could be audited does not allow yet is due at the next one.
         """
         self._due[kind] += 1
-        work = passes * rows * self.passes.model.config.layers
+        if self._began is None:
+            self._began = self.stats.row_layers
+        work = self._work(rows, passes)
         if self._due[kind] * self.share < 1:
             return False
-        if self._most is not None and self._spent + work > self._most * self.stats.row_layers:
+        if self._most is not None and self._spent + work > self._most * (self.stats.row_layers - self._began):
             return False
         self._due[kind] = 0
         self._spent += work
         return True
+
+    def _work(self, rows: int, passes: int) -> int:
+        return passes * rows * self.passes.model.config.layers
 
     def _queue(self, begin: Callable[[], Work]) -> None:
         if len(self.waiting) < WAITING:
