@@ -34,7 +34,7 @@ from remask_lab.pages.measure_real_weights import (
 )
 from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
 from remask_lab.pages.page import made as machine_of
-from remask_lab.pages.real_weights_benches import DOCUMENTS, EARNED, LOOKUPS, SHOTS, is_bench
+from remask_lab.pages.real_weights_benches import DEEP, DOCUMENTS, EARNED, LOOKUPS, SHOTS, is_bench
 from remask_lab.pages.real_weights_losses import CANVAS
 from remask_lab.pages.real_weights_sizes import SIZES, Source
 from remask_lab.pages.results import BENCH
@@ -126,11 +126,13 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         for shots, record in solved
         if "reuse" in rows_by_cache(record)
     ]
+    rows = rows_by_cache(records["town"]) if "town" in records else {}
     text = fill(
         "real-weights",
         parts=records,
         town=records.get("town"),
-        rows=rows_by_cache(records["town"]) if "town" in records else {},
+        rows=rows,
+        deep=rows.get(f"bicache depth={DEEP}"),
         by_cache=rows_by_cache,
         lookups=[(LOOKED_UP[written], records[name]) for name, written in LOOKUPS.items() if name in records],
         earning=_earning,
