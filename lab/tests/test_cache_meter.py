@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Ledger
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Mask, Span, TopRho
 from remask.policies import BiCache, CachePolicy, Dense, Reuse

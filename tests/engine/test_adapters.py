@@ -21,8 +21,7 @@ from remask.engine.request import Request
 from remask.errors import UnknownNameError
 from remask.model.pool import Pool
 from remask.model.stage import AdapterRows
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan
 from remask.plan.spans import Span
 from remask.policies import parse

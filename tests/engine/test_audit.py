@@ -15,8 +15,8 @@ from remask.cli.flags import from_text
 from remask.engine import audit_passes
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
+from remask.engine.runner import Ran
 from remask.errors import ConfigError, IntegrityError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies import earned as earning

@@ -17,9 +17,9 @@ from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
 from remask.engine.request import Request
+from remask.engine.runner import Ran
 from remask.errors import ConfigError
 from remask.model.invariant import TILE, TiledArithmetic, batch_invariant
 from remask.model.transformer import Transformer

@@ -19,8 +19,7 @@ from remask.model.mixture import Routes
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 from remask.model.weights import MixtureWeights
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan, Reach
 from remask.plan.spans import Span
 from remask.store.pages import PageAllocator

@@ -21,8 +21,7 @@ from remask.engine.pack import Packer, Target, pack
 from remask.errors import PlanError
 from remask.model.stage import Stage, StepBatch
 from remask.model.work_list import WorkList
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan, PrefixHit, View
 from remask.plan.spans import Span, TopRho
 from remask.policies import BiCache, CachePolicy, Dense, Reuse

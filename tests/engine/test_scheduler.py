@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.engine.member import Member, Tally, Turn
+from remask.engine.planning import Scheduler, StepLimits
 from remask.engine.request import Owner
-from remask.engine.scheduler import Scheduler, StepLimits
 
 
 @dataclass(eq=False)

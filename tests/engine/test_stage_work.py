@@ -13,8 +13,7 @@ from remask.engine.stage_work import NEAR_TILE, TILE, StageRows, make_near, make
 from remask.model.attention import attend_near
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
 from remask.model.stage import Index, runs
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger
 from remask.plan.spans import Span
 from tests.engine.test_attention import naive
 

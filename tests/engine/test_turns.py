@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from remask.engine.engine import Engine
+from remask.engine.planning import StepLimits
 from remask.engine.request import Owner, PendingRequest, Request
-from remask.engine.scheduler import StepLimits
 from remask.engine.waiting import WaitingQueue
 from remask.errors import QueueFullError
 from remask.request.result import Result

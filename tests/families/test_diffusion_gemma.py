@@ -24,8 +24,7 @@ from remask.engine.pack import Target, pack
 from remask.errors import CheckpointError
 from remask.families import family_of
 from remask.model.pool import Pool
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan
 from remask.plan.spans import Span
 from remask.sampling import canvases

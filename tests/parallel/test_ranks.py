@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from remask import LLM
 from remask.engine.async_engine import AsyncEngine
 from remask.engine.config import EngineConfig
-from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
+from remask.engine.runner import Ran
 from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLostError
 from remask.parallel import lead
 from remask.parallel.group import open_store

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.errors import PlanError
-from remask.plan.ledger import LEASED, UNWRITTEN, Ledger
+from remask.plan.canvas import LEASED, UNWRITTEN, Ledger
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Mask, Span, TopRho
 from tests.engine.own_policies import Revive

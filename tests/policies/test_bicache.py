@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.errors import ConfigError
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Ledger
 from remask.plan.plan import PrefixHit, View
 from remask.plan.spans import SpanMemo
 from remask.policies import BiCache, Dense, Reuse

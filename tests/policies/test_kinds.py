@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Ledger
 from remask.plan.plan import NEVER, PrefixHit, View
 from remask.policies import CachePolicy, parse, policy_names
 from remask.policies.block import BlockPrefix

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Ledger
 from remask.plan.plan import Plan, PrefixHit, View
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix

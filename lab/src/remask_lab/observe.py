@@ -16,10 +16,9 @@ from torch import Tensor
 
 from remask.engine.canvas_state import SlotTable, predicting_rows
 from remask.engine.engine import Engine
-from remask.engine.isolation import Ran
 from remask.engine.member import Turn
 from remask.engine.observer import EngineObserver
-from remask.engine.runner import Items, Runner
+from remask.engine.runner import Items, Ran, Runner
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.machine.transfers import Arrival
@@ -29,8 +28,8 @@ from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.model.weights import LayerWeights
 from remask.model.work_list import WorkList
+from remask.plan.canvas import UNWRITTEN, Ledger
 from remask.plan.cost import NOTHING, PassCost, Widths
-from remask.plan.ledger import UNWRITTEN, Ledger
 from remask.plan.pass_cost import ExecutedPlan, pass_cost
 from remask.plan.plan import Plan, PrefixHit
 from remask.policies.on_device import DeviceHook

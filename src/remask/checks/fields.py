@@ -20,26 +20,18 @@ _KEY = "declared"  # of a dataclass field's metadata
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The declaration of a field.
+    """The declaration of a field."""
 
-    Attributes:
-        values: the values that it takes, None aside.
-        default: None leaves the choice to the model or the server.
-        meaning: one sentence.
-        kinds: kinds of models on which it has a meaning.
-        choice: fields of one choice are ways to make it: where a request sets one of them, the server's defaults of all
-            of them give way.
-        flags: of the command line; None: the field's name. Of a field that is true by default, what makes it false.
-        metavar: the value in the usage of these; None: as `values` say.
-    """
-
-    values: Values
-    default: Any
-    meaning: str
-    kinds: tuple[ModelKind, ...] = KINDS
+    values: Values  # the values that it takes, None aside
+    default: Any  # None leaves the choice to the model or the server
+    meaning: str  # one sentence
+    kinds: tuple[ModelKind, ...] = KINDS  # kinds of models on which it has a meaning
+    # Fields of one choice are ways to make it: where a request sets one of them, the server's defaults of all of them
+    # give way
     choice: str | None = None
+    # Of the command line; None: the field's name. Of a field that is true by default, what makes it false.
     flags: tuple[str, ...] | None = None
-    metavar: str | None = None
+    metavar: str | None = None  # the value in the usage of these; None: as `values` say
 
     @property
     def for_all(self) -> bool:
@@ -69,15 +61,15 @@ def declare(
     **metadata: Any,
 ) -> T:
     """A field of a declared class; the parameters are those of `Declared`, and further metadata of the field."""
-    made = Declared(values, default, meaning, kinds, choice, flags, metavar)
-    return field(default=default, metadata={_KEY: made, **metadata})
+    declaration = Declared(values, default, meaning, kinds, choice, flags, metavar)
+    return field(default=default, metadata={_KEY: declaration, **metadata})
 
 
 def documented(cls: type[T]) -> type[T]:
     """Put the meanings of a declared class into its docstring, where `help` shows them."""
     rows = (
-        textwrap.fill(f"{name}: {each.described}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8)
-        for name, each in declared(cls).items()
+        textwrap.fill(f"{name}: {declaration.described}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        for name, declaration in declared(cls).items()
     )
     cls.__doc__ = "\n".join([inspect.getdoc(cls) or "", "", "Attributes:", *rows])
     return cls
@@ -106,15 +98,15 @@ def check(values: Any, prefix: str = "") -> None:
         value = getattr(values, item.name)
         if declaration is None or (value is None and declaration.default is None):
             continue
-        made = declaration.values.made(prefix + item.metadata.get("setting", item.name), value)
-        if made is not value:
-            object.__setattr__(values, item.name, made)
+        item_value = declaration.values.made(prefix + item.metadata.get("setting", item.name), value)
+        if item_value is not value:
+            object.__setattr__(values, item.name, item_value)
 
 
 def parse(cls: type[T], values: object, name: str, item: str, prefix: str = "") -> T:
     """A declared class from JSON-like values, in which null leaves a field out.
 
-    `name` is what holds the values, `item` one of its fields, and `prefix` the path to it, in errors. Raises
+    In errors `name` is what holds the values, `item` one of its fields, and `prefix` the path to it. Raises
     `ConfigError` on values that are not allowed and `UnknownNameError` on names that are not declared.
     """
     if not isinstance(values, Mapping):
@@ -171,7 +163,6 @@ class Nested(Values):
         return True
 
     def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError` naming the first field that is not allowed."""
         if not isinstance(value, self.cls):
             self.made(name, value)
 
@@ -182,7 +173,6 @@ class Nested(Values):
         return parse(self.cls, value, name, self.item, f"{name}.")
 
     def schema(self) -> dict[str, Any]:
-        """An object of the declared fields, each of which may be null or left out."""
         properties = {
             name: {
                 "anyOf": [declaration.values.schema(), {"type": "null"}],
@@ -210,7 +200,6 @@ class Group(Nested):
         return f"{inner[self.plain].values.words}, or {known}" if self.plain else known
 
     def made(self, name: str, value: Any) -> Any:
-        """The object that `parse` makes."""
         if self.plain and isinstance(value, str):
             value = {self.plain: value}
         if not isinstance(value, Mapping | self.cls):
@@ -218,13 +207,13 @@ class Group(Nested):
         return Nested.made(self, name, value)
 
     def schema(self) -> dict[str, Any]:
-        found = Nested.schema(self)
-        return {"anyOf": [found, declared(self.cls)[self.plain].values.schema()]} if self.plain else found
+        schema = Nested.schema(self)
+        return {"anyOf": [schema, declared(self.cls)[self.plain].values.schema()]} if self.plain else schema
 
     def given(self, name: str, value: Any) -> dict[str, Any]:
         """The fields that `value` sets, by name. Raises what `made` raises."""
-        made = self.made(name, value)
-        return {inner: each for inner in declared(self.cls) if (each := getattr(made, inner)) is not None}
+        values = self.made(name, value)
+        return {inner: item for inner in declared(self.cls) if (item := getattr(values, inner)) is not None}
 
 
 class Grouped(Protocol[T]):
@@ -239,44 +228,44 @@ def grouped(cls: type[T], item: str, meaning: str, plain: str = "") -> Grouped[T
     """A group of fields, those of `cls`, all of which are None where they are not set; see `Group`."""
     values = Group(cls, item, plain=plain)
     kinds = tuple(kind for kind in KINDS if any(kind in each.kinds for each in declared(cls).values()))
-    made: Any = field(default=cls(), metadata={_KEY: Declared(values, cls(), meaning, kinds)})
-    return cast(Grouped[T], made)
+    group: Any = field(default=cls(), metadata={_KEY: Declared(values, cls(), meaning, kinds)})
+    return cast(Grouped[T], group)
 
 
 def paths(cls: type[Any]) -> dict[str, Declared]:
     """The declarations of `cls` by path: `name`, or `group.name` of those in its groups."""
-    found: dict[str, Declared] = {}
+    declarations: dict[str, Declared] = {}
     for name, declaration in declared(cls).items():
         if isinstance(declaration.values, Group):
-            found |= {f"{name}.{inner}": each for inner, each in declared(declaration.values.cls).items()}
+            declarations |= {f"{name}.{inner}": item for inner, item in declared(declaration.values.cls).items()}
         else:
-            found[name] = declaration
-    return found
+            declarations[name] = declaration
+    return declarations
 
 
 def by_path(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The `values` of fields of `cls` that are set, by path. Raises `ConfigError` on groups that are not allowed."""
-    found: dict[str, Any] = {}
+    by_paths: dict[str, Any] = {}
     known = declared(cls)
     for name, value in values.items():
         if value is not None and name in known and isinstance(group := known[name].values, Group):
-            found |= {f"{name}.{inner}": each for inner, each in group.given(name, value).items()}
+            by_paths |= {f"{name}.{inner}": item for inner, item in group.given(name, value).items()}
         elif value is not None:
-            found[name] = value
-    return found
+            by_paths[name] = value
+    return by_paths
 
 
 def by_group(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """What `by_path` took apart: an object for each group, or a text where that says the same."""
-    found: dict[str, Any] = {}
+    groups: dict[str, Any] = {}
     for path, value in values.items():
         name, _, inner = path.partition(".")
         if inner:
-            found.setdefault(name, {})[inner] = value
+            groups.setdefault(name, {})[inner] = value
         else:
-            found[name] = value
+            groups[name] = value
     for name, declaration in declared(cls).items():
         values_of = declaration.values
-        if isinstance(values_of, Group) and list(found.get(name, ())) == [values_of.plain]:
-            found[name] = found[name][values_of.plain]
-    return found
+        if isinstance(values_of, Group) and list(groups.get(name, ())) == [values_of.plain]:
+            groups[name] = groups[name][values_of.plain]
+    return groups

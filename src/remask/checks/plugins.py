@@ -21,25 +21,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """An entry point of an installed package.
+    """An entry point of an installed package."""
 
-    Attributes:
-        package: name and version of the distribution.
-        folder: where the distribution is installed.
-        entry: name, value and group of the entry point.
-    """
-
-    package: str
-    folder: str
-    entry: EntryPoint
+    package: str  # name and version of the distribution
+    folder: str  # where the distribution is installed
+    entry: EntryPoint  # name, value and group of the entry point
 
     def __str__(self) -> str:
-        """The package and the entry point, as error messages name them."""
         entry = self.entry
         return f"package {self.package} (entry point '{entry.name} = {entry.value}' of '{entry.group}')"
 
     def error(self, found: str, expected: str) -> PluginError:
-        """The error for an entry point that does not provide what its group expects."""
+        """The error where it provides `found`, which its group does not expect."""
         return PluginError(f"{self}: {found}; expected {expected}. Correct the package or uninstall it.")
 
 
@@ -53,41 +46,34 @@ def plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
 
 @lru_cache(maxsize=16)
 def _found(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ...]]:  # noqa: ARG001 - the key
-    found: dict[str, tuple[Plugin, ...]] = {}
+    by_name: dict[str, tuple[Plugin, ...]] = {}
     for entry in entry_points(group=group):
         source = entry.dist
         package = "of unknown name" if source is None else f"{source.name!r} {source.version}"
         folder = "" if source is None else str(source.locate_file(""))
-        found[entry.name] = (*found.get(entry.name, ()), Plugin(package, folder, entry))
-    return found
+        by_name[entry.name] = (*by_name.get(entry.name, ()), Plugin(package, folder, entry))
+    return by_name
 
 
 @dataclass(frozen=True, slots=True)
 class Registry(Generic[T]):
-    """Values by name: remask's own, and those that other packages provide under an entry-point group.
+    """Values by name: remask's own, and those that other packages provide under an entry-point group."""
 
-    Attributes:
-        noun: what a name names, in error messages.
-        group: the entry-point group.
-        built_in: remask's own values.
-        check: makes a value of what an entry point provides. It raises `Plugin.error` on what cannot be used.
-    """
-
-    noun: str
-    group: str
-    built_in: Mapping[str, T]
+    noun: str  # what a name names, in error messages
+    group: str  # the entry-point group
+    built_in: Mapping[str, T]  # remask's own values
+    # Makes a value of what an entry point provides. It raises `Plugin.error` on what cannot be used.
     check: Callable[[Plugin, object], T]
 
     def names(self) -> tuple[str, ...]:
-        """Every name, remask's own first. Nothing is imported."""
+        """Remask's own first. Nothing is imported."""
         return tuple(dict.fromkeys([*self.built_in, *sorted(plugins(self.group))]))
 
     def get(self, name: str) -> T:
         """The value of `name`.
 
-        Raises:
-            UnknownNameError: neither remask nor a package provides the name.
-            PluginError: several of them do, or the package that does provides something that cannot be used.
+        Raises `UnknownNameError` where nobody provides it, and `PluginError` where several do, or what a package
+        provides cannot be used.
         """
         claims = plugins(self.group).get(name, ())
         if not claims and name not in self.built_in:
@@ -110,16 +96,16 @@ class Registry(Generic[T]):
 
         Imports every package that provides a name.
         """
-        found = {}
+        values = {}
         for name in self.names():
             try:
-                found[name] = self.get(name)
+                values[name] = self.get(name)
             except PluginError as error:
                 _warn(str(error))
-        return found
+        return values
 
     def source(self, name: str) -> str:
-        """Who provides `name`, for error messages."""
+        """For error messages."""
         return " and by ".join(map(str, plugins(self.group).get(name, ()))) or "remask itself"
 
     def imported(self) -> dict[str, T]:
@@ -164,8 +150,7 @@ def _warn(text: str) -> None:
 def module_in(path: str, option: str) -> ModuleType:
     """The module in a file that the user names, run under a name that no other module has.
 
-    `option` is the setting that names it, in errors. Raises `ConfigError` where there is no such file, or running it
-    fails.
+    `option` is the setting that names it. Raises `ConfigError` where there is no such file, or running it fails.
     """
     name = f"remask_file:{Path(path).resolve()}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -188,25 +173,25 @@ def install_line(extra: str) -> str:
     named = _packages(extra)
     if not named:  # the code runs without being installed
         return f"pip install '.[{extra}]' (in the folder of remask's pyproject.toml)"
-    wanted = [each for each in named if not _installed(each)] or named
+    wanted = [name for name in named if not _installed(name)] or named
     # No index has remask's other packages yet.
-    local = [re.sub(r"^remask-", "./", each) for each in wanted]
+    local = [re.sub(r"^remask-", "./", name) for name in wanted]
     return f"pip install {' '.join(map(repr, local))}" + (" (in remask's repository)" if local != wanted else "")
 
 
 def _packages(extra: str, project: str = "remask") -> list[str]:
     """Requirements of an extra, such as "ray[serve]>=2.60", those of extras that it names included."""
-    found: list[str] = []
+    packages: list[str] = []
     for line in _required(project):
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         if not re.search(rf"extra == ['\"]{extra}['\"]", marker):
             continue
-        own = re.fullmatch(r"(remask(?:-\w+)*)\[([\w,-]+)\]", requirement)
-        if own is None:
-            found.append(requirement)
+        extra_of = re.fullmatch(r"(remask(?:-\w+)*)\[([\w,-]+)\]", requirement)
+        if extra_of is None:
+            packages.append(requirement)
         else:
-            found += [each for name in own[2].split(",") for each in _packages(name, own[1])]
-    return list(dict.fromkeys(found))
+            packages += [package for name in extra_of[2].split(",") for package in _packages(name, extra_of[1])]
+    return list(dict.fromkeys(packages))
 
 
 def _required(project: str) -> list[str]:

@@ -10,10 +10,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar, TypeGuard, TypeVar
 
 from remask.checks.plugins import Registry
 from remask.errors import ConfigError, UnknownNameError
+
+T = TypeVar("T")
 
 LARGEST = 2**63 - 1
 POSITIONS = 2**24  # no canvas is longer, and float32 holds every whole number up to it
@@ -66,24 +68,20 @@ class Values(ABC):
 class Whole(Values):
     """Whole numbers from `low` to `high`."""
 
+    metavar = "N"
+
     low: int
     high: int = LARGEST
 
     @property
     def words(self) -> str:
-        """Such as "a whole number from 1 to 2**63 - 1"."""
         return f"a whole number from {_bound(self.low)} to {_bound(self.high)}"
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is an `int`, no `bool`, within the range."""
         return is_whole(value, self.low, self.high)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
-
-    @property
-    def metavar(self) -> str:
-        return "N"
 
     def from_text(self, text: str) -> int:
         return int(text)
@@ -93,18 +91,18 @@ class Whole(Values):
 class Real(Values):
     """Finite numbers from `low` (`above` it, where that is set) to `high`."""
 
+    metavar = "X"
+
     low: float
     high: float = math.inf
     above: bool = False
 
     @property
     def words(self) -> str:
-        """Such as "a number above 0 to 1"."""
         end = f" to {self.high:g}" if self.high < math.inf else "" if self.above else " up"
         return f"a number {'above' if self.above else 'from'} {self.low:g}{end}"
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is a finite number within the range that a float can hold."""
         return is_real(value, self.low, self.high) and not (self.above and value == self.low)
 
     def schema(self) -> dict[str, Any]:
@@ -113,10 +111,6 @@ class Real(Values):
         # Beyond this, whole numbers in JSON are refused.
         return schema | {"maximum": self.high if self.high < math.inf else LARGEST}
 
-    @property
-    def metavar(self) -> str:
-        return "X"
-
     def from_text(self, text: str) -> float:
         return float(text)
 
@@ -124,9 +118,7 @@ class Real(Values):
 class Seconds(Real):
     """Times."""
 
-    @property
-    def metavar(self) -> str:
-        return "S"
+    metavar = "S"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +128,7 @@ class Share(Real):
     low: float = 0.0
     high: float = 1.0
 
-    @property
-    def metavar(self) -> str:
-        return "SHARE|1/N|off"
+    metavar = "SHARE|1/N|off"
 
     def from_text(self, text: str) -> float:
         if text == "off":
@@ -196,9 +186,7 @@ class OrNull(Values):
 class Flag(Values):
     """True and false."""
 
-    @property
-    def words(self) -> str:
-        return "true or false"
+    words = "true or false"
 
     def fits(self, value: object) -> bool:
         return isinstance(value, bool)
@@ -218,7 +206,7 @@ class Choice(Values):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names."""
+        """All of them, whose packages need not be imported."""
         return self.of.names() if isinstance(self.of, Registry) else self.of
 
     @property
@@ -253,6 +241,8 @@ class Text(Values):
     `noun` names them, in place of "a text".
     """
 
+    metavar = "TEXT"
+
     most: int
     empty: bool = False
     noun: str | None = None
@@ -263,17 +253,13 @@ class Text(Values):
         return f"{words}, of at most {self.most} characters"
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is a text without lone surrogates, which no encoding can carry."""
         if not isinstance(value, str) or len(value) > self.most:
             return False
-        return (self.empty or value != "") and not _has_surrogates(value)
+        surrogates = not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value)
+        return (self.empty or value != "") and not surrogates
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "maxLength": self.most} | ({} if self.empty else {"minLength": 1})
-
-    @property
-    def metavar(self) -> str:
-        return "TEXT"
 
     def from_text(self, text: str) -> str:
         return text
@@ -295,7 +281,6 @@ class ListOf(Values):
 
     @property
     def words(self) -> str:
-        """Such as "a list of at most 16 token ids"."""
         words = f"a list of at most {self.most} {self.noun}"
         if self.together is not None:
             words += f", with at most {self.together} values in it altogether"
@@ -322,7 +307,6 @@ class ListOf(Values):
         Values.check(self, name, value)
 
     def made(self, name: str, value: Any) -> Any:
-        """The list itself, or a tuple of what its items make."""
         if not self.of.makes or not isinstance(value, list | tuple):
             self.check(name, value)
             return value
@@ -347,16 +331,15 @@ class AnyOf(Values):
 
     @property
     def words(self) -> str:
-        return ", or ".join(each.words for each in self.sets)
+        return ", or ".join(values.words for values in self.sets)
 
     def fits(self, value: object) -> bool:
-        return any(each.fits(value) for each in self.sets)
+        return any(values.fits(value) for values in self.sets)
 
     def schema(self) -> dict[str, Any]:
-        return {"anyOf": [each.schema() for each in self.sets]}
+        return {"anyOf": [values.schema() for values in self.sets]}
 
     def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError`; of an object it says which of its fields is not allowed."""
         if isinstance(value, Mapping):
             self.sets[-1].check(name, value)
         else:
@@ -377,15 +360,13 @@ class Biases(Values):
 
     @property
     def words(self) -> str:
-        """Such as "an object of at most 8 token ids, each with a number from -1 to 1"."""
         return f"an object of at most {self.most} token ids, each with a number from -{self.size:g} to {self.size:g}"
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is such a mapping, which names each token once."""
         if not isinstance(value, Mapping) or len(value) > self.most:
             return False
         ids = [_token_id(key) for key in value]
-        return None not in ids and len(set(ids)) == len(ids) and all(self._fits(each) for each in value.values())
+        return None not in ids and len(set(ids)) == len(ids) and all(self._fits(number) for number in value.values())
 
     def schema(self) -> dict[str, Any]:
         number = {"type": "number", "minimum": -self.size, "maximum": self.size}
@@ -409,7 +390,6 @@ class Biases(Values):
         Values.check(self, name, value)
 
     def made(self, name: str, value: Any) -> Any:
-        """A dictionary from token ids to numbers."""
         self.check(name, value)
         return {_token_id(key): float(number) for key, number in value.items()}
 
@@ -438,7 +418,6 @@ class Settings(Values):
 
     @property
     def words(self) -> str:
-        """Such as "an object of at most 8 settings"."""
         return f"an object of at most {self.most} {self.noun} and {self.chars} characters"
 
     def fits(self, value: object) -> bool:
@@ -462,11 +441,10 @@ class TextsByName(Values):
 
     @property
     def words(self) -> str:
-        """Such as "an object of adapters and where each is"."""
         return f"an object of {self.noun}"
 
     def fits(self, value: object) -> bool:
-        return isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
+        return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": {"type": "string"}}
@@ -477,19 +455,19 @@ def weight(value: object, most: int, *, texts: bool = False) -> int:
 
     The counting ends beyond `most`, so it takes no more than `most` steps however much there is.
     """
-    found, held = 0, [value]
-    while held and found <= most:
-        each = held.pop()
-        found += 1 + (len(each) if texts and isinstance(each, str) else 0)
-        if isinstance(each, Mapping | list | tuple):
-            if found + len(held) + len(each) > most:
+    count, stack = 0, [value]
+    while stack and count <= most:
+        item = stack.pop()
+        count += 1 + (len(item) if texts and isinstance(item, str) else 0)
+        if isinstance(item, Mapping | list | tuple):
+            if count + len(stack) + len(item) > most:
                 return most + 1
-            if isinstance(each, Mapping):
-                found += sum(len(key) for key in each if isinstance(key, str)) if texts else 0
-                held.extend(each.values())
+            if isinstance(item, Mapping):
+                count += sum(len(key) for key in item if isinstance(key, str)) if texts else 0
+                stack.extend(item.values())
             else:
-                held.extend(each)
-    return found
+                stack.extend(item)
+    return count
 
 
 def is_whole(value: object, low: int, high: int = LARGEST) -> TypeGuard[int]:
@@ -538,25 +516,22 @@ def listed(name: str, value: object, of: str) -> Sequence[Any]:
 
 def json_object(what: str, text: str) -> dict[str, Any]:
     """The JSON object in `text`; `what` names it in errors."""
-    value = _parsed(what, text)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{what} must be a JSON object, got {type(value).__name__}")
-    return value
+    return _parsed(what, text, dict, "object")
 
 
 def json_list(what: str, text: str) -> list[Any]:
     """The JSON list in `text`; `what` names it in errors."""
-    value = _parsed(what, text)
-    if not isinstance(value, list):
-        raise ConfigError(f"{what} must be a JSON list, got {type(value).__name__}")
-    return value
+    return _parsed(what, text, list, "list")
 
 
-def _parsed(what: str, text: str) -> Any:
+def _parsed(what: str, text: str, kind: type[T], noun: str) -> T:
     try:
-        return parsed_json(text)
+        value = parsed_json(text)
     except ValueError as error:  # also numbers of too many digits
         raise ConfigError(f"{what} is not JSON that can be read: {error}") from error
+    if not isinstance(value, kind):
+        raise ConfigError(f"{what} must be a JSON {noun}, got {type(value).__name__}")
+    return value
 
 
 def parsed_json(text: str, *, finite: bool = False) -> Any:
@@ -581,8 +556,8 @@ def _finite(text: str) -> float:
 def _depth(text: str) -> int:
     """How many brackets of a JSON text are open at a time; the counting ends beyond `MAX_DEPTH`."""
     depth = deepest = 0
-    for found in _MARK.finditer(text):
-        mark = text[found.start()]
+    for match in _MARK.finditer(text):
+        mark = text[match.start()]
         if mark != '"':
             depth += 1 if mark in "[{" else -1
             deepest = max(deepest, depth)
@@ -623,7 +598,3 @@ def _pieces(value: object) -> Iterator[str]:
 
 def _bound(value: int) -> str:
     return {LARGEST: "2**63 - 1", -LARGEST: "-(2**63 - 1)"}.get(value, str(value))
-
-
-def _has_surrogates(text: str) -> bool:
-    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)

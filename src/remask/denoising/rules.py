@@ -17,7 +17,7 @@ from remask.checks.plugins import Plugin, Registry
 from remask.denoising import select
 from remask.denoising.indel import IndelBlock, JointThresholdIndel, Levenshtein
 from remask.errors import ConfigError, PluginError
-from remask.plan.measure import RowMeasure
+from remask.plan.hooks import RowMeasure
 
 MARGIN = RowMeasure("margin", "remask.sampling.measures:margin")
 NEGATIVE_ENTROPY = RowMeasure("negative entropy", "remask.sampling.measures:negative_entropy")

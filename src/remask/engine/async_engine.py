@@ -41,9 +41,7 @@ class StepObserver(Protocol):
 class Ticket:
     """Requests that were accepted together. Iterating gives the events of each engine step until all have ended.
 
-    Drafts are dropped while drafts of `MAX_UNREAD` positions are unread: what waits for a slow
-    reader stays small.
-
+    Drafts are dropped while drafts of `MAX_UNREAD` positions are unread: what waits for a slow reader stays small.
     Raises `EngineDeadError` while iterating where the engine died meanwhile.
     """
 
@@ -170,15 +168,15 @@ class AsyncEngine:
         """
         self._check_open()
         work = Counter[str]()
-        for each in pending:
-            work[each.request.owner.client] += each.row_layers
+        for request in pending:
+            work[request.request.owner.client] += request.row_layers
         for client, row_layers in work.items():
             self.check_room(client, len(pending), row_layers)
-        ids = [each.request.id for each in pending]
+        ids = [request.request.id for request in pending]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         self._client_work += work
-        self.open.update((each.request.id, each) for each in pending)
+        self.open.update(zip(ids, pending, strict=True))
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
@@ -188,16 +186,15 @@ class AsyncEngine:
     def check_room(self, client: str, requests: int, row_layers: int) -> None:
         """Raise `QueueFullError` if `submit` would for this many requests of a client. Any thread may call it."""
         self._check_open()
-        held, most = len(self._tickets), self.engine.config.max_num_seqs + self.max_queue
-        if held + requests > most:
+        count, most = len(self._tickets), self.engine.config.max_num_seqs + self.max_queue
+        if count + requests > most:
             raise QueueFullError(
-                f"the queue is full: {held} requests are running or waiting, this one needs room for {requests}, and "
+                f"the queue is full: {count} requests are running or waiting, this one needs room for {requests}, and "
                 f"the limit is {most}; try again later"
             )
         work, most = self._client_work[client], self.max_client_work
         if work + row_layers > most:
-            fits = row_layers <= most
-            way_out = "try again later" if fits else "ask for fewer answers, fewer steps or less text"
+            way_out = "try again later" if row_layers <= most else "ask for fewer answers, fewer steps or less text"
             raise QueueFullError(
                 f"the requests of one client may come to {most} row-layers at a time: {work} are open, and this one "
                 f"asks for {row_layers}; {way_out}, or raise max_client_work"
@@ -344,13 +341,13 @@ class AsyncEngine:
         if events:
             self._call_in_loop(self._deliver, events)
 
-    def _submit(self, pending: Sequence[PendingRequest]) -> None:
-        for each in pending:
+    def _submit(self, requests: Sequence[PendingRequest]) -> None:
+        for pending in requests:
             try:
-                self.engine.submit(each)
+                self.engine.submit(pending)
             # Another user of the engine may have taken the id meanwhile.
             except ConfigError as error:
-                request = each.request
+                request = pending.request
                 log.error("request %s was refused after it had been accepted: %s", request.id, error)
                 usage = Usage(len(request.prompt_token_ids))
                 result = Result(request.id, (), "error", usage, (), None, 0.0, str(error))
@@ -378,8 +375,8 @@ class AsyncEngine:
                 if not self._client_work[client]:
                     del self._client_work[client]
                 self.begun.discard(event.id)
-        for ticket, own in by_ticket.items():
-            ticket.deliver(own)
+        for ticket, share in by_ticket.items():
+            ticket.deliver(share)
         if not self._tickets:
             self._idle.set()
 

@@ -24,10 +24,11 @@ from torch import Tensor
 from remask.engine.audit_passes import AuditPasses, Seen
 from remask.engine.audit_report import AuditReport, DepthReport, Divergence, Findings
 from remask.engine.config import EngineConfig
-from remask.engine.isolation import Ran, is_fatal
 from remask.engine.member import EngineStats, Turn
 from remask.engine.memory import Memory
+from remask.engine.runner import Ran
 from remask.engine.running import RunningRequest
+from remask.machine.device import is_fatal
 from remask.model.transformer import Transformer
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache, Earned
@@ -52,10 +53,6 @@ class Auditor:
 
     Attributes:
         depths: the depths that audits have earned.
-        findings: by policy.
-        waiting: audits that wait for their next pass.
-        open: requests of which a step is audited once they have ended.
-        skipped: audits that were due and for which nothing was free.
         found: is called with each finding: a policy and nats; None: nobody.
     """
 
@@ -64,15 +61,15 @@ class Auditor:
     ) -> None:
         self.passes, self.stats, self.depths = AuditPasses(model, memory), stats, depths
         self.share, self._most = config.audit_share, config.audit_work
-        self.findings: dict[str, Findings] = {}
-        self.skipped = 0
+        self.findings: dict[str, Findings] = {}  # by policy
+        self.skipped = 0  # audits that were due and for which nothing was free
         self.found: Callable[[str, float], None] | None = None
         self._due = Counter[str]()  # requests since the last audit that was due by the share, by kind
         self._guards = 0  # audits of a prefix that were due by the share
         self._spent = 0  # row-layers of audits of requests that a cache approximated
         self._began: int | None = None  # row-layers of requests before the first of them that could be audited so
-        self.waiting: deque[Work] = deque()
-        self.open: dict[RunningRequest, _Open] = {}
+        self.waiting: deque[Work] = deque()  # audits that wait for their next pass
+        self.open: dict[RunningRequest, _Open] = {}  # requests of which a step is audited once they have ended
         self._draws = random.Random(0)
 
     def launched(self, ran: Ran) -> None:
@@ -106,7 +103,9 @@ class Auditor:
     def run(self) -> None:
         """Run one pass of the audit that has waited longest, if there is one. Raises what no audit causes."""
         for running in [running for running in self.open if running.ended]:
-            self._close(self.open.pop(running))
+            chosen = self.open.pop(running)
+            if chosen.seen is not None and chosen.hidden is not None:
+                self._queue(partial(self._audit_step, chosen.seen, chosen.hidden, chosen.policy))
         if not self.waiting:
             return
         work = self.waiting[0]
@@ -131,7 +130,7 @@ class Auditor:
             self.skipped,
             stats.audit_row_layers,
             self.depths.bound,
-            {name: Divergence.of(own.estimate) for name, own in self.findings.items()},
+            {name: Divergence.of(finding.estimate) for name, finding in self.findings.items()},
             tuple(
                 DepthReport(
                     adapter,
@@ -188,8 +187,8 @@ class Auditor:
             wanted = ((read,) if read else ()) + ((record.next_depth(read),) if deeper else ())
         wanted = tuple(depth for depth in dict.fromkeys(wanted) if depth)
         if wanted:
-            seen, own = Seen.of(turn), turn.hidden if self._own(running) else None
-            self._queue(partial(self._audit_prefix, seen, own, prefix, key, record, wanted, read, name))
+            seen, hidden = Seen.of(turn), turn.hidden if self._own(running) else None
+            self._queue(partial(self._audit_prefix, seen, hidden, prefix, key, record, wanted, read, name))
 
     def _own(self, running: RunningRequest) -> bool:
         """Whether the first pass of a request is the exact one that an audit of its prefix compares with."""
@@ -222,14 +221,10 @@ class Auditor:
         else:
             self.skipped += 1
 
-    def _close(self, chosen: "_Open") -> None:
-        if chosen.seen is not None and chosen.hidden is not None:
-            self._queue(partial(self._audit_step, chosen.seen, chosen.hidden, chosen.policy))
-
     def _audit_prefix(
         self,
         seen: Seen,
-        own: Tensor | None,
+        hidden: Tensor | None,
         prefix: int,
         key: int,
         record: Record,
@@ -237,21 +232,17 @@ class Auditor:
         read: int,
         name: str,
     ) -> Work:
-        """One exact pass, unless the request's `own` was one, and one at each of `depths`."""
-        passes, audits, reference = self.passes, list[Audited](), own
+        """One exact pass, unless the request's `hidden` was one, and one at each of `depths`."""
+        passes, audits, reference = self.passes, list[Audited](), hidden
         if reference is None:
-            reference = passes.exact(seen, rounded=False)
+            reference = self._counted(seen, passes.exact(seen, rounded=False))
             if reference is None:
-                self.skipped += 1
                 return
-            self._count(seen)
             yield
         for depth in depths:
-            predicted = passes.reusing(seen, prefix, depth)
+            predicted = self._counted(seen, passes.reusing(seen, prefix, depth))
             if predicted is None:
-                self.skipped += 1
                 return
-            self._count(seen)
             audits.append(Audited(key, depth, passes.moved(reference, predicted)))
             if depth < depths[-1]:
                 yield
@@ -273,25 +264,23 @@ class Auditor:
     def _audit_step(self, seen: Seen, hidden: Tensor, name: str) -> Work:
         """The exact pass, and with quantized weights one without rounding, to which both are compared."""
         passes, moved = self.passes, 0.0
-        exact = passes.exact(seen)
-        if exact is None:
-            self.skipped += 1
-            return
-        self._count(seen)
-        reference = exact
-        if passes.model.quantised:
+        reference = exact = self._counted(seen, passes.exact(seen))
+        if exact is not None and passes.model.quantised:
             yield
-            unrounded = passes.exact(seen, rounded=False)
-            if unrounded is None:
-                self.skipped += 1
-                return
-            self._count(seen)
-            reference, moved = unrounded, min(passes.moved(unrounded, exact), MOST)
+            reference = self._counted(seen, passes.exact(seen, rounded=False))
+            moved = 0.0 if reference is None else min(passes.moved(reference, exact), MOST)
+        if reference is None:
+            return
         self.stats.audits += 1
         self._take(name, min(passes.moved(reference, hidden), MOST) - moved)
 
-    def _count(self, seen: Seen) -> None:
-        self.stats.audit_row_layers += len(seen.canvas) * self.passes.model.config.layers
+    def _counted(self, seen: Seen, predicted: Tensor | None) -> Tensor | None:
+        """What a pass over `seen` predicted, which is counted; None: there was no room for it."""
+        if predicted is None:
+            self.skipped += 1
+        else:
+            self.stats.audit_row_layers += len(seen.canvas) * self.passes.model.config.layers
+        return predicted
 
     def _take(self, name: str, nats: float) -> None:
         findings = self.findings.setdefault(name, Findings())
@@ -315,21 +304,13 @@ class Auditor:
 
 @dataclass(slots=True)
 class _Open:
-    """A request whose step is audited once it has ended: the last step that was chosen.
+    """A request whose step is audited once it has ended: the last step that was chosen."""
 
-    Attributes:
-        policy: its name.
-        steps: those that it has taken.
-        turn: the chosen one, until it is written.
-        hidden: what it predicted, [predicted, D].
-        seen: what it saw.
-    """
-
-    policy: str
-    steps: int = 0
-    turn: Turn | None = None
-    hidden: Tensor | None = None
-    seen: Seen | None = None
+    policy: str  # its name
+    steps: int = 0  # those that it has taken
+    turn: Turn | None = None  # the chosen one, until it is written
+    hidden: Tensor | None = None  # what it predicted, [predicted, D]
+    seen: Seen | None = None  # what it saw
 
 
 def _earns(policy: CachePolicy) -> bool:

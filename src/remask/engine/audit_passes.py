@@ -17,8 +17,7 @@ from remask.engine.runner import vocabulary_of
 from remask.model.pool import Pool
 from remask.model.stage import StepBatch
 from remask.model.transformer import Transformer
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan, Reach
 from remask.plan.spans import Mask, Positions, Span, rows_of
 from remask.sampling.decoder import Decoding
@@ -27,19 +26,12 @@ from remask.sampling.divergence import divergence
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a pass of a request saw, of which nothing changes any more.
+    """What a pass of a request saw, of which nothing changes any more."""
 
-    Attributes:
-        canvas: a copy.
-        predicted: the positions that it could fill, int64 [predicted].
-        sees: how many leading positions each row attends to; None: all.
-        shift, adapter: of the canvas.
-    """
-
-    canvas: Canvas
-    predicted: Positions
-    sees: Reach | None
-    shift: int
+    canvas: Canvas  # a copy
+    predicted: Positions  # the positions that it could fill, int64 [predicted]
+    sees: Reach | None  # how many leading positions each row attends to; None: all
+    shift: int  # as the adapter, of the canvas
     adapter: str | None
 
     @classmethod
@@ -129,7 +121,7 @@ class AuditPasses:
 def _changing(below: StepBatch, above: StepBatch, depth: int, layers: int) -> StepBatch:
     """The pass that is `below` in the first `depth` layers and `above` in the others; both have the same rows."""
     parts = ((below, range(depth)), (above, range(depth, layers)))
-    return replace(above, stages=tuple(replace(batch.stages[0], layers=own) for batch, own in parts if own))
+    return replace(above, stages=tuple(replace(batch.stages[0], layers=part) for batch, part in parts if part))
 
 
 @torch.inference_mode()

@@ -30,55 +30,36 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class DepthReport:
-    """What audits have shown of one prefix ratio.
+    """What audits have shown of one prefix ratio."""
 
-    Attributes:
-        adapter: that requests are computed with; empty: none.
-        ratio: least prefix ratio in percent; the next record begins ten higher.
-        depth: layers that a prefix without audits of its own may read; 0: none is proven.
-        prefixes: different prefixes that were audited.
-        nats: by depth: audits, their mean, and the ends of its 95 % interval; None of a single one.
-    """
-
-    adapter: str
-    ratio: int
-    depth: int
-    prefixes: int
+    adapter: str  # that requests are computed with; empty: none
+    ratio: int  # least prefix ratio in percent; the next record begins ten higher
+    depth: int  # layers that a prefix without audits of its own may read; 0: none is proven
+    prefixes: int  # different prefixes that were audited
+    # By depth: audits, their mean, and the ends of its 95 % interval; None of a single one
     nats: Mapping[int, Divergence]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What audits have found, and what they cost.
+    """What audits have found, and what they cost."""
 
-    Attributes:
-        audits, failed, skipped: how many ended, failed, and found no room.
-        row_layers: that they computed.
-        bound: nats that count as unmoved, at most.
-        caches: by cache policy, what it moves at the depths and steps that requests used.
-        depths: by adapter and prefix ratio.
-    """
-
-    audits: int
+    audits: int  # that have ended
     failed: int
-    skipped: int
-    row_layers: int
-    bound: float
-    caches: Mapping[str, Divergence]
-    depths: tuple[DepthReport, ...]
+    skipped: int  # those that found no room
+    row_layers: int  # that they computed
+    bound: float  # nats that count as unmoved, at most
+    caches: Mapping[str, Divergence]  # by cache policy, what it moves at the depths and steps that requests used
+    depths: tuple[DepthReport, ...]  # by adapter and prefix ratio
 
 
 @dataclass(slots=True)
 class Findings:
-    """What audits of one policy have found.
+    """What audits of one policy have found."""
 
-    Attributes:
-        recent: the last divergences in nats, of the position that moved most; what rounding moves is subtracted.
-        count: audits.
-    """
-
+    # The last divergences in nats, of the position that moved most; what rounding moves is subtracted
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    count: int = 0
+    count: int = 0  # audits
     warned: bool = False
 
     @property

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from remask.errors import PlanError
 from remask.model.stage import Index, Run, runs
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger
 from remask.plan.pass_cost import ExecutedPlan
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Positions, Span, SpanMemo
@@ -36,17 +35,11 @@ class SlotTable:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Stored K/V that a canvas needs a copy of.
+    """Stored K/V that a canvas needs a copy of."""
 
-    Attributes:
-        source: slots of the store, [positions].
-        target: slots of the canvas, [positions].
-        layers: K/V of layers 0 .. layers - 1 are copied.
-    """
-
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    layers: int
+    source: NDArray[np.int64]  # slots of the store, [positions]
+    target: NDArray[np.int64]  # slots of the canvas, [positions]
+    layers: int  # K/V of layers 0 .. layers - 1 are copied
 
 
 @dataclass(slots=True)
@@ -214,7 +207,7 @@ class TokenBuffer:
         return places, np.concatenate([2 * canvas.tokens[at] + canvas.noisy[at] for canvas, at in canvases])
 
     def write(self, places: Tensor, values: Tensor) -> None:
-        """Write `values` to `places`, int64 [n] each. A place that is listed twice has the same value twice."""
+        """A place that is listed twice has the same value twice. Both are int64 [n]."""
         if len(places):
             self.values.index_copy_(0, places, values)
 
@@ -227,12 +220,10 @@ class TokenBuffer:
         """Choose the predicted positions that are transferred, and write their tokens to the buffer.
 
         They are final then, unless a rule may change them again; the host then decides when they are final. With
-        `kernels` a Triton kernel does it.
-
-        `scores` [2 + n, R] are those of `runner.score_rows`. Returns them with one more row, which is 1 where a
-        position was chosen.
+        `kernels` a Triton kernel does it. `scores` [2 + n, R] are those of `runner.score_rows`. Returns them with one
+        more row, which is 1 where a position was chosen.
         """
-        if not scores.shape[1] or all(each.chosen is None for each in requests):
+        if not scores.shape[1] or all(request.chosen is None for request in requests):
             return torch.cat((scores, torch.zeros_like(scores[:1])))
         choice = RowChoice.of(requests, len(self.values) - 1, scores.device)
         if kernels:

@@ -21,7 +21,7 @@ from remask.model.sizes import FORMATS, GPU_SCORES, MULTIPLIED, TILE_BYTES, Numb
 from remask.model.work_list import WorkList, WorkListBuilder
 
 if TYPE_CHECKING:
-    from remask.model.attention import Attention, SizedAttention
+    from remask.model.attention import Attention
 
 MAX_LOGITS = 1 << 26  # that exist at a time, of whole rows: 0.25 GiB in float32
 LOGIT_COPIES = 4  # of these: the logits, and what is made of them
@@ -34,17 +34,11 @@ MOST_LISTS = 8  # work lists of the last two passes that are on the device at a 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of one device, in bytes.
+    """Memory of one device, in bytes."""
 
-    Attributes:
-        total: all of it.
-        free: what nobody has taken.
-        share: the part of `total` that may be taken by everybody together.
-    """
-
-    total: int
-    free: int
-    share: float
+    total: int  # all of it
+    free: int  # what nobody has taken
+    share: float  # the part of `total` that may be taken by everybody together
 
     @property
     def room(self) -> int:
@@ -57,15 +51,10 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Memory of one token on one rank, in bytes.
+    """Memory of one token on one rank, in bytes."""
 
-    Attributes:
-        kv: K and V in all layers.
-        state: the hidden states that a stored prefix keeps beside these.
-    """
-
-    kv: int
-    state: int
+    kv: int  # K and V in all layers
+    state: int  # the hidden states that a stored prefix keeps beside these
 
 
 def token_bytes(config: ModelConfig, item: int, ranks: int = 1, kv_item: int | None = None) -> TokenBytes:
@@ -79,7 +68,7 @@ def token_bytes(config: ModelConfig, item: int, ranks: int = 1, kv_item: int | N
 def weight_bytes(
     config: ModelConfig, dtype: NumberFormat, ranks: int = 1, quantization: Quantization | None = None
 ) -> int:
-    """The memory of the weights on each of `ranks`, in bytes. A tied matrix counts once; a router may be float32."""
+    """Bytes of the weights on each of `ranks`. A tied matrix counts once; a router may be float32."""
     return weights.weight_bytes(config, dtype, Shard(ranks - 1, ranks), quantization)
 
 
@@ -131,27 +120,21 @@ def attention_bytes(
 
     With `filled` lists are filled up to a few sizes, as in graphs.
     """
-    sized = None if attention is None else _sized(attention)
-    if sized is not None:
-        lists = _largest_lists(rows, longest)
-        sizes = [sized.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
-        if filled:
-            sizes = [size.rounded_up(size.rows) for size in sizes]
-        numbers = max(sum(size.lengths) for size in sizes) * 4
-        return MOST_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
+    if attention is not None:
+        from remask.model.attention import SizedAttention  # needs PyTorch, which whatever attends has imported
+
+        if isinstance(attention, SizedAttention):
+            lists = _largest_lists(rows, longest)
+            sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
+            if filled:
+                sizes = [size.rounded_up(size.rows) for size in sizes]
+            numbers = max(sum(size.lengths) for size in sizes) * 4
+            return MOST_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
     # Queries and results in float32, those of a unit, its K and V where they are gathered, and a tile of scores.
     single = 4 * max(1, item // 4)
     queries, keys = _widest(part)
     scores = 2 * single * min(GPU_SCORES, part.heads * rows * longest)
     return rows * single * (5 * queries + 4 * part.heads) + 2 * longest * keys * (item + single) + scores
-
-
-def _sized(attention: Attention) -> SizedAttention | None:
-    """What says how large its lists are, where `attention` does."""
-    # Imported here, as it needs PyTorch, which whatever attends has imported.
-    from remask.model.attention import SizedAttention
-
-    return attention if isinstance(attention, SizedAttention) else None
 
 
 def _largest_lists(rows: int, longest: int) -> Iterator[WorkList]:
@@ -163,19 +146,19 @@ def _largest_lists(rows: int, longest: int) -> Iterator[WorkList]:
     most = max(1, rows // longest)
     for canvases in sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)}):
         builder = WorkListBuilder()
-        own = builder.slots(np.arange(longest))
+        slots = builder.slots(np.arange(longest))
         if longest > 1:
-            builder.add(0, canvases * longest, own, 1, None)
+            builder.add(0, canvases * longest, slots, 1, None)
         for number in range(canvases):
-            builder.add(number * longest, longest, own, max(1, longest - 1), None)
+            builder.add(number * longest, longest, slots, max(1, longest - 1), None)
         yield builder.list()
     few = min(rows, FEW_ROWS)
     builder = WorkListBuilder()
-    own = builder.slots(np.arange(longest))
-    builder.add(0, rows, own, 1, None)
-    builder.add(0, few, own, longest, None)
+    slots = builder.slots(np.arange(longest))
+    builder.add(0, rows, slots, 1, None)
+    builder.add(0, few, slots, longest, None)
     if rows > few:
-        builder.add(few, rows - few, own, 1, None)
+        builder.add(few, rows - few, slots, 1, None)
     yield builder.list()
 
 
@@ -229,11 +212,11 @@ def store_tokens(
     A canvas may take a `page` more than its length says. Raises `ConfigError`, with the numbers and what to change,
     where these have no room.
     """
-    each = longest + page
-    needed, room = canvases * each * token.kv, memory.room - workspace
+    extent = longest + page
+    needed, room = canvases * extent * token.kv, memory.room - workspace
     if needed > room:
         fitting = max(0, room) // token.kv
-        ways = [f"--max-num-seqs {fitting // each}"] if fitting >= 2 * each else []
+        ways = [f"--max-num-seqs {fitting // extent}"] if fitting >= 2 * extent else []
         if (shorter := fitting // canvases - page) > 1:
             ways.append(f"--max-model-len {shorter}")
         raise ConfigError(

@@ -147,19 +147,18 @@ def check_request(
 
 
 def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
-    """What a policy is told of a request: of a growing canvas the first block and the last, which may be shorter."""
+    """Of a growing canvas those of the first block and of the last, which may be shorter."""
     layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
     if not isinstance(decoding, GrowingDecoding):
         places, steps = decoding.response_of(request.response).open_places, decoding.scheduled_steps
         yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
         return
-    for each in (decoding, decoding.last):
-        places = len(decoding.block_ranges[each.number])
-        yield RequestFacts(layers, shift, ordered, each.length, places, each.scheduled_steps)
+    for part in (decoding, decoding.last):
+        places = len(decoding.block_ranges[part.number])
+        yield RequestFacts(layers, shift, ordered, part.length, places, part.scheduled_steps)
 
 
 def _check_readers(readers: Sequence[Reader]) -> None:
-    """Raise `ConfigError` where two readers have one name."""
     names = [reader.name for reader in readers]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -168,9 +167,9 @@ def _check_readers(readers: Sequence[Reader]) -> None:
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
     params = request.params
-    own = frozenset() if params.ignore_eos or params.uniform.trim is False else frozenset(shape.stop_ids)
-    asked = frozenset(params.stop_token_ids)
-    token_ids, cut = (asked, own) if shape.whole_canvas else (asked | own, frozenset[int]())
+    usual = frozenset() if params.ignore_eos or params.uniform.trim is False else frozenset(shape.stop_ids)
+    extra = frozenset(params.stop_token_ids)
+    token_ids, cut = (extra, usual) if shape.whole_canvas else (extra | usual, frozenset[int]())
     if not params.stop:
         return StopRule(token_ids, cut=cut)
     if decode is None:
@@ -179,7 +178,6 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
 
 
 def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
-    """Raise `ConfigError` where `logit_bias` names no token of the model, or the mask, which is never chosen."""
     for token in params.logit_bias or ():
         if token >= shape.vocab:
             raise ConfigError(
@@ -193,9 +191,9 @@ def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) ->
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
     for reader in asked.readers:
-        brought = reader.decoding(asked)
-        if brought is not None:
-            return brought
+        special = reader.decoding(asked)
+        if special is not None:
+            return special
     check_fields(params, shape.kind)
     _check_bias(params, shape)
     if shape.self_conditioning:
@@ -242,13 +240,11 @@ def _undrafted(asked: Asked, decoding: Decoding) -> Reader | None:
 
 
 def _check_terms(request: Request) -> None:
-    """Raise `ConfigError` on terms of service that cannot be kept."""
     for name in ("cache_salt", "priority", "deadline_s"):
         declared(Terms)[name].check(name, getattr(request, name))
 
 
 def _check_template(request: Request, shape: ModelConfig) -> None:
-    """Raise `ConfigError` on fixed parts and holes that make no response of this model."""
     template, length = request.template, request.params.max_tokens
     if template is None:
         return

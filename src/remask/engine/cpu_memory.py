@@ -31,10 +31,10 @@ def resolve_quantization(
     """How a model's matrices are kept, and the reason for it in words.
 
     On a CPU `auto` is the fastest of the dtype, int8 and int4 beside which an engine has room (`CpuMemory`), by short
-    measurements; the wider one where they are as fast. Where none fits it is the narrowest. Files that are quantised
-    stay as they are. `memory` is None where it is not known, and `processes` share it. `usual` is what the model's
-    files name for CPUs, and holds where nothing is asked. Raises `ConfigError` where it is none of these, or where
-    `none` is asked of files that are quantized.
+    measurements: the wider one where they are as fast, and the narrowest where none fits. Quantised files stay as they
+    are. `memory`, which `processes` share, is None where it is not known. `usual` is what the model's files name for
+    CPUs, and holds where nothing is asked. Raises `ConfigError` where it is none of these, or where `none` is asked of
+    files that are quantized.
     """
     if asked is None and stored is None and usual is not None and device.type == "cpu":
         one_of("'quantization' in remask.json", usual, (AUTO, NONE, *CPU_QUANTIZATIONS))
@@ -61,12 +61,12 @@ def resolve_quantization(
     if len(fitting) < 2:
         return (fitting or kinds)[-1], "auto: no other fits" if fitting else "auto: nothing fits"
     speed = {kind: average(_speeds(kind, dtype)) for kind in fitting}
-    taken = fitting[0]
+    fastest = fitting[0]
     for kind in fitting[1:]:
-        taken = kind if speed[kind] > _GAIN * speed[taken] else taken
+        fastest = kind if speed[kind] > _GAIN * speed[fastest] else fastest
     names = {None: str(dtype).removeprefix("torch.")} | {kind: kind for kind in CPU_QUANTIZATIONS}
-    found = ", ".join(f"{names[kind]} {own:.1f}" for kind, own in speed.items())
-    return taken, f"auto: of what fits, times as fast as float32: {found}"
+    speeds = ", ".join(f"{names[kind]} {times:.1f}" for kind, times in speed.items())
+    return fastest, f"auto: of what fits, times as fast as float32: {speeds}"
 
 
 def _speeds(kind: Quantization | None, dtype: torch.dtype) -> Speeds:

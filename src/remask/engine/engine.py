@@ -9,18 +9,18 @@ from remask.engine.audit import Auditor
 from remask.engine.capacity import default_length
 from remask.engine.check import RequestLimits, check_request
 from remask.engine.config import EngineConfig
-from remask.engine.isolation import Batch, LaunchedPass, is_fatal, run_isolated, score_isolated
 from remask.engine.lifecycle import MOVE_FAILED, PASS_FAILED, POLICY_FAILED, WRITE_FAILED, Admission, Lifecycle
 from remask.engine.member import EngineStats, Scores, Turn
 from remask.engine.memory import Memory
 from remask.engine.observer import EngineObserver, Observers
 from remask.engine.overlap import Ahead, confirm, plan_ahead, roll_back
+from remask.engine.planning import StepLimits
 from remask.engine.proof import prepare
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import PendingRequest, Request
-from remask.engine.runner import Runner
-from remask.engine.scheduler import StepLimits
+from remask.engine.runner import Batch, LaunchedPass, Runner, run_isolated, score_isolated
 from remask.errors import ConfigError
+from remask.machine.device import is_fatal
 from remask.model.executors import make_graphs
 from remask.model.transformer import Transformer
 from remask.policies.earned import EarnedDepths
@@ -94,13 +94,13 @@ class Engine:
         """
         self._check_id(request.id)
         self.memory.check_kept(request.policy)
-        return check_request(request, self.model, self.limits, self.decode, self.memory.page_keys)
+        return check_request(request, self.model, self.limits, self.decode, self.memory.exact_pages.keys)
 
     def submit(self, pending: PendingRequest) -> None:
         """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
         self._check_id(pending.request.id)
         pending.clock, pending.arrived = self.clock, self.clock()
-        self.memory.remember(pending)
+        self.memory.prefixes.remember(pending)
         self._lifecycle.submit(pending)
 
     def add(self, request: Request) -> None:
@@ -241,8 +241,8 @@ class Engine:
             stats.steps += 1
             for _, plan in ran.items:
                 stats.row_layers += plan.spans.cost
-            for each in scored:
-                for turn, scores in each.wait():
+            for pending in scored:
+                for turn, scores in pending.wait():
                     if turn in launched.speculative or turn.member.ended:
                         continue
                     still_noisy = launched.still_noisy.get(turn)

@@ -49,7 +49,7 @@ def pass_seconds(config: ModelConfig, rows: int | None, device: str | int) -> fl
         total = _cost(config, rows, 1).total
         return max(total.flops / rate, total.weights / MEMORY_S)
     flops, moved = DATA_SHEETS[device]
-    return sum(max(each.flops / flops, each.bytes / moved) for each in _cost(config, rows, 2).operations.values())
+    return sum(max(cost.flops / flops, cost.bytes / moved) for cost in _cost(config, rows, 2).operations.values())
 
 
 def _canvas(config: ModelConfig) -> int:

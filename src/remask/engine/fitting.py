@@ -1,7 +1,6 @@
 """What a machine's memory has room for beside a model's weights, and the widest form of numbers in which it fits.
 
-All of it follows from the model's shape, so it is known before weights are read or downloaded. Nothing here imports
-PyTorch.
+It follows from the model's shape alone, before weights are read or downloaded. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -39,27 +38,16 @@ CPU_SHARE = 0.9  # of the memory that is left: other programs need some too
 
 @dataclass(frozen=True, slots=True)
 class CpuMemory:
-    """What is left on a CPU beside a model's weights, and what is to have room there, in bytes of all ranks together.
-
-    Attributes:
-        config: the model's shape.
-        dtype: of hidden states.
-        kv_item: bytes of a number of K/V.
-        quantised: whether the matrices are quantized.
-        ranks: processes that the model is spread over.
-        attention: how it attends; None: by PyTorch.
-        left: bytes that may be taken; negative where the weights alone are too large.
-        page: tokens of a page. A canvas may take one more than its length says.
-    """
+    """What a CPU's memory has left beside a model's weights, and what needs room there, in bytes of all ranks."""
 
     config: ModelConfig
-    dtype: NumberFormat
-    kv_item: int
-    quantised: bool
-    ranks: int
-    attention: Attention | None
-    left: int
-    page: int
+    dtype: NumberFormat  # of hidden states
+    kv_item: int  # bytes of a number of K/V
+    quantised: bool  # whether the matrices are quantized
+    ranks: int  # processes that the model is spread over
+    attention: Attention | None  # how it attends; None: by PyTorch
+    left: int  # bytes that may be taken; negative where the weights alone are too large
+    page: int  # tokens of a page. A canvas may take one more than its length says
 
     @classmethod
     def beside(cls, model: Transformer, free: int, page: int) -> CpuMemory:
@@ -108,10 +96,7 @@ class CpuMemory:
         return bisect_right(counts, self.left, key=lambda count: needed(count * self.page)) * self.page
 
     def fitting_length(self, asked: int | None = None) -> int:
-        """Tokens of the longest canvas of an engine that is made by default, or of up to so many that are asked for.
-
-        0 where it would be refused.
-        """
+        """Tokens of the longest canvas of an engine by default, or of up to `asked`; 0 where it would be refused."""
         if asked is not None:
             return self.longest(asked, 0)
         return self.longest(default_length(self.config), DEFAULT_STORE_TOKENS)
@@ -148,17 +133,11 @@ def cpu_quantizations(config: ModelConfig, ranks: int = 1) -> Iterator[Quantizat
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a model fits in one form of numbers.
+    """How a model fits in one form of numbers."""
 
-    Attributes:
-        quantization: what its matrices are quantized to; None: they are of the dtype.
-        length: tokens of the longest canvas that has room.
-        wanted: tokens of the longest canvas that an engine is to have.
-    """
-
-    quantization: Quantization | None
-    length: int
-    wanted: int
+    quantization: Quantization | None  # what its matrices are quantized to; None: they are of the dtype
+    length: int  # tokens of the longest canvas that has room
+    wanted: int  # tokens of the longest canvas that an engine is to have
 
     @property
     def whole(self) -> bool:
@@ -177,11 +156,10 @@ def widest(
 ) -> Fit:
     """The widest form in which an engine with these `limits` has room beside the weights.
 
-    The forms are `dtype`, and quantized matrices beside it: on a CPU those that take matrices of these sizes, on a CUDA
-    device the `gpu_kinds`. Where no form has room for all that is wanted, it is the widest that has room for shorter
-    canvases, or for fewer ones at a time; and the one with room for the longest where their length was asked for.
-    Where none has room for any, it is the narrowest, with a length of 0.
-    `memory` is that of a CPU's machine, or of each of `ranks` devices.
+    The forms are `dtype`, and quantized matrices: on a CPU those that take matrices of these sizes, on a CUDA device
+    the `gpu_kinds`. Where no form has room for all that is wanted, it is the widest that has room for shorter or fewer
+    canvases; the one for the longest where their length was asked for; and where none has room for any, the narrowest,
+    with a length of 0. `memory` is that of a CPU's machine, or of each of `ranks` devices.
     """
     wanted = limits.max_model_len or default_length(config)
     kinds: list[Quantization | None] = [None, *(cpu_quantizations(config, ranks) if gpu_kinds is None else gpu_kinds)]
@@ -195,9 +173,9 @@ def widest(
         fits.append(Fit(kind, length, wanted))
         if fits[-1].whole:
             return fits[-1]
-    some = [each for each in fits if each.length]
+    some = [fit for fit in fits if fit.length]
     if limits.max_model_len is not None and some:
-        return max(some, key=lambda each: each.length)
+        return max(some, key=lambda fit: fit.length)
     return next(iter(some), fits[-1])
 
 

@@ -1,20 +1,23 @@
 """The life of requests, from arrival to result: which wait, which begin, which run, and how each ends."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from remask.engine.isolation import failure, is_fatal
 from remask.engine.member import EngineStats, Member
 from remask.engine.memory import Memory
 from remask.engine.observer import Observers
 from remask.engine.placement import AwaitsPage, NoRoom, Placement
+from remask.engine.planning import Scheduler, StepLimits
 from remask.engine.prefix_pass import PrefixPass
-from remask.engine.request import Owner, PendingRequest
+from remask.engine.request import Owner, PendingRequest, Request
 from remask.engine.running import RunningRequest
-from remask.engine.scheduler import Scheduler, StepLimits
 from remask.engine.waiting import WaitingQueue
+from remask.machine.device import is_fatal
 from remask.request.result import Event, FinishReason, Result
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -30,30 +33,21 @@ class Lifecycle:
     """Holds the requests of an engine, and ends them.
 
     Attributes:
-        memory: their K/V pages.
-        observers: observers of their passes, and the runner.
-        stats: the engine's counters.
-        waiting: requests that have not begun.
         outgrown: requests whose canvas has outgrown its place, in the order in which they did. They hold no memory.
-        scheduler: takes the turns of the running members.
-        ids: ids of requests whose results are still to be reported.
-        timed: those of them that have a deadline.
-        events: events that are still to be reported.
         at_work: ids of the requests that are being worked on in this step; other threads may read it.
-        peak_stale: a member has begun since the peak of memory was last measured.
     """
 
     def __init__(self, memory: Memory, observers: Observers, limits: StepLimits, stats: EngineStats) -> None:
         """`limits` are those of a step."""
         self.memory, self.observers, self.stats = memory, observers, stats
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue()  # requests that have not begun
         self.outgrown: dict[PendingRequest, RunningRequest] = {}
-        self.scheduler = Scheduler(limits)
-        self.ids: set[str] = set()
-        self.timed: set[str] = set()
-        self.events: list[Event] = []
+        self.scheduler = Scheduler(limits)  # takes the turns of the running members
+        self.ids: set[str] = set()  # ids of requests whose results are still to be reported
+        self.timed: set[str] = set()  # those of them that have a deadline
+        self.events: list[Event] = []  # events that are still to be reported
         self.at_work: Sequence[str] = ()
-        self.peak_stale = False
+        self.peak_stale = False  # a member has begun since the peak of memory was last measured
 
     @property
     def idle(self) -> bool:
@@ -95,24 +89,26 @@ class Lifecycle:
 
     def expire(self, now: float) -> None:
         """End requests whose deadline has passed."""
-        for pending in [*self.waiting, *self.outgrown]:
-            if _late(pending, now):
-                self.end_waiting(pending, "timeout")
-        for running in self.unfinished():
-            if _late(running.pending, now):
-                self.end(running, "timeout")
+
+        def late(pending: PendingRequest) -> bool:
+            limit = pending.request.deadline_s
+            return limit is not None and now - pending.arrived >= limit
+
+        self._end_all(late, "timeout")
 
     def cancel(self, request_id: str) -> bool:
         """End a request; False for an unknown id."""
-        for pending in [*self.waiting, *self.outgrown]:
-            if pending.request.id == request_id:
-                self.end_waiting(pending, "cancelled")
-                return True
-        for running in self.unfinished():
-            if running.request.id == request_id:
-                self.end(running, "cancelled")
-                return True
-        return False
+        return self._end_all(lambda pending: pending.request.id == request_id, "cancelled")
+
+    def _end_all(self, ends: Callable[[PendingRequest], bool], reason: FinishReason) -> bool:
+        """End the requests that `ends` names, and return whether there are any."""
+        waiting = [pending for pending in [*self.waiting, *self.outgrown] if ends(pending)]
+        running = [member for member in self.unfinished() if ends(member.pending)]
+        for pending in waiting:
+            self.end_waiting(pending, reason)
+        for member in running:
+            self.end(member, reason)
+        return bool(waiting or running)
 
     def start_over(self, error: Exception) -> None:
         """Queue running requests again, because memory was emptied after `error`.
@@ -216,9 +212,10 @@ class Lifecycle:
         running.ended = True
 
 
-def _late(pending: PendingRequest, now: float) -> bool:
-    limit = pending.request.deadline_s
-    return limit is not None and now - pending.arrived >= limit
+def failure(request: Request, error: Exception, what: str) -> str:
+    """Log that `what` failed with `error` for `request`. Returns the message of the request's result."""
+    log.error("request %s: %s: %s", request.id, what, error, exc_info=error)
+    return f"{what}: {error}"
 
 
 class Admission:
@@ -231,9 +228,9 @@ class Admission:
     def admit(self, now: float) -> None:
         """Begin waiting requests in the order of their turns at `now`, while there are slots and pages.
 
-        Requests behind one that awaits a page of a running request may begin before it. Requests whose canvas has grown
-        come first, in the order in which they outgrew their places, and nothing begins while one of them waits for
-        pages. They hold no pages meanwhile, so all that runs comes to its end, or to its own next block.
+        Requests behind one that awaits a page may begin before it. Those whose canvas has grown come first, and nothing
+        begins while one of them waits for pages. They hold none meanwhile, so all that runs comes to its end, or to its
+        own next block.
         """
         if not all(self._goes_on(pending) for pending in list(self._lifecycle.outgrown)):
             return
@@ -245,7 +242,7 @@ class Admission:
     def _goes_on(self, pending: PendingRequest) -> bool:
         """Whether a request whose canvas has grown has its place, or has ended; False: it waits for pages."""
         # Where one runs alone after a failure of the engine, that has to end first.
-        if any(each.pending.starts > 1 for each in self._lifecycle.requests()):
+        if any(running.pending.starts > 1 for running in self._lifecycle.requests()):
             return False
         return self._consider(pending, Counter())
 

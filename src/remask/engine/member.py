@@ -50,18 +50,12 @@ Share: TypeAlias = tuple[Reader, NDArray[np.float32]]
 
 
 class Scores(NamedTuple):
-    """Tokens, confidences and readers' numbers of the predicted positions of one request.
+    """Tokens, confidences and readers' numbers of the predicted positions of one request."""
 
-    Attributes:
-        tokens: int64 [predicted].
-        confidence: float32 [predicted].
-        shares: the numbers of its readers.
-        chosen: the positions that the device has transferred, bool [predicted]; None: the host chooses.
-    """
-
-    tokens: NDArray[np.int64]
-    confidence: NDArray[np.float32]
-    shares: tuple[Share, ...] = ()
+    tokens: NDArray[np.int64]  # int64 [predicted]
+    confidence: NDArray[np.float32]  # float32 [predicted]
+    shares: tuple[Share, ...] = ()  # the numbers of its readers
+    # The positions that the device has transferred, bool [predicted]; None: the host chooses
     chosen: NDArray[np.bool_] | None = None
 
     def of(self, some: slice | Mask) -> "Scores":
@@ -71,57 +65,35 @@ class Scores(NamedTuple):
         return Scores(self.tokens[some], self.confidence[some], shares, chosen)
 
 
-NO_SCORES = Scores(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
-
-
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a turn costs.
+    """What a turn costs."""
 
-    Attributes:
-        cost: row-layers that it computes.
-        rows: the largest number of rows in any layer.
-        forwards: passes in `Usage.forwards`; 0 of what counts as no pass of a request.
-        saved: row-layers of its canvases that it does not compute.
-        refreshes: it fills or renews the policy's cache, on any of its canvases.
-        refreshes_prefix: it computes rows of the leased prefix, above the boundary.
-    """
-
-    cost: int
-    rows: int
-    forwards: int = 1
-    saved: int = 0
-    refreshes: bool = False
-    refreshes_prefix: bool = False
+    cost: int  # row-layers that it computes
+    rows: int  # the largest number of rows in any layer
+    forwards: int = 1  # passes in `Usage.forwards`; 0 of what counts as no pass of a request
+    saved: int = 0  # row-layers of its canvases that it does not compute
+    refreshes: bool = False  # it fills or renews the policy's cache, on any of its canvases
+    refreshes_prefix: bool = False  # it computes rows of the leased prefix, above the boundary
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """The turn of a member in one pass, from its plan until what was read is written.
+    """The turn of a member in one pass, from its plan until what was read is written."""
 
-    Attributes:
-        member: whose turn it is.
-        items: its canvases that take part, each with its plan.
-        tally: what it costs.
-        decoder: the decoder, at the step of the pass; None of a prefix pass, of which nothing is read.
-        predicted: the positions whose rows are read, int64.
-        reads: the device parts of its readers.
-        error: why it could not run.
-        hidden: final hidden states of its predicted rows, [predicted, D], where an audit compares them.
-    """
-
-    member: "Member"
-    items: CanvasPlans
-    tally: Tally
-    decoder: Decoder | None
-    predicted: Positions
-    reads: Reads = ()
-    error: Exception | None = None
+    member: "Member"  # whose turn it is
+    items: CanvasPlans  # its canvases that take part, each with its plan
+    tally: Tally  # what it costs
+    decoder: Decoder | None  # the decoder, at the step of the pass; None of a prefix pass, of which nothing is read
+    predicted: Positions  # the positions whose rows are read, int64
+    reads: Reads = ()  # the device parts of its readers
+    error: Exception | None = None  # why it could not run
+    # Final hidden states of its predicted rows, [predicted, D], where an audit compares them
     hidden: Tensor | None = None
 
     @property
     def plan(self) -> Plan:
-        """The plan of the first canvas: of a guided request the conditional one."""
+        """Of a guided request the conditional canvas' plan."""
         return self.items[0][1]
 
     @property
@@ -146,32 +118,21 @@ class Member(Protocol):
 
     In each step the engine asks the members that are `ready` to `plan`. Those that fit `begin` their turns, the pass
     runs, and each is given what was read of it to `write`.
-
-    Attributes:
-        id: of the request, or of the one that caused a prefix pass.
-        owner: the client and body that it belongs to, for fair turns.
-        canvases: its canvases.
-        place: members of a pass stand in this order: prefix passes, then neighbours that share an adapter or a prefix.
-        turn: its next turn, once that is planned.
-        readers: its readers.
-        foreseeable: the device may choose its positions, and its next pass may be planned before the last one is read.
-        ready: all K/V that it reads are computed.
-        done: nothing is left to plan before the engine has taken note of what was written.
-        ended: it has left the engine, and its memory is free.
-        cheapest: row-layers of its cheapest pass so far; None before the first.
     """
 
-    id: str
-    owner: Owner
-    canvases: tuple[CanvasState, ...]
+    id: str  # of the request, or of the one that caused a prefix pass
+    owner: Owner  # the client and body that it belongs to, for fair turns
+    canvases: tuple[CanvasState, ...]  # its canvases
+    # Members of a pass stand in this order: prefix passes, then neighbours that share an adapter or a prefix
     place: tuple[int, str, tuple[int, int]]
-    turn: Turn | None
-    readers: tuple[Reader, ...]
+    turn: Turn | None  # its next turn, once that is planned
+    readers: tuple[Reader, ...]  # its readers
+    # The device may choose its positions, and its next pass may be planned before the last one is read
     foreseeable: bool
-    ready: bool
-    done: bool
-    ended: bool
-    cheapest: int | None
+    ready: bool  # all K/V that it reads are computed
+    done: bool  # nothing is left to plan before the engine has taken note of what was written
+    ended: bool  # it has left the engine, and its memory is free
+    cheapest: int | None  # row-layers of its cheapest pass so far; None before the first
 
     def plan(self) -> Turn:
         """Its next turn. It is planned once, however many steps it waits."""

@@ -11,23 +11,20 @@ from torch import Tensor
 from remask.engine.canvas_state import CanvasState, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, page_size, token_bytes
 from remask.engine.config import EngineConfig
-from remask.engine.exact_pages import Pages
-from remask.engine.leases import Prefixes
-from remask.engine.placement import Claim, Decision, NoRoom, Placement, Shared, Sharing
-from remask.engine.request import PendingRequest, Request
+from remask.engine.placement import Claim, Decision, NoRoom, Placement, Shared
+from remask.engine.request import PendingRequest
 from remask.engine.running import RequestRecord, RunningRequest
+from remask.engine.sharing import Pages, Prefixes, Sharing
 from remask.engine.sizing import share_out
 from remask.errors import ConfigError, IntegrityError
 from remask.machine.device import allocating
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
-from remask.plan.canvas import Canvas, Template
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger, Template
 from remask.policies.base import CachePolicy, Traits
 from remask.policies.earned import EarnedDepths
 from remask.policies.registry import name_of
 from remask.request.result import Usage
-from remask.sampling.decoder import Decoding
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
@@ -39,11 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Memory:
-    """One pool of pages for running requests and for the prefix store.
-
-    Attributes:
-        max_model_len: the longest canvas in tokens, which may be shorter than what was asked for.
-    """
+    """One pool of pages for running requests and for the prefix store."""
 
     def __init__(
         self,
@@ -61,7 +54,7 @@ class Memory:
         # A lease splits a canvas in two, so a canvas may end one page later than its length says.
         room = share_out(model, config, canvases, max_model_len, size)
         self.store_budget, self.pass_rows, self._spare = room.store, room.rows, room.spare
-        self.max_model_len = room.longest
+        self.max_model_len = room.longest  # the longest canvas in tokens, which may be shorter than what was asked for
         self._pages = -(-(room.running + self.store_budget) // size)
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
@@ -90,8 +83,8 @@ class Memory:
             prefix_cover=config.prefix_cover,
             new_states=self.new_states,
         )
-        self._prefixes = Prefixes(config, self.shape, self.store, self.recent, self._depths)
-        self._exact = Pages(self.chain, self.shape.layers)
+        self.prefixes = Prefixes(config, self.shape, self.store, self.recent, self._depths)
+        self.exact_pages = Pages(self.chain, self.shape.layers)
 
     def reset(self) -> None:
         """Forget every page, every stored prefix and every request. Raises what the device raises if it is lost.
@@ -134,16 +127,8 @@ class Memory:
         pages = self.pool.bytes_of(self.allocator.used * self.allocator.page_size)
         return pages + self.store.state_bytes + self.extra_bytes
 
-    def page_keys(self, request: Request, decoding: Decoding) -> tuple[int, ...]:
-        """See `Pages.keys`."""
-        return self._exact.keys(request, decoding)
-
-    def remember(self, pending: PendingRequest) -> None:
-        """Note the prompt of a request whose shared prefix is to be found, and what it has in common with others."""
-        self._prefixes.remember(pending)
-
     def plan(self, pending: PendingRequest) -> Decision:
-        """The place that a request would get now, or why it has to wait. Changes nothing."""
+        """See `Sharing.plan`."""
         return self._way(pending).plan(pending)
 
     def spares(self, pending: PendingRequest) -> bool:
@@ -153,10 +138,7 @@ class Memory:
         return pending.canvases * pages_for(pending.decoding.length) + pages_for(self.max_model_len) + 1 <= free
 
     def give_way(self, waiting: NoRoom) -> bool:
-        """Make room for a request that has none: evict one stored prefix or page that no request reads.
-
-        False where nothing is left. Entries that the request would read itself are kept.
-        """
+        """Evict a stored prefix or page that no request reads, and that `waiting` would not; False: none is left."""
         return waiting.evictable and (self.store.give_way(waiting.entry) or self.chain.give_way(waiting.pages))
 
     def place(
@@ -179,7 +161,7 @@ class Memory:
     def _place(
         self, pending: PendingRequest, placement: Placement, before: RunningRequest | None, undo: ExitStack
     ) -> RunningRequest:
-        """As `place`; `undo` gets what gives back each thing that is claimed."""
+        """`undo` gets what gives back each thing that is claimed."""
         request, traits = pending.request, placement.policy.traits
         canvas = pending.decoding.canvas() if before is None else before.canvases[0].canvas
         if "outputs" in traits.keeps:
@@ -247,10 +229,7 @@ class Memory:
                 raise IntegrityError(f"a prefix of {len(entry)} tokens has {entry.leases} leases that nobody holds")
 
     def _way(self, pending: PendingRequest) -> Sharing:
-        """How a request shares K/V with others."""
-        if pending.request.policy.traits.sharing == "pages":
-            return self._exact
-        return self._prefixes
+        return self.exact_pages if pending.request.policy.traits.sharing == "pages" else self.prefixes
 
     def _state(
         self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, shared: Shared, adapter: str | None
@@ -274,7 +253,6 @@ class Memory:
 
 
 def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> RequestRecord:
-    """That of a request which begins."""
     policy, unread = placement.policy, placement.unread
     usage = Usage(
         prompt_tokens=pending.given_tokens,
@@ -288,23 +266,18 @@ def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> Re
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:
-    """K/V memory for the heads of one rank."""
     return Pool(model.part, pages, page_size, model.kv_dtype, model.device, model.dtype)
 
 
 def _new_states(model: Transformer, tokens: int) -> Tensor:
-    """Room for the hidden states of `tokens` positions, [layers - 1, tokens, D], on one rank."""
     return new_states(model.config.layers, model.config.hidden, model.dtype, model.device, tokens)
 
 
 def _check_device(model: Transformer) -> None:
-    """Raise what the device raises where it is lost: an error that it cannot recover from comes with its next use."""
+    """Raise what a lost device raises: an error that it cannot recover from comes with its next use."""
     torch.ones(1, device=model.device).item()
 
 
 def _unconditional(canvas: Canvas, mask_id: int, template: Template | None) -> Canvas:
-    """The other branch of a guided pair: the same canvas with every prompt position masked (LLaDA's guidance).
-
-    Fixed parts of the response are there as well, like generated tokens.
-    """
+    """The other branch of a guided pair: the same canvas with every prompt position masked (LLaDA's guidance)."""
     return Canvas.masked([mask_id] * canvas.prompt, len(canvas) - canvas.prompt, mask_id, template)

@@ -2,9 +2,8 @@
 
 from typing import ClassVar
 
-from remask.engine.isolation import Ran
 from remask.engine.member import Turn
-from remask.engine.runner import Runner
+from remask.engine.runner import Ran, Runner
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 
@@ -33,41 +32,35 @@ class EngineObserver:
 
 
 class Observers:
-    """The observers of one engine, in the order in which they came.
-
-    Attributes:
-        attached: all of them.
-        runner: what runs passes: that of the last observer that has one, else the engine's own.
-        wait: whether any of them waits.
-    """
+    """The observers of one engine, in the order in which they came."""
 
     def __init__(self, runner: Runner, model: Transformer) -> None:
         """`runner` is the engine's own, and `model` what it runs, without graphs."""
         self._own, self._model = runner, model
         self._runners: dict[EngineObserver, Runner] = {}
-        self.attached: list[EngineObserver] = []
-        self.runner = runner
-        self.wait = False
+        self.attached: list[EngineObserver] = []  # all of them
+        self.runner = runner  # what runs passes: that of the last observer that has one, else the engine's own
+        self.wait = False  # whether any of them waits
 
     def attach(self, observer: EngineObserver) -> None:
-        """Call `observer` from now on."""
+        """See `Engine.attach`."""
         self.attached.append(observer)
         self._take(observer)
-        self.wait = any(each.waits for each in self.attached)
+        self.wait = any(other.waits for other in self.attached)
 
     def detach(self, observer: EngineObserver) -> None:
-        """Stop calling `observer`. Raises `ValueError` where it is not attached."""
+        """See `Engine.detach`."""
         self.attached.remove(observer)
         if observer in self._runners:  # runners of later observers may wrap it
             self._runners.clear()
             self.runner = self._own
-            for each in self.attached:
-                self._take(each)
-        self.wait = any(each.waits for each in self.attached)
+            for other in self.attached:
+                self._take(other)
+        self.wait = any(other.waits for other in self.attached)
 
     def _take(self, observer: EngineObserver) -> None:
         """Run passes by the runner of `observer`, if it has one, over the model that the last one ran."""
         model = self.runner.model if self._runners else self._model
-        made = observer.runner(model, self._own.pool)
-        if made is not None:
-            self._runners[observer] = self.runner = made
+        runner = observer.runner(model, self._own.pool)
+        if runner is not None:
+            self._runners[observer] = self.runner = runner

@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from remask.denoising.select import Ranked
-from remask.engine.isolation import LaunchedPass, is_fatal
 from remask.engine.lifecycle import PASS_FAILED, POLICY_FAILED, Lifecycle
 from remask.engine.member import Member, Tally, Turn
+from remask.engine.runner import LaunchedPass
 from remask.engine.running import RunningRequest
+from remask.machine.device import is_fatal
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan
 from remask.sampling.decoder import Decoder
@@ -78,9 +79,9 @@ def _confirm(turn: Turn, queued: LaunchedPass) -> bool:
     running = turn.member
     if running.ended:  # so it has left the batch, and its ledger with it
         return False
-    own = running.plan()
-    decoder, before = own.decoder, turn.decoder
-    if decoder is None or before is None or decoder.step != before.step or not own.plan.again:
+    planned = running.plan()
+    decoder, before = planned.decoder, turn.decoder
+    if decoder is None or before is None or decoder.step != before.step or not planned.plan.again:
         roll_back(turn)
         return False
     ((state, plan),) = turn.items
@@ -88,11 +89,11 @@ def _confirm(turn: Turn, queued: LaunchedPass) -> bool:
     queued.still_noisy[turn] = still_noisy = state.canvas.noisy[plan.predicted]
     if turn.hidden is not None:
         turn.hidden = turn.hidden[torch.from_numpy(still_noisy).to(turn.hidden.device)]
-    if plan.spans is own.plan.spans:
-        turn.items, turn.tally = own.items, own.tally
+    if plan.spans is planned.plan.spans:
+        turn.items, turn.tally = planned.items, planned.tally
     else:  # rows were chosen while it ran
-        turn.revise([(state, plan.predicting(own.plan.predict))])
-    turn.decoder, turn.predicted = decoder, own.predicted
+        turn.revise([(state, plan.predicting(planned.plan.predict))])
+    turn.decoder, turn.predicted = decoder, planned.predicted
     running.turn = turn
     return True
 

@@ -18,8 +18,7 @@ from remask.machine.transfers import send
 from remask.model.config import Sliding
 from remask.model.stage import AdapterRows, Index, Partial, Pick, Restore, Save, Stage, StepBatch, send_run
 from remask.model.transformer import Transformer
-from remask.plan.canvas import Canvas
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan, Reach
 from remask.plan.spans import Mask, Span, Spans, crossing, starts_of
 from remask.store.pages import PageRange
@@ -27,19 +26,12 @@ from remask.store.pages import PageRange
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What passes are packed for.
+    """What passes are packed for."""
 
-    Attributes:
-        device: where their tensors are.
-        separately: every canvas attends by itself; see `make_work`.
-        sliding: the model's layers with windows, if any.
-        roles: the model computes rows that are denoised otherwise than final ones.
-    """
-
-    device: torch.device
-    separately: bool = False
-    sliding: Sliding | None = None
-    roles: bool = False
+    device: torch.device  # where their tensors are
+    separately: bool = False  # every canvas attends by itself; see `make_work`
+    sliding: Sliding | None = None  # the model's layers with windows, if any
+    roles: bool = False  # the model computes rows that are denoised otherwise than final ones
 
     def reach(self, layers: range) -> int | None:
         """How far to each side rows see where some of the `layers` have windows; None where none has."""
@@ -50,20 +42,18 @@ class Target:
 def pack(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: int = 0) -> StepBatch:
     """One forward pass over `items`, whose rows follow one another in the order given.
 
-    With `first` only the layers from `first` on are packed; the pass continues with the rows that leave the layer
-    before.
-
+    With `first` only the layers from `first` on are packed: the pass goes on with the rows that leave the layer before.
     Canvases that lease the same prefix should be neighbours, because they then read it once. Logits come in the order
-    of the canvases, each canvas' predicted positions ascending. Plans and canvases are not changed.
+    of the canvases, each canvas' predicted positions ascending.
     """
-    return _lay_out(items, target, first).fill(items, target)
+    return _lay_out(items, target, first).fill(items, target, None)
 
 
 class Packer:
     """Packs one pass after the other. Where canvases and spans are those of an earlier pass, only tokens are new.
 
-    It keeps two layouts, because passes alternate between refreshes and steps between refreshes. A returned batch is
-    valid until the next pass is packed.
+    It keeps two layouts, because passes alternate between refreshes and steps between them. A batch is valid until the
+    next one.
     """
 
     def __init__(self, target: Target, token_buffer: TokenBuffer | None = None) -> None:
@@ -83,9 +73,7 @@ class Packer:
         else:
             layout = _lay_out(items, self.target, 0)
         self._layouts.appendleft(layout)
-        if self.token_buffer is None:
-            return layout.fill(items, self.target)
-        return layout.fill_from(self.token_buffer, items, self.target)
+        return layout.fill(items, self.target, self.token_buffer)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
         """The stage of `layer` >= 1 alone, which continues with the rows that leave the layer before."""
@@ -99,24 +87,17 @@ class Packer:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layout:
-    """A packed pass without its tokens and predictions.
+    """A packed pass without its tokens and predictions."""
 
-    Attributes:
-        canvases: the canvases, each with its spans and how many positions its rows attend to.
-        stages: the packed stages.
-        starts: first row of each canvas in the last stage.
-        row_layers: work of the pass.
-        tokens: the tokens of each canvas, and the index of those that enter the first stage; None: all.
-        picks: whether layers choose rows on the device.
-        entering: places in the token buffer of the rows of the first stage; empty until they are first needed.
-    """
-
+    # The canvases, each with its spans and how many positions its rows attend to
     canvases: tuple[tuple[CanvasState, Spans, Reach | None], ...]
-    stages: tuple[Stage, ...]
-    starts: tuple[int, ...]
-    row_layers: int
+    stages: tuple[Stage, ...]  # the packed stages
+    starts: tuple[int, ...]  # first row of each canvas in the last stage
+    row_layers: int  # work of the pass
+    # The tokens of each canvas, and the index of those that enter the first stage; None: all
     tokens: tuple[tuple[Index, Index | None], ...]
-    picks: bool
+    picks: bool  # whether layers choose rows on the device
+    # Places in the token buffer of the rows of the first stage; empty until they are first needed
     entering: list[Tensor] = field(default_factory=list)
 
     def serves(self, items: Sequence[tuple[CanvasState, Plan]]) -> bool:
@@ -128,51 +109,47 @@ class _Layout:
                 return False
         return True
 
-    def fill(self, items: Sequence[tuple[CanvasState, Plan]], target: Target) -> StepBatch:
-        """The batch of `items`, which have this layout. Tokens and predictions are sent in one copy."""
-        numbers = list[Index]()
-        for whole, entering in self.tokens:
-            numbers.append(whole if entering is None else whole[entering])
-        tokens, predict = self._sent(numbers, items, target.device)
-        signals = signals_of(items, target.device) if target.roles else None
-        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, signals)
-
-    def fill_from(
-        self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]], target: Target
+    def fill(
+        self, items: Sequence[tuple[CanvasState, Plan]], target: Target, token_buffer: TokenBuffer | None
     ) -> StepBatch:
-        """As `fill`, with tokens from the `token_buffer`, after the host's changes were sent to it."""
-        device, states = token_buffer.values.device, [state for state, _ in items]
-        if not self.entering:
-            places = [state.places[plan.spans[0].index] for state, plan in items]
-            self.entering.append(send(np.concatenate(places), device))
-        changed, predict = self._sent(token_buffer.outgoing(states), items, device)
-        token_buffer.write(*changed.view(2, -1))
-        for state in states:
-            state.sent()
-        tokens = token_buffer.tokens(self.entering[0])
-        signals = signals_of(items, target.device) if target.roles else None
-        return StepBatch(tokens, self.fresh_stages() if self.picks else self.stages, predict, self.row_layers, signals)
+        """The batch of `items`, which have this layout, with tokens from the `token_buffer` if there is one.
 
-    def fresh_stages(self) -> tuple[Stage, ...]:
-        """The stages before their layers have chosen rows."""
-        return tuple(map(_unchosen, self.stages))
-
-    def _sent(
-        self, numbers: Sequence[Index], items: Sequence[tuple[CanvasState, Plan]], device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """The concatenated `numbers`, and the predicted rows of the last stage, sent in one copy."""
-        sent = list(numbers)
+        Tokens, or the host's changes of the buffer, are sent in one copy with the predicted rows of the last stage.
+        """
+        numbers = list[Index]()
+        if token_buffer is not None:
+            numbers += token_buffer.outgoing([state for state, _ in items])
+        else:
+            for whole, entering in self.tokens:
+                numbers.append(whole if entering is None else whole[entering])
+        first = sum(map(len, numbers))
         for (state, plan), start in zip(items, self.starts, strict=True):
             rows, index = plan.predicted, plan.spans[-1].index
             if state.shift:
                 rows = predicting_rows(rows, state.shift)
             if isinstance(index, slice):
-                sent.append(rows + (start - index.start))
+                numbers.append(rows + (start - index.start))
             else:
-                sent.append(start + np.searchsorted(index, rows))
-        first = sum(map(len, numbers))
-        both = send(np.concatenate(sent), device)
-        return both[:first], both[first:]
+                numbers.append(start + np.searchsorted(index, rows))
+        sent = send(np.concatenate(numbers), target.device)
+        tokens, predict = sent[:first], sent[first:]
+        if token_buffer is not None:
+            tokens = self._buffered(items, token_buffer, tokens)
+        signals = signals_of(items, target.device) if target.roles else None
+        stages = tuple(map(_unchosen, self.stages)) if self.picks else self.stages
+        return StepBatch(tokens, stages, predict, self.row_layers, signals)
+
+    def _buffered(
+        self, items: Sequence[tuple[CanvasState, Plan]], token_buffer: TokenBuffer, changes: Tensor
+    ) -> Tensor:
+        """The tokens of `token_buffer` that enter the first stage, once the host's `changes` are written to it."""
+        if not self.entering:
+            places = [state.places[plan.spans[0].index] for state, plan in items]
+            self.entering.append(send(np.concatenate(places), token_buffer.values.device))
+        token_buffer.write(*changes.view(2, -1))
+        for state, _ in items:
+            state.sent()
+        return token_buffer.tokens(self.entering[0])
 
 
 def _unchosen(stage: Stage) -> Stage:
@@ -238,17 +215,21 @@ def _stage(
         for part, old in zip(parts, before, strict=True)
     )
     written, slots = _writes(parts)
-    kept = previous if same and _attend_alike(parts, before) else None
+    # Rows that are the same as in the stage before, and attend to the same slots, have its work.
+    alike = same and all(
+        part.table is old.table and part.sees is None is old.sees for part, old in zip(parts, before, strict=True)
+    )
+    last = previous if alike else None
     device, reach = target.device, target.reach(layers)
     partial, attending = None, parts
     if any(part.span.pick or part.span.held is not None for part in parts):
         picks = any(part.span.pick for part in parts)
         partial = _partial(layers.start, parts, device, picks and target.sliding is not None)
-        attending, kept, reach = computed_parts(parts), None, None if picks else reach
-    if kept is None or kept.partial is not None:
+        attending, last, reach = computed_parts(parts), None, None if picks else reach
+    if last is None or last.partial is not None:
         work, near = make_work(attending, target.separately), None
     else:
-        work, near = kept.work, kept.near
+        work, near = last.work, last.near
     if reach is not None and near is None:
         near = make_near(attending, reach)
     return Stage(
@@ -272,13 +253,6 @@ def _stage(
     )
 
 
-def _attend_alike(parts: list[StageRows], before: list[StageRows]) -> bool:
-    """Whether rows that are the same as in the stage before attend to the same slots."""
-    return all(
-        part.table is old.table and part.sees is None is old.sees for part, old in zip(parts, before, strict=True)
-    )
-
-
 def _partial(layer: int, parts: list[StageRows], device: torch.device, slides: bool) -> Partial:
     computed: list[Index] = []
     picks: defaultdict[tuple[bool, int, int], _Picked] = defaultdict(_Picked)  # by keys, every, phase
@@ -295,7 +269,7 @@ def _partial(layer: int, parts: list[StageRows], device: torch.device, slides: b
             picks[pick.by == "key", pick.every, phase].add(number, among, at + np.arange(count))
             at += count
     slots = np.concatenate([part.table.slots[part.positions] for part in parts])
-    sent = tuple(found.send(*how, device) for how, found in picks.items())
+    sent = tuple(picked.send(*how, device) for how, picked in picks.items())
     neighbours = neighbour_places(parts, device) if slides else None
     return Partial(send(np.concatenate(computed), device), sent, send(slots, device), neighbours)
 
@@ -401,8 +375,8 @@ def pack_uncached(
     layers, items, slot = range(model.config.layers), [], 0
     for index, canvas in enumerate(canvases):
         tokens = len(canvas)
-        own = PageRange(layers, np.arange(slot, slot + tokens), 1, tokens)
-        state = CanvasState(canvas, Ledger(len(layers), tokens, None), (plain_table(own),), shift=model.config.shift)
+        extent = PageRange(layers, np.arange(slot, slot + tokens), 1, tokens)
+        state = CanvasState(canvas, Ledger(len(layers), tokens, None), (plain_table(extent),), shift=model.config.shift)
         rows = np.ones(tokens, dtype=np.bool_)
         reach = None if sees is None else sees[index]
         wanted = ~rows if predict is None else predict[index]

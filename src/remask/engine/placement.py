@@ -1,15 +1,13 @@
 """The place of a request in memory, which is decided before anything is changed, and what it claims there."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remask.engine.canvas_state import Move, SlotTable, leased_tables, plain_table, shared_table
-from remask.engine.request import PendingRequest
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan, PrefixHit
 from remask.policies.base import CachePolicy, Unread
@@ -91,86 +89,54 @@ class PageSharing:
 
 @dataclass(slots=True)
 class Claim:
-    """What a request holds in memory until it ends.
+    """What a request holds in memory until it ends."""
 
-    Attributes:
-        owned: pages that it references, without those of its leases.
-        lease: of the stored prefix that it reads.
-        shares: publishes its pages, if these are shared.
-        move: stored K/V to be copied before its first pass, because it computes some of them anew; None: none.
-    """
-
-    owned: list[PageRange]
-    lease: Lease | None = None
-    shares: PageSharing | None = None
+    owned: list[PageRange]  # pages that it references, without those of its leases
+    lease: Lease | None = None  # of the stored prefix that it reads
+    shares: PageSharing | None = None  # publishes its pages, if these are shared
+    # Stored K/V to be copied before its first pass, because it computes some of them anew; None: none
     move: Move | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """The prefix that a request leases.
+    """The prefix that a request leases."""
 
-    Attributes:
-        prefix: what is read of it, as the policy sees it.
-        asked: leading tokens of the prompt that the request may share.
-        entry: the entry that holds the first of them. None where a pass over all of them, on behalf of this request,
-            publishes one.
-    """
-
-    prefix: PrefixHit
-    asked: int
+    prefix: PrefixHit  # what is read of it, as the policy sees it
+    asked: int  # leading tokens of the prompt that the request may share
+    # The entry that holds the first of them. None where a pass over all of them, on behalf of this request, publishes
+    # one.
     entry: PrefixEntry | None
 
 
 @dataclass(frozen=True, slots=True)
 class PagePlan:
-    """Exact pages that a request reads, and whether it publishes those that it computes.
+    """Exact pages that a request reads, and whether it publishes those that it computes."""
 
-    Attributes:
-        found: stored pages that hold the first tokens of its prompt.
-        salt: separates tenants and grids of blocks.
-        publishes: whether pages of this request may be stored.
-    """
-
-    found: tuple[Page, ...]
-    salt: str
-    publishes: bool
+    found: tuple[Page, ...]  # stored pages that hold the first tokens of its prompt
+    salt: str  # separates tenants and grids of blocks
+    publishes: bool  # whether pages of this request may be stored
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of one request: valid until the memory next changes.
+    """The place of one request: valid until the memory next changes."""
 
-    Attributes:
-        policy: the policy that it runs under: the variant without a prefix if it leases none.
-        own: free pages that become its own, for each of its canvases.
-        lease: the shared prefix that it leases, if any.
-        pages: the exact pages that it reads, if its policy shares pages.
-        unread: why it reads no shared prefix; None where it reads one, or brings it.
-        kept: the leading tokens that it shares, if its policy reads none of them from the store.
-    """
-
-    policy: CachePolicy
-    own: tuple[tuple[PageRange, ...], ...]
-    lease: LeasePlan | None = None
-    pages: PagePlan | None = None
-    unread: Unread | None = None
-    kept: int = 0
+    policy: CachePolicy  # the policy that it runs under: the variant without a prefix if it leases none
+    own: tuple[tuple[PageRange, ...], ...]  # free pages that become its own, for each of its canvases
+    lease: LeasePlan | None = None  # the shared prefix that it leases, if any
+    pages: PagePlan | None = None  # the exact pages that it reads, if its policy shares pages
+    unread: Unread | None = None  # why it reads no shared prefix; None where it reads one, or brings it
+    kept: int = 0  # the leading tokens that it shares, if its policy reads none of them from the store
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """A request waits for pages. What it would read must not be evicted for it.
+    """A request waits for pages. What it would read must not be evicted for it."""
 
-    Attributes:
-        entry: the entry that it would lease.
-        pages: identities of the exact pages that it would read.
-        evictable: whether evicting idle entries helps. It does not if leased entries fill the store.
-    """
-
-    entry: PrefixEntry | None = None
-    pages: frozenset[int] = frozenset()
-    evictable: bool = True
+    entry: PrefixEntry | None = None  # the entry that it would lease
+    pages: frozenset[int] = frozenset()  # identities of the exact pages that it would read
+    evictable: bool = True  # whether evicting idle entries helps. It does not if leased entries fill the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,19 +149,12 @@ Decision: TypeAlias = Placement | NoRoom | AwaitsPage
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The stored K/V that a request has claimed.
+    """The stored K/V that a request has claimed."""
 
-    Attributes:
-        prefix: what is read, as the policy sees it.
-        lease: of the stored prefix that it reads.
-        pages: the exact pages that its canvas begins with.
-        publishes: publishes its own pages.
-    """
-
-    prefix: PrefixHit | None = None
-    lease: Lease | None = None
-    pages: tuple[Page, ...] = ()
-    publishes: PageSharing | None = None
+    prefix: PrefixHit | None = None  # what is read, as the policy sees it
+    lease: Lease | None = None  # of the stored prefix that it reads
+    pages: tuple[Page, ...] = ()  # the exact pages that its canvas begins with
+    publishes: PageSharing | None = None  # publishes its own pages
 
     @property
     def front(self) -> Lease | None:
@@ -223,15 +182,3 @@ class Shared:
         if hit is None or self.lease is None or not hit.copied:
             return None
         return Move(self.lease.entry.extent.slots(), slots[: hit.length], hit.layers)
-
-
-class Sharing(Protocol):
-    """One way of sharing K/V between requests."""
-
-    def plan(self, pending: PendingRequest) -> Decision:
-        """The place of a request, with the K/V that it would share, or why it has to wait. Changes nothing."""
-        ...
-
-    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> Shared:
-        """Claim what `plan` decided, which must be recent. `undo` gets a call that frees each thing claimed."""
-        ...

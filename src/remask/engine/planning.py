@@ -1,13 +1,18 @@
-"""Where a request stands: what its next pass computes, by its policy, and where its response ends as tokens settle."""
+"""The plan of a step: what the next pass of a request computes, by its policy, and which members take part.
 
-from collections.abc import Sequence
+And where the response of a request ends as tokens settle, which the next plan depends on.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from remask.engine.canvas_state import CanvasState
-from remask.engine.member import CanvasPlans, Tally
-from remask.engine.request import PendingRequest
+from remask.engine.config import EngineConfig
+from remask.engine.member import CanvasPlans, Member, Tally, Turn
+from remask.engine.request import Owner, PendingRequest
 from remask.errors import PlanError
 from remask.plan.canvas import Canvas, Hole, Template
 from remask.plan.plan import LastPass, Plan, View
@@ -26,15 +31,13 @@ class ResponseEnd:
 
     Attributes:
         stop: canvas position of the first stop token that has settled, with or without noise before it; None without.
-        reason: why the response is complete; None while it is not.
-        lead: leading response tokens that `settle` has returned.
     """
 
     def __init__(self, canvas: Canvas, template: Template, rule: StopRule, *, formed: bool) -> None:
         """`formed`: the response has a given form, so it is whole wherever it ends."""
         self.stop: int | None = None
-        self.reason: FinishReason | None = None
-        self.lead = 0
+        self.reason: FinishReason | None = None  # why the response is complete; None while it is not
+        self.lead = 0  # leading response tokens that `settle` has returned
         self._canvas, self._template, self._rule, self._formed = canvas, template, rule, formed
         self._scan, self._stops = rule.scan(), rule.every
         self._scanned = template.tail  # leading response tokens that the scan has passed
@@ -80,7 +83,6 @@ class ResponseEnd:
         return None if self._scan.end is None else self._template.tail + self._scan.end
 
     def _settled_stop(self) -> int | None:
-        """The first position of the hole at the end where a stop token has settled."""
         canvas, tail = self._canvas, self._canvas.prompt + self._template.tail
         stops = np.fromiter(self._stops, dtype=np.int64)
         settled = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
@@ -109,47 +111,30 @@ class ResponseEnd:
 
 @dataclass(slots=True)
 class Standing:
-    """A plan of `step` that repeats in the next `repeats` steps; `block_step` is the number of `step` in its block.
-
-    Attributes:
-        tally: what each of these passes costs.
-    """
+    """A plan of `step` that repeats in the next `repeats` steps; `block_step` is the number of `step` in its block."""
 
     plan: Plan
     repeats: int
     step: int
     block_step: int
     block: range
-    tally: Tally | None = None
+    tally: Tally | None = None  # what each of these passes costs
 
 
 @dataclass(slots=True)
 class PassPlanner:
-    """Plans the passes of one request.
+    """Plans the passes of one request."""
 
-    Attributes:
-        pending: what the request was before it began.
-        policy: the cache policy.
-        end: knows where the response ends.
-        readers: may say what is predicted.
-        first_step: the step at which the canvas got its present length, from which the policy counts.
-        standing: the last plan, if it repeats.
-        last_pass: what the last pass predicted.
-        passes: passes since the step began.
-        paired: steps in which the unconditional canvas of guidance took part.
-        left_out: fill passes of the step in which the unconditional canvas took no part.
-    """
-
-    pending: PendingRequest
-    policy: CachePolicy
-    end: ResponseEnd
-    readers: Sequence[Reader]
-    first_step: int = 0
-    standing: Standing | None = None
-    last_pass: LastPass = field(default_factory=LastPass)
-    passes: int = 0
-    paired: int = 0
-    left_out: int = 0
+    pending: PendingRequest  # what the request was before it began
+    policy: CachePolicy  # the cache policy
+    end: ResponseEnd  # knows where the response ends
+    readers: Sequence[Reader]  # may say what is predicted
+    first_step: int = 0  # the step at which the canvas got its present length, from which the policy counts
+    standing: Standing | None = None  # the last plan, if it repeats
+    last_pass: LastPass = field(default_factory=LastPass)  # what the last pass predicted
+    passes: int = 0  # passes since the step began
+    paired: int = 0  # steps in which the unconditional canvas of guidance took part
+    left_out: int = 0  # fill passes of the step in which the unconditional canvas took no part
 
     def repeated(self, decoder: Decoder, noisy: Mask) -> Plan | None:
         """The last plan for the step of `decoder`, if it repeats there; else None. `noisy` are the open positions."""
@@ -232,3 +217,131 @@ class PassPlanner:
             memo=state.memo,
             hook_output=state.hook_output,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Limits of one step; None is no limit."""
+
+    budget: int | None = None  # row-layers
+    max_refreshes: int | None = None  # items that refresh
+    canvases: int | None = None  # canvases
+    share: int | None = None  # row-layers of one client's items, while items of other clients are ready too
+    rows: int | None = None  # rows in any layer, by the memory of the device
+
+    @classmethod
+    def of(cls, config: EngineConfig, share: int, rows: int | None) -> "StepLimits":
+        """Those of `config`; `rows` are what memory allows."""
+        return cls(config.max_row_layers, config.max_refreshes, config.max_num_seqs, share, rows)
+
+
+class Scheduler:
+    """Round-robin over running members, within limits.
+
+    A member that does not fit waits, and comes first in the next round, so none starves. The first in line is always
+    taken: one whose turn is larger than the budget would never run otherwise. If not all fit, clients take turns, and
+    so do the bodies of a client: the first member of each client comes before the second of any. Waiting does not
+    change results.
+    """
+
+    def __init__(self, limits: StepLimits) -> None:
+        self.limits = limits  # those of a step
+        self.line: deque[Member] = deque()  # the members, in the order in which they are taken
+        self._owners: Counter[Owner] = Counter()
+        self._clients: Counter[str] = Counter()
+        self._canvases = 0
+        self._round = 0  # number of rounds in which not all took part
+        self._served: dict[Owner | str, int] = {}  # the last such round in which a body or client took part
+
+    def add(self, member: Member) -> None:
+        """Append a member to the line."""
+        self.line.append(member)
+        self._owners[member.owner] += 1
+        self._clients[member.owner.client] += 1
+        self._canvases += len(member.canvases)
+
+    def remove(self, member: Member) -> None:
+        """Remove a member from the line."""
+        self.line.remove(member)
+        owner = member.owner
+        self._canvases -= len(member.canvases)
+        self._owners[owner] -= 1
+        if not self._owners[owner]:
+            del self._owners[owner]
+            self._served.pop(owner, None)
+        self._clients[owner.client] -= 1
+        if not self._clients[owner.client]:
+            del self._clients[owner.client]
+            self._served.pop(owner.client, None)
+
+    def next(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Those of `turns` that are taken in the next step; their members go to the end of the line.
+
+        `turns` are of members that can run, in the order of the line. The others keep their places.
+        """
+        chosen, refused = self._within(turns)
+        if refused and len(self._owners) > 1:
+            chosen, _ = self._within(self._fairly(turns))
+            self._round += 1
+            for turn in chosen:
+                owner = turn.member.owner
+                self._served[owner] = self._served[owner.client] = self._round
+        if len(chosen) < len(self.line):
+            going = {id(turn.member) for turn in chosen}
+            staying = (member for member in self.line if id(member) not in going)
+            self.line = deque([*staying, *(turn.member for turn in chosen)])
+        return chosen
+
+    def _within(self, turns: Iterable[Turn]) -> tuple[list[Turn], bool]:
+        """Those of `turns` that fit, in their order, and whether one did not fit."""
+        limits, chosen, refused = self.limits, list[Turn](), False
+        most = None if limits.canvases is None or self._canvases <= limits.canvases else limits.canvases
+        several = len(self._clients) > 1 and len({turn.member.owner.client for turn in turns}) > 1
+        share = limits.share if several else None
+        spent = refreshing = canvases = wide = 0
+        by_client: Counter[str] = Counter()
+        for turn in turns:
+            member, tally = turn.member, turn.tally
+            # A refresh is heavy if it costs more than the cheapest pass of its request so far, or is the first pass.
+            # If every pass refreshes, as with one step a block, none is put off.
+            heavy = limits.max_refreshes is not None and tally.refreshes and tally.cost > (member.cheapest or 0)
+            full = most is not None and canvases + len(member.canvases) > most
+            full = full or (limits.rows is not None and wide + tally.rows > limits.rows)
+            if (heavy and refreshing == limits.max_refreshes) or (chosen and full):
+                refused = True
+                continue
+            rows, client = tally.rows, member.owner.client
+            left = None if limits.budget is None else limits.budget - spent
+            if left is not None:
+                member.fit(turn, left)
+            price = turn.tally.cost
+            beyond = left is not None and price > left
+            if (chosen and beyond) or (share is not None and by_client[client] and by_client[client] + price > share):
+                refused = True
+                continue
+            chosen.append(turn)
+            spent += price
+            wide += rows
+            refreshing += heavy
+            canvases += len(member.canvases)
+            if share is not None:
+                by_client[client] += price
+        return chosen, refused
+
+    def _fairly(self, turns: Iterable[Turn]) -> list[Turn]:
+        """The turns with the first one of each client before the second of any, and the same for its bodies.
+
+        Among equals, the one that took part longest ago comes first.
+        """
+        of_body: Counter[Owner] = Counter()
+        by_client: dict[str, list[tuple[int, int, int, Turn]]] = {}
+        for place, turn in enumerate(turns):
+            owner = turn.member.owner
+            by_client.setdefault(owner.client, []).append((of_body[owner], self._served.get(owner, 0), place, turn))
+            of_body[owner] += 1
+        ranked = [
+            (number, self._served.get(client, 0), place, turn)
+            for client, waiting in by_client.items()
+            for number, (*_, place, turn) in enumerate(sorted(waiting, key=lambda entry: entry[:3]))
+        ]
+        return [turn for *_, turn in sorted(ranked, key=lambda entry: entry[:3])]

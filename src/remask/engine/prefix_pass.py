@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from remask.engine.canvas_state import CanvasState, Move, prefix_canvas
-from remask.engine.member import CanvasPlans, EngineStats, Reads, Scores, Tally, Turn
+from remask.engine.member import CanvasPlans, EngineStats, Member, Reads, Scores, Tally, Turn
 from remask.engine.running import RunningRequest
 from remask.plan.spans import Span
 from remask.readers.base import Reader
@@ -19,15 +19,13 @@ from remask.store.prefix import Lease, PrefixStore
 _NOWHERE = np.empty(0, dtype=np.int64)
 
 
-class PrefixPass:
-    """The prefix-only pass of an entry of a store, which runs some layers at a time: a `Member` of passes.
+class PrefixPass(Member):
+    """The prefix-only pass of an entry of a store, which runs some layers at a time, so as not to hold up what runs.
 
     The hidden states that leave the last layer of a piece are kept in the entry, like every boundary state. The next
     piece restarts from them, so the pieces compute the same as one pass.
 
     Attributes:
-        entry: what is computed.
-        store: where it is published.
         layers: those that have run.
         piece: those that run next.
     """
@@ -60,22 +58,20 @@ class PrefixPass:
         return len(self.canvases[0].canvas)
 
     def plan(self) -> Turn:
-        """See `Member`: all layers that are left, unless the turn is cut."""
         self.piece = range(self.layers.stop, self._whole.layers)
         self.turn = Turn(self, (), self.tally(()), None, _NOWHERE)
         return self.turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
-        """See `Member`: the piece is cut, but never to less than a layer."""
-        most = max(1, row_layers // self.rows)
+        most = max(1, row_layers // self.rows)  # never less than a layer
         self.piece = range(self.layers.stop, min(self._whole.layers, self.layers.stop + most))
         turn.tally = self.tally(())
 
     def begin(self, turn: Turn) -> Move | None:
-        """See `Member`. Its plan is the whole pass, without live rows outside the layers of the piece."""
         state, start, stop, layers = self.canvases[0], self.piece.start, self.piece.stop, self._whole.layers
         nothing = np.zeros(self.rows, dtype=np.bool_)
-        # The whole has one span a layer. What the first span would keep is kept: the rows restart from it.
+        # The whole pass, which has one span a layer, without live rows outside of the piece. What the first span would
+        # keep is kept: the rows restart from it.
         first, *others = self._whole.spans[start:stop]
         spans = [Span(range(start), nothing), replace(first, save=None), *others, Span(range(stop, layers), nothing)]
         turn.items = ((state, self._whole.over(span for span in spans if len(span.layers))),)
@@ -83,15 +79,12 @@ class PrefixPass:
         return None
 
     def tally(self, items: CanvasPlans) -> Tally:  # noqa: ARG002
-        """See `Member`: all rows in each layer of the piece. It is no pass of a request."""
         return Tally(len(self.piece) * self.rows, self.rows, forwards=0)
 
     def reads(self, turn: Turn) -> Reads:  # noqa: ARG002
-        """See `Member`: nothing is read."""
         return ()
 
     def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:  # noqa: ARG002
-        """See `Member`: once all layers have run, the prefix can be read. It predicts nothing, so `scores` is empty."""
         self.turn = None  # which refers to this pass: what it holds is free without the garbage collector
         stats.prefix_row_layers += turn.tally.cost
         self.usage.prefix_row_layers += turn.tally.cost

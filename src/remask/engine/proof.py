@@ -60,19 +60,12 @@ Where the device is done with a layer sooner the host is the limit, and a queued
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """How an engine's passes are computed, and why.
+    """How an engine's passes are computed, and why."""
 
-    Attributes:
-        executor: computes attention, and the operations between matrix products.
-        graphs: whether layers are repeated as device graphs.
-        overlap: whether passes are queued ahead.
-        why: the reason for `graphs` and `overlap`, in words.
-    """
-
-    executor: Executor
-    graphs: bool
-    overlap: bool
-    why: str
+    executor: Executor  # computes attention, and the operations between matrix products
+    graphs: bool  # whether layers are repeated as device graphs
+    overlap: bool  # whether passes are queued ahead
+    why: str  # the reason for `graphs` and `overlap`, in words
 
 
 def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, EngineConfig, DeviceChoice]:
@@ -135,19 +128,19 @@ def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> D
     if graphs and config.graphs is None:
         alone = prove(model, executor, graphs=False)
         if not alone:
-            told = "; ".join(faults)
-            log.warning("%s failed at the start, so graphs are off: %s", failed, told)
-            why = f"{choice.why}; graphs failed at the start: {told}"
+            reason = "; ".join(faults)
+            log.warning("%s failed at the start, so graphs are off: %s", failed, reason)
+            why = f"{choice.why}; graphs failed at the start: {reason}"
             return _proven(model, config, replace(choice, graphs=False, why=why))
         failed, faults = f"attention={executor.name!r}", alone
-    told = "; ".join(faults)
+    reason = "; ".join(faults)
     if config.attention == "auto" and executor.name != "torch":
-        log.warning("%s failed at the start, so PyTorch computes attention: %s", failed, told)
-        torch_path = Executor("torch", f"auto: {executor.name} failed at the start: {told}")
+        log.warning("%s failed at the start, so PyTorch computes attention: %s", failed, reason)
+        torch_path = Executor("torch", f"auto: {executor.name} failed at the start: {reason}")
         return _proven(model, config, replace(choice, executor=torch_path))
     # Settings that were asked for by name are never replaced.
     raise ConfigError(
-        f"{failed} was asked for, and differs from PyTorch's own operations on {model.device}, or fails: {told}. Use "
+        f"{failed} was asked for, and differs from PyTorch's own operations on {model.device}, or fails: {reason}. Use "
         f"{'graphs=False' if executor.name == 'torch' else 'attention=auto or torch'}"
     )
 
@@ -160,16 +153,16 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
     `graphs` each is repeated. Raises the error of a device that is lost.
     """
     part = _beginning(model)
-    own = part.ranks.everywhere(_outcomes, part, Executor("torch", ""), False, length)
-    expected = {name: outcome for name, outcome in own.items() if isinstance(outcome, Tensor)}
-    wrong = [f"{name}: {outcome}" for name, outcome in own.items() if isinstance(outcome, str)]
+    reference = part.ranks.everywhere(_outcomes, part, Executor("torch", ""), False, length)
+    expected = {name: outcome for name, outcome in reference.items() if isinstance(outcome, Tensor)}
+    wrong = [f"{name}: {outcome}" for name, outcome in reference.items() if isinstance(outcome, str)]
     if wrong:
         raise ConfigError(f"PyTorch's own operations fail on {model.device}: {'; '.join(wrong)}")
-    found = part.ranks.everywhere(_outcomes, part, executor, graphs, length)
+    outcomes = part.ranks.everywhere(_outcomes, part, executor, graphs, length)
     torch.ones(1, device=_device(model)).item()  # raises where a kernel has broken the device
     rows = ROUTED if model.config.mixture is not None else 0.0
     faults = dict[str, str | None]()
-    for name, outcome in found.items():
+    for name, outcome in outcomes.items():
         if isinstance(outcome, str):
             faults[name] = outcome
             continue
@@ -198,7 +191,7 @@ def _beginning(model: Transformer) -> Transformer:
 def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, Outcome]:
     """Results of the passes by name. Repeats of a graph have names of their own."""
     model = _beginning(model)  # on other ranks it is whole
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     try:
         attend(model, executor)
         pool = Pool(model.part, sum(_pages(model, length)), PAGE, model.dtype, _device(model))
@@ -209,13 +202,13 @@ def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int)
     except Exception as error:
         return {"start": _said(error)}
     for name, batch in _passes(model, length):
-        for suffix, each in runs.items():
-            found[name + suffix] = _tried(_run, each, batch, pool)
-            if isinstance(found[name + suffix], str):
-                return found  # later passes read what this one should have written
-    found[READING] = _tried(_read, model)
-    found[CHOOSING] = _tried(_choose, model)
-    return found
+        for suffix, variant in runs.items():
+            outcomes[name + suffix] = _tried(_run, variant, batch, pool)
+            if isinstance(outcomes[name + suffix], str):
+                return outcomes  # later passes read what this one should have written
+    outcomes[READING] = _tried(_read, model)
+    outcomes[CHOOSING] = _tried(_choose, model)
+    return outcomes
 
 
 def _tried(act: Callable[..., Tensor], *args: object) -> Outcome:
@@ -325,16 +318,16 @@ def _batch(
     count, first, block = sum(map(len, rows)), 0, model.config.block_length or PAGE
     if lead is not None:
         work.add(0, count, work.slots(slots[0][:lead]), lead, None)
-    for own, places in zip(rows, slots, strict=True):
-        mine = places[lead or 0 :]
-        reach = np.minimum((own // block + 1) * block, len(places)) if limited else None
-        work.add(first, len(own), work.slots(mine), len(mine), reach)
+    for indices, places in zip(rows, slots, strict=True):
+        rest = places[lead or 0 :]
+        reach = np.minimum((indices // block + 1) * block, len(places)) if limited else None
+        work.add(first, len(indices), work.slots(rest), len(rest), reach)
         if sliding is not None:
-            starts = np.where(limited, own // block * block, 0) if sliding.behind else None
-            add_near(near, first, own, places, reach, sliding.reach, starts)
-        first += len(own)
+            starts = np.where(limited, indices // block * block, 0) if sliding.behind else None
+            add_near(near, first, indices, places, reach, sliding.reach, starts)
+        first += len(indices)
     positions = np.concatenate(rows)
-    targets = np.concatenate([places[own] for own, places in zip(rows, slots, strict=True)])
+    targets = np.concatenate([places[indices] for indices, places in zip(rows, slots, strict=True)])
     written = None
     if frozen:
         written = np.delete(np.arange(count), [0, len(rows[0])])
@@ -352,13 +345,13 @@ def _batch(
     return StepBatch(send(tokens, device), (stage,), send(np.arange(count), device), 0)
 
 
-def _difference(found: Tensor, expected: Tensor, limit: float, few: float) -> str | None:
-    """How far rows of `found` [N, any] are off those `expected`, in words; None where they agree.
+def _difference(results: Tensor, expected: Tensor, limit: float, few: float) -> str | None:
+    """How far rows of `results` [N, any] are off those `expected`, in words; None where they agree.
 
     A row may be off by `limit` of its size, and a share `few` of all rows by any amount.
     """
     wide = torch.promote_types(expected.dtype, torch.float32)
-    one, other = found.to(wide), expected.to(wide)
+    one, other = results.to(wide), expected.to(wide)
     if not torch.isfinite(one).all():
         return "its results are not finite"
     error = (one - other).norm(dim=1) / other.norm(dim=1).clamp_min(1e-6)

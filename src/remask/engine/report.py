@@ -18,86 +18,54 @@ Held: TypeAlias = set[tuple[int, int]]  # layer, page
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """The pages of consecutive positions, which are the same in all of these layers.
+    """The pages of consecutive positions, which are the same in all of these layers."""
 
-    Attributes:
-        layers: the first one, and the one after the last.
-        pages: their numbers, in the order of the positions.
-        references: number of holders of each page, in the layer where it is largest.
-    """
-
-    layers: tuple[int, int]
-    pages: tuple[int, ...]
-    references: tuple[int, ...]
+    layers: tuple[int, int]  # the first one, and the one after the last
+    pages: tuple[int, ...]  # their numbers, in the order of the positions
+    references: tuple[int, ...]  # number of holders of each page, in the layer where it is largest
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A running request, or a part of the store. Pages are counted once a layer.
+    """A running request, or a part of the store. Pages are counted once a layer."""
 
-    Attributes:
-        name: the request's id; "prefixes" or "pages" for the store's entries and exact pages.
-        tokens: positions whose K/V it can read, a layer's worth.
-        pages: page-layers that it references.
-        shared: those of `pages` that another holder references too.
-        found: tokens that it took from the store instead of computing them.
-        tables: its page tables, those of what it reads from the store included; empty for the store itself.
-    """
-
-    name: str
-    tokens: int
-    pages: int
-    shared: int
-    found: int = 0
+    name: str  # the request's id; "prefixes" or "pages" for the store's entries and exact pages
+    tokens: int  # positions whose K/V it can read, a layer's worth
+    pages: int  # page-layers that it references
+    shared: int  # those of `pages` that another holder references too
+    found: int = 0  # tokens that it took from the store instead of computing them
+    # Its page tables, those of what it reads from the store included; empty for the store itself
     tables: tuple[PageTable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A shared prefix, or an exact page, in the store.
+    """A shared prefix, or an exact page, in the store."""
 
-    Attributes:
-        id: its hash, in hexadecimal.
-        parent: of a prefix the longest stored one that it begins with, of a page the one before it; None for a first.
-        tokens: from the first of the canvas to its last, those of its ancestors included.
-        readers: ids of the running requests that read it.
-        table: its pages.
-    """
-
-    id: str
+    id: str  # its hash, in hexadecimal
+    # Of a prefix the longest stored one that it begins with, of a page the one before it; None for a first
     parent: str | None
-    tokens: int
-    readers: tuple[str, ...]
-    table: PageTable
+    tokens: int  # from the first of the canvas to its last, those of its ancestors included
+    readers: tuple[str, ...]  # ids of the running requests that read it
+    table: PageTable  # its pages
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The pages of an engine at one moment. A page-layer is one page in one layer; it costs its bytes once.
+    """The pages of an engine at one moment. A page-layer is one page in one layer; it costs its bytes once."""
 
-    Attributes:
-        page_size: token slots a page.
-        total, used, shared: page-layers that exist, that have a holder, and that have more than one.
-        references: page-layers as they would be if nothing were shared.
-        slots, wasted: token slots of the used ones, and those among them that hold no token (internal fragmentation).
-        bytes: of the used page-layers and of boundary states.
-        asked_tokens, hit_tokens: tokens that exact pages were looked up for so far, and found.
-        holders: who references pages, running requests first.
-        stored: what the store holds, each after its parent.
-    """
-
-    page_size: int
-    total: int
-    used: int
-    shared: int
-    references: int
-    slots: int
-    wasted: int
-    bytes: int
-    asked_tokens: int
-    hit_tokens: int
-    holders: tuple[Holder, ...]
-    stored: tuple[StoredPart, ...]
+    page_size: int  # token slots a page
+    total: int  # page-layers
+    used: int  # those that have a holder
+    shared: int  # those that have more than one
+    references: int  # page-layers as they would be if nothing were shared
+    slots: int  # token slots of the used ones
+    wasted: int  # those among them that hold no token (internal fragmentation)
+    bytes: int  # of the used page-layers and of boundary states
+    asked_tokens: int  # that exact pages were looked up for so far
+    hit_tokens: int  # those of them that were found
+    holders: tuple[Holder, ...]  # who references pages, running requests first
+    stored: tuple[StoredPart, ...]  # what the store holds, each after its parent
 
     @property
     def utilisation(self) -> float:
@@ -106,14 +74,14 @@ class MemoryReport:
 
 
 def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool = False) -> MemoryReport:
-    """The pages of `memory` as they are, with `requests` running. Changes nothing.
+    """The pages of `memory` as they are, with `requests` running.
 
     Without `detail` there are no page tables, and `stored` is empty: their time grows with the number of pages.
     """
     counts, size = memory.allocator.references, memory.allocator.page_size
     filled = np.zeros_like(counts)
     holders = []
-    held: dict[str, Held] = {}
+    pages_of: dict[str, Held] = {}
     for running in requests:
         lease = running.claim.lease
         extents = [*running.claim.owned, *([] if lease is None else [lease.extent])]
@@ -121,7 +89,7 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
         holders.append(_holder(name, tokens, extents, counts, filled, running.record.usage.cached_tokens, tables))
         if detail:
-            held[name] = set().union(*map(_pairs, extents))
+            pages_of[name] = set().union(*map(_pairs, extents))
     prefixes = [entry.extent for entry in memory.store.entries]
     pages = [page.extent for page in memory.chain.pages]
     if prefixes:
@@ -130,7 +98,10 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         holders.append(_holder("pages", memory.chain.tokens, pages, counts, filled))
     stored: list[StoredPart] = []
     if detail:
-        stored = [*_prefixes(memory.store.entries, counts, held), *_pages(memory.chain.pages, counts, held)]
+        stored = [
+            *_prefixes(memory.store.entries, counts, pages_of),
+            *_pages(memory.chain.pages, counts, pages_of),
+        ]
     used = int((counts > 0).sum())
     return MemoryReport(
         page_size=size,
@@ -148,37 +119,37 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
     )
 
 
-def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, held: Mapping[str, Held]) -> list[StoredPart]:
+def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, Held]) -> list[StoredPart]:
     """The entries of the store, shorter ones first."""
-    told: list[StoredPart] = []
+    parts: list[StoredPart] = []
     shorter: list[PrefixEntry] = []
     for entry in sorted(entries, key=len):
-        levels = [each for each in shorter if each.holds(entry.tokens[: len(each)], entry.cache_salt)]
+        levels = [level for level in shorter if level.holds(entry.tokens[: len(level)], entry.cache_salt)]
         parent = _hex(levels[-1].key) if levels else None
-        told.append(_stored(entry.key, parent, len(entry), entry.extent, counts, held))
+        parts.append(_stored(entry.key, parent, len(entry), entry.extent, counts, pages_of))
         shorter.append(entry)
-    return told
+    return parts
 
 
-def _pages(pages: Iterable[Page], counts: Counts, held: Mapping[str, Held]) -> list[StoredPart]:
+def _pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, Held]) -> list[StoredPart]:
     """The exact pages, each after the one before it on its chain."""
     left = {page.key: page for page in pages}
     depth: dict[int | None, int] = {None: 0}
-    told: list[StoredPart] = []
+    parts: list[StoredPart] = []
     while left:
         for page in [page for page in left.values() if page.parent in depth]:
             depth[page.key] = depth[page.parent] + len(page.tokens)
             parent = None if page.parent is None else _hex(page.parent)
-            told.append(_stored(page.key, parent, depth[page.key], page.extent, counts, held))
+            parts.append(_stored(page.key, parent, depth[page.key], page.extent, counts, pages_of))
             del left[page.key]
-    return told
+    return parts
 
 
 def _stored(
-    key: int, parent: str | None, tokens: int, extent: PageRange, counts: Counts, held: Mapping[str, Held]
+    key: int, parent: str | None, tokens: int, extent: PageRange, counts: Counts, pages_of: Mapping[str, Held]
 ) -> StoredPart:
-    own = _pairs(extent)
-    readers = tuple(name for name, theirs in held.items() if not own.isdisjoint(theirs))
+    pages = _pairs(extent)
+    readers = tuple(name for name, others in pages_of.items() if not pages.isdisjoint(others))
     return StoredPart(_hex(key), parent, tokens, readers, _table(extent, counts))
 
 
@@ -211,6 +182,6 @@ def _holder(
         layers, size = slice(extent.layers.start, extent.layers.stop), extent.page_size
         pages += len(extent.pages) * len(extent.layers)
         shared += int((counts[layers, extent.pages] > 1).sum())
-        held = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
-        filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], held)
+        tokens_held = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
+        filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], tokens_held)
     return Holder(name, tokens, pages, shared, found, tables)

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -102,8 +102,8 @@ class Request:
     def with_readers(self, *readers: Reader | None) -> "Request":
         """The same request with these readers, each in place of one of its kind; None changes nothing."""
         new = [reader for reader in readers if reader is not None]
-        kept = [reader for reader in self.readers if type(reader) not in map(type, new)]
-        return replace(self, readers=(*kept, *new))
+        others = [reader for reader in self.readers if type(reader) not in map(type, new)]
+        return replace(self, readers=(*others, *new))
 
     def with_policy(self, policy: CachePolicy) -> "Request":
         """The same request under another cache policy."""
@@ -112,30 +112,20 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """What `Engine.check` returns and `Engine.submit` takes.
-
-    Attributes:
-        request: the request as it was given.
-        decoding: how it is denoised.
-        stops: what ends its response.
-        row_layers: an upper bound of its work: all rows in all layers of each pass. A cache policy computes fewer.
-        page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
-        arrived: when it was submitted, by `clock`.
-        clock: the engine's, in seconds.
-        starts: how often it has begun or made the engine fail; more than once only after a failure of the engine.
-        begun: whether its start has been reported.
-        common: number of leading tokens that an earlier prompt has too; None where the request names its prefix.
-    """
+    """What `Engine.check` returns and `Engine.submit` takes."""
 
     request: Request
-    decoding: Decoding
-    stops: StopRule
+    decoding: Decoding  # how it is denoised
+    stops: StopRule  # what ends its response
+    # An upper bound of its work: all rows in all layers of each pass. A cache policy computes fewer.
     row_layers: int = 0
+    # Identities of the exact pages that its prompt fills. Empty where no pages are shared.
     page_keys: tuple[int, ...] = ()
-    arrived: float = 0.0
-    clock: Callable[[], float] = time.perf_counter
-    starts: int = 0
-    begun: bool = False
+    arrived: float = 0.0  # when it was submitted, by `clock`
+    clock: Callable[[], float] = time.perf_counter  # the engine's, in seconds
+    starts: int = 0  # how often it has begun or made the engine fail; more than once only after a failure of the engine
+    begun: bool = False  # whether its start has been reported
+    # Number of leading tokens that an earlier prompt has too; None where the request names its prefix
     common: int | None = None
 
     @property
@@ -153,12 +143,12 @@ class PendingRequest:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it was submitted."""
+        """Since it was submitted."""
         return self.clock() - self.arrived
 
     @property
     def canvases(self) -> int:
-        """Number of canvases that will run for it: two under classifier-free guidance."""
+        """Two under classifier-free guidance."""
         return 2 if self.request.params.cfg_scale > 0 else 1
 
     @property
@@ -226,15 +216,4 @@ def request_of(
         deadline_s=terms.deadline_s,
         template=template,
         continues=continues,
-        readers=tuple(_readers(top, constraint, drafts=drafts)),
-    )
-
-
-def _readers(top: int | None, constraint: Constraint | None, *, drafts: bool) -> Iterator[Reader]:
-    """The readers of a request's terms."""
-    if constraint is not None:
-        yield constraint
-    if top is not None:
-        yield Logprobs(top)
-    if drafts:
-        yield Drafts()
+    ).with_readers(constraint, None if top is None else Logprobs(top), Drafts() if drafts else None)

@@ -1,28 +1,34 @@
 """Runs passes on the device, and reads them: from plans to hidden states, and from these to tokens and confidences.
 
-A pass runs in one call, or layer by layer where hooks act between layers and may change plans.
+A failure of a pass ends only the members that cause it: the pass is run again in parts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pkgutil import resolve_name
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.canvas_state import CanvasState, Move, TokenBuffer
+from remask.engine.canvas_state import Move, TokenBuffer
 from remask.engine.capacity import logit_rows
-from remask.engine.member import Turn
+from remask.engine.hook_passes import Items, run_layers, with_choices
+from remask.engine.member import Reads, Scores, Share, Turn
 from remask.engine.pack import Packer, Target
+from remask.machine.device import exhausts, is_fatal
 from remask.machine.transfers import Arrival, send
 from remask.model.graphs import Graphs
 from remask.model.pool import Pool
 from remask.model.stage import Run, Stage, StepBatch, send_run
 from remask.model.transformer import Transformer
 from remask.plan.plan import Plan
+from remask.plan.spans import Mask
 from remask.policies.on_device import DeviceHook, Hooked
 from remask.sampling.choice import Candidates
 from remask.sampling.decoder import Decoder
@@ -30,7 +36,66 @@ from remask.sampling.rows import RowGroup
 from remask.sampling.score import score, weight
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 
-Items = list[tuple[CanvasState, Plan]]
+log = logging.getLogger(__name__)
+
+Batch: TypeAlias = Sequence[Turn]
+"""The turns of one pass, in the order of their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A pass that has run, with the plans that ran."""
+
+    batch: Batch
+    items: Items
+    hidden: Tensor  # final hidden states of the predicted rows, [M, D]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingScores:
+    """Predictions of some turns of a pass, on their way to the host."""
+
+    turns: list[tuple[Turn, int, bool]]  # each with how many positions it predicts, and whether the device chooses some
+    arrival: Arrival | None  # the numbers of `Runner.launch_scores`; None of prefix passes alone
+    buffered: bool  # the last row of the numbers says what the device has chosen
+
+    def wait(self) -> list[tuple[Turn, Scores]]:
+        """The numbers of each turn. Waits for the device."""
+        if self.arrival is None:
+            nothing = Scores(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+            return [(turn, nothing) for turn, *_ in self.turns]
+        numbers = self.arrival.wait()
+        rows = numbers[:-1] if self.buffered else numbers
+        tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
+        read, at = list[tuple[Turn, Scores]](), 0
+        for turn, count, chooses in self.turns:
+            span = slice(at, at + count)
+            at = span.stop
+            chosen = numbers[-1, span] > 0 if chooses else None
+            shares = _shares(turn.reads, more[:, span]) if turn.reads else ()
+            read.append((turn, Scores(tokens[span], confidence[span], shares, chosen)))
+        return read
+
+
+@dataclass(slots=True)
+class LaunchedPass:
+    """A pass that was launched and not read yet. If it failed as a whole, it has several parts."""
+
+    batch: Batch = ()  # the turns that it was launched with
+    # The passes that ran, with their predictions
+    parts: list[tuple[Ran, list[PendingScores]]] = field(default_factory=list)
+    failed: list[Turn] = field(default_factory=list)  # turns that could not run
+    queued: bool = False  # it was queued before the pass before it was read
+    # Turns that were planned then, and are not confirmed; nothing is written of them
+    speculative: set[Turn] = field(default_factory=set)
+    # Of each confirmed one, the predicted positions that the pass before left noisy, bool [predicted]
+    still_noisy: dict[Turn, Mask] = field(default_factory=dict)
+    batch_error: Exception | None = None  # an error that no request causes; it is raised once the parts are read
+
+    def turns(self) -> list[Turn]:
+        """The turns that ran, and of which is written what is read."""
+        ran = (turn for ran, _ in self.parts for turn in ran.batch)
+        return [turn for turn in ran if turn not in self.speculative and not turn.member.ended]
 
 
 class Runner:
@@ -52,12 +117,12 @@ class Runner:
     def run(self, items: Items) -> tuple[Tensor, Items]:
         """One forward pass over `items`. Only canvases' memory is changed.
 
-        Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that ran; their
-        ledgers hold these plans too. Without hooks the host never waits for the device.
+        Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that ran, which
+        their ledgers hold too. Without hooks the host never waits for the device.
 
-        Where it raises, the pass may be repeated over some or all of `items`: it reads what earlier passes wrote, and
-        writes the same rows again. A choice of rows (`Span.pick`, drift) cannot be made twice, because it compares with
-        values that it then overwrites. So after an error `items` and the ledgers hold plans with the choices made.
+        Where it raises, the pass may be repeated over some or all of `items`: it writes the same rows again. A choice
+        of rows (`Span.pick`, drift) cannot be made twice, because it compares with values that it then overwrites. So
+        after an error `items` and the ledgers hold plans with the choices made.
         """
         begun: list[Stage] = []
         planned, revised = list(items), set[int]()
@@ -65,12 +130,14 @@ class Runner:
         for number, (state, plan) in enumerate(items):
             if plan.hook is not None:
                 kinds.setdefault(plan.hook.on_device, []).append(Hooked(number, state, plan))
-        hooks = self._hooks(kinds) if kinds else ()
+        hooks = list[DeviceHook]()
+        for kind, canvases in kinds.items():
+            hooks.append(resolve_name(kind)(self.model, self.pool, canvases))
         try:
             batch = self.pack(items)
             begun += batch.stages
             if hooks and any(plan.hook is not None and plan.hook.layered for _, plan in items):
-                hidden, ran = self._run_layers(batch, items, hooks, begun, revised)
+                hidden, ran = run_layers(self, batch, items, hooks, begun, revised)
             else:
                 hidden, ran = self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
             for hook in hooks:
@@ -83,65 +150,12 @@ class Runner:
                     state.ledger.revise(plan)
             raise
 
-    def _hooks(self, kinds: Mapping[str, list[Hooked]]) -> Sequence[DeviceHook]:
-        """The device halves of the plans' hooks, one for each kind of hook."""
-        return [resolve_name(kind)(self.model, self.pool, canvases) for kind, canvases in kinds.items()]
-
-    def _run_layers(
-        self,
-        batch: StepBatch,
-        admitted: Items,
-        hooks: Sequence[DeviceHook],
-        begun: list[Stage],
-        revised: set[int],
-    ) -> tuple[Tensor, Items]:
-        """The pass of `batch`, layer by layer. Stages that are packed again are added to `begun`.
-
-        Plans that hooks change before a layer runs are changed in `admitted` too. Plans that they change after a layer
-        are only in the returned items; the numbers of these canvases are added to `revised`, and their ledgers hold the
-        new plans.
-        """
-        model, stages, everywhere = self.model, batch.stages, self.model.ranks.everywhere
-        planned, items = list(admitted), list(admitted)
-        h = everywhere(_enter, model, batch, self.pool)
-        while stages:
-            stage, stages = stages[0], stages[1:]
-            if len(stage.layers):
-                changed = self.before_layer(hooks, stage, h, [plan for _, plan in items])
-                for number, plan in changed.items():
-                    items[number] = items[number][0], plan
-                    if number not in revised:
-                        admitted[number] = items[number]
-                if changed:
-                    stage = self.pack_layer(items, stage.layers.start)  # later ones have the rows that they had
-                    begun.append(stage)
-            h = everywhere(_run, model, stage, h, self.pool)
-            # A stage without layers has still to keep what leaves this one.
-            if stages and not len(stages[0].layers):
-                continue
-            done = stage.layers.stop
-            changed = self.after_layer(hooks, done - 1, [plan for _, plan in items])
-            for number, plan in changed.items():
-                state = items[number][0]
-                state.ledger.revise(plan)
-                revised.add(number)
-                items[number] = state, plan
-            if changed:
-                batch = self.pack(items, first=done)
-                stages = batch.stages
-                begun += stages
-        hidden = everywhere(_leave, model, h, batch.predict)
-        for number, ((state, plan), (_, before)) in enumerate(zip(items, planned, strict=True)):
-            if plan is not before and number not in revised:
-                state.ledger.revise(plan)
-        return hidden, items
-
     def pack(self, items: Items, first: int = 0) -> StepBatch:
         """`items` as one batch from layer `first` on."""
         return self._packer.pack(items, first)
 
     def pack_layer(self, items: Items, layer: int) -> Stage:
-        """The stage of `layer` alone, for the rows that leave the layer before."""
+        """See `Packer.pack_layer`."""
         return self._packer.pack_layer(items, layer)
 
     def forget(self) -> None:
@@ -169,12 +183,10 @@ class Runner:
         """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `turns`.
 
         The next n rows hold what the readers of each turn measure (`sampling.score.score`). With a token buffer there
-        is one more row: 1 where the device has transferred a position and put its token into the buffer. Rows of
-        unconditional canvases are merged into those of the conditional ones. `hidden` [M, D] holds the predicted rows
-        of `turns` in order. Logits exist for a bounded number of rows at a time: for a few turns, or a part of one.
+        is one more row: 1 where the device has transferred a position and put its token into the buffer. `hidden`
+        [M, D] holds the predicted rows of `turns` in order. Logits exist for a bounded number of rows at a time.
         """
-        model, token_buffer, most, scores = self.model, self.token_buffer, self._logit_rows, list[Tensor]()
-        more = 0
+        model, token_buffer, most, scores, more = self.model, self.token_buffer, self._logit_rows, list[Tensor](), 0
         for turn in turns:
             if turn.member.readers:
                 turn.reads = turn.member.reads(turn)
@@ -203,44 +215,9 @@ def _forward(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
 
 
 @torch.inference_mode()
-def _enter(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
-    h = model.embed(batch.tokens)
-    return h if batch.signals is None else model.told(h, batch.signals, pool)
-
-
-@torch.inference_mode()
-def _run(model: Transformer, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
-    return model.run(stage, h, pool)
-
-
-@torch.inference_mode()
-def _leave(model: Transformer, h: Tensor, predict: Tensor) -> Tensor:
-    return model.leave(h[predict])
-
-
-@torch.inference_mode()
 def _move(pool: Pool, source: Run | Tensor, target: Run | Tensor, layers: int) -> None:
-    for each in (*pool.k[:layers], *pool.v[:layers]):
-        each[target] = each[source].clone()  # a run is a view, and no tensor is written from a view of itself
-
-
-def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
-    """`items` with the rows that `stages` have chosen so far."""
-    chosen = [
-        (layer, pick.keys, stage.partial.slots[rows].cpu().numpy())
-        for stage in stages
-        if stage.partial is not None
-        for pick in stage.partial.picks
-        for layer, rows in zip(stage.layers, pick.chosen, strict=False)
-    ]
-    items = list(items)
-    for number, (state, plan) in enumerate(items):
-        for layer, keys, slots in chosen:
-            pick = plan.spans.at(layer).pick
-            if pick is not None and (pick.by == "key") == keys:
-                plan = plan.chosen(layer, pick.among & np.isin(state.slots(layer), slots))
-        items[number] = state, plan
-    return items
+    for kv in (*pool.k[:layers], *pool.v[:layers]):
+        kv[target] = kv[source].clone()  # a run is a view, and no tensor is written from a view of itself
 
 
 def _rows(turn: Turn, at: int) -> RowGroup | None:
@@ -339,3 +316,95 @@ def _pieces(hidden: Tensor, group: RowGroup, most: int) -> Iterator[tuple[Tensor
         if group.guide is not None:
             part = torch.cat([part, hidden[group.guide][start:stop]])
         yield part, [group.piece(start, stop)]
+
+
+def run_isolated(runner: Runner, batch: Batch, failed: list[Turn]) -> Iterator[Ran]:
+    """Run a pass over `batch`, whose plans the ledgers hold. Where it fails, run it in parts, over what can run.
+
+    Turns that cannot run get their `error`, and are added to `failed`. Raises errors that no single member causes:
+    those of the device and of memory.
+    """
+    if not batch:
+        return
+    items: Items = []
+    for turn in batch:
+        items += turn.items
+    try:
+        hidden, ran = runner.run(items)
+    except Exception as error:
+        if not _blames(batch, error, failed):
+            return
+        names = tuple(turn.member.id for turn in batch)
+        log.warning("a pass over %s failed and is run in parts: %s", names, error)
+        _revise(batch, items)
+    else:
+        if ran is not items:
+            _revise(batch, ran)
+        yield Ran(batch, ran, hidden)
+        return
+    for part in _parts(runner, batch, failed):
+        yield from run_isolated(runner, part, failed)
+
+
+def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[PendingScores]:
+    """Compute tokens, confidences and readers' numbers of each turn of a pass.
+
+    Turns whose logits cannot be read get their `error`, are added to `failed`, and left out.
+    """
+    batch, buffered = ran.batch, runner.token_buffer is not None
+    try:
+        # Prefix passes stand first, and nothing is read of them.
+        arrival = None if batch[-1].decoder is None else runner.launch_scores(ran.hidden, batch)
+    except Exception as error:
+        if not _blames(batch, error, failed):
+            return []
+    else:
+        chooses = buffered and arrival is not None
+        turns = list[tuple[Turn, int, bool]]()
+        for turn in batch:
+            turns.append((turn, len(turn.predicted), chooses and turn.transfers is not None))
+        return [PendingScores(turns, arrival, buffered)]
+    scored, at = list[PendingScores](), 0
+    for turn in batch:
+        rows = sum(len(plan.predicted) for _, plan in turn.items)
+        scored += score_isolated(runner, Ran([turn], [], ran.hidden[at : at + rows]), failed)
+        at += rows
+    return scored
+
+
+def _blames(batch: Batch, error: Exception, failed: list[Turn]) -> bool:
+    """Whether one of several turns causes `error`. A turn alone fails with it. Raises what no turn causes."""
+    if is_fatal(error) or exhausts(error):
+        raise error
+    if len(batch) > 1:
+        return True
+    batch[0].error = error
+    failed.append(batch[0])
+    return False
+
+
+def _revise(batch: Batch, items: Items) -> None:
+    left = iter(items)
+    for turn in batch:
+        turn.revise([next(left) for _ in turn.items])
+
+
+def _shares(reads: Reads, more: NDArray[np.float32]) -> tuple[Share, ...]:
+    ends = accumulate(read.width for _, read in reads)
+    return tuple((reader, more[end - read.width : end]) for (reader, read), end in zip(reads, ends, strict=True))
+
+
+def _parts(runner: Runner, batch: Batch, failed: list[Turn]) -> list[Batch]:
+    """The turns to run again after a failed pass: without those that cannot be packed, or else in two halves."""
+    packed = []
+    for turn in batch:
+        try:
+            runner.pack(list(turn.items))
+        except Exception as error:
+            _blames([turn], error, failed)
+        else:
+            packed.append(turn)
+    if len(packed) < len(batch):  # then the pass was not packed either, and nothing ran on the device
+        return [packed]
+    half = len(batch) // 2
+    return [batch[:half], batch[half:]]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.engine.canvas_state import CanvasState, Move
-from remask.engine.member import CanvasPlans, EngineStats, Reads, Scores, Tally, Turn
+from remask.engine.member import CanvasPlans, EngineStats, Member, Reads, Scores, Tally, Turn
 from remask.engine.placement import Claim
 from remask.engine.planning import PassPlanner, ResponseEnd
 from remask.engine.request import PendingRequest
@@ -25,40 +25,23 @@ from remask.sampling.decoder import Predicted
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What a request has done so far, for its result.
+    """What a request has done so far, for its result."""
 
-    Attributes:
-        usage: the work of its passes.
-        trace: its transfers.
-        given: leading response tokens that were final from the start.
-        first_settled: seconds from its arrival to the first final response token after the given ones.
-        reported: whether an event other than its start has been reported.
-        prefix: leading tokens that it shares with other requests, whether it reads them from the store or not.
-    """
-
-    usage: Usage
-    trace: list[Transfer] = field(default_factory=list)
-    given: int = 0
+    usage: Usage  # the work of its passes
+    trace: list[Transfer] = field(default_factory=list)  # its transfers
+    given: int = 0  # leading response tokens that were final from the start
+    # Seconds from its arrival to the first final response token after the given ones
     first_settled: float | None = None
-    reported: bool = False
-    prefix: int = 0
+    reported: bool = False  # whether an event other than its start has been reported
+    prefix: int = 0  # leading tokens that it shares with other requests, whether it reads them from the store or not
 
 
-class RunningRequest:
-    """A running request: the `Member` of passes that denoises a canvas.
+class RunningRequest(Member):
+    """The `Member` of passes that denoises a canvas.
 
     Attributes:
-        pending: what it was before it began.
-        request: the request as it was given.
-        policy: the cache policy that plans its passes.
         canvases: the conditional canvas and, under guidance, the unconditional one.
         claim: its pages and leases.
-        record: what it has done so far.
-        decoder: knows which positions are denoised next.
-        end: looks for the end of the response.
-        readers: its readers.
-        planner: plans its passes.
-        turn: its next turn, once that is planned.
         closing: the result is reported, and one more pass completes a page for other requests.
     """
 
@@ -86,10 +69,10 @@ class RunningRequest:
             end = ResponseEnd(canvas, pending.response, pending.stops, formed=request.formed)
             start = Start(canvas, pending.response, pending.decoding.total_steps, shape, request.readers)
             readers = readers_of(start, self.decoder, policy, request.params)
-        self.end: ResponseEnd = end
-        self.readers: tuple[Reader, ...] = readers
+        self.end: ResponseEnd = end  # looks for the end of the response
+        self.readers: tuple[Reader, ...] = readers  # its readers
         self.planner = PassPlanner(pending, policy, self.end, self.readers, pending.decoding.first_step)
-        self.turn: Turn | None = None
+        self.turn: Turn | None = None  # its next turn, once that is planned
         self.closing = self.done = self.ended = False
         self.ready = claim.lease is None or claim.lease.entry.ready
         self.cheapest: int | None = None
@@ -97,7 +80,6 @@ class RunningRequest:
         self.foreseeable = policy.traits.by_clock and all(reader.foreseeable for reader in readers)
 
     def plan(self) -> Turn:
-        """See `Member`: its policy plans the pass, or the last plan repeats."""
         if self.turn is not None:
             return self.turn
         planner, decoder = self.planner, self.decoder
@@ -120,10 +102,9 @@ class RunningRequest:
         return turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
-        """See `Member`: the pass is never cut."""
+        """The pass is never cut."""
 
     def begin(self, turn: Turn) -> Move | None:
-        """See `Member`. Readers may refuse the pass."""
         first = turn.items[0][1]
         if first.fills and self.planner.passes > len(self.canvases[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
@@ -140,7 +121,6 @@ class RunningRequest:
         return move
 
     def tally(self, items: CanvasPlans) -> Tally:
-        """See `Member`."""
         first, plan = items[0]
         live, prefix = plan.spans[-1].rows, first.prefix
         leased = prefix.length if self.claim.lease is not None and prefix is not None else 0
@@ -154,7 +134,6 @@ class RunningRequest:
         )
 
     def reads(self, turn: Turn) -> Reads:
-        """See `Member`."""
         if not len(turn.plan.predicted) or self.decoder.context.drafts:
             return ()
         step = self._read_pass(turn)
@@ -162,7 +141,6 @@ class RunningRequest:
         return tuple((reader, read) for reader, read in parts if read is not None)
 
     def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:
-        """See `Member`. Tokens are written where the plan, the device or the decoder says, and final ones settle."""
         items, tally, planner, claim = turn.items, turn.tally, self.planner, self.claim
         plan, context = items[0][1], self.decoder.context
         stats.refreshes += tally.refreshes
@@ -207,7 +185,7 @@ class RunningRequest:
         return self._report(transfer)
 
     def close(self) -> bool:
-        """Whether one more pass, over the last block, completes a page for other requests. If so it runs next."""
+        """Whether one more pass, over the last block, completes a page for other requests; it runs next then."""
         shares = self.claim.shares
         if shares is None or self.closing or self.decoder.context.committed is not None:
             return False
@@ -249,7 +227,10 @@ class RunningRequest:
         `chosen` are the positions that the device has transferred, [predicted]; None: the host chooses.
         """
         decoder, block, tokens = self.decoder, self.decoder.block, None
-        forced = self._forced() if chosen is None and self.readers else None
+        forced: Written | None = None
+        if chosen is None and self.readers:  # one of them may write the step
+            writes = (reader.written(decoder.step) for reader in self.readers)
+            forced = next((written for written in writes if written is not None), None)
         if chosen is not None:
             positions, tokens = predictions.positions[chosen], predictions.tokens[chosen]
         elif forced is not None:
@@ -292,13 +273,7 @@ class RunningRequest:
             if state.unsent is not None:
                 state.unsent.append(positions)
 
-    def _forced(self) -> Written | None:
-        """The positions and tokens that a reader writes in this step; None: none does."""
-        writes = (reader.written(self.decoder.step) for reader in self.readers)
-        return next((written for written in writes if written is not None), None)
-
     def _report(self, transfer: Transfer | None) -> list[Event]:
-        """The events of a step, after which the request is done or goes on."""
         events, record, decoding = list[Event](), self.record, self.pending.decoding
         for reader in self.readers:
             events += reader.events(self.id)
@@ -314,7 +289,7 @@ class RunningRequest:
 
 
 def _layer_work(running: RunningRequest, plan: Plan) -> tuple[LayerWork, ...]:
-    """The work of a pass, layer by layer, on what the request shares and on the rest."""
+    """The work of a pass on what the request shares and on the rest."""
     state, request = running.canvases[0], running.request
     shared = min(request.prefix_length, state.canvas.prompt) if state.prefix is None else state.prefix.length
     return layer_work(plan, rows_of(range(shared), len(state.canvas)), state.prefix)

@@ -27,28 +27,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How the memory of an engine is divided.
+    """How the memory of an engine is divided."""
 
-    Attributes:
-        longest: tokens of the longest canvas.
-        running: tokens of K/V for running canvases, those of pages that end beyond their canvas included.
-        store: tokens that the prefix store may hold.
-        rows: largest number of rows of a pass in any layer; None: any number, as memory is allocated when needed.
-        spare: bytes that are not planned for; None: unknown.
-    """
-
-    longest: int
-    running: int
-    store: int
+    longest: int  # tokens of the longest canvas
+    running: int  # tokens of K/V for running canvases, those of pages that end beyond their canvas included
+    store: int  # tokens that the prefix store may hold
+    # Largest number of rows of a pass in any layer; None: any number, as memory is allocated when needed
     rows: int | None = None
-    spare: int | None = None
+    spare: int | None = None  # bytes that are not planned for; None: unknown
 
 
 def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: int, page: int) -> Room:
     """Divide the memory of `model`'s device among `canvases` of `longest` tokens in pages of `page`, and the store.
 
-    A canvas may take one page more than its length says. Raises `ConfigError` where they do not fit. On a CPU there may
-    be fewer tokens of K/V than all canvases would take together; requests then wait for pages.
+    A canvas may take one page more than its length says. Raises `ConfigError` where they do not fit. On a CPU requests
+    may have to wait for pages.
     """
     asked, device = config.store_budget_tokens, model.device
     if device.type != "cuda":
@@ -89,10 +82,10 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
 
 
 def _share_out_cpu(model: Transformer, config: EngineConfig, canvases: int, longest: int, page: int) -> Room:
-    """As `share_out`: what was asked for where it fits.
+    """As `share_out`: what was asked for where it fits, and else two canvases first.
 
-    Else two canvases have room first. What is left is for the store and for more canvases. A length that nobody asked
-    for gives way, so that the store holds one canvas at least.
+    What is left is for the store and for more canvases. A length that nobody asked for gives way, so that the store
+    holds one canvas at least.
     """
     asked = DEFAULT_STORE_TOKENS if config.store_budget_tokens == "auto" else config.store_budget_tokens
     wanted = Room(longest, canvases * (longest + page), asked)
@@ -123,8 +116,8 @@ def _share_out_cpu(model: Transformer, config: EngineConfig, canvases: int, long
 
 def device_memory(model: Transformer) -> tuple[int, int]:
     """Free and total bytes of the device of the rank that has the least."""
-    own = free_memory(model.device)
+    sizes = free_memory(model.device)
     if not model.ranks.several:
-        return own
-    free, total = model.ranks.gather(torch.tensor(own, device=model.device)).amin(dim=0).tolist()
+        return sizes
+    free, total = model.ranks.gather(torch.tensor(sizes, device=model.device)).amin(dim=0).tolist()
     return free, total

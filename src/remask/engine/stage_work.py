@@ -105,7 +105,6 @@ def _lead(part: StageRows) -> int:
 
 
 def _add_group(builder: WorkListBuilder, group: list[StageRows]) -> None:
-    """Canvases that begin with the same slots."""
     lead = _lead(group[0])
     if len(group) == 1:
         _add(builder, group[0], 0)
@@ -168,15 +167,15 @@ def computed_parts(parts: list[StageRows]) -> list[StageRows]:
         count = part.span.count
         sees = part.sees
         if part.span.pick is None:
-            those: slice | Index = np.flatnonzero(part.span.computed[part.positions])
+            index: slice | Index = np.flatnonzero(part.span.computed[part.positions])
         else:
             if sees is not None and len(sees) and sees[0] != sees[-1]:
                 raise PlanError("rows are picked where not every row attends to the same positions")
-            those = slice(count)
-        sees = None if sees is None else sees[those]
-        starts = None if part.starts is None else part.starts[those]
+            index = slice(count)
+        sees = None if sees is None else sees[index]
+        starts = None if part.starts is None else part.starts[index]
         rows = slice(at, at + count)
-        computed.append(replace(part, positions=part.positions[those], rows=rows, sees=sees, starts=starts))
+        computed.append(replace(part, positions=part.positions[index], rows=rows, sees=sees, starts=starts))
         at += count
     return computed
 

@@ -23,9 +23,6 @@ class WaitingQueue:
     the one whose request arrived first. Requests of one body begin in the order of their turns. `priority` comes before
     all of this, among clients and among the bodies of a client. The priority of a client or body that holds nothing
     improves by one for each `PRIORITY_STEP_S` seconds of waiting, so none waits for ever.
-
-    Attributes:
-        count: requests that wait.
     """
 
     def __init__(self) -> None:
@@ -33,7 +30,7 @@ class WaitingQueue:
         self._held: Counter[Owner] = Counter()
         self._held_by_client: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # by client
-        self.count = 0
+        self.count = 0  # requests that wait
         self._first: PendingRequest | None = None  # the next one; kept until something changes
 
     def __len__(self) -> int:
@@ -45,13 +42,13 @@ class WaitingQueue:
     def add(self, pending: PendingRequest) -> None:
         """Queue a request."""
         owner = pending.request.owner
-        insort(self._bodies.setdefault(owner, []), pending, key=lambda each: each.turn)
+        insort(self._bodies.setdefault(owner, []), pending, key=lambda other: other.turn)
         self._waiting[owner.client] += 1
         self.count += 1
         self._first = None
 
     def remove(self, pending: PendingRequest) -> None:
-        """Remove a request. Raises `ValueError` where it does not wait."""
+        """Raises `ValueError` where the request does not wait."""
         owner = pending.request.owner
         line = self._bodies.get(owner, [])
         line.remove(pending)
@@ -98,10 +95,10 @@ class WaitingQueue:
                 if owner.client not in best or key < best[owner.client][0]:
                     best[owner.client] = key, head
             heads = [(_key(head, self._held_by_client[client], now), head) for client, (_, head) in best.items()]
-            found = min(heads, key=lambda each: each[0])[1] if heads else None
+            first = min(heads, key=lambda entry: entry[0])[1] if heads else None
             if passed:
-                return found
-            self._first = found
+                return first
+            self._first = first
         return self._first
 
     @property
@@ -123,19 +120,19 @@ class WaitingQueue:
         """
         owner, more = pending.request.owner, pending.canvases
         if self.several:
-            held, parts = self._held_by_client[owner.client], len(self._clients)
+            share, parts = self._held_by_client[owner.client], len(self._clients)
             crowded = len(self._held_by_client) >= 2 * most
         else:
-            held, parts = self._held[owner], len(self._bodies.keys() | self._held.keys())
+            share, parts = self._held[owner], len(self._bodies.keys() | self._held.keys())
             crowded = len(self._held) >= CROWD * most
-        if not held:
+        if not share:
             return parts > 1 and not crowded
-        return parts > 1 and canvases + more <= 2 * most and held + more <= most // parts
+        return parts > 1 and canvases + more <= 2 * most and share + more <= most // parts
 
 
-def _key(head: PendingRequest, held: int, now: float) -> Key:
-    waited = 0 if held else max(0, int((now - head.arrived) / PRIORITY_STEP_S))
-    return head.request.priority - waited, held, head.turn
+def _key(head: PendingRequest, canvases: int, now: float) -> Key:
+    waited = 0 if canvases else max(0, int((now - head.arrived) / PRIORITY_STEP_S))
+    return head.request.priority - waited, canvases, head.turn
 
 
 def _less(counter: Counter[K], key: K, count: int) -> None:

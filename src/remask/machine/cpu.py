@@ -37,18 +37,18 @@ def wait_passively() -> bool:
 
 
 def cores() -> int:
-    """The number of cores that this process may run on, by its affinity mask."""
+    """Cores that this process may run on, by its affinity mask."""
     return len(_affinity())
 
 
 def physical_cores(root: Path = ROOT) -> int:
     """The number of physical cores among `cores`; hardware threads of one core count once."""
-    found = set()
+    cores_seen = set()
     for number in _affinity():
         topology = root / "sys/devices/system/cpu" / f"cpu{number}" / "topology"
         siblings = _read(topology / "thread_siblings_list")
-        found.add(siblings or str(number))
-    return len(found)
+        cores_seen.add(siblings or str(number))
+    return len(cores_seen)
 
 
 def quota(root: Path = ROOT) -> float | None:
@@ -63,8 +63,7 @@ def quota(root: Path = ROOT) -> float | None:
 def memory(root: Path = ROOT) -> tuple[int, int] | None:
     """Bytes of memory in all, and those that this process may still take.
 
-    The system, control groups and a limit of its address space (`ulimit -v`) allow them. None where the system does not
-    say (outside Linux).
+    The system, control groups and a limit of its address space (`ulimit -v`) allow them. None outside Linux.
     """
     words = dict(line.split(":", 1) for line in (_read(root / "proc/meminfo") or "").splitlines() if ":" in line)
     if not {"MemTotal", "MemAvailable"} <= words.keys():
@@ -76,9 +75,9 @@ def memory(root: Path = ROOT) -> tuple[int, int] | None:
         if limit != "max" and used != "max" and int(limit) < total:
             total = int(limit)
             free = min(free, max(0, total - int(used) + _dropped(group, version)))
-    most, taken = _address_space(root)
+    most, used_addresses = _address_space(root)
     if most is not None and most < total:
-        total, free = most, min(free, max(0, most - taken))
+        total, free = most, min(free, max(0, most - used_addresses))
     return total, free
 
 
@@ -112,7 +111,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _limit(group: Path, version: int) -> Iterator[float]:
-    """The limit of one group, if it has one, in cores."""
+    """In cores, if the group has one."""
     if version == 2:
         words = (_read(group / "cpu.max") or "max").split()
     else:
@@ -123,41 +122,28 @@ def _limit(group: Path, version: int) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class CpuReading:
-    """Time that the cores of this process have spent, in seconds of processor time since they were started.
+    """Time that the cores of this process have spent, in seconds of processor time since they were started."""
 
-    Attributes:
-        clock: when it was read, in seconds of a monotonic clock.
-        busy: time in which they computed for any process. Processes of low priority do not count where this one has a
-            higher one, as they give way.
-        stolen: time that the host of a virtual machine gave to others.
-        own: time that this process and its finished children have computed.
-    """
-
-    clock: float
+    clock: float  # when it was read, in seconds of a monotonic clock
+    # Time in which they computed for any process. Processes of low priority do not count where this one has a higher
+    # one, as they give way.
     busy: float
-    stolen: float
-    own: float
+    stolen: float  # time that the host of a virtual machine gave to others
+    own: float  # time that this process and its finished children have computed
 
 
 @dataclass(frozen=True, slots=True)
 class OthersUse:
-    """What others used between two readings.
+    """What others used between two readings."""
 
-    Attributes:
-        seconds: time between the readings.
-        cores: the number of cores of this process.
-        used: cores that other processes used on average, time that was stolen included.
-        stolen: cores that the host of a virtual machine gave to others, on average.
-    """
-
-    seconds: float
-    cores: int
-    used: float
-    stolen: float
+    seconds: float  # time between the readings
+    cores: int  # the number of cores of this process
+    used: float  # cores that other processes used on average, time that was stolen included
+    stolen: float  # cores that the host of a virtual machine gave to others, on average
 
 
 def read_cpu(root: Path = ROOT) -> CpuReading | None:
-    """Read the clocks of the processor. None where the system does not have them (outside Linux)."""
+    """Read the clocks of the processor. None outside Linux."""
     text = _read(root / "proc/stat")
     if text is None:
         return None
@@ -167,10 +153,10 @@ def read_cpu(root: Path = ROOT) -> CpuReading | None:
     for line in text.splitlines():
         name, *values = line.split()
         if name in counted:
-            user, low, system, _, _, hard, soft, taken = map(int, values[:8])
+            user, low, system, _, _, hard, soft, steal = map(int, values[:8])
             gives_way = os.getpriority(os.PRIO_PROCESS, 0) > 0
-            busy += (user + system + hard + soft + taken + (low if gives_way else 0)) / ticks
-            stolen += taken / ticks
+            busy += (user + system + hard + soft + steal + (low if gives_way else 0)) / ticks
+            stolen += steal / ticks
     used = os.times()
     return CpuReading(time.monotonic(), busy, stolen, sum(used[:4]))
 
@@ -200,7 +186,7 @@ def may_have_gpu(root: Path = ROOT) -> bool:
 
 
 def instructions(root: Path = ROOT) -> frozenset[str]:
-    """Names of the processor's instruction sets, as Linux lists them; none where the system does not say."""
+    """Names of the processor's instruction sets, as Linux lists them; none elsewhere."""
     for line in (_read(root / "proc/cpuinfo") or "").splitlines():
         name, _, values = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -211,9 +197,9 @@ def instructions(root: Path = ROOT) -> frozenset[str]:
 def usual_dtype(parameters: int, known: frozenset[str]) -> tuple[str, str]:
     """The number format for a model of so many `parameters` on a CPU that has the `known` instructions, and why.
 
-    bfloat16 where whole requests take less time than in float32: with instructions for it, and where the model is
-    large enough that matrix products, which these are for, take most of the time. What decides are facts and no
-    measurement, so that one machine gives the same answers on every start.
+    bfloat16 where whole requests take less time than in float32: with instructions for it, and for large models, where
+    matrix products take most of the time. Facts decide and no measurement, so one machine gives the same answers on
+    every start.
     """
     native = sorted(BFLOAT16 & known)
     if not native:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from remask.checks.values import whole
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError, IntegrityError, RankLostError, UnknownNameError
 from remask.machine.cpu import (
     CpuReading,
     cores,
@@ -59,6 +59,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 _NO_MEMORY = "DefaultCPUAllocator"
+# How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
+_DEVICE_FAILED = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error", "device-side assert")
+
+
+def is_fatal(error: Exception) -> bool:
+    """Whether the device or the engine's memory cannot be trusted after `error`."""
+    if isinstance(error, IntegrityError | RankLostError | torch.AcceleratorError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _DEVICE_FAILED)
 
 
 def exhausts(error: BaseException) -> bool:
@@ -85,10 +94,10 @@ def allocating(what: str, ways: str, device: torch.device) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
-    """Free and total bytes of a CUDA device, after what nobody uses any more has been given back.
+    """Free and total bytes of a CUDA device, after what nobody uses any more has been given back:
 
-    What is gone may still be there: objects that know each other until they are collected, as an engine and its parts
-    do, and memory that PyTorch keeps for itself.
+    objects that know each other until they are collected, as an engine and its parts do, and what PyTorch keeps for
+    itself.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -158,7 +167,6 @@ def set_threads(threads: Threads) -> None:
 def _chosen() -> set[int]:
     """The numbers that models of this process were given here.
 
-    PyTorch has one number for the process and does not say who set it. A later model must not take an earlier one's
-    for the user's.
+    PyTorch has one number and does not say who set it. A later model must not take an earlier one's for the user's.
     """
     return set()

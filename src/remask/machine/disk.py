@@ -20,10 +20,7 @@ def whole_file(what: str, path: str | Path, error: type[RemaskError] = OutputErr
 
     An interrupted or failed write leaves the earlier file as it was. A link stays one: the file that it names is
     replaced. What is no regular file, such as a device or a pipe, is written directly. `what` names the file in errors,
-    as "the result".
-
-    Raises:
-        RemaskError: of the class `error`, where the file cannot be written.
+    as "the result". Raises an `error` where the file cannot be written.
     """
     target = Path(path)
     direct = target.exists() and not target.is_file()

@@ -203,7 +203,6 @@ def _reason(text: str) -> bytes:
 
 
 def _received() -> Iterator[bytes]:
-    """The contents of frames, until standard input ends."""
     source = sys.stdin.buffer
     while len(head := source.read(_HEAD.size)) == _HEAD.size:
         yield source.read(_HEAD.unpack(head)[1])

@@ -62,5 +62,5 @@ class Progress:
             self._told = self._clock()
             share = f"{100 * self._done // max(1, self._total)} %" if self._scale else f"{self._done} of {self._total}"
             unit = "" if self._scale else f" {self._unit}"
-            told = "".join(f", {part}" for part in (self._note, f"{self._told - self._began:.0f} s") if part)
-            print(f"{self._what}: {share}{unit}{told}", file=sys.stderr, flush=True)
+            notes = "".join(f", {part}" for part in (self._note, f"{self._told - self._began:.0f} s") if part)
+            print(f"{self._what}: {share}{unit}{notes}", file=sys.stderr, flush=True)

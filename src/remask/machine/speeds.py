@@ -19,8 +19,8 @@ def kept_file() -> Path:
 def measured() -> dict[str, float]:
     """Tokens a second of the last answer, by the name that started the model. A file that cannot be read has none."""
     try:
-        kept = json.loads(kept_file().read_text(encoding="utf-8"))
-        return {name: float(speed["tokens"] / speed["seconds"]) for name, speed in kept.items()}
+        speeds = json.loads(kept_file().read_text(encoding="utf-8"))
+        return {name: float(speed["tokens"] / speed["seconds"]) for name, speed in speeds.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:

@@ -4,8 +4,7 @@ NumPy only. Whoever writes a cache policy needs the names below, and those of `r
 """
 
 from remask.plan.cost import OperationCost, Widths
-from remask.plan.hooks import HookCost, LayerHook
-from remask.plan.measure import RowMeasure
+from remask.plan.hooks import HookCost, LayerHook, RowMeasure
 from remask.plan.plan import NEVER, LastPass, Plan, PrefixHit, StepFacts, View
 from remask.plan.spans import Mask, Positions, Span, Spans, TopRho, rows_of
 

@@ -15,21 +15,13 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """The matrices of one layer's feed-forward: of a dense MLP, or of a mixture of experts and its shared expert.
+    """The matrices of one layer's feed-forward: of a dense MLP, or of a mixture of experts and its shared expert."""
 
-    Attributes:
-        up: rows of the matrix that leads into the MLP or the shared expert: gate and up, or up alone. 0: none.
-        intermediate: F, columns of the matrix that leads out of it.
-        experts: routed experts, which are resident; 0 in a dense layer.
-        active: routed experts that a row is computed by.
-        expert_up, expert_intermediate: the same of each routed expert.
-    """
-
-    up: int
-    intermediate: int
-    experts: int = 0
-    active: int = 0
-    expert_up: int = 0
+    up: int  # rows of the matrix that leads into the MLP or the shared expert: gate and up, or up alone; 0: none
+    intermediate: int  # F, columns of the matrix that leads out of it
+    experts: int = 0  # routed experts, which are resident; 0 in a dense layer
+    active: int = 0  # routed experts that a row is computed by
+    expert_up: int = 0  # as `up` and `intermediate`, of each routed expert
     expert_intermediate: int = 0
 
     @property
@@ -54,58 +46,44 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """The sizes of a model that decide what its passes cost.
+    """The sizes of a model that decide what its passes cost."""
 
-    Attributes:
-        hidden: D.
-        queries: Q, all query heads together; of layers with windows where these do not have their own.
-        keys: K, all K/V heads together; the same.
-        feeds: the feed-forward of each layer.
-        vocab: V, rows of the head.
-        sink: every layer has a learned key and value that all rows attend to.
-        item: bytes of a number, in weights, K/V and activations.
-        windows: how many positions a row sees to each side in each layer; None: all. Left out: everywhere all.
-        dense: predicted rows pass through a square matrix before the head.
-        behind: windows reach back from the first row of a block, and not to each side of a row.
-        near: Q and K of layers with windows; None: as of all others.
-        tied: V of layers without windows is made of K, without a product of its own.
-        signal: columns of the MLP through which rows that are denoised take in what was last predicted of them, as the
-            expected embedding; 0: none.
-    """
-
-    hidden: int
-    queries: int
-    keys: int
-    feeds: tuple[FeedForward, ...]
-    vocab: int
-    sink: bool
-    item: int
+    hidden: int  # D
+    queries: int  # Q, all query heads together; of layers with windows where these do not have their own
+    keys: int  # K, all K/V heads together; the same
+    feeds: tuple[FeedForward, ...]  # the feed-forward of each layer
+    vocab: int  # V, rows of the head
+    sink: bool  # every layer has a learned key and value that all rows attend to
+    item: int  # bytes of a number, in weights, K/V and activations
+    # How many positions a row sees to each side in each layer; None: all. Left out: everywhere all.
     windows: tuple[int | None, ...] = ()
-    dense: bool = False
-    behind: bool = False
-    near: tuple[int, int] | None = None
-    tied: bool = False
+    dense: bool = False  # predicted rows pass through a square matrix before the head
+    behind: bool = False  # windows reach back from the first row of a block, and not to each side of a row
+    near: tuple[int, int] | None = None  # Q and K of layers with windows; None: as of all others
+    tied: bool = False  # V of layers without windows is made of K, without a product of its own
+    # Columns of the MLP through which rows that are denoised take in what was last predicted of them, as the expected
+    # embedding; 0: none
     signal: int = 0
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
+        """Layers."""
         return len(self.feeds)
 
     def windows_of(self, layers: range) -> tuple[int | None, ...]:
-        """The windows of some consecutive layers."""
+        """Of some consecutive layers, as all below."""
         return self.windows[layers.start : layers.stop] or (None,) * len(layers)
 
     def queries_of(self, layers: range) -> list[int]:
-        """Q of each of some consecutive layers."""
+        """Q of each."""
         return self._widths_of(layers, 0)
 
     def keys_of(self, layers: range) -> list[int]:
-        """K of each of some consecutive layers."""
+        """K of each."""
         return self._widths_of(layers, 1)
 
     def projected_of(self, layers: range) -> list[int]:
-        """Columns of K and V together that are products, of each of some consecutive layers."""
+        """Columns of K and V together that are products, of each."""
         windows = self.windows_of(layers)
         both = zip(windows, self.keys_of(layers), strict=True)
         return [keys * (1 if self.tied and window is None else 2) for window, keys in both]
@@ -118,25 +96,19 @@ class Widths:
 
 @dataclass(frozen=True, slots=True)
 class OperationCost:
-    """FLOPs and bytes of one operation.
+    """FLOPs and bytes of one operation."""
 
-    Attributes:
-        flops: of its matrix products.
-        weights: bytes of its matrices, once a pass and layer in which any row needs them. Biases, norms and embeddings
-            are left out. Of routed experts it counts as many as the rows of the pass can choose at most.
-        kv_read: bytes of the K and V that any row of a canvas attends to, once a canvas and layer. Canvases that read
-            one shared prefix in place read it once together, but under `batch_invariant`.
-        kv_written: bytes of the K and V that are written.
-        states: bytes of cached attention and FFN outputs and of hidden states, read and written.
-        activations: bytes of what goes into and comes out of each product beside these. Scores are not among them:
-            fused attention keeps them on the chip.
-    """
-
-    flops: int = 0
+    flops: int = 0  # of its matrix products
+    # Bytes of its matrices, once a pass and layer in which any row needs them. Biases, norms and embeddings are left
+    # out. Of routed experts it counts as many as the rows of the pass can choose at most.
     weights: int = 0
+    # Bytes of the K and V that any row of a canvas attends to, once a canvas and layer. Canvases that read one shared
+    # prefix in place read it once together, but under `batch_invariant`.
     kv_read: int = 0
-    kv_written: int = 0
-    states: int = 0
+    kv_written: int = 0  # bytes of the K and V that are written
+    states: int = 0  # bytes of cached attention and FFN outputs and of hidden states, read and written
+    # Bytes of what goes into and comes out of each product beside these. Scores are not among them: fused attention
+    # keeps them on the chip.
     activations: int = 0
 
     def __add__(self, other: "OperationCost") -> "OperationCost":
@@ -150,17 +122,13 @@ class OperationCost:
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """What one or more passes cost.
+    """What one or more passes cost."""
 
-    Attributes:
-        operations: cost by operation. "projections" makes Q, K, V and the attention output. "selection" projects the
-            vectors by which rows are chosen (dLLM-Cache). "watch" computes the attention that is watched
-            (Elastic-Cache).
-        repeated: FLOPs of projections that no plan needs and that the transformer runs because Q, K and V are one
-            product: a second time the vectors by which rows were chosen.
-    """
-
+    # Cost by operation. "projections" makes Q, K, V and the attention output. "selection" projects the vectors by which
+    # rows are chosen (dLLM-Cache). "watch" computes the attention that is watched (Elastic-Cache).
     operations: Mapping[Operation, OperationCost]
+    # FLOPs of projections that no plan needs and that the transformer runs because Q, K and V are one product: a second
+    # time the vectors by which rows were chosen
     repeated: int = 0
 
     def __add__(self, other: "PassCost") -> "PassCost":

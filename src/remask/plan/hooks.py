@@ -1,8 +1,8 @@
-"""Layer hooks: what a plan does on the device between the layers of its pass, as data.
+"""Layer hooks and measures: what a plan or a rule does on the device, as data.
 
-Most plans have none, and run in one call. A hook has two halves. This one belongs to the plan: host arrays, and what
-follows from them. The other one runs on the device (`remask.policies.on_device.DeviceHook`); the hook names it, so
-that planning imports nothing of it.
+A hook acts between the layers of a pass. This half of it belongs to the plan: host arrays, and what follows from them.
+It names the other one, which runs on the device (`remask.policies.on_device.DeviceHook`), so that planning imports
+nothing of it.
 """
 
 from abc import ABC, abstractmethod
@@ -15,19 +15,13 @@ from remask.plan.spans import Mask, Span, Spans
 
 @dataclass(frozen=True, slots=True)
 class HookCost:
-    """The cost that a hook adds to a pass.
+    """The cost that a hook adds to a pass."""
 
-    Attributes:
-        selection: of comparing rows with the cache.
-        watch: of looking at attention.
-        compares: the layers of which V or K is projected to compare it, for which their weights are read once a pass.
-        looks: how often the queries of a layer are projected again, for which its weights are read.
-    """
-
-    selection: OperationCost = field(default_factory=OperationCost)
-    watch: OperationCost = field(default_factory=OperationCost)
+    selection: OperationCost = field(default_factory=OperationCost)  # of comparing rows with the cache
+    watch: OperationCost = field(default_factory=OperationCost)  # of looking at attention
+    # The layers of which V or K is projected to compare it, for which their weights are read once a pass
     compares: frozenset[tuple[int, Literal["value", "key"]]] = frozenset()
-    looks: int = 0
+    looks: int = 0  # how often the queries of a layer are projected again, for which its weights are read
 
 
 class LayerHook(ABC):
@@ -71,3 +65,15 @@ class LayerHook(ABC):
     @abstractmethod
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
         """The cost that it adds to a pass over `spans`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowMeasure:
+    """A number of the distribution that a row predicts: a remasking rule's confidence, or what a cache policy reads."""
+
+    name: str  # in documentation and errors
+    # The function that computes it, as "module:name". It gets the log-probabilities of all tokens, float32 [rows, V],
+    # and their `Vocabulary`, and returns float [rows]. It may neither change its arguments nor wait for the device. On
+    # a model that runs in several processes the columns are those of one of them, and sums over tokens go through the
+    # methods of `Vocabulary`.
+    on_device: str

@@ -15,36 +15,29 @@ from remask.plan.spans import Mask, Positions, Span, neighbours, starts_of
 
 @dataclass(frozen=True, slots=True)
 class ExecutedPlan:
-    """A canvas' part in a pass.
+    """A canvas' part in a pass."""
 
-    Attributes:
-        plan: the plan that ran.
-        prefix: the positions that other requests computed, where canvases that share them read leading ones together.
-        sharing: equal for canvases that read the same prefix.
-        outputs: attention and FFN outputs of computed rows are kept.
-        noisy: rows of the first layer that are denoised.
-    """
-
-    plan: Plan
+    plan: Plan  # the plan that ran
+    # The positions that other requests computed, where canvases that share them read leading ones together
     prefix: PrefixHit | None = None
-    sharing: Hashable = None
-    outputs: bool = False
-    noisy: int = 0
+    sharing: Hashable = None  # equal for canvases that read the same prefix
+    outputs: bool = False  # attention and FFN outputs of computed rows are kept
+    noisy: int = 0  # rows of the first layer that are denoised
 
 
 def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     """What one pass over `canvases` costs."""
-    total = sum((_canvas_cost(widths, each) for each in canvases), NOTHING)
-    keys = [_keys(widths, each.plan) for each in canvases]
+    total = sum((_canvas_cost(widths, canvas) for canvas in canvases), NOTHING)
+    keys = [_keys(widths, canvas.plan) for canvas in canvases]
     every, active = range(widths.layers), np.any([reach > 0 for reach in keys], axis=0) if keys else np.False_
-    fed = [_fed(each.plan) for each in canvases]
-    spans = [span for each in canvases for span in each.plan.spans]
+    fed = [[span.count for span in canvas.plan.spans for _ in span.layers] for canvas in canvases]  # computed rows
+    spans = [span for canvas in canvases for span in canvas.plan.spans]
     choosing = {(layer, span.pick.by) for span in spans if span.pick is not None for layer in _choosing(span)}
-    hooks = [each.plan.hook.cost(widths, each.plan.spans) for each in canvases if each.plan.hook is not None]
-    choosing |= {compared for each in hooks for compared in each.compares}
-    watching = max((each.looks for each in hooks), default=0)
-    predicts = any(each.plan.predict.any() for each in canvases)
-    told = any(each.noisy for each in canvases)
+    hooks = [canvas.plan.hook.cost(widths, canvas.plan.spans) for canvas in canvases if canvas.plan.hook is not None]
+    choosing |= {compared for canvas in hooks for compared in canvas.compares}
+    watching = max((canvas.looks for canvas in hooks), default=0)
+    predicts = any(canvas.plan.predict.any() for canvas in canvases)
+    denoises = any(canvas.noisy for canvas in canvases)
     w, w_read = widths, widths.item * widths.hidden
     k = np.array(w.keys_of(every))
     together = int(((2 * np.array(w.queries_of(every)) + w.projected_of(every)) * active).sum())
@@ -54,7 +47,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     weights: dict[Operation, int] = {
         "projections": w_read * together,
         "attention": w.item * 2 * int((k * active).sum()) * w.sink,
-        "mlp": w_read * (fed_weights + told * 3 * w.signal),
+        "mlp": w_read * (fed_weights + denoises * 3 * w.signal),
         "head": w_read * predicts * head,
         "selection": w_read * len(choosing) * w.keys,
         "watch": w_read * watching * w.queries,
@@ -66,9 +59,9 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     return total + PassCost(both)
 
 
-def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
+def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
     """What one canvas adds to a pass: all but weights, and K and V that attention reads."""
-    plan, length = each.plan, len(each.plan.predict)
+    plan, length = canvas.plan, len(canvas.plan.predict)
     projections = attention = mlp = selection = OperationCost()
     repeated = 0
     live: Mask = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
@@ -77,15 +70,15 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         rows, layers, compared = span.count, len(span.layers), len(_choosing(span))
         # Where rows are chosen K or V of these is there already.
         queries, kept_keys = sum(w.queries_of(span.layers)), sum(w.keys_of(span.layers))
-        made, there = int(span.written.sum()) + chosen, compared * chosen * w.keys
-        sides = kept_keys * 2 * made - there
+        writes, there = int(span.written.sum()) + chosen, compared * chosen * w.keys
+        sides = kept_keys * 2 * writes - there
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed adds its cached outputs, and one that is leaves them.
-        kept = 2 * int(span.rows.sum()) * each.outputs
+        outputs = 2 * int(span.rows.sum()) * canvas.outputs
         projections += OperationCost(
-            flops=2 * w.hidden * (2 * rows * queries + sum(w.projected_of(span.layers)) * made - there),
+            flops=2 * w.hidden * (2 * rows * queries + sum(w.projected_of(span.layers)) * writes - there),
             kv_written=w.item * sides,
-            states=w.item * w.hidden * (restored + layers * kept),
+            states=w.item * w.hidden * (restored + layers * outputs),
             activations=w.item * 2 * rows * (layers * w.hidden + queries),
         )
         repeated += compared * 2 * w.hidden * w.keys * chosen
@@ -118,9 +111,9 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
             activations=w.item * predicted * w.vocab,
         )
         mlp += OperationCost(
-            flops=2 * each.noisy * w.hidden * 3 * w.signal,
-            states=w.item * each.noisy * w.hidden,
-            activations=w.item * each.noisy * (w.hidden + 3 * w.signal),
+            flops=2 * canvas.noisy * w.hidden * 3 * w.signal,
+            states=w.item * canvas.noisy * w.hidden,
+            activations=w.item * canvas.noisy * (w.hidden + 3 * w.signal),
         )
     hook = HookCost() if plan.hook is None else plan.hook.cost(w, plan.spans)
     operations: dict[Operation, OperationCost] = {
@@ -160,11 +153,6 @@ def _pairs(w: Widths, plan: Plan, span: Span) -> int:
     return total
 
 
-def _fed(plan: Plan) -> list[int]:
-    """Rows that are computed in each layer."""
-    return [span.count for span in plan.spans for _ in span.layers]
-
-
 def _keys(w: Widths, plan: Plan) -> NDArray[np.int64]:
     """How many positions any row attends to in each layer, [layers]: leading ones, or neighbours of some row."""
     reads = list[int]()
@@ -194,43 +182,34 @@ def _keys_read(
     In layers where rows see their neighbours alone, `near` [layers], each canvas reads its own.
     """
     own, groups = np.zeros(len(near), dtype=np.int64), dict[Hashable, NDArray[np.int64]]()
-    for each, reach in zip(canvases, keys, strict=True):
+    for canvas, reach in zip(canvases, keys, strict=True):
         shared = np.zeros_like(reach)
-        if each.prefix is not None:
-            shared[: each.prefix.layers] = np.minimum(reach[: each.prefix.layers], each.prefix.lead)
+        if canvas.prefix is not None:
+            shared[: canvas.prefix.layers] = np.minimum(reach[: canvas.prefix.layers], canvas.prefix.lead)
             shared[near] = 0
-            groups[each.sharing] = np.maximum(groups.get(each.sharing, 0), shared)
+            groups[canvas.sharing] = np.maximum(groups.get(canvas.sharing, 0), shared)
         own += reach - shared
     return own + sum(groups.values())
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One pass in one run of layers. A prefix row is either reused or refreshed there.
+    """One pass in one run of layers. A prefix row is either reused or refreshed there."""
 
-    Attributes:
-        layers: layers that do the same.
-        rows: rows computed in each of them, of the prefix or not.
-        reused: prefix rows whose K/V are read as an earlier pass left them.
-        leased: rows of `reused` that are read from the prefix store.
-        restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one
-            that the request kept itself. They are refreshed too, or leased where that state decides their K/V.
-        refreshed: prefix rows whose K/V this pass computes.
-    """
-
-    layers: range
-    rows: int
-    reused: int
-    leased: int
+    layers: range  # layers that do the same
+    rows: int  # rows computed in each of them, of the prefix or not
+    reused: int  # prefix rows whose K/V are read as an earlier pass left them
+    leased: int  # rows of `reused` that are read from the prefix store
+    # Prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one that the
+    # request kept itself. They are refreshed too, or leased where that state decides their K/V.
     restored: int
-    refreshed: int
+    refreshed: int  # prefix rows whose K/V this pass computes
 
 
 def layer_work(plan: Plan, prefix: Mask, hit: PrefixHit | None) -> tuple[LayerWork, ...]:
-    """The work of `plan` on a canvas whose positions `prefix` [T] are shared.
+    """The work of `plan` on a canvas whose positions `prefix` [T] are shared; `hit` is what of them the store holds.
 
-    `hit` is the part of them that is read from the store. `TopRho` chooses rows on the device, so the host does not
-    know which: they count in `rows`, and those of the prefix count as reused.
+    `TopRho` chooses rows on the device: they count in `rows`, and those of the prefix count as reused.
     """
     if hit is not None:
         plan = plan.cut(hit.boundary).cut(hit.layers)

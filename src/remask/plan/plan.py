@@ -24,31 +24,21 @@ NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than
 
 @dataclass(eq=False, init=False, slots=True)  # not frozen, as one is made for each step of each request
 class Plan:
-    """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
+    """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted."""
 
-    Attributes:
-        spans: runs of layers, with the rows that are live in them.
-        predict: positions whose logits are wanted.
-        transfer: positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An
-            empty mask makes a fill pass, which only writes caches and does not end the step.
-        sees: row p attends to the positions below sees[p], which never decreases. None: every row attends to all
-            positions. The engine fills it in from the `View`.
-        refreshes: the pass fills or renews caches, in addition to what the policy computes in every pass.
-        hook: what the policy does on the device between layers; None: nothing.
-        predicted: the positions of `predict`.
-        again: the plan repeats the one before.
-        fills: it is a fill pass.
-    """
-
-    spans: Spans
-    predict: Mask
+    spans: Spans  # runs of layers, with the rows that are live in them
+    predict: Mask  # positions whose logits are wanted
+    # Positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An empty mask
+    # makes a fill pass, which only writes caches and does not end the step.
     transfer: Mask | None = None
+    # Row p attends to the positions below sees[p], which never decreases. None: every row attends to all positions. The
+    # engine fills it in from the `View`.
     sees: Reach | None = None
-    refreshes: bool = False
-    hook: LayerHook | None = None
-    predicted: Positions = field(init=False, repr=False)
-    again: bool = field(init=False, repr=False)
-    fills: bool = field(init=False, repr=False)
+    refreshes: bool = False  # the pass fills or renews caches, in addition to what the policy computes in every pass
+    hook: LayerHook | None = None  # what the policy does on the device between layers; None: nothing
+    predicted: Positions = field(init=False, repr=False)  # the positions of `predict`
+    again: bool = field(init=False, repr=False)  # the plan repeats the one before
+    fills: bool = field(init=False, repr=False)  # it is a fill pass
 
     def __init__(
         self,
@@ -75,9 +65,9 @@ class Plan:
         masks += [mask for mask in (self.transfer, self.sees) if mask is not None]
         if self.hook is not None:
             masks += self.hook.masks
-        for found in (*spans.shapes, *[mask.shape for mask in masks]):
-            if found != shape:
-                raise PlanError(f"an array of shape {found} for a canvas of {length} positions")
+        for size in (*spans.shapes, *[mask.shape for mask in masks]):
+            if size != shape:
+                raise PlanError(f"an array of shape {size} for a canvas of {length} positions")
         if self.transfer is not None and (self.transfer & ~self.predict).any():
             raise PlanError("positions are transferred that are not predicted")
         if spans[0].save is not None:
@@ -87,7 +77,7 @@ class Plan:
 
     @property
     def layers(self) -> int:
-        """Number of layers covered."""
+        """Layers covered."""
         return self.spans.layers
 
     @property
@@ -129,7 +119,7 @@ class Plan:
         return Plan(spans, self.predict, *rest, predicted=self.predicted, again=self.again)
 
     def cut(self, at: int) -> "Plan":
-        """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
+        """The same plan with a span boundary before layer `at`, 0 <= at <= layers."""
         return self.over(self.spans.cut(at))
 
     def refreshed(self, at: int) -> "Plan":
@@ -178,19 +168,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The stored K/V of a prefix, which a request reads.
+    """The stored K/V of a prefix, which a request reads."""
 
-    Attributes:
-        length: number of positions.
-        boundary: their rows may restart at this layer, from the hidden states that leave the layer before it.
-        layers: K/V are read from the store in layers 0 .. layers - 1. At least `boundary`, which is also the default.
-        copied: all K/V are copies of the request's own, which may be written.
-    """
-
-    length: int
-    boundary: int
+    length: int  # number of positions
+    boundary: int  # their rows may restart at this layer, from the hidden states that leave the layer before it
+    # K/V are read from the store in layers 0 .. layers - 1. At least `boundary`, which is also the default.
     layers: int = 0
-    copied: bool = False
+    copied: bool = False  # all K/V are copies of the request's own, which may be written
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", max(self.layers, self.boundary))
@@ -207,34 +191,28 @@ class PrefixHit:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """Facts about a step that the decoder knows before its passes.
+    """Facts about a step that the decoder knows before its passes."""
 
-    Attributes:
-        order: positions that the step transfers, in order, int64. None where the sampler chooses them afterwards.
-        touched: in a correction after its first step, the blocks whose tokens the last step changed. None elsewhere.
-        fresh: the block that begins with this step, where `View.block` holds completed blocks too, which may be revised
-            now. None elsewhere.
-    """
-
+    # Positions that the step transfers, in order, int64. None where the sampler chooses them afterwards.
     order: NDArray[np.int64] | None = None
+    # In a correction after its first step, the blocks whose tokens the last step changed. None elsewhere.
     touched: Mask | None = None
+    # The block that begins with this step, where `View.block` holds completed blocks too, which may be revised now.
+    # None elsewhere.
     fresh: range | None = None
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each step of each request
 class LastPass:
-    """Results of the last pass that predicted tokens; empty before the first one.
+    """Results of the last pass that predicted tokens; empty before the first one."""
 
-    Attributes:
-        positions: positions that it predicted, ascending, int64 [N].
-        token_ids: the token that it predicted for each of them, int64 [N].
-        confidences: how confident the model is of each, on the scale of the request's `remasking`, float32 [N].
-        measured: the policy's measure (`Traits.measure`) of the row that predicted each, float32 [N]; None without one.
-    """
-
+    # Positions that it predicted, ascending, int64 [N]
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    # The token that it predicted for each of them, int64 [N]
     token_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    # How confident the model is of each, on the scale of the request's `remasking`, float32 [N]
     confidences: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    # The policy's measure (`Traits.measure`) of the row that predicted each, float32 [N]; None without one
     measured: NDArray[np.float32] | None = None
 
 
@@ -286,12 +264,12 @@ class View:
 
     @property
     def length(self) -> int:
-        """Canvas length T."""
+        """T."""
         return len(self.noisy)
 
     @property
     def everything(self) -> Mask:
-        """A fresh mask of all positions."""
+        """A fresh mask."""
         return np.ones(self.length, dtype=np.bool_)
 
     @property
@@ -304,7 +282,7 @@ class View:
 
     @property
     def first(self) -> Mask:
-        """A fresh mask of the current block's first position."""
+        """The current block's first position, a fresh mask."""
         return self.rows(self.block.start, self.block.start + 1)
 
     @property
@@ -332,7 +310,7 @@ def _positions(block: range) -> Positions:
 
 @lru_cache(maxsize=64)
 def _over(layers: int, length: int, start: int, stop: int) -> Spans:
-    """All layers over the rows from `start` up to `stop`, as one span. Canvases of one length have the same."""
+    """Canvases of one length have the same spans."""
     rows = rows_of(range(start, stop), length)
     rows.setflags(write=False)
     return Spans([Span(range(layers), rows)])

@@ -99,7 +99,7 @@ class Span:
 
     @cached_property
     def written_index(self) -> slice | Positions:
-        """An index of `written` on the canvas."""
+        """Of `written` on the canvas."""
         return index_of(np.flatnonzero(self.written))
 
     @cached_property
@@ -114,7 +114,7 @@ class Span:
 
     @cached_property
     def index(self) -> slice | Positions:
-        """An index of the live rows on the canvas."""
+        """Of the live rows on the canvas."""
         return index_of(self.positions)
 
     @cached_property
@@ -180,23 +180,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """How rows pass from one span to the next.
+    """How rows pass from one span to the next."""
 
-    Attributes:
-        source, target: the rows that go on, as numbers among the live rows of the span before and of the span after.
-        joining: the other rows of the span after, as numbers among its live rows.
-        joined: their positions on the canvas.
-    """
-
-    source: Positions
-    target: Positions
-    joining: Positions
-    joined: Positions
+    source: Positions  # the rows that go on, as numbers among the live rows of the span before
+    target: Positions  # the same among those of the span after
+    joining: Positions  # the other rows of the span after, as numbers among its live rows
+    joined: Positions  # their positions on the canvas
 
 
 @lru_cache(maxsize=128)
 def crossing(before: Span, after: Span) -> Crossing:
-    """How rows pass from `before` to `after`. Canvases with the same spans have the same."""
+    """Canvases with the same spans have the same."""
     joining = (~before.rows[after.positions]).nonzero()[0]
     source, target = (here.rows[there.positions].nonzero()[0] for here, there in ((after, before), (before, after)))
     return Crossing(source, target, joining, after.positions[joining])
@@ -225,7 +219,7 @@ class Spans(tuple[Span, ...]):
 
     @cached_property
     def layers(self) -> int:
-        """Number of layers covered."""
+        """Layers covered."""
         return self[-1].layers.stop
 
     @cached_property
@@ -246,13 +240,13 @@ class Spans(tuple[Span, ...]):
     @cached_property
     def joins(self) -> tuple[tuple[int, Mask], ...]:
         """Where rows are live that were not in the layer before: the layer, and which rows."""
-        found = []
+        joins = []
         for before, span in pairwise(self):
             if span.rows is not before.rows:
                 joining = span.rows & ~before.rows
                 if joining.any():
-                    found.append((span.layers.start, joining))
-        return tuple(found)
+                    joins.append((span.layers.start, joining))
+        return tuple(joins)
 
     @cached_property
     def saves(self) -> bool:
@@ -267,15 +261,15 @@ class Spans(tuple[Span, ...]):
     @cached_property
     def adds_outputs(self) -> bool:
         """Whether rows may add cached outputs."""
-        return any(each is not None for span in self for each in (span.pick, span.held))
+        return any(mask is not None for span in self for mask in (span.pick, span.held))
 
     def rewrites(self, other: "Spans") -> bool:
         """Whether a pass over these spans, before it reads anything, writes all that one over `other` leaves behind."""
         return not (other.picks or other.saves) and not any(
-            (span.written & ~each.written).any()
+            (span.written & ~later.written).any()
             for span in other
-            for each in self
-            if span.layers.start < each.layers.stop and each.layers.start < span.layers.stop
+            for later in self
+            if span.layers.start < later.layers.stop and later.layers.start < span.layers.stop
         )
 
     def at(self, layer: int) -> Span:
@@ -311,7 +305,7 @@ class SpanMemo:
         self._made: OrderedDict[Hashable, Spans] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
-        """The spans kept under `key`. If there are none, those that `make` returns are kept."""
+        """The spans kept under `key`, or else those that `make` returns, which are kept."""
         spans = self._made.get(key)
         if spans is not None:
             self._made.move_to_end(key)

@@ -21,19 +21,15 @@ Reason: TypeAlias = Literal["off", "policy", "nothing", "short", "depth", "budge
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why a request reads no shared prefix.
+    """Why a request reads no shared prefix."""
 
-    Attributes:
-        reason: one of a few, by which requests are counted. "off": sharing is switched off. "policy": the cache policy
-            reads none. "nothing": the prompt shares nothing that is named or found. "short": the prefix is too short.
-            "depth": its policy reads 0 layers of it. "budget": it is larger than the store. "salt": nothing of the
-            request's `cache_salt` is stored yet. "pages": pages hold no whole number of blocks.
-            "blocks": what is stored of the prompt's beginning was computed in blocks that end at other tokens.
-        note: the same in words.
-    """
-
+    # One of a few, by which requests are counted. "off": sharing is switched off. "policy": the cache policy reads
+    # none. "nothing": the prompt shares nothing that is named or found. "short": the prefix is too short. "depth": its
+    # policy reads 0 layers of it. "budget": it is larger than the store. "salt": nothing of the request's `cache_salt`
+    # is stored yet. "pages": pages hold no whole number of blocks. "blocks": what is stored of the prompt's beginning
+    # was computed in blocks that end at other tokens.
     reason: Reason
-    note: str
+    note: str  # the same in words
 
 
 NEVER = Unread("policy", "the cache policy reads no shared prefix")
@@ -41,40 +37,26 @@ NEVER = Unread("policy", "the cache policy reads no shared prefix")
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """Facts about a request before it begins, for `CachePolicy.check`.
+    """Facts about a request before it begins, for `CachePolicy.check`."""
 
-    Attributes:
-        layers: the model's layers.
-        shift: the model family's shift. Row p - shift predicts position p.
-        ordered: the sampler knows the positions of a step before its pass.
-        canvas: positions of the canvas.
-        response: positions of the canvas that are denoised.
-        steps: denoising steps of the whole response; None where no schedule says how many there are.
-    """
-
-    layers: int
-    shift: int
-    ordered: bool
-    canvas: int
-    response: int
-    steps: int | None = None
+    layers: int  # the model's layers
+    shift: int  # the model family's shift. Row p - shift predicts position p
+    ordered: bool  # the sampler knows the positions of a step before its pass
+    canvas: int  # positions of the canvas
+    response: int  # positions of the canvas that are denoised
+    steps: int | None = None  # denoising steps of the whole response; None where no schedule says how many there are
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which passes of a request are run, and how they are counted.
+    """Which passes of a request are run, and how they are counted."""
 
-    Attributes:
-        idle_passes: which scheduled passes run although they transfer nothing. "skipped" runs none of them.
-            "within_block" runs those of a block that still has noisy positions. "all" runs all of them, because later
-            passes read what they write.
-        blockwise: threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget.
-        own_clocks: the two canvases of a guided request have separate counts of steps and forwards.
-    """
-
+    # Which scheduled passes run although they transfer nothing. "skipped" runs none of them. "within_block" runs those
+    # of a block that still has noisy positions. "all" runs all of them, because later passes read what they write.
     idle_passes: IdlePasses = "all"
+    # Threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget
     blockwise: bool = False
-    own_clocks: bool = False
+    own_clocks: bool = False  # the two canvases of a guided request have separate counts of steps and forwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +64,27 @@ class Traits:
     """How the engine runs requests under a policy, as far as plans do not say it.
 
     A policy that only decides which rows to compute needs none of it.
-
-    Attributes:
-        kinds: kinds of models that the policy is defined for.
-        schedule: which passes are run.
-        keeps: further tensors that the device keeps. "outputs" keeps the outputs of attention and feed-forward.
-            "inputs" keeps the hidden states that enter each layer but the first, as `Span.save` says, until a hook
-            releases them (`LayerHook.releases_inputs`) or the request ends.
-        copies: stored K/V are copied for the request, because some of their rows are recomputed.
-        sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
-            shares committed pages exactly.
-        measure: a number of every predicted row that the device returns (`LastPass.measured`), of the distribution
-            before temperature and filters; None: none.
-        exact: with these plans the model computes what it would without a cache.
-        by_clock: plans depend on step numbers, the block, and an order that is known before the pass. They do not
-            depend on which positions are noisy or settled, or on the last pass, apart from what they predict. The
-            device then chooses positions where it can, and a plan that repeats may be queued while the pass before it
-            runs. False is always right.
     """
 
-    kinds: tuple[ModelKind, ...] = ("masked",)
-    schedule: Schedule = Schedule()
+    kinds: tuple[ModelKind, ...] = ("masked",)  # kinds of models that the policy is defined for
+    schedule: Schedule = Schedule()  # which passes are run
+    # Further tensors that the device keeps. "outputs" keeps the outputs of attention and feed-forward. "inputs" keeps
+    # the hidden states that enter each layer but the first, as `Span.save` says, until a hook releases them
+    # (`LayerHook.releases_inputs`) or the request ends.
     keeps: frozenset[Kept] = frozenset()
+    # How requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages" shares
+    # committed pages exactly.
     sharing: Sharing = "prefix"
+    # A number of every predicted row that the device returns (`LastPass.measured`), of the distribution before
+    # temperature and filters; None: none
     measure: RowMeasure | None = None
-    exact: bool = False
+    exact: bool = False  # with these plans the model computes what it would without a cache
+    # Plans depend on step numbers, the block, and an order that is known before the pass. They do not depend on which
+    # positions are noisy or settled, or on the last pass, apart from what they predict. The device then chooses
+    # positions where it can, and a plan that repeats may be queued while the pass before it runs. False is always
+    # right.
     by_clock: bool = False
-    copies: bool = False
+    copies: bool = False  # stored K/V are copied for the request, because some of their rows are recomputed
 
 
 class CachePolicy(ABC):
@@ -157,8 +133,8 @@ class CachePolicy(ABC):
     def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002
         """How many leading layers read the K/V of a leased prefix from the store, `boundary` of them at least.
 
-        More than `boundary` is right where its rows restart from stored states alone: their K/V in the next layer are
-        those of the store.
+        More is right where its rows restart from stored states alone: their K/V in the next layer are those of the
+        store.
         """
         return boundary
 
@@ -184,24 +160,17 @@ class CachePolicy(ABC):
 
 
 class Around(CachePolicy):
-    """A policy around an inner one, which answers what it does not say itself.
-
-    Attributes:
-        inner: the inner policy.
-    """
+    """A policy around an `inner` one, which answers what it does not say itself."""
 
     __slots__ = ()
     inner: CachePolicy
 
     @property
     def without_prefix(self) -> CachePolicy:
-        """The inner policy."""
         return self.inner
 
     def check(self, facts: RequestFacts) -> None:
-        """Raise `ConfigError` where the inner policy cannot work on this model or with this sampler."""
         self.inner.check(facts)
 
     def guides(self, step: int) -> bool:
-        """Whether the unconditional canvas runs in `step` under the inner policy."""
         return self.inner.guides(step)

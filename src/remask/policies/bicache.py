@@ -66,7 +66,7 @@ class _Refreshing(Around):
 
     @property
     def traits(self) -> Traits:
-        """The traits of the inner policy, except that idle passes run, because they may be refreshes."""
+        """Idle passes run, because they may be refreshes."""
         traits = self.inner.traits
         return replace(traits, kinds=("masked",), exact=False, schedule=replace(traits.schedule, idle_passes="all"))
 
@@ -139,7 +139,6 @@ class BiCache(_Refreshing):
             raise ConfigError(f"within_request=True says what happens at depth 0, and depth={depth}; leave it out")
 
     def within(self, prefix: int) -> CachePolicy:
-        """Refreshes of the prefix within the request, over the inner policy; or the inner policy alone."""
         if prefix and self.within_request:
             return WithinRequest(self.inner, prefix, self.refresh_interval)
         return self.inner
@@ -154,7 +153,6 @@ class BiCache(_Refreshing):
         return replace(self, depth=self.depth.start or DepthLookup({})) if isinstance(self.depth, Earned) else self
 
     def check(self, facts: RequestFacts) -> None:
-        """Refuses a depth beyond the model's layers, and what the inner policy refuses."""
         layers = facts.layers
         if isinstance(self.depth, int) and self.depth > layers:
             raise ConfigError(f"depth={self.depth} exceeds the model's {layers} layers; use 0 to {layers}")
@@ -168,7 +166,6 @@ class BiCache(_Refreshing):
         return min(depth, layers)
 
     def unread(self, prefix: int, canvas: int) -> Unread:
-        """The depth, or where the table begins."""
         if isinstance(self.depth, Earned):
             of = f"a prefix of {prefix} tokens, {percent(prefix, canvas)} % of the canvas"
             return Unread("depth", f"no layer reads {of}: audits have not proven yet that one may")
@@ -196,7 +193,7 @@ class BiCache(_Refreshing):
         return _Refreshing.repeats(self, view)
 
     def plan(self, view: View) -> Plan:
-        """The inner plan, cut at the boundary, with the prefix rows taken out below and put in above on refreshes."""
+        """The inner plan, without the prefix rows below the boundary, and with them above it on refreshes."""
         plan = self.inner.plan(view)
         if view.prefix is None:
             return plan
@@ -223,7 +220,6 @@ class WithinRequest(_Refreshing):
     name: ClassVar[str] = "bicache (within_request)"
 
     def plan(self, view: View) -> Plan:
-        """The inner plan, with the rows of the prefix put in on refreshes, and taken out elsewhere."""
         nothing_leased = PrefixHit(self.prefix, 0)
         return _over_prefix(self.inner.plan(view), view, nothing_leased, 0, refresh=self._rejoins(view))
 

@@ -21,11 +21,9 @@ class Blockwise(CachePolicy):
     __slots__ = ()
 
     def repeats(self, view: View) -> int:
-        """A cached pass computes the same rows until its block is done."""
         return ALWAYS if view.block_step > 0 else 0
 
     def plan(self, view: View) -> Plan:
-        """A full pass, or one over the rows that are not cached."""
         if view.block_step > 0:
             return self._cached(view)
         transfer = view.first if view.shift and view.noisy[view.block.start] else None
@@ -78,11 +76,10 @@ class BlockDual(Blockwise):
             )
 
     def repeats(self, view: View) -> int:
-        """As in every block-wise policy; a cached pass may follow in the first step of a block."""
+        """A cached pass may follow in the first step of a block."""
         return ALWAYS if view.pass_index > 0 else Blockwise.repeats(self, view)
 
     def plan(self, view: View) -> Plan:
-        """A fill pass first where it is separate; otherwise as in every block-wise policy."""
         if self.fill_pass == "transfer" or view.block_step > 0:
             return Blockwise.plan(self, view)
         if view.pass_index == 0:

@@ -19,7 +19,6 @@ class Dense(CachePolicy):
         return 0 if view.opens else ALWAYS
 
     def plan(self, view: View) -> Plan:
-        """One span of all layers over all rows that can have an effect."""
         if view.committed is not None:
             return Plan(view.over(0, view.block.stop - view.shift), predict=view.candidates)
         if view.opens:
@@ -39,19 +38,15 @@ class Reuse(CachePolicy):
 
     @property
     def without_prefix(self) -> CachePolicy:
-        """`none`, because there is nothing to reuse."""
         return Dense()
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
-        """All layers."""
         return layers
 
     def repeats(self, view: View) -> int:  # noqa: ARG002
-        """The same rows in all steps."""
         return ALWAYS
 
     def plan(self, view: View) -> Plan:
-        """Everything but what is stored, in all layers."""
         if view.prefix is None:
             return self.without_prefix.plan(view)
         return Plan(view.over_rows(~view.prefix.rows(view.length)), predict=view.candidates)

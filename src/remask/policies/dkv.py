@@ -22,7 +22,6 @@ class _Delayed(CachePolicy):
     """The base of the variants. A pass that transfers nothing still caches the rows decoded in the last step."""
 
     def plan(self, view: View) -> Plan:
-        """One span over the rows that are not cached."""
         return Plan(view.over_rows(self._rows(view)), view.candidates, refreshes=self._renews(view))
 
     @abstractmethod
@@ -51,7 +50,6 @@ class DkvDecode(_Delayed):
     shift: Shift | None = declare(None, Choice(get_args(Shift)), "When a row counts as decoded, on Dream.")
 
     def check(self, facts: RequestFacts) -> None:
-        """Refuses `shift` on a model whose rows predict their own position."""
         if self.shift is not None and not facts.shift:
             raise ConfigError(f"shift={self.shift!r} is for models whose rows predict the next position (Dream)")
 
@@ -85,7 +83,6 @@ class DkvPrefill(_Delayed):
     traits = Traits(by_clock=True)
 
     def repeats(self, view: View) -> int:
-        """All steps but the first are the same."""
         return ALWAYS if view.step > 0 else 0
 
     def _rows(self, view: View) -> Mask:
@@ -145,7 +142,7 @@ class DkvGreedy(_Delayed):
             )
 
     def plan(self, view: View) -> Plan:
-        """As described above; only the positions that the step decodes are predicted."""
+        """Only the positions that the step decodes are predicted."""
         assert view.decoding.order is not None
         predict = np.zeros(view.length, dtype=np.bool_)
         predict[view.decoding.order] = True

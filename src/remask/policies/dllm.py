@@ -62,7 +62,6 @@ class DllmCache(CachePolicy):
     traits = Traits(schedule=Schedule(own_clocks=True), keeps=frozenset({"outputs"}), by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
-        """Refuses to count down where nothing says from where."""
         if self.phase == "down" and facts.steps is None:
             raise ConfigError(
                 "phase='down' counts steps from their number, and here a threshold, a factor or the remasking rule "
@@ -70,7 +69,6 @@ class DllmCache(CachePolicy):
             )
 
     def guides(self, step: int) -> bool:
-        """In the first five steps, and every Kcfg steps."""
         return step < GUIDED_STEPS or step % self.cfg_interval == 0
 
     def plan(self, view: View) -> Plan:
@@ -127,7 +125,7 @@ class DllmCache(CachePolicy):
         if self.select == "random":
             # The draw is made here, so the device has nothing to choose.
             groups = (range(i, min(i + self.select_layers, view.layers)) for i in layers[:: self.select_layers])
-            return tuple(Span(each, rows, held=held | _undrawn(view, response, count, each.start)) for each in groups)
+            return tuple(Span(part, rows, held=held | _undrawn(view, response, count, part.start)) for part in groups)
         pick = TopRho(response, count, self.select, first=layers.start, every=self.select_layers)
         return (Span(layers, rows, pick=pick, held=held if held.any() else None),)
 

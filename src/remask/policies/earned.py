@@ -82,13 +82,12 @@ class Record:
         layers: of the model.
         bound: nats up to which predictions count as unmoved.
         alarm: nats of one audit that end what earlier ones have proven.
-        unaudited: requests that have read the store since the last audit.
         common: layers that a prefix without audits of its own may read. Any thread may read it.
     """
 
     def __init__(self, layers: int, bound: float) -> None:
         self.layers, self.bound, self.alarm = layers, bound, ALARM * bound
-        self.unaudited = self.common = 0
+        self.unaudited = self.common = 0  # requests that have read the store since the last audit
         self._by_depth: dict[int, deque[Audited]] = {}
         self._prefixes: set[int] = set()  # of the audits that count
         self._estimates: dict[int | None, dict[int, Estimate]] = {}  # since the last audit
@@ -117,7 +116,7 @@ class Record:
             if prefix is not None and prefix not in self._prefixes:
                 return {}  # and nothing is kept of it: there is no end of prefixes without audits
             values = ((depth, self._values(depth, prefix)) for depth in sorted(self._by_depth))
-            self._estimates[prefix] = {depth: Estimate.of(own) for depth, own in values if own}
+            self._estimates[prefix] = {depth: Estimate.of(nats) for depth, nats in values if nats}
         return self._estimates[prefix]
 
     def depth(self, prefix: int, start: int) -> int:
@@ -169,11 +168,10 @@ class Record:
         if prefix is not None:
             return [min(audit.nats, MOST) for audit in audits if audit.prefix == prefix]
         by_prefix = sorted(audits, key=attrgetter("prefix"))
-        groups = [[min(audit.nats, MOST) for audit in own] for _, own in groupby(by_prefix, attrgetter("prefix"))]
-        return [math.fsum(own) / len(own) for own in groups]
+        groups = [[min(audit.nats, MOST) for audit in group] for _, group in groupby(by_prefix, attrgetter("prefix"))]
+        return [math.fsum(group) / len(group) for group in groups]
 
     def _requests(self, depth: int, prefix: int | None) -> int:
-        """Audits at a depth, of one prefix or of all."""
         return sum(prefix in (None, audit.prefix) for audit in self._by_depth.get(depth, ()))
 
     def _refuted(self, prefix: int | None) -> int:
@@ -210,19 +208,12 @@ class Record:
 
 @dataclass(slots=True)
 class EarnedDepths:
-    """The depths of one model, by prefix ratio, as its audits have shown them.
+    """The depths of one model, by prefix ratio, as its audits have shown them."""
 
-    Attributes:
-        layers: of the model.
-        bound: nats up to which predictions count as unmoved.
-        records: by adapter and prefix ratio.
-        changed: is called where the depth of a record has changed; None: nobody.
-    """
-
-    layers: int
-    bound: float = BOUND
-    records: dict[tuple[str, int], Record] = field(default_factory=dict)
-    changed: Callable[[], None] | None = None
+    layers: int  # of the model
+    bound: float = BOUND  # nats up to which predictions count as unmoved
+    records: dict[tuple[str, int], Record] = field(default_factory=dict)  # by adapter and prefix ratio
+    changed: Callable[[], None] | None = None  # is called where the depth of a record has changed; None: nobody
 
     def record(self, adapter: str, prefix: int, canvas: int) -> Record:
         """The record of a prefix of so many tokens on a canvas of so many."""
@@ -232,7 +223,7 @@ class EarnedDepths:
         return self.records[key]
 
     def add(self, record: Record, audits: Sequence[Audited]) -> bool:
-        """Take in the audits of one request. Returns whether one of them ended what had been proven."""
+        """See `Record.add`."""
         prefix = audits[0].prefix
         before = record.proven(None), record.proven(prefix)
         alarm = record.add(audits)
@@ -272,9 +263,9 @@ class EarnedDepths:
         try:
             if raw["layers"] != layers:
                 raise ValueError(f"it is of a model of {raw['layers']} layers, and this one has {layers}")
-            for each in raw["records"]:
-                record = depths.records.setdefault((str(each["adapter"]), int(each["ratio"])), Record(layers, bound))
-                for prefix, depth, nats in each["audits"]:
+            for item in raw["records"]:
+                record = depths.records.setdefault((str(item["adapter"]), int(item["ratio"])), Record(layers, bound))
+                for prefix, depth, nats in item["audits"]:
                     if not 1 <= depth <= layers or not nats >= 0:
                         raise ValueError(f"an audit at depth {depth} of {layers} by {nats} nats")
                     record.add([Audited(int(prefix, 16), int(depth), float(nats))])

@@ -43,7 +43,6 @@ class Exact(CachePolicy):
         return ALWAYS if view.block_step > 0 and not view.led else 0
 
     def plan(self, view: View) -> Plan:
-        """A chunk of the prompt, or the current block with what is to be committed before it."""
         if view.committed is not None:
             return self._after(view, view.committed)
         block, nothing = view.block, view.rows(0, 0)
@@ -81,6 +80,5 @@ class Exact(CachePolicy):
         return Plan(spans, predict=view.candidates)
 
     def closing(self, view: View) -> Plan:
-        """The last block's commit pass."""
         nothing = view.rows(0, 0)
         return Plan(view.over(view.block.start, view.block.stop), nothing, transfer=nothing)

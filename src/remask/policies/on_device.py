@@ -20,27 +20,25 @@ from remask.policies.uniform_cache import Drift
 
 
 class HookedCanvas(Protocol):
-    """A canvas whose plan has a hook.
+    """A canvas whose plan has a hook."""
 
-    Attributes:
-        canvas: its tokens.
-        states: the hidden states that leave each layer but the last, [layers - 1, T, D]; None: none are kept.
-        adapter: the adapter of its request; None: the base alone.
-        hook_state: what the hook keeps between passes of this canvas; None before it has set it.
-        hook_output: what the hook reports to the policy (`View.hook_output`), on the host; None before it is set.
-    """
+    hook_state: Any  # what the hook keeps between passes of this canvas; None before it has set it
+    hook_output: Any  # what it reports to the policy (`View.hook_output`), on the host; None before it is set
 
     @property
-    def canvas(self) -> Canvas: ...
+    def canvas(self) -> Canvas:
+        """Its tokens."""
+        ...
 
     @property
-    def states(self) -> Tensor | None: ...
+    def states(self) -> Tensor | None:
+        """The hidden states that leave each layer but the last, [layers - 1, T, D]; None: none are kept."""
+        ...
 
     @property
-    def adapter(self) -> str | None: ...
-
-    hook_state: Any
-    hook_output: Any
+    def adapter(self) -> str | None:
+        """The adapter of its request; None: the base alone."""
+        ...
 
     def slots(self, layer: int) -> NDArray[np.int64]:
         """Its K/V slots in `layer`, [T]."""
@@ -49,34 +47,21 @@ class HookedCanvas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hooked:
-    """A canvas of a pass whose plan has a hook of one kind.
+    """A canvas of a pass whose plan has a hook of one kind."""
 
-    Attributes:
-        number: which canvas of the pass it is.
-        branch: the canvas.
-        plan: as it was admitted.
-    """
-
-    number: int
+    number: int  # which canvas of the pass it is
     branch: HookedCanvas
-    plan: Plan
+    plan: Plan  # as it was admitted
 
 
 @dataclass(frozen=True, slots=True)
 class AttendingRows:
-    """Rows of a canvas whose attention in one layer is wanted (`DeviceHook.attention`).
-
-    Attributes:
-        branch: the canvas.
-        positions: of the rows, int64 [N].
-        summed: of how many leading rows only the sum is wanted.
-        among: the positions that are attended to, int64 [K]; None: all of the canvas.
-    """
+    """Rows of a canvas whose attention in one layer is wanted (`DeviceHook.attention`)."""
 
     branch: HookedCanvas
-    positions: Index
-    summed: int
-    among: Index | None = None
+    positions: Index  # of the rows, int64 [N]
+    summed: int  # of how many leading rows only the sum is wanted
+    among: Index | None = None  # the positions that are attended to, int64 [K]; None: all of the canvas
 
 
 Changed = Mapping[int, Plan]
@@ -106,7 +91,7 @@ class DeviceHook:
         the logarithm of the attention of the others, float32 [heads, N - summed, K], -inf where a row does not see a
         position. The host does not wait.
         """
-        return look(self.model, self.pool, layer, [self._asked(layer, each) for each in asked])
+        return look(self.model, self.pool, layer, [self._asked(layer, rows) for rows in asked])
 
     def _asked(self, layer: int, rows: AttendingRows) -> AskedRows:
         branch, among, states = rows.branch, rows.among, None
@@ -149,24 +134,24 @@ class HoldStillRows(DeviceHook):
         starts = np.cumsum([0, *(len(plan.spans.at(layer).positions) for plan in plans)])
         asking: list[tuple[int, Drift]] = []
         rows, slots = [], []
-        for each in self.canvases:
-            plan = plans[each.number]
+        for hooked in self.canvases:
+            plan = plans[hooked.number]
             span = plan.spans.at(layer)
             if isinstance(plan.hook, Drift) and plan.hook.compares(span) and span.layers.start == layer:
                 among = np.flatnonzero(plan.hook.among)
-                asking.append((each.number, plan.hook))
-                rows.append(starts[each.number] + np.searchsorted(span.positions, among))
-                slots.append(each.branch.slots(layer)[among])
+                asking.append((hooked.number, plan.hook))
+                rows.append(starts[hooked.number] + np.searchsorted(span.positions, among))
+                slots.append(hooked.branch.slots(layer)[among])
         if not asking:
             return {}
         model = self.model
         sent = send(np.stack([np.concatenate(rows), np.concatenate(slots)]), model.device)
         similarity = fetch(model.ranks.everywhere(_stillness, model, stage, h, self.pool, sent[0], sent[1]))
-        ends = np.cumsum([len(each) for each in rows])[:-1]
+        ends = np.cumsum([len(hooked) for hooked in rows])[:-1]
         changed = {}
-        for (number, drift), found in zip(asking, np.split(similarity, ends), strict=True):
+        for (number, drift), part in zip(asking, np.split(similarity, ends), strict=True):
             held = drift.among.copy()
-            held[held] = found >= 1 - drift.threshold
+            held[held] = part >= 1 - drift.threshold
             changed[number] = drift.hold(plans[number], layer, held)
         return changed
 

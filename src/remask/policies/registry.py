@@ -36,31 +36,23 @@ _EXPECTED = "a frozen dataclass derived from remask.policies.base.CachePolicy wh
 
 @dataclass(frozen=True, slots=True)
 class PolicyType:
-    """A policy class, and what specs may say about it. All of it follows from the class.
+    """A policy class, and what specs may say about it. All of it follows from the class."""
 
-    Attributes:
-        make: the class.
-        settings: names in `cache_config`, and the fields that they set. A field's name is its setting's name, unless
-            the field has `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown where it
-            has that value.
-        inner: the field of type `CachePolicy`, where there is one. The policy may stand before another one then.
-        tables: fields whose type includes `DepthLookup`. Where no setting gives one, it is the depth of the model.
-        earns: those of them whose type includes `Earned`.
-        kinds: kinds of models that the policy with its default settings is defined for.
-        plugin: who provides the class; None: remask itself.
-    """
-
-    make: type[CachePolicy]
+    make: type[CachePolicy]  # the class
+    # Names in `cache_config`, and the fields that they set. A field's name is its setting's name, unless the field has
+    # `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown where it has that value.
     settings: Mapping[str, str]
+    # The field of type `CachePolicy`, where there is one. The policy may stand before another one then.
     inner: str | None
+    # Fields whose type includes `DepthLookup`. Where no setting gives one, it is the depth of the model.
     tables: frozenset[str]
-    earns: frozenset[str]
-    kinds: tuple[ModelKind, ...]
-    plugin: Plugin | None = None
+    earns: frozenset[str]  # those of them whose type includes `Earned`
+    kinds: tuple[ModelKind, ...]  # kinds of models that the policy with its default settings is defined for
+    plugin: Plugin | None = None  # who provides the class; None: remask itself
 
     @classmethod
     def of(cls, make: object, plugin: Plugin | None = None) -> "PolicyType":
-        """What `make` is as a policy class. Raises `TypeError`, whose text says what was found, where it is none."""
+        """Raises `TypeError`, whose text says what was found, where `make` is no policy class."""
         if not isinstance(make, type) or not issubclass(make, CachePolicy):
             kind = (
                 f"the class {make.__name__}" if isinstance(make, type) else f"an object of type {type(make).__name__}"
@@ -72,17 +64,17 @@ class PolicyType:
             raise TypeError(f"{make.__name__} is not a dataclass")
         if not make.__dataclass_params__.frozen:
             raise TypeError(f"{make.__name__} is a dataclass that is not frozen")
-        fields = [each for each in dataclasses.fields(make) if each.init]
-        for each in fields:
-            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
-                raise TypeError(f"field {each.name!r} of {make.__name__} has no default")
+        fields = [item for item in dataclasses.fields(make) if item.init]
+        for item in fields:
+            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+                raise TypeError(f"field {item.name!r} of {make.__name__} has no default")
         types = _field_types(make)
-        tables = frozenset(each.name for each in fields if DepthLookup in types[each.name])
+        tables = frozenset(item.name for item in fields if DepthLookup in types[item.name])
         earns = frozenset(name for name in tables if Earned in types[name])
-        inner = [each.name for each in fields if CachePolicy in types[each.name]]
+        inner = [item.name for item in fields if CachePolicy in types[item.name]]
         if len(inner) > 1:
             raise TypeError(f"{make.__name__} has several fields of type CachePolicy ({', '.join(inner)})")
-        settings = [(_setting(each), each.name) for each in fields if each.name not in inner]
+        settings = [(_setting(item), item.name) for item in fields if item.name not in inner]
         names = [name for name, _ in settings]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -129,12 +121,12 @@ def _depth(usual: DepthLookup | Earned, asked: object, earns: bool) -> DepthLook
     return table
 
 
-def _setting(each: "dataclasses.Field[Any]") -> str:
-    return str(each.metadata.get("setting", each.name))
+def _setting(item: "dataclasses.Field[Any]") -> str:
+    return str(item.metadata.get("setting", item.name))
 
 
 def _field_types(make: type[CachePolicy]) -> dict[str, tuple[object, ...]]:
-    """The type of each field, or the members of its union."""
+    """The members of each field's type, of a union more than one."""
     try:
         hints = get_type_hints(make)
     except Exception as error:  # an annotation may be any expression
@@ -202,20 +194,19 @@ def names_for(kind: ModelKind) -> tuple[str, ...]:
 
     Packages that provide policies are imported. A policy that cannot be used is left out, and the log says why.
     """
-    return tuple(name for name, each in POLICIES.usable().items() if kind in each.kinds)
+    return tuple(name for name, policy in POLICIES.usable().items() if kind in policy.kinds)
 
 
 def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, depths: Depths) -> CachePolicy:
     """The policy that `spec` names (outermost first, joined by `+`), with `settings` applied.
 
-    A setting goes to the outermost policy of the spec that takes it; as `NAME.setting` to the policy of that name.
-    A policy object is returned as it is. `depths` is called only where a policy reads a prefix to a depth that no
-    setting gives as a number.
+    A setting goes to the outermost policy of the spec that takes it; as `NAME.setting` to the policy of that name. A
+    policy object is returned as it is. `depths` is called only where a policy reads a prefix to a depth that no setting
+    gives as a number.
 
-    Raises:
-        UnknownNameError: a name or a setting does not exist.
-        PluginError: another package provides the name, and provides it wrongly or not alone.
-        ConfigError: a value is out of range, a composition cannot be, or settings come with a policy object.
+    Raises `UnknownNameError` for a name or a setting that does not exist, `PluginError` where another package provides
+    the name, and provides it wrongly or not alone, and `ConfigError` where a value is out of range, a composition
+    cannot be, or settings come with a policy object.
     """
     if not isinstance(spec, str):
         return _as_given(spec, settings)
@@ -233,20 +224,20 @@ def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, depths: D
         raise ConfigError(f"{spec!r}: {' and '.join(owners)} would both own the shared prefix; choose one of them")
     rest = _addressed(names, types, settings or {})
     policy: CachePolicy | None = None
-    taken = [
+    shares = [
         {key: rest.pop(f"{name}.{key}") for key in each.settings if f"{name}.{key}" in rest}
         for name, each in zip(names, types, strict=True)
     ]
     for key in rest:
-        own = {path.rpartition(".")[2] for path in paths(SamplingParams)} | declared(SamplingParams).keys()
-        if key in own or key in declared(Terms):
+        request_fields = {path.rpartition(".")[2] for path in paths(SamplingParams)} | declared(SamplingParams).keys()
+        if key in request_fields or key in declared(Terms):
             raise ConfigError(f"{key} is no setting of cache policy {spec!r}: it belongs into the request itself")
         allowed = [key for each in types for key in each.settings]
         if not allowed:
             raise ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
         raise UnknownNameError(f"setting of cache policy {spec!r}", str(key), allowed)
-    for each, own in zip(reversed(types), reversed(taken), strict=True):
-        policy = each.build(own, policy, depths)
+    for each, share in zip(reversed(types), reversed(shares), strict=True):
+        policy = each.build(share, policy, depths)
     assert policy is not None
     return policy
 
@@ -269,19 +260,19 @@ def _as_given(policy: object, settings: Mapping[str, Any] | None) -> CachePolicy
 
 def _addressed(names: Sequence[str], types: Sequence[PolicyType], settings: Mapping[str, Any]) -> dict[Any, Any]:
     """`settings` with keys `NAME.setting` wherever a policy takes them."""
-    found: dict[Any, Any] = {}
+    full_names: dict[Any, Any] = {}
     for key, value in settings.items():
-        owner = next((name for name, each in zip(names, types, strict=True) if key in each.settings), None)
+        owner = next((name for name, policy in zip(names, types, strict=True) if key in policy.settings), None)
         full = key if owner is None else f"{owner}.{key}"
-        if full in found:
+        if full in full_names:
             raise ConfigError(f"{full!r} and {full.split('.')[1]!r} are the same setting here; give one of them")
-        found[full] = value
-    return found
+        full_names[full] = value
+    return full_names
 
 
 def check_setting(name: str) -> None:
     """Raise `ConfigError` where a field of a request, which is not known, is a setting of one of remask's policies."""
-    owners = [owner for owner, each in POLICIES.built_in.items() if name in each.settings]
+    owners = [owner for owner, policy in POLICIES.built_in.items() if name in policy.settings]
     if owners:
         raise ConfigError(f"{name} is a setting of the cache policy {owners[0]!r}: it belongs into 'cache_config'")
 
@@ -292,11 +283,11 @@ def settings_of(policy: CachePolicy) -> dict[str, Any]:
     A setting of the inner policy that the outer one takes too is given as `NAME.setting`. A value that JSON cannot
     hold is given as text. A policy that is no dataclass has no settings.
     """
-    own, inner = _own_settings(policy)
+    settings, inner = _own_settings(policy)
     if inner is None:
-        return own
+        return settings
     name = _own_name(inner)
-    return own | {f"{name}.{key}" if key in own else key: value for key, value in settings_of(inner).items()}
+    return settings | {f"{name}.{key}" if key in settings else key: value for key, value in settings_of(inner).items()}
 
 
 def name_of(policy: CachePolicy) -> str:
@@ -311,16 +302,16 @@ def name_of(policy: CachePolicy) -> str:
 
 def _own_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | None]:
     """Settings of the policy itself, and the policy that it stands before."""
-    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     inner = None
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()
-    for each in fields:
-        value = getattr(policy, each.name)
+    for item in fields:
+        value = getattr(policy, item.name)
         if isinstance(value, CachePolicy):
             inner = value
-        elif each.init and not ("unset" in each.metadata and value == each.metadata["unset"]):
-            own[_setting(each)] = _shown(value)
-    return own, inner
+        elif item.init and not ("unset" in item.metadata and value == item.metadata["unset"]):
+            settings[_setting(item)] = _shown(value)
+    return settings, inner
 
 
 def _shown(value: object) -> object:
@@ -330,11 +321,11 @@ def _shown(value: object) -> object:
 
 
 def _own_name(policy: CachePolicy) -> str:
-    for name, each in (*POLICIES.built_in.items(), *POLICIES.imported().items()):
-        if each.make is type(policy):
+    for name, policy_type in (*POLICIES.built_in.items(), *POLICIES.imported().items()):
+        if policy_type.make is type(policy):
             return name
-    given = getattr(policy, "name", None)
-    return given if isinstance(given, str) and given else type(policy).__name__
+    attribute = getattr(policy, "name", None)
+    return attribute if isinstance(attribute, str) and attribute else type(policy).__name__
 
 
 def file_and_class(spec: str) -> tuple[str, str] | None:
@@ -355,11 +346,11 @@ def from_file(
     if found is None:
         return cache, dict(settings or {})
     path, name = found
-    made = vars(module_in(path, option)).get(name)
-    if made is None:
+    value = vars(module_in(path, option)).get(name)
+    if value is None:
         raise ConfigError(f"{option}: {path} has no class {name!r}")
     try:
-        policy = PolicyType.of(made)
+        policy = PolicyType.of(value)
     except TypeError as error:
         raise ConfigError(
             f"{option}: {name} of {path} is not a cache policy: {error}; expected a frozen dataclass derived from "

@@ -33,7 +33,6 @@ class Drift(LayerHook):
     adds_outputs = True
 
     def changes(self, spans: Spans) -> bool:
-        """Until all layers have been compared."""
         return any(map(self.compares, spans))
 
     @property
@@ -95,12 +94,11 @@ class UniformCache(Blockwise):
 
     @property
     def traits(self) -> Traits:
-        """Rows that are held add cached outputs."""
         keeps: frozenset[Kept] = frozenset() if self.drift is None else frozenset({"outputs"})
         return Traits(("uniform",), Schedule("within_block", blockwise=True), keeps, by_clock=not keeps)
 
     def plan(self, view: View) -> Plan:
-        """As in every block-wise policy, but at borders where not all rows are computed."""
+        """At borders perhaps not all rows are computed."""
         begun = view.block if view.decoding.fresh is None else view.decoding.fresh
         # All rows are computed in the first step, and where the scope of a correction begins, behind the prompt.
         if self.border == "full" or view.block_step > 0 or view.step == 0 or begun.start == view.prompt:
@@ -123,7 +121,7 @@ class UniformCache(Blockwise):
         return Plan(spans, view.candidates, refreshes=renews, hook=hook)
 
     def _layered(self, view: View, stop: int) -> list[Span]:
-        """The rows from the block up to `stop`, a span for each layer."""
+        """A span for each layer."""
         rows = view.rows(view.block.start, stop)
         return [Span(range(i, i + 1), rows) for i in range(view.layers)]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.machine.transfers import send
-from remask.plan.measure import RowMeasure
+from remask.plan.hooks import RowMeasure
 from remask.plan.spans import Mask
 from remask.policies.base import CachePolicy
 from remask.readers.base import Reader, ReadPass, Start

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.machine.transfers import send
-from remask.plan.measure import RowMeasure
+from remask.plan.hooks import RowMeasure
 from remask.sampling.filters import Draws
 from remask.sampling.uniform_score import NoisyRows
 from remask.sampling.vocabulary import WHOLE, Vocabulary

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from remask.denoising.select import DRAWN
 from remask.machine.transfers import send
-from remask.plan.measure import RowMeasure
+from remask.plan.hooks import RowMeasure
 from remask.sampling.rows import Measured, RowGroup
 from remask.sampling.uniform_score import read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary

@@ -77,7 +77,7 @@ class PageChain:
 
     @property
     def pages(self) -> tuple[Page, ...]:
-        """All pages, the longest unused first."""
+        """The longest unused first."""
         return tuple(self._pages.values())
 
     @property
@@ -112,23 +112,23 @@ class PageChain:
 
     def match(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
         """The pages that `find` returns, each with one more reference, which the caller must release."""
-        found = self.find(tokens, keys, salt)
-        for page in found:
+        pages = self.find(tokens, keys, salt)
+        for page in pages:
             self.allocator.retain(page.extent)
-        return found
+        return pages
 
     def find(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "", ahead: int = 0) -> list[Page]:
         """The longest run of leading pages that are stored. Changes nothing.
 
         `keys` are the `identities` of `tokens`. Token ids and salts are compared too, because hashes may collide.
         """
-        found: list[Page] = []
+        pages: list[Page] = []
         for number, key in enumerate(keys):
             part, page = tokens[self.known_by(number, ahead)], self._pages.get(key)
-            if page is None or not page.holds(part, found[-1].key if found else None, salt):
+            if page is None or not page.holds(part, pages[-1].key if pages else None, salt):
                 break
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     def found(self, pages: Sequence[Page], asked: int) -> None:
         """Note that a request that looked up `asked` pages reads `pages`. A page counts as used after its followers."""
@@ -163,9 +163,9 @@ class PageChain:
     ) -> Page | None:
         """Store one page whose K/V are final, unless the same page is stored already.
 
-        Returns the stored page of these tokens after `parent`: the offered page, to which the store takes a reference,
-        or an older one. Returns None, and stores nothing, where `parent` has been evicted, where other tokens have the
-        same identity, or where the budget leaves no room.
+        Returns the stored page of these tokens after `parent`: the offered one, to which the store takes a reference,
+        or an older one. None, with nothing stored, where `parent` has been evicted, other tokens have the same
+        identity, or there is no room.
         """
         if parent is not None and self._pages.get(parent.key) is not parent:
             return None

@@ -14,10 +14,9 @@ from remask.store.pages import PageRange
 
 
 def prefix_hash(tokens: Sequence[int], salt: bytes = b"") -> int:
-    """xxhash64 (seed 0) of the token ids as little-endian uint32, after `salt`.
+    """xxhash64 (seed 0) of the token ids as little-endian uint32, after `salt`: what else K/V depend on.
 
-    The salt is everything else that K/V depend on: model fingerprint and dtype. Without a salt this is the key of
-    the authors (BiCache appendix C).
+    Without a salt this is the key of the authors (BiCache appendix C).
     """
     return prefix_hashes(tokens, [len(tokens)], salt)[0]
 
@@ -36,8 +35,8 @@ def prefix_hashes(tokens: Sequence[int], lengths: Sequence[int], salt: bytes = b
 
 def salted(salt: bytes, cache_salt: str) -> bytes:
     """`salt` followed by a tenant's salt, unless that is empty. Different tenants' salts give different bytes."""
-    own = cache_salt.encode()
-    return salt + len(own).to_bytes(8, "little") + own if own else salt
+    tenant = cache_salt.encode()
+    return salt + len(tenant).to_bytes(8, "little") + tenant if tenant else salt
 
 
 @dataclass(slots=True)
@@ -68,25 +67,15 @@ class PrefixEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
-    """An entry as an operator sees it, without its tokens and its salt.
+    """An entry as an operator sees it, without its tokens and its salt."""
 
-    Attributes:
-        prefix_id: its key in hexadecimal, as `PrefixStore.drop` takes it once read by `int(prefix_id, 16)`.
-        tokens: length of the prefix.
-        layers: layers whose K/V are kept.
-        bytes: K/V pages in all layers, unused slots of the last page included, and boundary states.
-        hits: requests that read it without having run its pass.
-        leases: running requests that read it.
-        ready: whether its prefix-only pass has run.
-    """
-
-    prefix_id: str
-    tokens: int
-    layers: int
-    bytes: int
-    hits: int
-    leases: int
-    ready: bool
+    prefix_id: str  # its key in hexadecimal, as `PrefixStore.drop` takes it once read by `int(prefix_id, 16)`
+    tokens: int  # length of the prefix
+    layers: int  # layers whose K/V are kept
+    bytes: int  # K/V pages in all layers, unused slots of the last page included, and boundary states
+    hits: int  # requests that read it without having run its pass
+    leases: int  # running requests that read it
+    ready: bool  # whether its prefix-only pass has run
 
 
 Hashes: TypeAlias = Callable[[Sequence[int], Sequence[int], bytes], list[int]]

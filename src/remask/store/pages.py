@@ -66,11 +66,11 @@ class PageAllocator:
         Attention reads consecutive pages in place, so the first run that is long enough is taken. Without such a run,
         scattered pages are taken.
         """
-        found = self.find([(tokens, layers)])
-        if found is None:
+        extents = self.find([(tokens, layers)])
+        if extents is None:
             return None
-        self.claim(found[0])
-        return found[0]
+        self.claim(extents[0])
+        return extents[0]
 
     def find(self, wanted: Sequence[tuple[int, range]]) -> tuple[PageRange, ...] | None:
         """Free pages for all of `wanted`, pairs of positions and layers, as `allocate` would hand them out in order.
@@ -78,7 +78,7 @@ class PageAllocator:
         Claims nothing. None where too few are free.
         """
         free = self.references == 0
-        found = []
+        extents = []
         for tokens, layers in wanted:
             need = self.pages_for(tokens)
             rows = free[layers.start : layers.stop]
@@ -87,8 +87,8 @@ class PageAllocator:
                 return None
             pages = _first_run(usable, need)
             rows[:, pages] = False
-            found.append(PageRange(layers, pages, self.page_size, tokens))
-        return tuple(found)
+            extents.append(PageRange(layers, pages, self.page_size, tokens))
+        return tuple(extents)
 
     def claim(self, extent: PageRange) -> None:
         """Take free pages, each with one reference. Raises `IntegrityError`, and changes nothing, on a page in use."""

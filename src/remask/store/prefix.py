@@ -71,7 +71,7 @@ class PrefixStore:
 
     @property
     def entries(self) -> tuple[PrefixEntry, ...]:
-        """All entries, the next to be evicted first."""
+        """The next to be evicted first."""
         return tuple(self._index.entries.values())
 
     @property
@@ -94,7 +94,7 @@ class PrefixStore:
         return tokens < self.budget_tokens and self.allocator.pages_for(tokens) <= self.allocator.references.shape[1]
 
     def describe(self) -> tuple[EntryInfo, ...]:
-        """All entries for an operator, the next to be evicted first."""
+        """All entries, for an operator."""
         return tuple(
             EntryInfo(
                 prefix_id=f"{entry.key:016x}",

@@ -19,8 +19,8 @@ MAX_TENANTS = 64
 class _Node:
     """A run of tokens that follows `parent`. The children begin with different tokens.
 
-    A node that is no root has two children or more, or a prompt `ends` with it, so there are fewer than twice as many
-    nodes as prompts.
+    A node that is no root has two children or more, or a prompt `ends` with it: there are less than twice as many as
+    prompts.
     """
 
     tokens: Tokens  # a copy, so that no prompt is kept for the sake of a part
@@ -130,7 +130,7 @@ class RecentPrompts:
         return sum(tree.tokens for tree in self._trees.values())
 
     def add(self, prompt: Sequence[int], cache_salt: str) -> int:
-        """Remember a tenant's `prompt`. Returns how many leading tokens an earlier one of the tenant begins with."""
+        """As `PromptTree.add`, for one tenant."""
         tree = self._trees.setdefault(cache_salt, PromptTree())
         self._trees.move_to_end(cache_salt)
         common = tree.add(prompt)
@@ -138,7 +138,7 @@ class RecentPrompts:
             self._sharing.add(cache_salt)
         if len(self._trees) > self.max_tenants:
             idle = (salt for salt in self._trees if salt not in self._sharing and salt != cache_salt)
-            gone = next(idle, next(iter(self._trees)))
-            del self._trees[gone]
-            self._sharing.discard(gone)
+            victim = next(idle, next(iter(self._trees)))
+            del self._trees[victim]
+            self._sharing.discard(victim)
         return common

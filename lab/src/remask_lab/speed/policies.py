@@ -10,7 +10,7 @@ import numpy as np
 from remask import LLM, SamplingParams
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
-from remask.plan.ledger import Ledger
+from remask.plan.canvas import Ledger
 from remask.plan.plan import Plan
 from remask.policies import CachePolicy, UniformCache, policy_names, settings_of
 from remask_lab.bench.contenders import COMPOSITIONS, described

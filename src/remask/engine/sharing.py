@@ -1,11 +1,25 @@
-"""Leases of stored prefixes."""
+"""The ways of sharing K/V between requests: leases of stored prefixes, and exact pages.
 
+Where K/V depend only on earlier tokens, equal leading tokens have equal pages.
+"""
+
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from remask.engine.config import EngineConfig
-from remask.engine.placement import Decision, LeasePlan, NoRoom, Placement, Shared
-from remask.engine.request import PendingRequest
+from remask.engine.placement import (
+    AwaitsPage,
+    Decision,
+    LeasePlan,
+    NoRoom,
+    PagePlan,
+    PageSharing,
+    Placement,
+    Shared,
+)
+from remask.engine.request import PendingRequest, Request
 from remask.errors import IntegrityError
 from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
@@ -13,6 +27,8 @@ from remask.plan.plan import PrefixHit
 from remask.policies.base import CachePolicy, Unread
 from remask.policies.bicache import BiCache, Earned
 from remask.policies.earned import EarnedDepths
+from remask.sampling.decoder import Decoding
+from remask.store.chain import PageChain
 from remask.store.entries import PrefixEntry
 from remask.store.prefix import Lease, PrefixStore
 from remask.store.recent import RecentPrompts
@@ -20,22 +36,28 @@ from remask.store.recent import RecentPrompts
 OFF = Unread("off", "prefix_sharing is off")
 
 
+class Sharing(Protocol):
+    """One way of sharing K/V between requests."""
+
+    def plan(self, pending: PendingRequest) -> Decision:
+        """The place of a request, with the K/V that it would share, or why it has to wait. Changes nothing."""
+        ...
+
+    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> Shared:
+        """Claim what `plan` decided, which must be recent. `undo` gets a call that frees each thing claimed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The lease that a request would get.
+    """The lease that a request would get."""
 
-    Attributes:
-        lease: the lease; None: none.
-        unread: why it leases nothing.
-        kept: the leading tokens that it shares, if its policy reads none of them from the store.
-    """
-
-    lease: LeasePlan | None = None
-    unread: Unread | None = None
-    kept: int = 0
+    lease: LeasePlan | None = None  # the lease; None: none
+    unread: Unread | None = None  # why it leases nothing
+    kept: int = 0  # the leading tokens that it shares, if its policy reads none of them from the store
 
 
-class Prefixes:
+class Prefixes(Sharing):
     """A `Sharing` of prefixes: those that requests name, and those that recent prompts are found to have in common.
 
     They are whole entries of the store, which are leased for as long as a request runs.
@@ -57,7 +79,6 @@ class Prefixes:
         self.allocator = store.allocator
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """See `Sharing`: a place with a lease, if the request asks for one and the store can hold the entry."""
         length, layers = pending.decoding.length, self.shape.layers
         wish = self.wish(pending)
         lease = wish.lease
@@ -69,14 +90,14 @@ class Prefixes:
         # A lease of all layers leaves nothing for the layers above, and none leaves nothing for those below.
         wanted = [(tokens, part) for tokens, part in parts if len(part)]
         others = [(length, range(layers))] * (pending.canvases - 1)
-        found = self.allocator.find([*wanted, *others])
-        if found is None:
+        extents = self.allocator.find([*wanted, *others])
+        if extents is None:
             return NoRoom(entry)
         if lease is not None and entry is None:
             tokens = pending.request.prompt_token_ids[: lease.asked]
-            if not self.store.has_room(tokens, pending.request.salt, found):
+            if not self.store.has_room(tokens, pending.request.salt, extents):
                 return NoRoom(evictable=False)
-        own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
+        own = (extents[: len(wanted)], *((extent,) for extent in extents[len(wanted) :]))
         if lease is not None:
             return Placement(self.policy(pending, lease.prefix.length), own, lease, unread=wish.unread)
         return Placement(self.policy(pending, wish.kept).within(wish.kept), own, unread=wish.unread, kept=wish.kept)
@@ -88,7 +109,6 @@ class Prefixes:
         canvas: Canvas,  # noqa: ARG002
         undo: ExitStack,
     ) -> Shared:
-        """See `Sharing`."""
         plan = placement.lease
         if plan is None:
             return Shared()
@@ -113,7 +133,7 @@ class Prefixes:
         return lease
 
     def _unlease(self, lease: Lease) -> None:
-        """Release a new lease, and remove the entry that was made for it."""
+        """Remove the entry that was made for the lease, too."""
         self.store.release(lease)
         if not lease.hit and not lease.entry.leases:
             self.store.withdraw(lease.entry)
@@ -189,7 +209,6 @@ class Prefixes:
         return policy.at(min(depth, self.shape.layers))
 
     def _read(self, pending: PendingRequest, entry: PrefixEntry, asked: int) -> Wish:
-        """What a request that asked for `asked` tokens would lease of `entry`."""
         # The boundary depends on the length that is read, not on the length that was asked for.
         length, canvas = len(entry), pending.decoding.length
         policy = self.policy(pending, length)
@@ -202,7 +221,7 @@ class Prefixes:
 def _lease(
     policy: CachePolicy, length: int, boundary: int, layers: int, asked: int, entry: PrefixEntry | None
 ) -> LeasePlan:
-    """A lease of a prefix of `length` of the `asked` tokens as `policy` asks for it, on a model of `layers`."""
+    """A lease of a prefix of `length` of the `asked` tokens, on a model of `layers`."""
     hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers), copied=policy.traits.copies)
     return LeasePlan(hit, asked, entry)
 
@@ -213,3 +232,86 @@ def no_entry(cache_salt: str) -> Unread | None:
     Whether it is stored under another salt is told to nobody.
     """
     return Unread("salt", "nothing of this cache_salt is stored yet, and no other is read") if cache_salt else None
+
+
+class Pages(Sharing):
+    """Exact pages, on a model of `layers`. A request awaits the next page that it needs, if another one computes it."""
+
+    def __init__(self, chain: PageChain, layers: int) -> None:
+        self.chain, self.allocator, self.layers = chain, chain.allocator, layers
+
+    def keys(self, request: Request, decoding: Decoding) -> tuple[int, ...]:
+        """Identities of the pages that a prompt fills, in the blocks of `decoding`. Any thread may ask for them.
+
+        Empty where the policy shares no pages, or where a page holds no whole number of blocks.
+        """
+        if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block:
+            return ()
+        tokens, salt = _whole_blocks(request, decoding), _salt(request, decoding.block, decoding.ahead)
+        return tuple(self.chain.identities(tokens, salt, decoding.ahead))
+
+    def plan(self, pending: PendingRequest) -> Decision:
+        request, decoding, size = pending.request, pending.decoding, self.chain.page_size
+        block, ahead = decoding.block, decoding.ahead
+        if self.chain.awaited(pending.page_keys):
+            return AwaitsPage()
+        salt = _salt(request, block, ahead)
+        pages = tuple(self.chain.find(_whole_blocks(request, decoding), pending.page_keys, salt, ahead))
+        own = self.allocator.find([(decoding.length - len(pages) * size, range(self.layers))])
+        if own is None:
+            return NoRoom(pages=frozenset(page.key for page in pages))
+        unread, budget = None, self.chain.budget_tokens
+        if size % block:
+            unread = Unread(
+                "pages", f"pages of {size} tokens hold no whole number of blocks of {block}: none is shared"
+            )
+        elif budget < size:
+            unread = Unread("budget", f"the store's budget of {budget} tokens holds no page of {size}")
+        elif not pending.page_keys:
+            prompt = len(request.prompt_token_ids)
+            unread = Unread("short", f"the prompt of {prompt} tokens fills no page of {size}")
+        elif not pages:
+            unread = self._elsewhere(request, decoding) or no_entry(request.cache_salt)
+        publishes = not size % block and budget >= size
+        return Placement(request.policy.without_prefix, (own,), pages=PagePlan(pages, salt, publishes), unread=unread)
+
+    def _elsewhere(self, request: Request, decoding: Decoding) -> Unread | None:
+        """Why a stored beginning of the prompt is not read: the blocks of its pages end at other tokens of it."""
+        tokens, block = request.prompt_token_ids, decoding.block
+        for ahead in range(block) if decoding.from_prompt else ():
+            salt = _salt(request, block, ahead)
+            key = self.chain.identity(tokens[self.chain.known_by(0, ahead)], None, salt)
+            if self.chain.find(tokens, [key], salt, ahead):
+                return Unread(
+                    "blocks",
+                    f"blocks of {block} are counted from the end of the prompt, whose {len(tokens)} tokens leave "
+                    f"{decoding.ahead}; the page stored of its beginning is of prompts that leave {ahead}",
+                )
+        return None
+
+    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> Shared:
+        plan = placement.pages
+        assert plan is not None
+        for page in plan.found:
+            self.allocator.retain(page.extent)
+            undo.callback(self.allocator.release, page.extent)
+        self.chain.found(plan.found, len(pending.page_keys))
+        prefix = PrefixHit(len(plan.found) * self.chain.page_size, self.layers) if plan.found else None
+        if not plan.publishes:
+            return Shared(prefix, pages=plan.found)
+        extents, keys = placement.own[0][0].single(), list(pending.page_keys)
+        grid = pending.decoding.block, pending.decoding.ahead
+        publishes = PageSharing(self.chain, canvas, *grid, plan.salt, list(plan.found), extents, keys)
+        undo.callback(publishes.release)
+        return Shared(prefix, pages=plan.found, publishes=publishes)
+
+
+def _whole_blocks(request: Request, decoding: Decoding) -> Sequence[int]:
+    """The leading tokens of a prompt that make whole blocks."""
+    tokens = request.prompt_token_ids
+    return tokens[: len(tokens) - (len(tokens) - decoding.ahead) % decoding.block]
+
+
+def _salt(request: Request, block: int, ahead: int) -> str:
+    """The salt of a request's page hashes: pages of other grids of blocks, adapters and tenants never match."""
+    return f"{block}+{ahead}:{request.salt}"
