@@ -10,8 +10,7 @@ model was trained without structured attention.
 
 KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 
-Quantization: TypeAlias = Literal["int8", "int4", "fp8"]
-"""The number formats that weights can be quantized to."""
+Quantization: TypeAlias = Literal["int8", "int4", "fp8"]  # the number formats that weights can be quantized to
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 CPU_QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4")
 QuantizationChoice: TypeAlias = Quantization | Literal["auto", "none"] | None

@@ -126,14 +126,12 @@ def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], wit
     for outer, declaration in declared(cls).items():
         if isinstance(declaration.values, Nested) and name in declared(declaration.values.cls):
             place = f"{outer}: {outer}={{'{name}': ...}}"
-            groups = [
-                each.values for each in declared(cls).values() if isinstance(each.values, Group) and each.values.plain
-            ]
-            plain = [declared(group.cls)[group.plain].values for group in groups]
-            meant = next((each for each in declared(cls) if name.endswith(f"_{each}")), None)
+            groups = [other.values for other in declared(cls).values() if isinstance(other.values, Group)]
+            plain = [declared(group.cls)[group.plain].values for group in groups if group.plain]
+            similar = next((other for other in declared(cls) if name.endswith(f"_{other}")), None)
             # The name of a rule, whose number is a field that the rule is named after.
-            if meant is not None and any(isinstance(each, Choice) and each.fits(name) for each in plain):
-                return ConfigError(f"{name}: did you mean {meant!r}? A field of the other name stands in {place}")
+            if similar is not None and any(isinstance(rule, Choice) and rule.fits(name) for rule in plain):
+                return ConfigError(f"{name}: did you mean {similar!r}? A field of the other name stands in {place}")
             return ConfigError(f"{name} stands in {place}")
     return UnknownNameError(item, name, known, within)
 
@@ -227,7 +225,7 @@ class Grouped(Protocol[T]):
 def grouped(cls: type[T], item: str, meaning: str, plain: str = "") -> Grouped[T]:
     """A group of fields, those of `cls`, all of which are None where they are not set; see `Group`."""
     values = Group(cls, item, plain=plain)
-    kinds = tuple(kind for kind in KINDS if any(kind in each.kinds for each in declared(cls).values()))
+    kinds = tuple(kind for kind in KINDS if any(kind in declaration.kinds for declaration in declared(cls).values()))
     group: Any = field(default=cls(), metadata={_KEY: Declared(values, cls(), meaning, kinds)})
     return cast(Grouped[T], group)
 

@@ -38,10 +38,8 @@ from remask.policies.registry import name_of
 
 log = logging.getLogger(__name__)
 
-WAITING: Final = 8
-"""Audits that wait at most; what comes beyond is not audited."""
-ENOUGH: Final = 8
-"""Audits of a policy before a warning."""
+WAITING: Final = 8  # audits that wait at most; what comes beyond is not audited
+ENOUGH: Final = 8  # audits of a policy before a warning
 
 
 Work = Iterator[None]

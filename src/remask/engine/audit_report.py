@@ -8,8 +8,7 @@ from typing import Final
 
 from remask.policies.earned import MOST, Estimate
 
-KEPT: Final = 512
-"""Divergences of each policy that are remembered."""
+KEPT: Final = 512  # divergences of each policy that are remembered
 
 
 @dataclass(frozen=True, slots=True)

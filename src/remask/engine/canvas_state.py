@@ -151,17 +151,17 @@ def predicting_rows(predicted: Positions, shift: int) -> Positions:
     return np.maximum(predicted - shift, 0) if shift else predicted
 
 
-def leased_tables(lease: Lease, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
-    """Tables of a canvas that leases its prefix; `own`: pages of the rest in the leased layers, then of all above."""
-    shared, rest = lease.entry.extent.slots(), own[0].slots()
+def leased_tables(lease: Lease, extents: Sequence[PageRange]) -> tuple[SlotTable, ...]:
+    """Tables of a canvas that leases its prefix; `extents`: the rest in the leased layers, then all in those above."""
+    shared, rest = lease.entry.extent.slots(), extents[0].slots()
     shallow = SlotTable(range(lease.layers), np.concatenate([shared, rest]), tuple(runs(shared)), rest)
-    return (shallow, *(plain_table(extent) for extent in own[1:]))
+    return (shallow, *(plain_table(extent) for extent in extents[1:]))
 
 
-def shared_table(pages: Sequence[PageRange], own: PageRange) -> SlotTable:
-    """The table of a canvas that begins with shared pages, in all layers; `own` holds the rest."""
-    shared, rest = np.concatenate([page.slots() for page in pages]), own.slots()
-    return SlotTable(own.layers, np.concatenate([shared, rest]), tuple(runs(shared)), rest)
+def shared_table(pages: Sequence[PageRange], extent: PageRange) -> SlotTable:
+    """The table of a canvas that begins with shared pages, in all layers; `extent` holds the rest."""
+    shared, rest = np.concatenate([page.slots() for page in pages]), extent.slots()
+    return SlotTable(extent.layers, np.concatenate([shared, rest]), tuple(runs(shared)), rest)
 
 
 def plain_table(extent: PageRange) -> SlotTable:

@@ -265,11 +265,11 @@ class Admission:
     def _has_slot(self, pending: PendingRequest) -> bool:
         """Whether a request may begin now, memory aside."""
         running = self._lifecycle.requests()
-        canvases = sum(len(each.canvases) for each in running)
+        canvases = sum(len(member.canvases) for member in running)
         if not canvases:
             return True
         # After a failure of the engine, requests that ran then run one at a time.
-        if pending.starts > 0 or any(each.pending.starts > 1 for each in running):
+        if pending.starts > 0 or any(member.pending.starts > 1 for member in running):
             return False
         if canvases + pending.canvases <= self._most:
             return True

@@ -45,8 +45,7 @@ CanvasPlans: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
 Reads: TypeAlias = tuple[tuple[Reader, DeviceRead], ...]
 """The readers of a request with their device parts, for one pass."""
-Share: TypeAlias = tuple[Reader, NDArray[np.float32]]
-"""A reader with its numbers, [width, predicted]."""
+Share: TypeAlias = tuple[Reader, NDArray[np.float32]]  # a reader with its numbers, [width, predicted]
 
 
 class Scores(NamedTuple):

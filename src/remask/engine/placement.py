@@ -168,13 +168,13 @@ class Shared:
             return len(self.lease.entry) if self.lease.hit else 0
         return 0 if self.prefix is None else self.prefix.length
 
-    def tables(self, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
-        """The slot tables of its canvas, whose own pages are `own`."""
+    def tables(self, extents: Sequence[PageRange]) -> tuple[SlotTable, ...]:
+        """The slot tables of its canvas, whose own pages are `extents`."""
         front = self.front
         if front is not None:
-            return leased_tables(front, own)
+            return leased_tables(front, extents)
         pages = [page.extent for page in self.pages]
-        return (shared_table(pages, own[0]) if pages else plain_table(own[0]),)
+        return (shared_table(pages, extents[0]) if pages else plain_table(extents[0]),)
 
     def move(self, slots: NDArray[np.int64]) -> Move | None:
         """The copy to `slots` [T] of its canvas before the first pass, where stored K/V are not read in place."""

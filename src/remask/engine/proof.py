@@ -34,8 +34,7 @@ from remask.sampling.rows import RowGroup
 log = logging.getLogger(__name__)
 
 Ints: TypeAlias = NDArray[np.int64]
-Outcome: TypeAlias = Tensor | str
-"""Numbers of a pass, [rows, any], or the error that it ended with."""
+Outcome: TypeAlias = Tensor | str  # numbers of a pass, [rows, any], or the error that it ended with
 
 LENGTH = 560  # tokens of the longer canvas: its K/V are cut into pieces, and graphs take its rows
 LAYERS = 2  # that are run; the first may be of another kind than the others

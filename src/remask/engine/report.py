@@ -78,6 +78,7 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
 
     Without `detail` there are no page tables, and `stored` is empty: their time grows with the number of pages.
     """
+    store, chain = memory.store, memory.chain
     counts, size = memory.allocator.references, memory.allocator.page_size
     filled = np.zeros_like(counts)
     holders = []
@@ -90,18 +91,12 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         holders.append(_holder(name, tokens, extents, counts, filled, running.record.usage.cached_tokens, tables))
         if detail:
             pages_of[name] = set().union(*map(_pairs, extents))
-    prefixes = [entry.extent for entry in memory.store.entries]
-    pages = [page.extent for page in memory.chain.pages]
-    if prefixes:
-        holders.append(_holder("prefixes", memory.store.tokens, prefixes, counts, filled))
-    if pages:
-        holders.append(_holder("pages", memory.chain.tokens, pages, counts, filled))
+    for name, tokens, parts in (("prefixes", store.tokens, store.entries), ("pages", chain.tokens, chain.pages)):
+        if parts:
+            holders.append(_holder(name, tokens, [part.extent for part in parts], counts, filled))
     stored: list[StoredPart] = []
     if detail:
-        stored = [
-            *_prefixes(memory.store.entries, counts, pages_of),
-            *_pages(memory.chain.pages, counts, pages_of),
-        ]
+        stored = [*_prefixes(store.entries, counts, pages_of), *_pages(chain.pages, counts, pages_of)]
     used = int((counts > 0).sum())
     return MemoryReport(
         page_size=size,
@@ -173,7 +168,7 @@ def _holder(
     extents: Sequence[PageRange],
     counts: Counts,
     filled: Counts,
-    found: int = 0,
+    stored: int = 0,
     tables: tuple[PageTable, ...] = (),
 ) -> Holder:
     """Count the pages of a holder, and note in `filled` how many slots of each page hold a token."""
@@ -184,4 +179,4 @@ def _holder(
         shared += int((counts[layers, extent.pages] > 1).sum())
         tokens_held = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
         filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], tokens_held)
-    return Holder(name, tokens, pages, shared, found, tables)
+    return Holder(name, tokens, pages, shared, stored, tables)

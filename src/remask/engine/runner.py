@@ -38,8 +38,7 @@ from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 
 log = logging.getLogger(__name__)
 
-Batch: TypeAlias = Sequence[Turn]
-"""The turns of one pass, in the order of their rows."""
+Batch: TypeAlias = Sequence[Turn]  # the turns of one pass, in the order of their rows
 
 
 @dataclass(frozen=True, slots=True)

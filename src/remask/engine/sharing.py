@@ -97,10 +97,10 @@ class Prefixes(Sharing):
             tokens = pending.request.prompt_token_ids[: lease.asked]
             if not self.store.has_room(tokens, pending.request.salt, extents):
                 return NoRoom(evictable=False)
-        own = (extents[: len(wanted)], *((extent,) for extent in extents[len(wanted) :]))
+        pages = (extents[: len(wanted)], *((extent,) for extent in extents[len(wanted) :]))
         if lease is not None:
-            return Placement(self.policy(pending, lease.prefix.length), own, lease, unread=wish.unread)
-        return Placement(self.policy(pending, wish.kept).within(wish.kept), own, unread=wish.unread, kept=wish.kept)
+            return Placement(self.policy(pending, lease.prefix.length), pages, lease, unread=wish.unread)
+        return Placement(self.policy(pending, wish.kept).within(wish.kept), pages, unread=wish.unread, kept=wish.kept)
 
     def claim(
         self,
@@ -208,14 +208,14 @@ class Prefixes(Sharing):
             depth = record.depth(self.store.key(request.prompt_token_ids[:prefix], request.salt), depth)
         return policy.at(min(depth, self.shape.layers))
 
-    def _read(self, pending: PendingRequest, entry: PrefixEntry, asked: int) -> Wish:
+    def _read(self, pending: PendingRequest, entry: PrefixEntry, length_asked: int) -> Wish:
         # The boundary depends on the length that is read, not on the length that was asked for.
         length, canvas = len(entry), pending.decoding.length
         policy = self.policy(pending, length)
         boundary = policy.boundary(length, canvas, self.shape.layers)
         if not boundary:
-            return Wish(unread=pending.request.policy.unread(length, canvas), kept=asked)
-        return Wish(_lease(policy, length, boundary, self.shape.layers, asked, entry))
+            return Wish(unread=pending.request.policy.unread(length, canvas), kept=length_asked)
+        return Wish(_lease(policy, length, boundary, self.shape.layers, length_asked, entry))
 
 
 def _lease(
@@ -257,8 +257,8 @@ class Pages(Sharing):
             return AwaitsPage()
         salt = _salt(request, block, ahead)
         pages = tuple(self.chain.find(_whole_blocks(request, decoding), pending.page_keys, salt, ahead))
-        own = self.allocator.find([(decoding.length - len(pages) * size, range(self.layers))])
-        if own is None:
+        extents = self.allocator.find([(decoding.length - len(pages) * size, range(self.layers))])
+        if extents is None:
             return NoRoom(pages=frozenset(page.key for page in pages))
         unread, budget = None, self.chain.budget_tokens
         if size % block:
@@ -273,7 +273,9 @@ class Pages(Sharing):
         elif not pages:
             unread = self._elsewhere(request, decoding) or no_entry(request.cache_salt)
         publishes = not size % block and budget >= size
-        return Placement(request.policy.without_prefix, (own,), pages=PagePlan(pages, salt, publishes), unread=unread)
+        return Placement(
+            request.policy.without_prefix, (extents,), pages=PagePlan(pages, salt, publishes), unread=unread
+        )
 
     def _elsewhere(self, request: Request, decoding: Decoding) -> Unread | None:
         """Why a stored beginning of the prompt is not read: the blocks of its pages end at other tokens of it."""

@@ -43,7 +43,7 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
     A canvas may take one page more than its length says. Raises `ConfigError` where they do not fit. On a CPU requests
     may have to wait for pages.
     """
-    asked, device = config.store_budget_tokens, model.device
+    budget, device = config.store_budget_tokens, model.device
     if device.type != "cuda":
         if config.gpu_memory_utilization is not None:
             raise ConfigError(
@@ -55,7 +55,7 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
     free, total = model.ranks.everywhere(device_memory, model)
     memory = DeviceMemory(total, free, config.gpu_memory_utilization or DEFAULT_UTILIZATION)
     ranks, shape, item = model.ranks.shard.size, model.config, model.dtype.itemsize
-    token, stored = token_bytes(shape, item, ranks), 0 if asked == "auto" else asked
+    token, stored = token_bytes(shape, item, ranks), 0 if budget == "auto" else budget
     extra = 0
     if config.graphs:  # which have memory of their own for a pass
         rows = most_rows(shape)
@@ -70,15 +70,15 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
     room = store_tokens(memory, token, workspace, canvases, named, page)
     if stored > room:
         raise ConfigError(
-            f"store_budget_tokens={asked} needs {gigabytes(stored * (token.kv + token.state))} beside running "
+            f"store_budget_tokens={budget} needs {gigabytes(stored * (token.kv + token.state))} beside running "
             f"canvases, and there is room for {room} tokens; everything may take {memory}. Use {room}, 'auto', or "
             "a lower max_num_seqs or max_model_len"
         )
     if rows < most:
         log.info("passes have at most %d rows, as %s are left for them", rows, gigabytes(left))
-    store = room if asked == "auto" else stored
-    taken = canvases * longest * token.kv + store * (token.kv + token.state)
-    return Room(named, canvases * longest, store, rows, memory.room - workspace - taken)
+    store = room if budget == "auto" else stored
+    needed = canvases * longest * token.kv + store * (token.kv + token.state)
+    return Room(named, canvases * longest, store, rows, memory.room - workspace - needed)
 
 
 def _share_out_cpu(model: Transformer, config: EngineConfig, canvases: int, longest: int, page: int) -> Room:
@@ -87,30 +87,30 @@ def _share_out_cpu(model: Transformer, config: EngineConfig, canvases: int, long
     What is left is for the store and for more canvases. A length that nobody asked for gives way, so that the store
     holds one canvas at least.
     """
-    asked = DEFAULT_STORE_TOKENS if config.store_budget_tokens == "auto" else config.store_budget_tokens
-    wanted = Room(longest, canvases * (longest + page), asked)
+    budget = DEFAULT_STORE_TOKENS if config.store_budget_tokens == "auto" else config.store_budget_tokens
+    wanted = Room(longest, canvases * (longest + page), budget)
     if (there := memory()) is None:
         return wanted
     cpu = CpuMemory.beside(model, there[1], page)
     token, most = cpu.token, config.max_row_layers or wanted.running  # a row has a layer at least
-    needed = wanted.running * token.kv + asked * (token.kv + token.state)
+    needed = wanted.running * token.kv + budget * (token.kv + token.state)
     if needed + cpu.workspace(min(most, wanted.running), longest + page) <= cpu.left:
         return wanted
-    fitting = cpu.longest(longest, asked if config.max_model_len is None else 0)
+    fitting = cpu.longest(longest, budget if config.max_model_len is None else 0)
     if not fitting or (fitting < longest and config.max_model_len is not None):
         raise cpu.no_room(longest, fitting)
     spare = cpu.left - cpu.pair(fitting)
-    store = min(asked, max(spare // 2 // (token.kv + token.state), fitting if config.max_model_len is None else 0))
+    store = min(budget, max(spare // 2 // (token.kv + token.state), fitting if config.max_model_len is None else 0))
     stored = store * (token.kv + token.state)
     running = min(canvases * (fitting + page), 2 * (fitting + page) + (spare - stored) // token.kv)
-    taken = running * token.kv + stored
-    rows = cpu.rows(min(most, running), fitting + page, taken)
+    planned = running * token.kv + stored
+    rows = cpu.rows(min(most, running), fitting + page, planned)
     log.warning(
         "%s of memory are left beside the weights: canvases have up to %d tokens (%d were asked for), running ones "
         "together %d of K/V (%d), and the prefix store has %d (%d); passes have at most %d rows",
-        *(gigabytes(cpu.left), fitting, longest, running, wanted.running, store, asked, rows),
+        *(gigabytes(cpu.left), fitting, longest, running, wanted.running, store, budget, rows),
     )
-    spare = (cpu.left - taken - cpu.workspace(rows, fitting + page)) // cpu.ranks
+    spare = (cpu.left - planned - cpu.workspace(rows, fitting + page)) // cpu.ranks
     return Room(fitting, running, store, rows, spare)
 
 

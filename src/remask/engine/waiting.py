@@ -54,22 +54,21 @@ class WaitingQueue:
         line.remove(pending)
         if not line:
             del self._bodies[owner]
-        _less(self._waiting, owner.client, 1)
+        _add(self._waiting, owner.client, -1)
         self.count -= 1
         self._first = None
 
     def hold(self, pending: PendingRequest) -> None:
         """Note that a request has begun."""
-        owner = pending.request.owner
-        self._held[owner] += pending.canvases
-        self._held_by_client[owner.client] += pending.canvases
-        self._first = None
+        self._hold(pending.request.owner, pending.canvases)
 
     def let_go(self, pending: PendingRequest) -> None:
         """Note that a running request has ended."""
-        owner = pending.request.owner
-        _less(self._held, owner, pending.canvases)
-        _less(self._held_by_client, owner.client, pending.canvases)
+        self._hold(pending.request.owner, -pending.canvases)
+
+    def _hold(self, owner: Owner, canvases: int) -> None:
+        _add(self._held, owner, canvases)
+        _add(self._held_by_client, owner.client, canvases)
         self._first = None
 
     def nobody_holds(self) -> None:
@@ -135,7 +134,7 @@ def _key(head: PendingRequest, canvases: int, now: float) -> Key:
     return head.request.priority - waited, canvases, head.turn
 
 
-def _less(counter: Counter[K], key: K, count: int) -> None:
-    counter[key] -= count
+def _add(counter: Counter[K], key: K, count: int) -> None:
+    counter[key] += count
     if not counter[key]:
         del counter[key]

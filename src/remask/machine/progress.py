@@ -10,8 +10,7 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 
-EVERY_S: Final = 3.0
-"""Seconds between two lines, and before the first one: what is done by then needs none."""
+EVERY_S: Final = 3.0  # seconds between two lines, and before the first one: what is done by then needs none
 _BAR_AFTER_S: Final = 1.0  # a bar that is full at once tells nobody anything
 
 

@@ -15,8 +15,7 @@ from remask.plan.hooks import LayerHook
 from remask.plan.plan import NEVER, Plan, PrefixHit, Reach
 from remask.plan.spans import Mask, Span, Spans
 
-OPEN = -1
-"""In a `Template`: the token of a place that is to be denoised."""
+OPEN = -1  # in a `Template`: the token of a place that is to be denoised
 UNWRITTEN, LEASED = -2, -1
 """In a `Ledger`: K/V that no pass has written, and those of the store."""
 
@@ -284,11 +283,11 @@ class Ledger:
         if plan.hook is None or not plan.hook.revives:
             return
         for span in plan.spans[1:]:
-            kept = self.kept[span.layers.start]
-            kept = kept if span.save is None else kept | span.save
-            if not kept.all():
+            saved = self.kept[span.layers.start]
+            saved = saved if span.save is None else saved | span.save
+            if not saved.all():
                 raise PlanError(
-                    f"the plan's hook may make all rows live, but of position {np.flatnonzero(~kept)[0]} no input to "
+                    f"the plan's hook may make all rows live, but of position {np.flatnonzero(~saved)[0]} no input to "
                     f"layer {span.layers.start} is kept"
                 )
 
@@ -331,8 +330,8 @@ class Ledger:
         written = tuple(
             self._written[span.layers.start : span.layers.stop, span.written_index].copy() for span in spans
         )
-        kept = tuple(None if span.save is None else self.kept[span.layers.start].copy() for span in spans)
-        return _Replaced(spans, written, kept, self._lead)
+        saves = tuple(None if span.save is None else self.kept[span.layers.start].copy() for span in spans)
+        return _Replaced(spans, written, saves, self._lead)
 
     def _take_back(self, replaced: _Replaced) -> None:
         """Undo the last plan. Where it repeated the spans of the plan before, nothing but the step has changed."""
@@ -340,8 +339,8 @@ class Ledger:
         self._replaced = None
         if not replaced.spans:
             return
-        for span, written, kept in zip(replaced.spans, replaced.written, replaced.kept, strict=True):
+        for span, written, saves in zip(replaced.spans, replaced.written, replaced.kept, strict=True):
             self._written[span.layers.start : span.layers.stop, span.written_index] = written
-            if kept is not None:
-                self.kept[span.layers.start] = kept
+            if saves is not None:
+                self.kept[span.layers.start] = saves
         self._lead, self._least, self._last = replaced.lead, int(replaced.lead.min()), None

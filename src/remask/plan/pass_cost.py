@@ -181,15 +181,15 @@ def _keys_read(
 
     In layers where rows see their neighbours alone, `near` [layers], each canvas reads its own.
     """
-    own, groups = np.zeros(len(near), dtype=np.int64), dict[Hashable, NDArray[np.int64]]()
+    unshared, groups = np.zeros(len(near), dtype=np.int64), dict[Hashable, NDArray[np.int64]]()
     for canvas, reach in zip(canvases, keys, strict=True):
         shared = np.zeros_like(reach)
         if canvas.prefix is not None:
             shared[: canvas.prefix.layers] = np.minimum(reach[: canvas.prefix.layers], canvas.prefix.lead)
             shared[near] = 0
             groups[canvas.sharing] = np.maximum(groups.get(canvas.sharing, 0), shared)
-        own += reach - shared
-    return own + sum(groups.values())
+        unshared += reach - shared
+    return unshared + sum(groups.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from remask.checks import ModelKind
 from remask.checks.fields import check
 from remask.plan import Plan, RowMeasure, View
 
-ALWAYS = 1 << 62
-"""Returned by `CachePolicy.repeats` for a plan that repeats until its block is done."""
+ALWAYS = 1 << 62  # returned by `CachePolicy.repeats` for a plan that repeats until its block is done
 
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
 Kept: TypeAlias = Literal["outputs", "inputs"]

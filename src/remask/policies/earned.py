@@ -16,22 +16,16 @@ from typing import Any, Final
 from remask.errors import TableError
 from remask.policies.bicache import DepthLookup, percent
 
-BOUND: Final = 0.1
-"""Nats by which first predictions may move in the mean over requests, where they move most."""
+BOUND: Final = 0.1  # nats by which first predictions may move in the mean over requests, where they move most
 MOST: Final = 1.0
 """Nats that one audit counts at most. Beyond, a prediction is another one, and how far decides nothing."""
-PROOF: Final = 16
-"""Audits at a depth before it may be read."""
-PATIENCE: Final = 32
-"""Audits at a depth after which it is no longer tried where it is neither proven nor refuted."""
-PREFIXES: Final = 8
-"""Different prefixes in the audits before what they show holds for others."""
-REMEMBERED: Final = 64
-"""Audits of a depth that count: the last ones, so that depths follow the traffic."""
+PROOF: Final = 16  # audits at a depth before it may be read
+PATIENCE: Final = 32  # audits at a depth after which it is no longer tried where it is neither proven nor refuted
+PREFIXES: Final = 8  # different prefixes in the audits before what they show holds for others
+REMEMBERED: Final = 64  # audits of a depth that count: the last ones, so that depths follow the traffic
 ALARM: Final = 3.0
 """Times the bound: one audit beyond it ends what earlier ones have proven. It is rare where a depth may be read."""
-BUCKET: Final = 10
-"""Percent of the prefix ratio that share one record."""
+BUCKET: Final = 10  # percent of the prefix ratio that share one record
 
 # Quantiles of Student's t at 97.5 % for 1, 2, ... degrees of freedom.
 _T = (
@@ -121,9 +115,9 @@ class Record:
 
     def depth(self, prefix: int, start: int) -> int:
         """Layers that a request with this prefix may read; at most `start` where audits have not proven anything."""
-        own = self.proven(prefix)
-        depth = own or self.proven(None) or start
-        return min(depth, self._refuted(prefix) - 1, self.layers if own else self._refuted(None) - 1)
+        proven = self.proven(prefix)
+        depth = proven or self.proven(None) or start
+        return min(depth, self._refuted(prefix) - 1, self.layers if proven else self._refuted(None) - 1)
 
     def proven(self, prefix: int | None) -> int:
         """The deepest depth that audits of a prefix, or of several (None), have proven; 0 without one."""

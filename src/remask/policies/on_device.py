@@ -64,8 +64,7 @@ class AttendingRows:
     among: Index | None = None  # the positions that are attended to, int64 [K]; None: all of the canvas
 
 
-Changed = Mapping[int, Plan]
-"""New plans by the numbers of their canvases in the pass."""
+Changed = Mapping[int, Plan]  # new plans by the numbers of their canvases in the pass
 
 
 class DeviceHook:
@@ -83,15 +82,15 @@ class DeviceHook:
         """Where the tensors of the pass are."""
         return self.model.device
 
-    def attention(self, layer: int, asked: Sequence[AttendingRows]) -> list[tuple[Tensor, Tensor]]:
+    def attention(self, layer: int, requests: Sequence[AttendingRows]) -> list[tuple[Tensor, Tensor]]:
         """The attention of rows of several canvases in `layer`, computed from the inputs that the canvases keep.
 
         Queries are projected again, and K is what the pool holds now: before the layer has run, that of the last pass.
-        For each of `asked`: the attention of its leading `summed` rows, summed over rows and heads, float32 [K], and
+        For each of `requests`: the attention of its leading `summed` rows, summed over rows and heads, float32 [K], and
         the logarithm of the attention of the others, float32 [heads, N - summed, K], -inf where a row does not see a
         position. The host does not wait.
         """
-        return look(self.model, self.pool, layer, [self._asked(layer, rows) for rows in asked])
+        return look(self.model, self.pool, layer, [self._asked(layer, rows) for rows in requests])
 
     def _asked(self, layer: int, rows: AttendingRows) -> AskedRows:
         branch, among, states = rows.branch, rows.among, None

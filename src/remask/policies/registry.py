@@ -102,16 +102,16 @@ class PolicyType:
         except RemaskError:
             raise
         except Exception as error:  # whatever another package's class raises on values that do not suit it
-            given = f"the settings {shown(dict(settings))}" if settings else "its default settings"
-            raise ConfigError(f"{self.plugin} refuses {given}: {type(error).__name__}: {error}") from error
+            described = f"the settings {shown(dict(settings))}" if settings else "its default settings"
+            raise ConfigError(f"{self.plugin} refuses {described}: {type(error).__name__}: {error}") from error
 
 
-def _depth(usual: DepthLookup | Earned, asked: object, earns: bool) -> DepthLookup | Earned:
+def _depth(usual: DepthLookup | Earned, setting: object, earns: bool) -> DepthLookup | Earned:
     """The depth that "table" or "earned" ask for, or nothing; without `earns` it is a table. Raises `ConfigError`."""
     table = usual.start if isinstance(usual, Earned) else usual
-    if asked == _EARNED and earns:
+    if setting == _EARNED and earns:
         return usual if isinstance(usual, Earned) else Earned(table)
-    if asked is None and earns:
+    if setting is None and earns:
         return usual
     if table is None:
         raise ConfigError(
@@ -215,29 +215,29 @@ def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, depths: D
     if twice is not None:  # refused before depths are looked for
         raise ConfigError(f"{spec!r} stacks {twice!r} on itself; name {twice} once")
     types = [POLICIES.get(name) for name in names]
-    for name, each in zip(names[:-1], types[:-1], strict=True):
-        if each.inner is None:
-            around = ", ".join(name for name, each in POLICIES.usable().items() if each.inner is not None)
+    for name, policy_type in zip(names[:-1], types[:-1], strict=True):
+        if policy_type.inner is None:
+            around = ", ".join(name for name, policy_type in POLICIES.usable().items() if policy_type.inner is not None)
             raise ConfigError(f"{spec!r}: {name!r} cannot wrap another policy; only {around} can")
-    owners = sorted({name for name, each in zip(names, types, strict=True) if each.owns_prefix})
+    owners = sorted({name for name, policy_type in zip(names, types, strict=True) if policy_type.owns_prefix})
     if len(owners) > 1:
         raise ConfigError(f"{spec!r}: {' and '.join(owners)} would both own the shared prefix; choose one of them")
     rest = _addressed(names, types, settings or {})
     policy: CachePolicy | None = None
     shares = [
-        {key: rest.pop(f"{name}.{key}") for key in each.settings if f"{name}.{key}" in rest}
-        for name, each in zip(names, types, strict=True)
+        {key: rest.pop(f"{name}.{key}") for key in policy_type.settings if f"{name}.{key}" in rest}
+        for name, policy_type in zip(names, types, strict=True)
     ]
     for key in rest:
         request_fields = {path.rpartition(".")[2] for path in paths(SamplingParams)} | declared(SamplingParams).keys()
         if key in request_fields or key in declared(Terms):
             raise ConfigError(f"{key} is no setting of cache policy {spec!r}: it belongs into the request itself")
-        allowed = [key for each in types for key in each.settings]
+        allowed = [key for policy_type in types for key in policy_type.settings]
         if not allowed:
             raise ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
         raise UnknownNameError(f"setting of cache policy {spec!r}", str(key), allowed)
-    for each, share in zip(reversed(types), reversed(shares), strict=True):
-        policy = each.build(share, policy, depths)
+    for policy_type, share in zip(reversed(types), reversed(shares), strict=True):
+        policy = policy_type.build(share, policy, depths)
     assert policy is not None
     return policy
 
@@ -342,10 +342,10 @@ def from_file(
     Anything else is returned as it is. `option` is the setting's name in errors. Raises `ConfigError` where the file
     cannot be run, holds no such class, or the class is no policy or does not take the settings.
     """
-    found = file_and_class(cache) if isinstance(cache, str) else None
-    if found is None:
+    place = file_and_class(cache) if isinstance(cache, str) else None
+    if place is None:
         return cache, dict(settings or {})
-    path, name = found
+    path, name = place
     value = vars(module_in(path, option)).get(name)
     if value is None:
         raise ConfigError(f"{option}: {path} has no class {name!r}")

@@ -130,12 +130,12 @@ class PageChain:
             pages.append(page)
         return pages
 
-    def found(self, pages: Sequence[Page], asked: int) -> None:
-        """Note that a request that looked up `asked` pages reads `pages`. A page counts as used after its followers."""
+    def found(self, pages: Sequence[Page], count: int) -> None:
+        """Note that a request that looked up `count` pages reads `pages`. A page counts as used after its followers."""
         for page in reversed(pages):
             page.hits += 1
             self._pages.move_to_end(page.key)
-        self.stats.queries += asked * self.page_size
+        self.stats.queries += count * self.page_size
         self.stats.hits += len(pages) * self.page_size
 
     def awaited(self, keys: Sequence[int]) -> bool:

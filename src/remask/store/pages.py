@@ -100,21 +100,22 @@ class PageAllocator:
 
     def retain(self, extent: PageRange) -> None:
         """Add a reference to every page of `extent`. Raises `IntegrityError` where one is not in use."""
-        part = self.references[extent.layers.start : extent.layers.stop]
-        if (part[:, extent.pages] < 1).any():
-            raise IntegrityError(f"retained pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
-        part[:, extent.pages] += 1
+        self._part_in_use(extent, "retained")[:, extent.pages] += 1
 
     def release(self, extent: PageRange) -> None:
         """Drop a reference from every page of `extent`; pages without any are free.
 
         Raises `IntegrityError`, and changes nothing, where one is free already.
         """
+        self._part_in_use(extent, "released")[:, extent.pages] -= 1
+        self._used = None
+
+    def _part_in_use(self, extent: PageRange, act: str) -> NDArray[np.int32]:
+        """The references in the layers of `extent`. Raises `IntegrityError` where one of its pages is free."""
         part = self.references[extent.layers.start : extent.layers.stop]
         if (part[:, extent.pages] < 1).any():
-            raise IntegrityError(f"released pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
-        part[:, extent.pages] -= 1
-        self._used = None
+            raise IntegrityError(f"{act} pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
+        return part
 
 
 def _first_run(free: NDArray[np.bool_], need: int) -> NDArray[np.int64]:
