@@ -497,11 +497,6 @@ def real(
     (OrNull(values) if optional else values).check(name, value)
 
 
-def flag(name: str, value: object) -> None:
-    """True or false."""
-    Flag().check(name, value)
-
-
 def one_of(name: str, value: object, names: Iterable[str]) -> None:
     """One of a few names. Raises `UnknownNameError`."""
     Choice(tuple(names)).check(name, value)
