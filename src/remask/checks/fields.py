@@ -119,10 +119,7 @@ def parse(cls: type[T], values: object, name: str, item: str, prefix: str = "") 
 
 
 def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], within: str = "") -> ConfigError:
-    """The error for a `name` that is none of the `known` ones: where it is a field within `cls`, it says of which.
-
-    `within` is the path to it.
-    """
+    """The error for a `name` that is none of the `known` ones; of a field within `cls` it says where it stands."""
     for outer, declaration in declared(cls).items():
         if isinstance(declaration.values, Nested) and name in declared(declaration.values.cls):
             place = f"{outer}: {outer}={{'{name}': ...}}"
@@ -138,10 +135,7 @@ def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], wit
 
 @dataclass(frozen=True, slots=True)
 class Nested(Values):
-    """Values of another declared class, or objects that `parse` makes one of.
-
-    `item` names a field of the class.
-    """
+    """Values of another declared class, or objects that `parse` makes one of. `item` names a field of the class."""
 
     makes = True
 
@@ -184,10 +178,7 @@ class Nested(Values):
 
 @dataclass(frozen=True, slots=True)
 class Group(Nested):
-    """Values of a group of fields that a request, and defaults for it, set one by one.
-
-    They are objects; a text alone is the value of the field `plain`, where there is one.
-    """
+    """Values of fields that a request sets one by one: objects, or a text that is the value of the field `plain`."""
 
     plain: str = ""
 

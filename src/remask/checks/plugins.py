@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
@@ -92,17 +92,8 @@ class Registry(Generic[T]):
         return cast(T, loaded)
 
     def usable(self) -> dict[str, T]:
-        """The values of all names. A name that cannot be used is left out, and the log says why, once.
-
-        Imports every package that provides a name.
-        """
-        values = {}
-        for name in self.names():
-            try:
-                values[name] = self.get(name)
-            except PluginError as error:
-                _warn(str(error))
-        return values
+        """The values of all names, whose packages are imported. The log says once why one cannot be used."""
+        return self._values(self.names(), _warn)
 
     def source(self, name: str) -> str:
         """For error messages."""
@@ -110,16 +101,20 @@ class Registry(Generic[T]):
 
     def imported(self) -> dict[str, T]:
         """The values of other packages' names whose modules are imported already."""
-        ready = [
-            name for name, claims in plugins(self.group).items() if all(c.entry.module in sys.modules for c in claims)
-        ]
-        usable = {}
-        for name in ready:
+        claimed = plugins(self.group).items()
+        ready = [name for name, claims in claimed if all(claim.entry.module in sys.modules for claim in claims)]
+        return self._values(ready, None)
+
+    def _values(self, names: Iterable[str], report: Callable[[str], None] | None) -> dict[str, T]:
+        """The values of those `names` that can be used; `report` gets the errors of the others."""
+        values = {}
+        for name in names:
             try:
-                usable[name] = self.get(name)
-            except PluginError:
-                continue
-        return usable
+                values[name] = self.get(name)
+            except PluginError as error:
+                if report is not None:
+                    report(str(error))
+        return values
 
 
 @cache

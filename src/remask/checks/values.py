@@ -197,10 +197,7 @@ class Flag(Values):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Values):
-    """A few names: given ones, or those of a registry, some of which other packages provide.
-
-    A package is imported when its name is first used.
-    """
+    """A few names, or those of a registry, some of which packages provide that are imported on the first use."""
 
     of: tuple[str, ...] | Registry[Any]
 
@@ -236,10 +233,7 @@ class Choice(Values):
 
 @dataclass(frozen=True, slots=True)
 class Text(Values):
-    """Texts of valid Unicode of at most `most` characters; `empty` ones only where that is set.
-
-    `noun` names them, in place of "a text".
-    """
+    """Texts of valid Unicode of at most `most` characters, `empty` ones only where set; `noun` names them in words."""
 
     metavar = "TEXT"
 
@@ -348,10 +342,7 @@ class AnyOf(Values):
 
 @dataclass(frozen=True, slots=True)
 class Biases(Values):
-    """Objects of at most `most` token ids, each with a number from -`size` to `size`.
-
-    JSON has texts as keys, so an id may be one. What is made of it has numbers.
-    """
+    """Objects of at most `most` token ids, which may be texts, each with a number from -`size` to `size`."""
 
     makes = True
 
@@ -451,10 +442,7 @@ class TextsByName(Values):
 
 
 def weight(value: object, most: int, *, texts: bool = False) -> int:
-    """How many values a JSON-like value is, itself and all within it; with `texts` each character of a text counts.
-
-    The counting ends beyond `most`, so it takes no more than `most` steps however much there is.
-    """
+    """Values within a JSON-like one, and itself; with `texts` characters too. It takes at most `most` steps to count."""
     count, stack = 0, [value]
     while stack and count <= most:
         item = stack.pop()

@@ -201,10 +201,7 @@ class AsyncEngine:
             )
 
     async def call(self, act: Callable[[Engine], T]) -> T:
-        """Run `act` on the engine's thread between two steps. Returns what it returns, and raises what it raises.
-
-        Raises `EngineDeadError` where the engine is dead or dies before.
-        """
+        """Run `act` on the engine's thread between two steps. Raises what it raises, or `EngineDeadError`."""
         if not self.alive:
             raise self.error or EngineDeadError("the engine has stopped")
         loop = asyncio.get_running_loop()
@@ -225,10 +222,7 @@ class AsyncEngine:
         return await future
 
     async def drain(self, timeout: float) -> int:
-        """Accept no new requests, and wait at most `timeout` seconds for the open ones; then cancel the rest.
-
-        Returns how many were cancelled.
-        """
+        """Accept no new requests, and wait `timeout` seconds for the open ones; cancel the rest, and say how many."""
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
@@ -404,10 +398,7 @@ def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
 
 
 def trim_memory() -> bool:
-    """Return free memory to the system. True where there was some.
-
-    glibc keeps memory that large passes have freed. Other C libraries have no such call, and nothing is done there.
-    """
+    """Return free memory to the system, which glibc has a call for. True where there was some."""
     if sys.platform != "linux":
         return False
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -59,10 +59,7 @@ class AuditPasses:
         self._target = Target(model.device, model.arithmetic.invariant, shape.sliding)
 
     def exact(self, seen: Seen, *, rounded: bool = True) -> Tensor | None:
-        """Hidden states [predicted, D] of a pass over the whole canvas; None where memory has no room for it.
-
-        Unless `rounded`, products with quantized weights leave their rows as they are.
-        """
+        """Hidden states [predicted, D] of a pass over the whole canvas; `rounded`: as quantized; None: no room."""
         return self._run(seen, seen.sees, 0, rounded)
 
     def reusing(self, seen: Seen, prefix: int, depth: int) -> Tensor | None:
@@ -76,10 +73,7 @@ class AuditPasses:
         return self._run(seen, apart, depth, rounded=False)
 
     def moved(self, reference: Tensor, predicted: Tensor) -> float:
-        """The divergence in nats of the row of hidden states [predicted, D] that moves most. Waits for the device.
-
-        Raises `ArithmeticError` where it is no number.
-        """
+        """Nats by which the row moves most of hidden states [predicted, D]. Waits. `ArithmeticError`: it is no number."""
         step, parts = logit_rows(self.model.config), list[Tensor]()
         for start in range(0, len(reference), step):
             rows = slice(start, start + step)

@@ -99,10 +99,7 @@ class CanvasState:
         return 0 if self.states is None else self.states.nbytes
 
     def passed(self, plan: Plan, separately: bool) -> ExecutedPlan:
-        """Its part in the pass of `plan`, the last plan in its ledger, as input to the cost of the pass.
-
-        With `separately` every canvas is attended to by itself, and reads all of a shared prefix.
-        """
+        """Its part in the cost of the pass of `plan`, its last; `separately`: it reads a shared prefix alone."""
         prefix = None if separately else self.prefix
         noisy = int(self.canvas.noisy[plan.spans[0].positions].sum())
         return ExecutedPlan(plan, prefix, self.sharing, self.outputs, noisy)

@@ -116,10 +116,7 @@ def _widest(part: ModelConfig) -> tuple[int, int]:
 def attention_bytes(
     part: ModelConfig, rows: int, longest: int, item: int, attention: Attention | None, *, filled: bool = False
 ) -> int:
-    """Bytes that attention takes beside queries and results: partial results, and the list as it is on the device.
-
-    With `filled` lists are filled up to a few sizes, as in graphs.
-    """
+    """Bytes that attention takes beside queries and results; with `filled` lists are filled up, as in graphs."""
     if attention is not None:
         from remask.model.attention import SizedAttention  # needs PyTorch, which whatever attends has imported
 
@@ -193,10 +190,7 @@ def pass_rows(
     ranks: int = 1,
     attention: Attention | None = None,
 ) -> int:
-    """Rows that a pass may have in any layer so that it fits in `room` bytes: `most` of them, or fewer.
-
-    Where not even the pass of one request of `longest` tokens fits, the rows of one request.
-    """
+    """Rows that a pass may have in any layer to fit in `room` bytes: `most`, or fewer, but those of one request."""
     least = 2 * longest  # as classifier-free guidance runs two canvases together
     rows = max(least, most)
     while rows > least and workspace_bytes(config, rows, longest, item, ranks, attention) > room:
@@ -266,10 +260,7 @@ def check_weights_fit(
 
 
 def page_size(size: int | None, shape: ModelConfig) -> int:
-    """Token slots a page: as asked, or the least whole number of blocks that is at least 16.
-
-    Raises `ConfigError` where pages of `size` hold no whole number of the model's blocks.
-    """
+    """Token slots a page: as asked, or some blocks of at least 16. Raises `ConfigError` unless they are whole blocks."""
     block = 1 if shape.causal_prefix or shape.self_conditioning else shape.block_length or 1
     if size is None:
         return -(-DEFAULT_PAGE // block) * block

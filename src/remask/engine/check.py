@@ -82,10 +82,7 @@ def check_request(
     decode: Decode | None,
     page_keys: Callable[[Request, Decoding], tuple[int, ...]],
 ) -> PendingRequest:
-    """`request`, ready to begin. Raises `ConfigError` on a request that cannot run.
-
-    `page_keys` returns the identities of the exact pages that a prompt fills in the blocks of a decoding.
-    """
+    """`request`, ready to begin. Raises `ConfigError` where it cannot run. `page_keys` is `Pages.keys`."""
     params, policy, shape, max_model_len = request.params, request.policy, model.config, limits.longest
     adapters = model.weights.adapters
     if request.adapter is not None and request.adapter not in adapters:

@@ -88,10 +88,7 @@ class Engine:
         return len(self._lifecycle.waiting)
 
     def check(self, request: Request) -> PendingRequest:
-        """Check `request` and return what `submit` takes. Queues nothing; any thread may call it.
-
-        Raises `ConfigError` on a request that cannot run.
-        """
+        """Check `request` on any thread, and return what `submit` takes. Raises `ConfigError` where it cannot run."""
         self._check_id(request.id)
         self.memory.check_kept(request.policy)
         return check_request(request, self.model, self.limits, self.decode, self.memory.exact_pages.keys)
@@ -151,10 +148,7 @@ class Engine:
         return events
 
     def _plan(self, ahead: Ahead | None = None) -> Batch:
-        """The turns of the next pass, in the order of their rows. Members in flight get those that are planned `ahead`.
-
-        Requests of one adapter are neighbours, and so are those of a leased prefix.
-        """
+        """The turns of the next pass, neighbours by adapter and prefix. Members in flight get those planned `ahead`."""
         lifecycle, turns, batch, working = self._lifecycle, list[Turn](), list[Turn](), list[str]()
         for member in tuple(lifecycle.scheduler.line):
             if not member.ready:
@@ -292,13 +286,9 @@ class Engine:
         return report(self.memory, self._lifecycle.requests(), detail=detail)
 
     def check_integrity(self) -> None:
-        """Raise `IntegrityError` unless every page is owned by a running request or a store entry, exactly once each.
-
-        Called by `step` whenever the engine falls idle.
-        """
+        """Raise `IntegrityError` unless every page has its owners, each once. Called by `step` when all is idle."""
         self.memory.check(self._lifecycle.requests())
 
     def _check_id(self, name: str) -> None:
-        """Raise `ConfigError` for an id that is in use."""
         if name in self._lifecycle.ids:
             raise ConfigError(f"id {name!r} is in use by another request; ids must differ")

@@ -111,10 +111,7 @@ class Lifecycle:
         return bool(waiting or running)
 
     def start_over(self, error: Exception) -> None:
-        """Queue running requests again, because memory was emptied after `error`.
-
-        Requests that have reported something, or began too often, end with the error.
-        """
+        """Memory was emptied after `error`: requests run again, or end with it if they reported or began too often."""
         begun, self.at_work = self.unfinished(), ()
         self.stats.recoveries += 1
         self.scheduler = Scheduler(self.scheduler.limits)
@@ -126,10 +123,7 @@ class Lifecycle:
                 self.waiting.add(running.pending)
 
     def attempt(self, pending: PendingRequest, act: Callable[[], T], what: str) -> T | None:
-        """Return what `act` returns. None where it raised: `pending` has ended with the error, which `what` describes.
-
-        Raises errors of the device or of the engine's memory, at most `MAX_STARTS` times for one request.
-        """
+        """What `act` returns; None where `pending` ended with an error: `what` failed. Raises errors of the engine."""
         self.at_work = (pending.request.id,)
         try:
             return act()
@@ -157,10 +151,7 @@ class Lifecycle:
                 self.grow(member)
 
     def fail(self, member: Member, error: Exception, what: str) -> None:
-        """End a member with `error`, which `what` describes, and whatever depends on it.
-
-        Raises errors of the device or of the engine's memory, which no member causes.
-        """
+        """End a member with `error`, and what depends on it; `what` failed. Raises what no member causes."""
         # Policies and models may be foreign code: what they raise for one request must end no other.
         if is_fatal(error):
             raise error
@@ -263,7 +254,6 @@ class Admission:
             return True
 
     def _has_slot(self, pending: PendingRequest) -> bool:
-        """Whether a request may begin now, memory aside."""
         running = self._lifecycle.requests()
         canvases = sum(len(member.canvases) for member in running)
         if not canvases:

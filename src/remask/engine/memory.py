@@ -87,10 +87,7 @@ class Memory:
         self.exact_pages = Pages(self.chain, self.shape.layers)
 
     def reset(self) -> None:
-        """Forget every page, every stored prefix and every request. Raises what the device raises if it is lost.
-
-        The pool's tensors and the counters of the stores are kept.
-        """
+        """Forget all pages and prefixes; tensors and counters are kept. Raises what a lost device raises."""
         store, chain = self.store.stats, self.chain
         self._begin()
         self.store.stats, self.chain.stats, self.chain.listener = store, chain.stats, chain.listener
@@ -144,10 +141,7 @@ class Memory:
     def place(
         self, pending: PendingRequest, placement: Placement, before: RunningRequest | None = None
     ) -> RunningRequest:
-        """Give a request its canvases, pages and lease, as `plan` decided since the memory last changed.
-
-        `before` is the request before its canvas grew, if it has. Where it raises, nothing stays claimed.
-        """
+        """Give a request what `plan` decided just now, or nothing; `before` is the one before its canvas grew."""
         with ExitStack() as undo:
             running = self._place(pending, placement, before, undo)
             undo.pop_all()

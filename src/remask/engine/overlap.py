@@ -52,10 +52,7 @@ def roll_back(turn: Turn) -> None:
 
 
 def confirm(queued: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | None:
-    """Confirm the turns of a queued pass, now that the pass before it is read; None where none is left.
-
-    Raises the error that kept it from running, if no member caused that.
-    """
+    """Confirm the turns of a queued pass once the pass before is read; None: none is left. Raises its `batch_error`."""
     if queued.batch_error is not None:
         raise queued.batch_error
     for turn in queued.batch:

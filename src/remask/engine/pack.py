@@ -153,7 +153,6 @@ class _Layout:
 
 
 def _unchosen(stage: Stage) -> Stage:
-    """The stage before its layers have chosen rows."""
     if stage.partial is None:
         return stage
     picks = tuple(replace(pick, chosen=[]) for pick in stage.partial.picks)

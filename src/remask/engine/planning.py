@@ -72,10 +72,7 @@ class ResponseEnd:
         return settled
 
     def length(self, lead: int) -> int | None:
-        """Length of the response up to its first stop; None where the settled `lead` has no stop.
-
-        Only a stop in a hole at the end counts: other holes have fixed tokens behind them.
-        """
+        """Length of the response up to its first stop in the hole at the end; None: `lead` tokens have none."""
         begin = self._scanned
         if lead > begin and self._stoppable:
             self._scanned = lead
@@ -329,10 +326,7 @@ class Scheduler:
         return chosen, refused
 
     def _fairly(self, turns: Iterable[Turn]) -> list[Turn]:
-        """The turns with the first one of each client before the second of any, and the same for its bodies.
-
-        Among equals, the one that took part longest ago comes first.
-        """
+        """The first turn of each client before the second of any, and of its bodies; who waited longest is first."""
         of_body: Counter[Owner] = Counter()
         by_client: dict[str, list[tuple[int, int, int, Turn]]] = {}
         for place, turn in enumerate(turns):

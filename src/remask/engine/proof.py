@@ -345,10 +345,7 @@ def _batch(
 
 
 def _difference(results: Tensor, expected: Tensor, limit: float, few: float) -> str | None:
-    """How far rows of `results` [N, any] are off those `expected`, in words; None where they agree.
-
-    A row may be off by `limit` of its size, and a share `few` of all rows by any amount.
-    """
+    """How far off rows of `results` [N, any] are, where more than a share `few` is by `limit` of their size; or None."""
     wide = torch.promote_types(expected.dtype, torch.float32)
     one, other = results.to(wide), expected.to(wide)
     if not torch.isfinite(one).all():

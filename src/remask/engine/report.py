@@ -74,10 +74,7 @@ class MemoryReport:
 
 
 def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool = False) -> MemoryReport:
-    """The pages of `memory` as they are, with `requests` running.
-
-    Without `detail` there are no page tables, and `stored` is empty: their time grows with the number of pages.
-    """
+    """The pages of `memory` as they are; `detail` adds page tables and `stored`, in time that grows with the pages."""
     store, chain = memory.store, memory.chain
     counts, size = memory.allocator.references, memory.allocator.page_size
     filled = np.zeros_like(counts)
@@ -115,7 +112,6 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
 
 
 def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, Held]) -> list[StoredPart]:
-    """The entries of the store, shorter ones first."""
     parts: list[StoredPart] = []
     shorter: list[PrefixEntry] = []
     for entry in sorted(entries, key=len):

@@ -135,15 +135,12 @@ class PendingRequest:
 
     @property
     def turn(self) -> float:
-        """When it is its turn to begin, on the clock of `arrived`, among the requests of one body (`engine.waiting`).
-
-        The turn is fixed and later arrivals have later ones, so every request comes first after a while.
-        """
+        """When it comes among requests of its body, by the clock of `arrived`: fixed, so that each comes first once."""
         return self.arrived + PRIORITY_STEP_S * self.request.priority
 
     @property
     def elapsed_s(self) -> float:
-        """Since it was submitted."""
+        """Seconds since it was submitted."""
         return self.clock() - self.arrived
 
     @property

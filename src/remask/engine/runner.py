@@ -101,10 +101,7 @@ class Runner:
     """Runs passes of one model over one pool on the device, and reads their logits."""
 
     def __init__(self, model: Transformer, pool: Pool, *, overlap: bool = False, graphs: Graphs | None = None) -> None:
-        """With `overlap` tokens are kept on the device, so that a pass can be queued before the last one is read.
-
-        `graphs`, over `pool`, repeat the layers that they can.
-        """
+        """With `overlap` tokens are kept on the device; `graphs` over `pool` repeat the layers that they can."""
         self.model, self.pool = model if graphs is None else model.with_graphs(graphs), pool
         self.token_buffer = TokenBuffer(pool.spare, model.device) if overlap else None
         self._logit_rows = logit_rows(model.config)
@@ -251,10 +248,7 @@ def _update(group: RowGroup, turn: Turn, token_buffer: TokenBuffer, mask_id: int
 def score_rows(
     model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], more: int, pool: Pool | None = None
 ) -> Tensor:
-    """Scores of the rows with final hidden states `hidden` [M, D], float32 [2 + more, rows]; see `score`.
-
-    Every rank computes the logits of its own tokens, and the results are merged. Signals of groups go to `pool`.
-    """
+    """Scores of final hidden states `hidden` [M, D]; see `score`. Ranks merge theirs. Signals go to `pool`."""
     per_group = model.arithmetic.invariant
     keep = None if pool is None or pool.signals is None else partial(_keep_signal, model, pool.signals)
     return score(model.head(hidden), groups, model.config.mask_id, per_group, more, vocabulary_of(model), keep)
@@ -281,10 +275,7 @@ def vocabulary_of(model: Transformer) -> Vocabulary:
 
 
 def _chunks(turns: Sequence[Turn], most: int) -> Iterator[tuple[slice, list[Turn], list[RowGroup]]]:
-    """Cut `turns` into chunks of at most `most` rows by weight; a chunk of one turn may have more.
-
-    Yields the chunk's rows of the pass, its turns, and a group for each, whose rows count from the chunk's first.
-    """
+    """Yield turns of at most `most` rows by weight, or one: the rows of the pass, the turns, and a group for each."""
     start = at = weighed = 0
     chunk, groups = list[Turn](), list[RowGroup]()
     for turn in turns:
@@ -346,10 +337,7 @@ def run_isolated(runner: Runner, batch: Batch, failed: list[Turn]) -> Iterator[R
 
 
 def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[PendingScores]:
-    """Compute tokens, confidences and readers' numbers of each turn of a pass.
-
-    Turns whose logits cannot be read get their `error`, are added to `failed`, and left out.
-    """
+    """The scores of each turn of a pass. Turns that cannot be read get their `error`, are `failed`, and left out."""
     batch, buffered = ran.batch, runner.token_buffer is not None
     try:
         # Prefix passes stand first, and nothing is read of them.

@@ -289,7 +289,6 @@ class RunningRequest(Member):
 
 
 def _layer_work(running: RunningRequest, plan: Plan) -> tuple[LayerWork, ...]:
-    """The work of a pass on what the request shares and on the rest."""
     state, request = running.canvases[0], running.request
     shared = min(request.prefix_length, state.canvas.prompt) if state.prefix is None else state.prefix.length
     return layer_work(plan, rows_of(range(shared), len(state.canvas)), state.prefix)

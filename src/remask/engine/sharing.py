@@ -58,10 +58,7 @@ class Wish:
 
 
 class Prefixes(Sharing):
-    """A `Sharing` of prefixes: those that requests name, and those that recent prompts are found to have in common.
-
-    They are whole entries of the store, which are leased for as long as a request runs.
-    """
+    """A `Sharing` of whole entries of the store: prefixes that requests name, or that recent prompts have in common."""
 
     def __init__(
         self,
@@ -71,10 +68,7 @@ class Prefixes(Sharing):
         recent: RecentPrompts,
         depths: EarnedDepths | None = None,
     ) -> None:
-        """For requests under `config` to a model of `shape`.
-
-        `recent` are the prompts of late. `depths` are those that audits have earned; None: they earn none.
-        """
+        """`recent` are the prompts of late, and `depths` those that audits have earned; None: they earn none."""
         self.config, self.shape, self.store, self.recent, self.depths = config, shape, store, recent, depths
         self.allocator = store.allocator
 
@@ -241,10 +235,7 @@ class Pages(Sharing):
         self.chain, self.allocator, self.layers = chain, chain.allocator, layers
 
     def keys(self, request: Request, decoding: Decoding) -> tuple[int, ...]:
-        """Identities of the pages that a prompt fills, in the blocks of `decoding`. Any thread may ask for them.
-
-        Empty where the policy shares no pages, or where a page holds no whole number of blocks.
-        """
+        """Identities of the pages that a prompt fills in the blocks of `decoding`; empty: none. Any thread may ask."""
         if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block:
             return ()
         tokens, salt = _whole_blocks(request, decoding), _salt(request, decoding.block, decoding.ahead)
@@ -309,7 +300,6 @@ class Pages(Sharing):
 
 
 def _whole_blocks(request: Request, decoding: Decoding) -> Sequence[int]:
-    """The leading tokens of a prompt that make whole blocks."""
     tokens = request.prompt_token_ids
     return tokens[: len(tokens) - (len(tokens) - decoding.ahead) % decoding.block]
 

@@ -60,10 +60,7 @@ def make_work(parts: list[StageRows], separately: bool = False) -> WorkList:
 
 
 def make_near(parts: list[StageRows], reach: int) -> WorkList:
-    """The work of all `parts` where a row sees `reach` positions to each side alone, or before its block.
-
-    Each row stands in one unit, which does not depend on what else is in the pass, or on where its slots are.
-    """
+    """As `make_work` with `separately`, where a row sees `reach` positions to each side, or before its block."""
     builder = WorkListBuilder()
     for part in parts:
         if len(part.positions):
@@ -116,7 +113,6 @@ def _add_group(builder: WorkListBuilder, group: list[StageRows]) -> None:
 
 
 def _add(builder: WorkListBuilder, part: StageRows, start: int) -> None:
-    """One canvas' attention to its slots from position `start` on."""
     slots = part.table.slots[start:]
     if part.sees is None:
         if len(slots):

@@ -52,19 +52,13 @@ def physical_cores(root: Path = ROOT) -> int:
 
 
 def quota(root: Path = ROOT) -> float | None:
-    """Cores that the control groups of this process allow it, by the tightest of them and their parents.
-
-    None without a limit, and where there are no control groups. Versions 1 and 2 are read.
-    """
+    """Cores that control groups (versions 1, 2) and their parents allow this process at most; None: no limit."""
     limits = [limit for group, version in _groups(root, "cpu") for limit in _limit(group, version)]
     return min(limits) if limits else None
 
 
 def memory(root: Path = ROOT) -> tuple[int, int] | None:
-    """Bytes of memory in all, and those that this process may still take.
-
-    The system, control groups and a limit of its address space (`ulimit -v`) allow them. None outside Linux.
-    """
+    """Bytes of memory in all, and those that system, control groups and `ulimit -v` leave. None outside Linux."""
     words = dict(line.split(":", 1) for line in (_read(root / "proc/meminfo") or "").splitlines() if ":" in line)
     if not {"MemTotal", "MemAvailable"} <= words.keys():
         return None

@@ -42,10 +42,7 @@ class Threads:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device. `auto` is the first CUDA device, or the CPU if there is none.
-
-    Raises `ConfigError` if the device cannot be used.
-    """
+    """The device; `auto`: the first CUDA device, or the CPU. Raises `ConfigError` where it cannot be used."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -165,8 +162,5 @@ def set_threads(threads: Threads) -> None:
 
 @functools.cache
 def _chosen() -> set[int]:
-    """The numbers that models of this process were given here.
-
-    PyTorch has one number and does not say who set it. A later model must not take an earlier one's for the user's.
-    """
+    """The numbers of threads that models were given here, which a later one must not take for the user's."""
     return set()

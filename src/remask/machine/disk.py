@@ -46,10 +46,7 @@ def write_whole(what: str, path: str | Path, text: str, error: type[RemaskError]
 
 
 class LineFile:
-    """A file of lines, which reach it one by one. It holds whole lines, also where one could not be written.
-
-    Raises `ConfigError` where the file cannot be opened.
-    """
+    """Lines, which reach the file one by one and as a whole. Raises `ConfigError` where it cannot be opened."""
 
     def __init__(self, path: str) -> None:
         try:

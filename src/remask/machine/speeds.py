@@ -29,10 +29,7 @@ def measured() -> dict[str, float]:
 
 
 def keep(model: str, tokens: int, seconds: float) -> None:
-    """Keep that an answer of `model`, one request alone, had so many tokens after so many seconds.
-
-    Where it cannot be written a warning says so.
-    """
+    """Keep how fast one request of `model` was answered alone; where that cannot be written a warning says so."""
     if not tokens or not seconds:
         return
     file = kept_file()

@@ -128,16 +128,12 @@ def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
 
 
 def _choosing(span: Span) -> list[int]:
-    """The layers in which rows of the span are chosen."""
     pick = span.pick
     return [] if pick is None else [layer for layer in span.layers if (layer - pick.first) % pick.every == 0]
 
 
 def _pairs(w: Widths, plan: Plan, span: Span) -> int:
-    """Pairs of a row and a key that it attends to, times Q, in all layers of a span.
-
-    Of rows that are chosen as many as each may have.
-    """
+    """Pairs of a row and a key that it sees, times Q, in all layers of a span; of chosen rows as many as each may have."""
     positions, chosen = np.flatnonzero(span.computed), 0 if span.pick is None else span.pick.count
     sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
     total, most = 0, plan.reach(span)
@@ -177,10 +173,7 @@ def _union(w: Widths, plan: Plan, span: Span, window: int) -> int:
 def _keys_read(
     canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64]], near: NDArray[np.bool_]
 ) -> Positions:
-    """Keys that all canvases read in each layer, [layers]. A prefix that several read in place counts once.
-
-    In layers where rows see their neighbours alone, `near` [layers], each canvas reads its own.
-    """
+    """Keys that all canvases read in each layer, [layers]; shared ones once, but in layers of neighbours, `near`."""
     unshared, groups = np.zeros(len(near), dtype=np.int64), dict[Hashable, NDArray[np.int64]]()
     for canvas, reach in zip(canvases, keys, strict=True):
         shared = np.zeros_like(reach)

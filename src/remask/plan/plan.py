@@ -274,10 +274,7 @@ class View:
 
     @property
     def horizon(self) -> int:
-        """How many leading positions the current block's rows attend to. Later positions have no effect on them.
-
-        It is what the block's last row sees: no row sees more than a later one (`sees` never decreases).
-        """
+        """Leading positions that the block's last row sees, so all of its rows; later ones have no effect."""
         return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
 
     @property

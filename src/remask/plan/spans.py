@@ -294,10 +294,7 @@ class Spans(tuple[Span, ...]):
 
 
 class SpanMemo:
-    """The spans of the recent plans of one canvas, by the key that they were made for.
-
-    It saves work and changes no plan: equal keys make equal spans.
-    """
+    """The spans of the recent plans of one canvas by key. It changes no plan: equal keys make equal spans."""
 
     KEPT = 8  # a policy alternates between very few, and those of earlier blocks are not used again
 

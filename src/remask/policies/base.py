@@ -60,10 +60,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How the engine runs requests under a policy, as far as plans do not say it.
-
-    A policy that only decides which rows to compute needs none of it.
-    """
+    """How the engine runs requests under a policy, as far as plans do not say it."""
 
     kinds: tuple[ModelKind, ...] = ("masked",)  # kinds of models that the policy is defined for
     schedule: Schedule = Schedule()  # which passes are run
@@ -109,10 +106,7 @@ class CachePolicy(ABC):
         return self
 
     def within(self, prefix: int) -> "CachePolicy":  # noqa: ARG002
-        """The policy for a request that shares its first `prefix` tokens, and leases nothing: `boundary` is 0.
-
-        By default the policy as it is without a prefix.
-        """
+        """The policy for a request that shares its first `prefix` tokens and leases nothing: `boundary` is 0."""
         return self.without_prefix
 
     def check(self, facts: RequestFacts) -> None:  # noqa: B027 - most policies fit everything

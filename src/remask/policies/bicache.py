@@ -21,10 +21,7 @@ def percent(prefix: int, canvas: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DepthLookup:
-    """Depth b over prefix ratio r in percent, increasing in both (BiCache section 5.1).
-
-    Raises `ConfigError` where the entries are not increasing.
-    """
+    """Depth b over prefix ratio r in percent (BiCache section 5.1). Raises `ConfigError` unless both increase."""
 
     entries: Mapping[int, int]  # depths by prefix ratio in percent
 
@@ -179,10 +176,7 @@ class BiCache(_Refreshing):
         return Unread("depth", f"no layer reads {of}: the depth table gives 0 there")
 
     def leased_layers(self, boundary: int, layers: int) -> int:
-        """With a stored boundary one more than `boundary`: the K/V there are a function of the stored state alone.
-
-        An inner policy that keeps outputs needs slots of its own for the rows that it computes there.
-        """
+        """One more than `boundary` where stored states alone decide its K/V, and no outputs are kept there."""
         stored = self.boundary_state == "stored" and "outputs" not in self.inner.traits.keeps
         return min(boundary + stored, layers)
 

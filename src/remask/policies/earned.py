@@ -228,10 +228,7 @@ class EarnedDepths:
 
     @property
     def lookup(self) -> DepthLookup:
-        """What holds for prefixes without audits of their own, without an adapter.
-
-        Depths of a table do not fall as the ratio grows, so a depth that a higher ratio contradicts is left out.
-        """
+        """What holds without audits of a prefix, or an adapter. Depths that a higher ratio contradicts are left out."""
         depths = {ratio: record.common for (adapter, ratio), record in self.records.items() if not adapter}
         return DepthLookup({ratio: min(d for r, d in depths.items() if r >= ratio) for ratio in sorted(depths)})
 

@@ -190,10 +190,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def names_for(kind: ModelKind) -> tuple[str, ...]:
-    """Names of the policies that are defined on models of this kind.
-
-    Packages that provide policies are imported. A policy that cannot be used is left out, and the log says why.
-    """
+    """Names of the policies for models of this kind. Their packages are imported, and what cannot be used is left out."""
     return tuple(name for name, policy in POLICIES.usable().items() if kind in policy.kinds)
 
 
@@ -291,17 +288,13 @@ def settings_of(policy: CachePolicy) -> dict[str, Any]:
 
 
 def name_of(policy: CachePolicy) -> str:
-    """The spec that names a policy, without its settings.
-
-    A policy that no name stands for is called by its attribute `name`, where that is a text, or by its class.
-    """
+    """The spec that names a policy, without settings; where no name does, its attribute `name`, or its class."""
     _, inner = _own_settings(policy)
     name = _own_name(policy)
     return name if inner is None or isinstance(inner, Dense) else f"{name}+{name_of(inner)}"
 
 
 def _own_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | None]:
-    """Settings of the policy itself, and the policy that it stands before."""
     settings: dict[str, Any] = {}
     inner = None
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()

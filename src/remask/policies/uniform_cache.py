@@ -121,7 +121,6 @@ class UniformCache(Blockwise):
         return Plan(spans, view.candidates, refreshes=renews, hook=hook)
 
     def _layered(self, view: View, stop: int) -> list[Span]:
-        """A span for each layer."""
         rows = view.rows(view.block.start, stop)
         return [Span(range(i, i + 1), rows) for i in range(view.layers)]
 

@@ -97,10 +97,7 @@ class PageChain:
         return self.hash(tokens, root)
 
     def known_by(self, number: int, ahead: int = 0) -> slice:
-        """Places of the tokens that the page `number` is known by.
-
-        They are its own and the next `ahead`, up to the end of the block in which it ends: its K/V depend on these too.
-        """
+        """Places of the tokens that K/V of the page `number` depend on: its own, and the rest of its last block."""
         return slice(number * self.page_size, (number + 1) * self.page_size + ahead)
 
     def identities(self, tokens: Sequence[int], salt: str = "", ahead: int = 0) -> list[int]:
@@ -118,10 +115,7 @@ class PageChain:
         return pages
 
     def find(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "", ahead: int = 0) -> list[Page]:
-        """The longest run of leading pages that are stored. Changes nothing.
-
-        `keys` are the `identities` of `tokens`. Token ids and salts are compared too, because hashes may collide.
-        """
+        """The longest run of leading pages that are stored; `keys` are the `identities` of `tokens`, compared too."""
         pages: list[Page] = []
         for number, key in enumerate(keys):
             part, page = tokens[self.known_by(number, ahead)], self._pages.get(key)
@@ -186,10 +180,7 @@ class PageChain:
         return page
 
     def give_way(self, keep: Collection[int] = ()) -> bool:
-        """Evict the longest unused page that no request reads and no other page follows.
-
-        Pages whose identities are in `keep` stay. Returns False where no page can go.
-        """
+        """Evict the longest unused page without readers and followers that is not in `keep`; False: there is none."""
         for page in self._pages.values():
             if page.children == 0 and page.key not in keep and self._unread(page):
                 self._evict(page)

@@ -73,10 +73,7 @@ class PageAllocator:
         return extents[0]
 
     def find(self, wanted: Sequence[tuple[int, range]]) -> tuple[PageRange, ...] | None:
-        """Free pages for all of `wanted`, pairs of positions and layers, as `allocate` would hand them out in order.
-
-        Claims nothing. None where too few are free.
-        """
+        """Free pages for all of `wanted`, pairs of positions and layers; None where too few are. Claims nothing."""
         free = self.references == 0
         extents = []
         for tokens, layers in wanted:
@@ -103,10 +100,7 @@ class PageAllocator:
         self._part_in_use(extent, "retained")[:, extent.pages] += 1
 
     def release(self, extent: PageRange) -> None:
-        """Drop a reference from every page of `extent`; pages without any are free.
-
-        Raises `IntegrityError`, and changes nothing, where one is free already.
-        """
+        """Drop a reference from every page of `extent`. Raises `IntegrityError` where one is free already."""
         self._part_in_use(extent, "released")[:, extent.pages] -= 1
         self._used = None
 

@@ -187,10 +187,7 @@ class PrefixStore:
         self.allocator.release(lease.extent)
 
     def give_way(self, spare: PrefixEntry | None = None) -> bool:
-        """Evict the next entry without a lease, for a request that needs pages. Returns False where there is none.
-
-        `spare` is the entry that the request itself would read. It stays, or its pages would be needed again.
-        """
+        """Evict the next entry without a lease, but `spare`, which the request itself would read; False: none."""
         for entry in self.entries:
             if entry is not spare and entry.idle:
                 self._evict(entry)
