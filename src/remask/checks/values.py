@@ -442,7 +442,7 @@ class TextsByName(Values):
 
 
 def weight(value: object, most: int, *, texts: bool = False) -> int:
-    """Values within a JSON-like one, and itself; with `texts` characters too. It takes at most `most` steps to count."""
+    """Values within a JSON-like one, and itself; with `texts` characters too. Counting takes `most` steps at most."""
     count, stack = 0, [value]
     while stack and count <= most:
         item = stack.pop()

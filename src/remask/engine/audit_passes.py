@@ -73,7 +73,7 @@ class AuditPasses:
         return self._run(seen, apart, depth, rounded=False)
 
     def moved(self, reference: Tensor, predicted: Tensor) -> float:
-        """Nats by which the row moves most of hidden states [predicted, D]. Waits. `ArithmeticError`: it is no number."""
+        """Nats by which the row of hidden states [predicted, D] moves that moves most. Waits for the device."""
         step, parts = logit_rows(self.model.config), list[Tensor]()
         for start in range(0, len(reference), step):
             rows = slice(start, start + step)

@@ -260,7 +260,7 @@ def check_weights_fit(
 
 
 def page_size(size: int | None, shape: ModelConfig) -> int:
-    """Token slots a page: as asked, or some blocks of at least 16. Raises `ConfigError` unless they are whole blocks."""
+    """Token slots a page: as asked, or at least 16. Raises `ConfigError` unless they are whole blocks."""
     block = 1 if shape.causal_prefix or shape.self_conditioning else shape.block_length or 1
     if size is None:
         return -(-DEFAULT_PAGE // block) * block

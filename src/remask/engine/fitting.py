@@ -187,7 +187,7 @@ def gpu_tokens(
     ranks: int = 1,
     attention: Attention | None = None,
 ) -> int | None:
-    """Tokens of K/V with room on each of `ranks` CUDA devices beside weights and the longest pass; None: not even that."""
+    """Tokens of K/V with room on each of `ranks` GPUs beside weights and the longest pass; None: not even that."""
     longest = default_length(config)
     room = memory.room - weight_bytes(config, dtype, ranks, quantization)
     room -= workspace_bytes(config, longest, longest, dtype.itemsize, ranks, attention)

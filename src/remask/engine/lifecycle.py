@@ -111,7 +111,7 @@ class Lifecycle:
         return bool(waiting or running)
 
     def start_over(self, error: Exception) -> None:
-        """Memory was emptied after `error`: requests run again, or end with it if they reported or began too often."""
+        """After memory was emptied, requests wait again, or end with `error` if they reported or began too often."""
         begun, self.at_work = self.unfinished(), ()
         self.stats.recoveries += 1
         self.scheduler = Scheduler(self.scheduler.limits)

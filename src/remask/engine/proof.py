@@ -345,7 +345,7 @@ def _batch(
 
 
 def _difference(results: Tensor, expected: Tensor, limit: float, few: float) -> str | None:
-    """How far off rows of `results` [N, any] are, where more than a share `few` is by `limit` of their size; or None."""
+    """How far rows of `results` [N, any] are off, where more than a share `few` is by `limit` of their size."""
     wide = torch.promote_types(expected.dtype, torch.float32)
     one, other = results.to(wide), expected.to(wide)
     if not torch.isfinite(one).all():

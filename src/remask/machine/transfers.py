@@ -19,7 +19,7 @@ def send(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 class Arrival:
-    """A tensor on its way to the host, which nobody writes to. What the device is given afterwards does not delay it."""
+    """A tensor on its way to the host, which nobody writes to. What is queued on the device later does not delay it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._copied = tensor, None

@@ -133,7 +133,7 @@ def _choosing(span: Span) -> list[int]:
 
 
 def _pairs(w: Widths, plan: Plan, span: Span) -> int:
-    """Pairs of a row and a key that it sees, times Q, in all layers of a span; of chosen rows as many as each may have."""
+    """Pairs of a row and a key that it sees, times Q, in all layers of a span; chosen rows see as many as any may."""
     positions, chosen = np.flatnonzero(span.computed), 0 if span.pick is None else span.pick.count
     sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
     total, most = 0, plan.reach(span)

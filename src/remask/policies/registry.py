@@ -190,7 +190,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def names_for(kind: ModelKind) -> tuple[str, ...]:
-    """Names of the policies for models of this kind. Their packages are imported, and what cannot be used is left out."""
+    """Names of the policies for models of this kind, whose packages are imported; what cannot be used is left out."""
     return tuple(name for name, policy in POLICIES.usable().items() if kind in policy.kinds)
 
 
