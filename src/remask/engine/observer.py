@@ -9,13 +9,9 @@ from remask.model.transformer import Transformer
 
 
 class EngineObserver:
-    """The calls that an attached observer gets (`Engine.attach`). Methods that are not overridden do nothing.
+    """The calls that an attached observer gets (`Engine.attach`). Methods that are not overridden do nothing."""
 
-    Attributes:
-        waits: passes are read before the next one is queued, so that each is seen before its tokens change.
-    """
-
-    waits: ClassVar[bool] = False
+    waits: ClassVar[bool] = False  # each pass is read before the next is queued, so it is seen before its tokens change
 
     def runner(self, model: Transformer, pool: Pool) -> Runner | None:  # noqa: ARG002
         """The runner of passes of `model` over `pool` from now on; None keeps the present one."""

@@ -91,10 +91,9 @@ def allocating(what: str, ways: str, device: torch.device) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
-    """Free and total bytes of a CUDA device, after what nobody uses any more has been given back:
+    """Free and total bytes of a CUDA device, once what nobody uses any more has been given back.
 
-    objects that know each other until they are collected, as an engine and its parts do, and what PyTorch keeps for
-    itself.
+    That is objects that know each other, as an engine and its parts do, and what PyTorch keeps for itself.
     """
     gc.collect()
     torch.cuda.empty_cache()

@@ -82,9 +82,7 @@ class Helpers:
     def ask(self, question: bytes) -> bytes:
         """What a process answers. Safe on any thread; the interpreter's lock is not held meanwhile.
 
-        Raises:
-            RefusedError: the task refuses.
-            HelperError: there is no answer. Where the process has ended, the next question goes to another one.
+        Raises `RefusedError` where the task does, and `HelperError` where there is no answer.
         """
         helper, late = self._take(), threading.Event()
         alarm = None if self._wait is None else threading.Timer(self._wait, _stop, (helper, late))

@@ -42,13 +42,9 @@ class DepthLookup:
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """A depth that audits of requests earn (`policies.earned`).
+    """A depth that audits of requests earn (`policies.earned`)."""
 
-    Attributes:
-        start: depths that are read until audits have shown anything; None: nothing is read until then.
-    """
-
-    start: DepthLookup | None = None
+    start: DepthLookup | None = None  # is read until audits have shown anything; None: nothing is until then
 
     def begin(self, prefix: int, canvas: int) -> int:
         """The depth that is read until audits have shown anything."""
