@@ -24,21 +24,31 @@ NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than
 
 @dataclass(eq=False, init=False, slots=True)  # not frozen, as one is made for each step of each request
 class Plan:
-    """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted."""
+    """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
 
-    spans: Spans  # runs of layers, with the rows that are live in them
-    predict: Mask  # positions whose logits are wanted
-    # Positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An empty mask
-    # makes a fill pass, which only writes caches and does not end the step.
+    Attributes:
+        spans: runs of layers, with the rows that are live in them.
+        predict: positions whose logits are wanted.
+        transfer: positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An
+            empty mask makes a fill pass, which only writes caches and does not end the step.
+        sees: row p attends to the positions below sees[p], which never decreases. None: every row attends to all
+            positions. The engine fills it in from the `View`.
+        refreshes: the pass fills or renews caches, in addition to what the policy computes in every pass.
+        hook: what the policy does on the device between layers; None: nothing.
+        predicted: the positions of `predict`.
+        again: the plan repeats the one before.
+        fills: it is a fill pass.
+    """
+
+    spans: Spans
+    predict: Mask
     transfer: Mask | None = None
-    # Row p attends to the positions below sees[p], which never decreases. None: every row attends to all positions. The
-    # engine fills it in from the `View`.
     sees: Reach | None = None
-    refreshes: bool = False  # the pass fills or renews caches, in addition to what the policy computes in every pass
-    hook: LayerHook | None = None  # what the policy does on the device between layers; None: nothing
-    predicted: Positions = field(init=False, repr=False)  # the positions of `predict`
-    again: bool = field(init=False, repr=False)  # the plan repeats the one before
-    fills: bool = field(init=False, repr=False)  # it is a fill pass
+    refreshes: bool = False
+    hook: LayerHook | None = None
+    predicted: Positions = field(init=False, repr=False)
+    again: bool = field(init=False, repr=False)
+    fills: bool = field(init=False, repr=False)
 
     def __init__(
         self,
@@ -77,7 +87,7 @@ class Plan:
 
     @property
     def layers(self) -> int:
-        """Layers covered."""
+        """Number of layers covered."""
         return self.spans.layers
 
     @property
@@ -119,7 +129,7 @@ class Plan:
         return Plan(spans, self.predict, *rest, predicted=self.predicted, again=self.again)
 
     def cut(self, at: int) -> "Plan":
-        """The same plan with a span boundary before layer `at`, 0 <= at <= layers."""
+        """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
         return self.over(self.spans.cut(at))
 
     def refreshed(self, at: int) -> "Plan":
@@ -264,22 +274,25 @@ class View:
 
     @property
     def length(self) -> int:
-        """T."""
+        """Canvas length T."""
         return len(self.noisy)
 
     @property
     def everything(self) -> Mask:
-        """A fresh mask."""
+        """A fresh mask of all positions."""
         return np.ones(self.length, dtype=np.bool_)
 
     @property
     def horizon(self) -> int:
-        """Leading positions that the block's last row sees, so all of its rows; later ones have no effect."""
+        """How many leading positions the current block's rows attend to. Later positions have no effect on them.
+
+        It is what the block's last row sees: no row sees more than a later one (`sees` never decreases).
+        """
         return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
 
     @property
     def first(self) -> Mask:
-        """The current block's first position, a fresh mask."""
+        """A fresh mask of the current block's first position."""
         return self.rows(self.block.start, self.block.start + 1)
 
     @property

@@ -99,7 +99,7 @@ class Span:
 
     @cached_property
     def written_index(self) -> slice | Positions:
-        """Of `written` on the canvas."""
+        """An index of `written` on the canvas."""
         return index_of(np.flatnonzero(self.written))
 
     @cached_property
@@ -114,7 +114,7 @@ class Span:
 
     @cached_property
     def index(self) -> slice | Positions:
-        """Of the live rows on the canvas."""
+        """An index of the live rows on the canvas."""
         return index_of(self.positions)
 
     @cached_property
@@ -219,7 +219,7 @@ class Spans(tuple[Span, ...]):
 
     @cached_property
     def layers(self) -> int:
-        """Layers covered."""
+        """Number of layers covered."""
         return self[-1].layers.stop
 
     @cached_property

@@ -60,27 +60,36 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How the engine runs requests under a policy, as far as plans do not say it."""
+    """How the engine runs requests under a policy, as far as plans do not say it.
 
-    kinds: tuple[ModelKind, ...] = ("masked",)  # kinds of models that the policy is defined for
-    schedule: Schedule = Schedule()  # which passes are run
-    # Further tensors that the device keeps. "outputs" keeps the outputs of attention and feed-forward. "inputs" keeps
-    # the hidden states that enter each layer but the first, as `Span.save` says, until a hook releases them
-    # (`LayerHook.releases_inputs`) or the request ends.
+    A policy that only decides which rows to compute needs none of it.
+
+    Attributes:
+        kinds: kinds of models that the policy is defined for.
+        schedule: which passes are run.
+        keeps: further tensors that the device keeps. "outputs" keeps the outputs of attention and feed-forward.
+            "inputs" keeps the hidden states that enter each layer but the first, as `Span.save` says, until a hook
+            releases them (`LayerHook.releases_inputs`) or the request ends.
+        copies: stored K/V are copied for the request, because some of their rows are recomputed.
+        sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
+            shares committed pages exactly.
+        measure: a number of every predicted row that the device returns (`LastPass.measured`), of the distribution
+            before temperature and filters; None: none.
+        exact: with these plans the model computes what it would without a cache.
+        by_clock: plans depend on step numbers, the block, and an order that is known before the pass. They do not
+            depend on which positions are noisy or settled, or on the last pass, apart from what they predict. The
+            device then chooses positions where it can, and a plan that repeats may be queued while the pass before it
+            runs. False is always right.
+    """
+
+    kinds: tuple[ModelKind, ...] = ("masked",)
+    schedule: Schedule = Schedule()
     keeps: frozenset[Kept] = frozenset()
-    # How requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages" shares
-    # committed pages exactly.
     sharing: Sharing = "prefix"
-    # A number of every predicted row that the device returns (`LastPass.measured`), of the distribution before
-    # temperature and filters; None: none
     measure: RowMeasure | None = None
-    exact: bool = False  # with these plans the model computes what it would without a cache
-    # Plans depend on step numbers, the block, and an order that is known before the pass. They do not depend on which
-    # positions are noisy or settled, or on the last pass, apart from what they predict. The device then chooses
-    # positions where it can, and a plan that repeats may be queued while the pass before it runs. False is always
-    # right.
+    exact: bool = False
     by_clock: bool = False
-    copies: bool = False  # stored K/V are copied for the request, because some of their rows are recomputed
+    copies: bool = False
 
 
 class CachePolicy(ABC):
@@ -106,7 +115,10 @@ class CachePolicy(ABC):
         return self
 
     def within(self, prefix: int) -> "CachePolicy":  # noqa: ARG002
-        """The policy for a request that shares its first `prefix` tokens and leases nothing: `boundary` is 0."""
+        """The policy for a request that shares its first `prefix` tokens, and leases nothing: `boundary` is 0.
+
+        By default the policy as it is without a prefix.
+        """
         return self.without_prefix
 
     def check(self, facts: RequestFacts) -> None:  # noqa: B027 - most policies fit everything
@@ -126,8 +138,8 @@ class CachePolicy(ABC):
     def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002
         """How many leading layers read the K/V of a leased prefix from the store, `boundary` of them at least.
 
-        More is right where its rows restart from stored states alone: their K/V in the next layer are those of the
-        store.
+        More than `boundary` is right where its rows restart from stored states alone: their K/V in the next layer are
+        those of the store.
         """
         return boundary
 
@@ -153,17 +165,24 @@ class CachePolicy(ABC):
 
 
 class Around(CachePolicy):
-    """A policy around an `inner` one, which answers what it does not say itself."""
+    """A policy around an inner one, which answers what it does not say itself.
+
+    Attributes:
+        inner: the inner policy.
+    """
 
     __slots__ = ()
     inner: CachePolicy
 
     @property
     def without_prefix(self) -> CachePolicy:
+        """The inner policy."""
         return self.inner
 
     def check(self, facts: RequestFacts) -> None:
+        """Raise `ConfigError` where the inner policy cannot work on this model or with this sampler."""
         self.inner.check(facts)
 
     def guides(self, step: int) -> bool:
+        """Whether the unconditional canvas runs in `step` under the inner policy."""
         return self.inner.guides(step)

@@ -21,7 +21,10 @@ def percent(prefix: int, canvas: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DepthLookup:
-    """Depth b over prefix ratio r in percent (BiCache section 5.1). Raises `ConfigError` unless both increase."""
+    """Depth b over prefix ratio r in percent, increasing in both (BiCache section 5.1).
+
+    Raises `ConfigError` where the entries are not increasing.
+    """
 
     entries: Mapping[int, int]  # depths by prefix ratio in percent
 
