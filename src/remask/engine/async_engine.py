@@ -168,11 +168,11 @@ class AsyncEngine:
         """
         self._check_open()
         work = Counter[str]()
-        for request in pending:
-            work[request.request.owner.client] += request.row_layers
+        for item in pending:
+            work[item.request.owner.client] += item.row_layers
         for client, row_layers in work.items():
             self.check_room(client, len(pending), row_layers)
-        ids = [request.request.id for request in pending]
+        ids = [item.request.id for item in pending]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         self._client_work += work

@@ -121,11 +121,11 @@ class Member(Protocol):
 
     id: str  # of the request, or of the one that caused a prefix pass
     owner: Owner  # the client and body that it belongs to, for fair turns
-    canvases: tuple[CanvasState, ...]  # its canvases
+    canvases: tuple[CanvasState, ...]
     # Members of a pass stand in this order: prefix passes, then neighbours that share an adapter or a prefix
     place: tuple[int, str, tuple[int, int]]
     turn: Turn | None  # its next turn, once that is planned
-    readers: tuple[Reader, ...]  # its readers
+    readers: tuple[Reader, ...]
     # The device may choose its positions, and its next pass may be planned before the last one is read
     foreseeable: bool
     ready: bool  # all K/V that it reads are computed

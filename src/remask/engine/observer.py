@@ -34,7 +34,7 @@ class Observers:
         """`runner` is the engine's own, and `model` what it runs, without graphs."""
         self._own, self._model = runner, model
         self._runners: dict[EngineObserver, Runner] = {}
-        self.attached: list[EngineObserver] = []  # all of them
+        self.attached: list[EngineObserver] = []
         self.runner = runner  # what runs passes: that of the last observer that has one, else the engine's own
         self.wait = False  # whether any of them waits
 

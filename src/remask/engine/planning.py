@@ -123,7 +123,7 @@ class PassPlanner:
     """Plans the passes of one request."""
 
     pending: PendingRequest  # what the request was before it began
-    policy: CachePolicy  # the cache policy
+    policy: CachePolicy
     end: ResponseEnd  # knows where the response ends
     readers: Sequence[Reader]  # may say what is predicted
     first_step: int = 0  # the step at which the canvas got its present length, from which the policy counts
@@ -222,7 +222,7 @@ class StepLimits:
 
     budget: int | None = None  # row-layers
     max_refreshes: int | None = None  # items that refresh
-    canvases: int | None = None  # canvases
+    canvases: int | None = None
     share: int | None = None  # row-layers of one client's items, while items of other clients are ready too
     rows: int | None = None  # rows in any layer, by the memory of the device
 

@@ -47,7 +47,7 @@ class StoredPart:
     parent: str | None
     tokens: int  # from the first of the canvas to its last, those of its ancestors included
     readers: tuple[str, ...]  # ids of the running requests that read it
-    table: PageTable  # its pages
+    table: PageTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class RequestRecord:
     """What a request has done so far, for its result."""
 
     usage: Usage  # the work of its passes
-    trace: list[Transfer] = field(default_factory=list)  # its transfers
+    trace: list[Transfer] = field(default_factory=list)
     given: int = 0  # leading response tokens that were final from the start
     # Seconds from its arrival to the first final response token after the given ones
     first_settled: float | None = None
@@ -70,7 +70,7 @@ class RunningRequest(Member):
             start = Start(canvas, pending.response, pending.decoding.total_steps, shape, request.readers)
             readers = readers_of(start, self.decoder, policy, request.params)
         self.end: ResponseEnd = end  # looks for the end of the response
-        self.readers: tuple[Reader, ...] = readers  # its readers
+        self.readers: tuple[Reader, ...] = readers
         self.planner = PassPlanner(pending, policy, self.end, self.readers, pending.decoding.first_step)
         self.turn: Turn | None = None  # its next turn, once that is planned
         self.closing = self.done = self.ended = False

@@ -76,12 +76,12 @@ class Record:
         layers: of the model.
         bound: nats up to which predictions count as unmoved.
         alarm: nats of one audit that end what earlier ones have proven.
-        common: layers that a prefix without audits of its own may read. Any thread may read it.
     """
 
     def __init__(self, layers: int, bound: float) -> None:
         self.layers, self.bound, self.alarm = layers, bound, ALARM * bound
-        self.unaudited = self.common = 0  # requests that have read the store since the last audit
+        self.unaudited = 0  # requests that have read the store since the last audit
+        self.common = 0  # layers that a prefix without audits of its own may read; any thread may ask
         self._by_depth: dict[int, deque[Audited]] = {}
         self._prefixes: set[int] = set()  # of the audits that count
         self._estimates: dict[int | None, dict[int, Estimate]] = {}  # since the last audit

@@ -38,7 +38,7 @@ _EXPECTED = "a frozen dataclass derived from remask.policies.base.CachePolicy wh
 class PolicyType:
     """A policy class, and what specs may say about it. All of it follows from the class."""
 
-    make: type[CachePolicy]  # the class
+    make: type[CachePolicy]
     # Names in `cache_config`, and the fields that they set. A field's name is its setting's name, unless the field has
     # `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown where it has that value.
     settings: Mapping[str, str]

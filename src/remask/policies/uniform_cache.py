@@ -98,7 +98,7 @@ class UniformCache(Blockwise):
         return Traits(("uniform",), Schedule("within_block", blockwise=True), keeps, by_clock=not keeps)
 
     def plan(self, view: View) -> Plan:
-        """At borders perhaps not all rows are computed."""
+        """As in every block-wise policy, but at borders where not all rows are computed."""
         begun = view.block if view.decoding.fresh is None else view.decoding.fresh
         # All rows are computed in the first step, and where the scope of a correction begins, behind the prompt.
         if self.border == "full" or view.block_step > 0 or view.step == 0 or begun.start == view.prompt:
