@@ -11,8 +11,8 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState
 from remask.engine.engine import Engine
+from remask.engine.pack import Items
 from remask.engine.request import Request
-from remask.engine.runner import Items
 from remask.engine.running import RunningRequest
 from remask.errors import IntegrityError
 from remask.plan.canvas import Canvas

@@ -15,8 +15,9 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.observer import EngineObserver
 from remask.engine.overlap import plan_ahead
+from remask.engine.pack import Items
 from remask.engine.request import Request
-from remask.engine.runner import Items, Ran
+from remask.engine.runner import Ran
 from remask.errors import ConfigError
 from remask.plan.plan import Plan, View
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse

@@ -18,7 +18,8 @@ from remask.engine.canvas_state import SlotTable, predicting_rows
 from remask.engine.engine import Engine
 from remask.engine.member import Turn
 from remask.engine.observer import EngineObserver
-from remask.engine.runner import Items, Ran, Runner
+from remask.engine.pack import Items
+from remask.engine.runner import Ran, Runner
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.machine.transfers import Arrival

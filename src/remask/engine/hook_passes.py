@@ -7,14 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.engine.canvas_state import CanvasState
+from remask.engine.pack import Items
 from remask.model.pool import Pool
 from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.plan.plan import Plan
 from remask.policies.on_device import DeviceHook
-
-Items = list[tuple[CanvasState, Plan]]
 
 
 class LayerRunner(Protocol):

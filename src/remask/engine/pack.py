@@ -23,6 +23,8 @@ from remask.plan.plan import Plan, Reach
 from remask.plan.spans import Mask, Span, Spans, crossing, starts_of
 from remask.store.pages import PageRange
 
+Items = list[tuple[CanvasState, Plan]]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -61,7 +63,7 @@ class Packer:
         self._layouts: deque[_Layout] = deque(maxlen=2)  # the last one first
         self.reused = 0  # passes that reused a layout
 
-    def pack(self, items: Sequence[tuple[CanvasState, Plan]], first: int = 0) -> StepBatch:
+    def pack(self, items: Items, first: int = 0) -> StepBatch:
         """As the function `pack`. Layouts that start at a later layer are not kept."""
         if first:
             return pack(items, self.target, first)
@@ -75,7 +77,7 @@ class Packer:
         self._layouts.appendleft(layout)
         return layout.fill(items, self.target, self.token_buffer)
 
-    def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
+    def pack_layer(self, items: Items, layer: int) -> Stage:
         """The stage of `layer` >= 1 alone, which continues with the rows that leave the layer before."""
         before, parts = _parts(items, layer - 1, self.target), _parts(items, layer, self.target)
         return _stage(range(layer, layer + 1), parts, before, None, self.target)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from remask.engine.canvas_state import Move, TokenBuffer
 from remask.engine.capacity import logit_rows
-from remask.engine.hook_passes import Items, run_layers, with_choices
+from remask.engine.hook_passes import run_layers, with_choices
 from remask.engine.member import Reads, Scores, Share, Turn
-from remask.engine.pack import Packer, Target
+from remask.engine.pack import Items, Packer, Target
 from remask.machine.device import exhausts, is_fatal
 from remask.machine.transfers import Arrival, send
 from remask.model.graphs import Graphs
@@ -97,17 +97,16 @@ class LaunchedPass:
         return [turn for turn in ran if turn not in self.speculative and not turn.member.ended]
 
 
-class Runner:
-    """Runs passes of one model over one pool on the device, and reads their logits."""
+class Runner(Packer):
+    """Packs and runs passes of one model over one pool on the device, and reads their logits."""
 
     def __init__(self, model: Transformer, pool: Pool, *, overlap: bool = False, graphs: Graphs | None = None) -> None:
         """With `overlap` tokens are kept on the device; `graphs` over `pool` repeat the layers that they can."""
         self.model, self.pool = model if graphs is None else model.with_graphs(graphs), pool
-        self.token_buffer = TokenBuffer(pool.spare, model.device) if overlap else None
-        self._logit_rows = logit_rows(model.config)
         shape = model.config
+        self._logit_rows = logit_rows(shape)
         target = Target(model.device, model.arithmetic.invariant, shape.sliding, roles=shape.self_conditioning)
-        self._packer = Packer(target, self.token_buffer)
+        super().__init__(target, TokenBuffer(pool.spare, model.device) if overlap else None)
 
     @torch.inference_mode()
     def run(self, items: Items) -> tuple[Tensor, Items]:
@@ -145,18 +144,6 @@ class Runner:
                 if plan is not before or number in revised:  # a refreshed plan starts over
                     state.ledger.revise(plan)
             raise
-
-    def pack(self, items: Items, first: int = 0) -> StepBatch:
-        """`items` as one batch from layer `first` on."""
-        return self._packer.pack(items, first)
-
-    def pack_layer(self, items: Items, layer: int) -> Stage:
-        """See `Packer.pack_layer`."""
-        return self._packer.pack_layer(items, layer)
-
-    def forget(self) -> None:
-        """Drop what is kept of the last passes."""
-        self._packer.forget()
 
     def before_layer(
         self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
