@@ -126,14 +126,6 @@ def test_logits_are_those_of_peft_alone_and_in_a_mixed_batch(name: str) -> None:
     assert [bool(distance > 0.1) for distance in apart] == [True, False, True, True, False]
 
 
-@pytest.mark.parametrize("name", RAW)
-def test_one_adapter_for_all_rows(name: str) -> None:
-    model, own = family(name).model, canvas(3)
-    found = logits(model.with_adapter("two"), [(None, own)])[0]
-    torch.testing.assert_close(found, oracle(name, "two", own), atol=1e-5, rtol=1e-5)
-    assert model.adapter is None
-
-
 def test_in_bfloat16_it_loses_about_as_much_as_merged_weights() -> None:
     rounded = family("dream", torch.bfloat16)
     for adapter in ADAPTERS:

@@ -72,7 +72,7 @@ def test_heads(heads: int, groups: int, dim: int, turned: int | None, norm: Any,
     x = torch.randn(rows, config.hidden).to(dtype)
     cos, sin = model.turned_by(0, torch.arange(2, 2 + rows))
     with torch.inference_mode():
-        turned_heads, values = model._project(x, 0, range(heads + 2 * groups), cos, sin)
+        turned_heads, values = model._project(x, 0, range(heads + 2 * groups), (cos, sin))
         k, v = (torch.full((9, groups, dim), torch.nan).to(dtype) for _ in range(2))
         slots = torch.tensor([4, 0, -1, 8, 2])
         q = kernels(config).heads(F.linear(x, w.qkv, w.qkv_bias), w, cos, sin, k, v, slots)

@@ -45,7 +45,7 @@ def queries(model: Transformer, x: Tensor, positions: Tensor) -> tuple[Tensor, T
     """Before and after RoPE."""
     w, heads = model.weights.layers[0], model.config.heads
     plain = model.arithmetic.linear(x, w.qkv[: heads * model.config.head_dim])
-    found, _ = model._project(x, 0, range(heads), *model.turned_by(0, positions))
+    found, _ = model._project(x, 0, range(heads), model.turned_by(0, positions))
     return plain.view_as(found), found
 
 

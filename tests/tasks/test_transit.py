@@ -26,7 +26,7 @@ def test_prompt_is_one_loop(rows: int) -> None:
     seen = []
     for _ in range(rows):
         seen.append(stop)
-        stop = prompt.next_stop[stop]
+        stop = dict(prompt.rows)[stop]
     assert len(set(seen)) == rows
     assert stop == seen[0]
 

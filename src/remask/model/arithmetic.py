@@ -53,8 +53,8 @@ class Arithmetic:
         """The function `of` `x` [N, K], a part of the columns of another tensor, in place."""
         if of == "silu":
             return F.silu(x, inplace=True)
-        changed: Tensor = torch.ops.aten.gelu_(x, approximate="none" if of == "gelu" else "tanh")
-        return changed
+        torch.ops.aten.gelu_(x, approximate="none" if of == "gelu" else "tanh")
+        return x
 
     def placed(self, x: Tensor) -> Tensor:
         """`x`, or a copy at an address on which no result depends."""
@@ -83,9 +83,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rope(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin of all positions, [max_length, 1, R / 2] with R turned channels, computed in float32."""
     cos, sin = angles(config, torch.arange(config.max_length, device=device))
-    kept = torch.promote_types(dtype, torch.float32) if config.rope_float32 else dtype
+    dtype = torch.promote_types(dtype, torch.float32) if config.rope_float32 else dtype
     gain = 1.0 if config.rope_scaling is None else config.rope_scaling.gain
-    return (cos * gain).to(kept), (sin * gain).to(kept)
+    return (cos * gain).to(dtype), (sin * gain).to(dtype)
 
 
 def query_growth(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Tensor | None:
@@ -116,9 +116,9 @@ def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
     if scaling.kind == "proportional":
         turning = torch.arange(turned // 2, device=device) < int(scaling.share * turned // 2)
         return torch.where(turning, plain / scaling.factor, 0.0)
-    kept = torch.zeros_like(plain)  # the share of each that is not slowed
+    share = torch.zeros_like(plain)  # of each, that is not slowed
     if scaling.kind == "llama3":
-        kept = (plain * scaling.length / math.tau - scaling.slow) / (scaling.fast - scaling.slow)
+        share = (plain * scaling.length / math.tau - scaling.slow) / (scaling.fast - scaling.slow)
     elif scaling.kind == "yarn":
         ends = [
             turned * math.log(scaling.length / (turns * math.tau)) / (2 * math.log(base))
@@ -126,6 +126,6 @@ def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
         ]
         first, last = (math.floor(ends[0]), math.ceil(ends[1])) if scaling.whole else ends
         first, last = max(first, 0), min(last, turned - 1)
-        kept = 1 - (torch.arange(turned // 2, device=device) - first) / ((last - first) or 1e-3)
-    kept = kept.clamp(0, 1)
-    return plain * kept + plain / scaling.factor * (1 - kept)
+        share = 1 - (torch.arange(turned // 2, device=device) - first) / ((last - first) or 1e-3)
+    share = share.clamp(0, 1)
+    return plain * share + plain / scaling.factor * (1 - share)

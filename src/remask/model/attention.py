@@ -24,7 +24,6 @@ class Attention(Protocol):
 
         `sink` is a key and a value, [kv_heads, Dh] each. Every row attends to it and to its slots.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +68,15 @@ class SizedAttention(Attention, Protocol):
 
     def size(self, work: WorkList, heads: int, groups: int, *, sink: bool = False) -> ListSize:
         """The size of `work`, for rows with a `sink` or without one."""
-        ...
 
     def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
         """`work` as it is read on the device, int32: arrays of `size.lengths`, one after the other."""
-        ...
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
         """As a call, of the list that stands in `numbers`. Rows of `q` [size.rows, ...] in no unit get any result.
 
         Raises `ValueError` where there is a sink of which `size` was not told.
         """
-        ...
 
 
 Doubles: TypeAlias = NDArray[np.float64]
@@ -97,23 +93,24 @@ class NumpyAttention:
         self.cap = cap
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        """See `Attention`."""
-        queries, slots = _doubles(q), torch.from_numpy(work.slots).to(k.device)
-        keys, values = (_doubles(kept[slots.long()]) for kept in (k, v))
+        queries, slots = _doubles(q), torch.from_numpy(work.slots).to(k.device).long()
+        keys, values = _doubles(k[slots]), _doubles(v[slots])
         outputs = np.zeros((work.outputs, *queries.shape[1:]))
         sums = np.full((work.outputs, queries.shape[1]), -np.inf)
         for row, rows, slot, count, first in work.units.tolist():
             reach = np.full(rows, count) if work.reach is None else work.reach[first : first + rows]
             skip = np.zeros_like(reach) if work.skip is None else work.skip[first : first + rows]
             part = slice(slot, slot + count)
-            partial = self._partial(queries[row : row + rows], keys[part], values[part], reach, skip)
-            outputs[first : first + rows], sums[first : first + rows] = partial
+            those = slice(first, first + rows)
+            outputs[those], sums[those] = self._partial(
+                queries[row : row + rows], keys[part], values[part], reach, skip
+            )
         owners = work.owners
         if sink is not None:
-            key, value = (_doubles(one)[None] for one in sink)
-            every = np.ones(len(queries), dtype=np.int32)
-            own, score = self._partial(queries, key, value, every, every - 1)
-            outputs, sums = np.concatenate([outputs, own]), np.concatenate([sums, score])
+            key, value = (_doubles(vector)[None] for vector in sink)
+            ones = np.ones(len(queries), dtype=np.int32)
+            partial, score = self._partial(queries, key, value, ones, ones - 1)
+            outputs, sums = np.concatenate([outputs, partial]), np.concatenate([sums, score])
             owners = np.concatenate([owners, np.arange(len(queries), dtype=np.int32)])
         return torch.from_numpy(_merged(outputs, sums, owners, len(queries))).to(q.device, q.dtype).flatten(1)
 
@@ -124,14 +121,14 @@ class NumpyAttention:
         """
         n, heads, dim = q.shape
         groups = k.shape[1]
-        each = heads // groups
+        share = heads // groups
         # [kv heads, n * query heads of the kv head, Dh]
-        rows = q.reshape(n, groups, each, dim).transpose(1, 0, 2, 3).reshape(groups, n * each, dim)
+        rows = q.reshape(n, groups, share, dim).transpose(1, 0, 2, 3).reshape(groups, n * share, dim)
         scores = rows @ k.transpose(1, 2, 0) / math.sqrt(dim)
         if self.cap is not None:
             scores = self.cap * np.tanh(scores / self.cap)
         place = np.arange(len(k))
-        unseen = (place >= np.repeat(reach, each)[:, None]) | (place < np.repeat(skip, each)[:, None])
+        unseen = (place >= np.repeat(reach, share)[:, None]) | (place < np.repeat(skip, share)[:, None])
         scores[:, unseen] = -np.inf
         top = scores.max(axis=-1, keepdims=True)
         top[np.isneginf(top)] = 0  # of a row that sees none of these slots
@@ -141,7 +138,7 @@ class NumpyAttention:
             sums = top + np.log(total)
         out = weights @ v.transpose(1, 0, 2) / np.where(total == 0, 1, total)
         out, sums = (
-            part.reshape(groups, n, each, width).transpose(1, 0, 2, 3).reshape(n, heads, width)
+            part.reshape(groups, n, share, width).transpose(1, 0, 2, 3).reshape(n, heads, width)
             for part, width in ((out, v.shape[-1]), (sums, 1))
         )
         return out, sums[..., 0]
@@ -175,18 +172,18 @@ def attend_near(
     wide, groups, dim = torch.promote_types(q.dtype, torch.float32), k.shape[1], q.shape[2]
     offsets, parts = torch.arange(-reach, reach + 1, device=q.device), [q[:0].flatten(1)]
     for rows, places in zip(torch.split(q, ROWS), torch.split(near.places, ROWS, 1), strict=True):
-        own, first, end = places[:, :, None]
-        at = own + offsets
+        centre, first, end = places[:, :, None]
+        at = centre + offsets
         seen = (at >= first) & (at < end)
         # What a row does not see may be unwritten, so its own slot is read instead.
-        slots = near.slots[torch.where(seen, at, own)]
-        keys, values = (kept[slots].to(wide) for kept in (k, v))
+        slots = near.slots[torch.where(seen, at, centre)]
+        keys, values = k[slots].to(wide), v[slots].to(wide)
         if sink is not None:
             seen = F.pad(seen, (0, 1), value=True)
-            alike = (one.to(wide).expand(len(rows), 1, -1, -1) for one in sink)
+            alike = (vector.to(wide).expand(len(rows), 1, -1, -1) for vector in sink)
             keys, values = (torch.cat(pair, 1) for pair in zip((keys, values), alike, strict=True))
-        asking = rows.to(wide).view(len(rows), groups, -1, dim) * (1 / math.sqrt(dim))
-        scores = torch.einsum("ngsd,nwgd->ngsw", asking, keys)
+        queries = rows.to(wide).view(len(rows), groups, -1, dim) * (1 / math.sqrt(dim))
+        scores = torch.einsum("ngsd,nwgd->ngsw", queries, keys)
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)
         weights = scores.masked_fill(~seen[:, None, None], -math.inf).softmax(-1)

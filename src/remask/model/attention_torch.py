@@ -49,8 +49,8 @@ class Unit:
         unseen = None
         for limit, compare in ((self.reach, torch.ge), (self.skip, torch.lt)):
             if limit is not None:
-                own = compare(torch.arange(start, start + count, device=limit.device), limit[rows, None])
-                unseen = own if unseen is None else unseen | own
+                beyond = compare(torch.arange(start, start + count, device=limit.device), limit[rows, None])
+                unseen = beyond if unseen is None else unseen | beyond
         return unseen
 
 
@@ -64,7 +64,7 @@ def units_of(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
         turn = int(turns[row : row + rows].max(initial=0))
         turns[row : row + rows] = turn + 1
         in_place = len(run_edges(slots)) == 2
-        reach, skip = (None if own is None else own[output : output + rows] for own in (work.reach, work.skip))
+        reach, skip = (None if limit is None else limit[output : output + rows] for limit in (work.reach, work.skip))
         units.append(
             Unit(
                 rows=slice(row, row + rows),
@@ -139,7 +139,6 @@ class TorchAttention:
         self.cap, self.fused = cap, fused and cap is None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        """See `Attention`."""
         fused = self.fused and sink is None
         width = k.shape[1] * k.shape[2]
         units = work.once(_in_place, q.device, width if fused and q.device.type == "cpu" else None)
@@ -157,12 +156,12 @@ class TorchAttention:
             if alone:
                 out[unit.rows] = _fused(q[unit.rows], k, v, unit).to(out.dtype)
                 continue
-            for number, (part, own) in enumerate(self._parts(precise[unit.rows], k, v, unit)):
+            for number, partial in enumerate(self._parts(precise[unit.rows], k, v, unit)):
                 if unit.turn == number == 0:
-                    out[unit.rows], sums[unit.rows] = part, own
+                    out[unit.rows], sums[unit.rows] = partial
                     continue
                 merged = out[unit.rows], sums[unit.rows]
-                _merge(*merged, part, own)
+                _merge(*merged, *partial)
                 if not isinstance(unit.rows, slice):  # copies
                     out[unit.rows], sums[unit.rows] = merged
         if sink is not None:
@@ -172,7 +171,7 @@ class TorchAttention:
     def _sink(self, q: Tensor, sink: Sink) -> tuple[Tensor, Tensor]:
         """The result of rows [N, heads, Dh] that see the sink alone, [heads, Dh], and its scores [N, heads]."""
         share = q.shape[1] // len(sink[0])
-        key, value = (one.to(q.dtype).repeat_interleave(share, dim=0) for one in sink)
+        key, value = (vector.to(q.dtype).repeat_interleave(share, dim=0) for vector in sink)
         scores = torch.bmm(q.transpose(0, 1), key[..., None])[..., 0].t() * (1 / math.sqrt(q.shape[2]))
         return value, scores if self.cap is None else scores.div_(self.cap).tanh_().mul_(self.cap)
 
@@ -182,7 +181,7 @@ class TorchAttention:
             whole = unit.number > 1 or (isinstance(unit.keys, slice) and k.dtype == q.dtype)
             count = unit.count if whole else PIECE
             for start in range(0, unit.count, count):
-                yield _fused_part(q, *(_slots(kept, unit, q.dtype, start, count) for kept in (k, v)))
+                yield _fused_part(q, *(_slots(cache, unit, q.dtype, start, count) for cache in (k, v)))
         else:
             yield self._tiled(q, k, v, unit)
 
@@ -199,12 +198,11 @@ class TorchAttention:
         room = q.new_empty(deep * tall * wide)  # for the scores of a tile; new memory each time would cost more
         for group in range(0, groups, deep):
             these = slice(group, group + deep)
-            keys, values = (_slots(kept[:, these], unit, q.dtype)[0] for kept in (k, v))
+            keys, values = (_slots(cache[:, these], unit, q.dtype)[0] for cache in (k, v))
             tiles = list(zip(torch.split(keys.transpose(1, 2), wide, 2), torch.split(values, wide, 1), strict=True))
             for row in range(0, rows.shape[1], tall):
-                part = these, slice(row, row + tall)
-                own = slice(row // share, (row + tall) // share)
-                self._tile(rows[part], tiles, unit, own, room, out[part], sums[part])
+                part, of_unit = (these, slice(row, row + tall)), slice(row // share, (row + tall) // share)
+                self._tile(rows[part], tiles, unit, of_unit, room, out[part], sums[part])
         return _unfolded(out[None], len(q)), _unfolded(sums[None, ..., None], len(q))[..., 0]
 
     def _tile(
@@ -212,12 +210,12 @@ class TorchAttention:
         q: Tensor,
         tiles: Sequence[tuple[Tensor, Tensor]],
         unit: Unit,
-        own: slice,
+        of_unit: slice,
         room: Tensor,
         out: Tensor,
         sums: Tensor,
     ) -> None:
-        """Attention of the rows `own` of `unit` to all slots, a tile at a time, into `out` [g, r, Dh], `sums` [g, r].
+        """Attention of the rows `of_unit` to all slots, a tile at a time, into `out` [g, r, Dh], `sums` [g, r].
 
         `q` [g, r, Dh] is scaled, and divided by the cap. `tiles` are keys [g, Dh, m] and values [g, m, Dh]. Scores are
         made in `room`.
@@ -233,7 +231,7 @@ class TorchAttention:
             torch.bmm(q, keys, out=scores)
             if self.cap is not None:
                 scores.tanh_().mul_(self.cap)
-            unseen = unit.unseen(seen, count, own)
+            unseen = unit.unseen(seen, count, of_unit)
             if unseen is not None:
                 scores.view(len(q), len(unseen), -1, count).masked_fill_(unseen[:, None], -math.inf)
             if shifted:
@@ -256,10 +254,10 @@ def _nothing(x: Tensor) -> float:
     return torch.finfo(x.dtype).min / 4
 
 
-def _merge(out: Tensor, sums: Tensor, part: Tensor, own: Tensor) -> None:
-    """Merge results `part` with log-sum-exps `own` into `out` [n, heads, Dh] and `sums` [n, heads], in place."""
-    out.lerp_(part, torch.sigmoid(own - sums)[..., None])
-    torch.logaddexp(sums, own, out=sums)
+def _merge(out: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) -> None:
+    """Merge results `part` with log-sum-exps `part_sums` into `out` [n, heads, Dh] and `sums` [n, heads], in place."""
+    out.lerp_(part, torch.sigmoid(part_sums - sums)[..., None])
+    torch.logaddexp(sums, part_sums, out=sums)
 
 
 def _in_place(work: WorkList, device: torch.device, width: int | None) -> tuple[Unit, ...]:
@@ -288,8 +286,8 @@ def _fused_part(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor
     return _unfolded(out, q.shape[0]), _unfolded(sums[..., None], q.shape[0])[..., 0]
 
 
-def _slots(kept: Tensor, unit: Unit, dtype: torch.dtype, start: int = 0, count: int | None = None) -> Tensor:
-    """K or V `kept` [pool, kv_heads, Dh] at `count` slots of a unit from `start` on, or at those up to the last.
+def _slots(cache: Tensor, unit: Unit, dtype: torch.dtype, start: int = 0, count: int | None = None) -> Tensor:
+    """K or V, `cache` [pool, kv_heads, Dh], at `count` slots of a unit from `start` on, or at those up to the last.
 
     A run is read in place, and scattered slots are copied. Of joined units all slots are read. Returns them in `dtype`,
     [number, kv_heads, slots, Dh].
@@ -298,10 +296,10 @@ def _slots(kept: Tensor, unit: Unit, dtype: torch.dtype, start: int = 0, count: 
     if number == 1 and count is not None:
         stop = min(start + count, stop)
     if isinstance(keys, slice):
-        found = kept[keys.start + start : keys.start + stop]
+        part = cache[keys.start + start : keys.start + stop]
     else:
-        found = kept.index_select(0, keys if number > 1 else keys[start:stop])
-    return found.to(dtype).view(number, -1, *kept.shape[1:]).transpose(1, 2)
+        part = cache.index_select(0, keys if number > 1 else keys[start:stop])
+    return part.to(dtype).view(number, -1, *cache.shape[1:]).transpose(1, 2)
 
 
 def _folded(q: Tensor, groups: int, number: int = 1) -> Tensor:

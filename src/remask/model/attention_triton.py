@@ -40,7 +40,6 @@ class TritonAttention:
         self.cap = cap
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        """See `Attention`."""
         if not len(q):
             return q.flatten(1)
         heads, groups = q.shape[1], k.shape[1]
@@ -75,7 +74,7 @@ class TritonAttention:
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), **options,
         )  # fmt: skip
         if size.merged:
-            keys, values = (q, q) if sink is None else (one.contiguous() for one in sink)
+            keys, values = (q, q) if sink is None else (vector.contiguous() for vector in sink)
             tiles, options = merge_options(heads, groups, dim, capped=capped, sink=sink is not None)
             launch(
                 _merge, (rows, tiles),
@@ -121,8 +120,8 @@ def _cut(work: WorkList, heads: int, groups: int) -> WorkList:
     """Units of which a program computes one each, for each of the `groups` of K and V."""
     tall = _tall(heads // groups)
     tiles = -(-work.units[:, ROWS].astype(np.int64) // tall)
-    each = int((tiles * work.units[:, SLOTS]).sum()) * groups // PROGRAMS  # slots, if all programs had as many
-    return work.cut(tall, (each // PIECE + 1) * PIECE)
+    even = int((tiles * work.units[:, SLOTS]).sum()) * groups // PROGRAMS  # slots, if all programs had as many
+    return work.cut(tall, (even // PIECE + 1) * PIECE)
 
 
 def _size(work: WorkList, heads: int, groups: int, sink: bool) -> ListSize:

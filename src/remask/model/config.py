@@ -24,7 +24,6 @@ class Router:
         groups: number of groups of equal size that consecutive experts form.
         kept_groups: number of groups that experts are chosen from: those whose two best experts have the largest sum.
         normalise: the weights of a row are divided by their sum.
-        scale: factor of the weights.
         pool: experts that the rows of a routing block choose from: those with the largest score of any of its rows; 0:
             all. Every pass then holds whole routing blocks.
         block: rows of a routing block, at consecutive positions from a multiple of it on.
@@ -53,7 +52,6 @@ class Mixture:
         intermediate: width of each.
         shared: width of the shared expert; 0: none.
         dense_layers: layers, ascending, that have an MLP of `ModelConfig.intermediate` in place of the mixture.
-        router: how experts are chosen.
         normed: router and routed experts read what enters the feed-forward through norms of their own. What they give
             is normed, and so is what the shared expert gives; each expert's weight has a learned factor (Gemma 4).
     """
@@ -77,8 +75,7 @@ class Sliding:
         rope_theta: base of RoPE in these layers, whose positions are not scaled.
         behind: a row attends to so many positions before its block, and to all after them that it would see in another
             layer. Rows of a block are those that see equally far; a causal row is a block of its own.
-        kv_heads: key and value heads of these layers; None: as many as others have.
-        head_dim: width of their heads; None: as in other layers.
+        kv_heads, head_dim: of these layers; None: as in others.
     """
 
     layers: tuple[int, ...]
@@ -122,18 +119,15 @@ class ModelConfig:
     """Shape of a pre-norm transformer.
 
     Attributes:
-        family: name of the model's family.
         intermediate: width of a dense layer's MLP; 0 where no layer is dense.
         max_length: positions of the longest canvas.
         mask_id: the mask token; -1: the model has none.
         stop_ids: tokens that end a response when they settle.
-        qkv_bias: the projections to queries, keys and values have a bias.
         tied: the output matrix is the embedding.
         shift: the row p - shift predicts position p: 0 for LLaDA, 1 for Dream.
         kind: how the model is denoised, and what a row attends to.
         qk_norm: RMS norm of queries and keys before RoPE: of each head ("head"), or of all heads together ("whole").
         rotary_dim: leading channels of each head that RoPE turns; None: all.
-        rope_scaling: how RoPE is stretched to longer canvases; None: not at all.
         rope_float32: RoPE is computed in float32 whatever the model's dtype, and rounded once. Else its cosines and
             sines are rounded to that dtype first.
         sink: every row of every layer also attends to a key and a value without RoPE, which are "learned", or "zero",
@@ -148,7 +142,6 @@ class ModelConfig:
         embed_norm: the embedding is normed, and the attention of the first layer has no norm of its own.
         embed_scale: factor of the embedding where it enters the first layer.
         head_dense: predicted rows pass through a square matrix, GELU and a norm before the output matrix.
-        head_bias: the output matrix has a bias.
         logit_cap: logits z become cap * tanh(z / cap), in float32 at least.
         mlp: "swiglu", "geglu", "geglu_tanh" (GELU by its approximation), or "relu2" for a squared ReLU without a gate.
         mlp_bias: both matrices of the MLP have a bias; "relu2" only.
@@ -161,10 +154,8 @@ class ModelConfig:
             predicted, as the expected embedding, through an MLP of `intermediate` (DiffusionGemma).
         block_length: the block that a block-causal model was trained with, where its checkpoint says so.
         edit_tokens: the tokens by which a block-causal model deletes and inserts places of its block (LLaDA2.2).
-        noise: the noise process of a uniform model.
         structured_attention: clean rows of a uniform model attend to clean rows alone (GIDD). False: every row attends
             to everything.
-        sampling: the family's defaults of sampling parameters.
     """
 
     family: str
@@ -240,14 +231,14 @@ class ModelConfig:
 
     def _attention(self, layer: int) -> int:
         """Number of weights of `layer` that are not those of its matrices behind attention."""
-        own = self.shape_of(layer)
-        q, kv = own.heads * own.head_dim, own.kv_heads * own.head_dim
+        shape = self.shape_of(layer)
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         values = not (self.tied_values and not self.slides(layer))
         count = self.hidden * (2 * q + (1 + values) * kv + 2 + 2 * self.post_norms) + 2 * self.layer_scales
         if self.qkv_bias:
             count += q + 2 * kv
         if self.qk_norm is not None:
-            count += 2 * own.head_dim if self.qk_norm == "head" else q + kv
+            count += 2 * shape.head_dim if self.qk_norm == "head" else q + kv
         if self.sink == "learned":
             count += 2 * kv
         if self.mlp_bias:
@@ -277,8 +268,8 @@ class ModelConfig:
     @property
     def activation(self) -> Activation:
         """The function of the gate of an MLP that has one."""
-        found: dict[str, Activation] = {"geglu": "gelu", "geglu_tanh": "gelu_tanh"}
-        return found.get(self.mlp, "silu")
+        gates: dict[str, Activation] = {"geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+        return gates.get(self.mlp, "silu")
 
     def slides(self, layer: int) -> bool:
         """Whether rows of `layer` see their neighbours alone."""
@@ -296,8 +287,7 @@ class ModelConfig:
     @property
     def kv_numbers(self) -> int:
         """Numbers of K and V that a token has in all layers together."""
-        own = map(self.shape_of, range(self.layers))
-        return 2 * sum(shape.kv_heads * shape.head_dim for shape in own)
+        return 2 * sum(shape.kv_heads * shape.head_dim for shape in map(self.shape_of, range(self.layers)))
 
     def window(self, layer: int) -> int | None:
         """How many positions a row of `layer` sees to each side; None: all."""
@@ -322,7 +312,7 @@ class ModelConfig:
         )
 
     def widths(self, item: int) -> Widths:
-        """The sizes that decide the cost of a pass, with `item` bytes per number."""
+        """What decides the cost of a pass, with `item` bytes per number."""
         near = self.shapes[-1]
         return Widths(
             hidden=self.hidden,
@@ -343,13 +333,13 @@ class ModelConfig:
 
 # Kept by value: in a field it would become a part of what is pickled, and of `asdict`. A process has few models.
 @lru_cache(maxsize=64)
-def _near(config: ModelConfig, own: Sliding) -> ModelConfig:
-    """`config` with the heads and the RoPE of its layers with windows, `own`."""
+def _near(config: ModelConfig, sliding: Sliding) -> ModelConfig:
+    """`config` with the heads and the RoPE of its layers with windows."""
     return replace(
         config,
-        rope_theta=own.rope_theta,
+        rope_theta=sliding.rope_theta,
         rope_scaling=None,
-        kv_heads=own.kv_heads or config.kv_heads,
-        head_dim=own.head_dim or config.head_dim,
+        kv_heads=sliding.kv_heads or config.kv_heads,
+        head_dim=sliding.head_dim or config.head_dim,
         tied_values=False,
     )

@@ -44,13 +44,13 @@ class Kernel:
     def __str__(self) -> str:
         """For the log."""
         bits = " on rows of seven bits" if self.reduced else ""
-        speed = ", ".join(f"{own:.1f}" for own in self.speed)
+        speed = ", ".join(f"{times:.1f}" for times in self.speed)
         return f"{self.name}{bits}, {speed} times as fast as float32 at {', '.join(map(str, ROWS))} rows"
 
 
 def speeds(act: Callable[[Tensor], Tensor]) -> Speeds:
     """How fast `act`, a product of rows [N, `SIDE`] with a matrix of as many rows, is beside float32."""
-    return tuple(usual / own for usual, own in zip(_float32(), _seconds(act), strict=True))
+    return tuple(wide / seconds for wide, seconds in zip(_float32(), _seconds(act), strict=True))
 
 
 @cache
@@ -75,7 +75,7 @@ def _float32() -> tuple[float, ...]:
 
 def _seconds(act: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
     """The shortest time of `act` with each number of rows; the first call, which may make a kernel, does not count."""
-    generator, found = torch.Generator().manual_seed(0), []
+    generator, shortest = torch.Generator().manual_seed(0), []
     others = torch.ones(_OTHERS)
     with torch.inference_mode():
         for count in ROWS:
@@ -87,8 +87,8 @@ def _seconds(act: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
                 start = time.perf_counter()
                 act(x)
                 times.append(time.perf_counter() - start)
-            found.append(min(times))
-    return tuple(found)
+            shortest.append(min(times))
+    return tuple(shortest)
 
 
 TINY = 1e-12
@@ -115,8 +115,8 @@ def int8_pack(values: Tensor, scales: Tensor) -> Any:
     with _quietly():
         # The type of quantised tensors is on its way out of PyTorch, and nothing else hands over a scale a row.
         zeros = torch.zeros(len(values), dtype=torch.int64)
-        made = torch._make_per_channel_quantized_tensor(values.contiguous(), scales.double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(made, None)
+        matrix = torch._make_per_channel_quantized_tensor(values.contiguous(), scales.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(matrix, None)
 
 
 def int8_unpack(packed: Any) -> tuple[Tensor, Tensor]:
@@ -235,15 +235,15 @@ def int4_product(x: Tensor, groups: Tensor, units: Tensor, by: str) -> Tensor:
     parts = torch.split(groups.view(-1, GROUP_BYTES), step * (columns // GROUP))
     if by == "float32":
         rows = x.float()
-        made = [F.linear(rows, _UNPACK(part).sub_(_MIDDLE).view(-1, columns)) for part in parts]
-        return torch.cat(made, dim=1).mul_(units).to(x.dtype)
+        products = [F.linear(rows, _UNPACK(part).sub_(_MIDDLE).view(-1, columns)) for part in parts]
+        return torch.cat(products, dim=1).mul_(units).to(x.dtype)
     rows, scales = whole_rows(x)
     sums = torch.empty((len(groups), len(x)), dtype=torch.int32)
     tile = torch.empty((step, columns), dtype=torch.int8)
     for part, out in zip(parts, torch.split(sums, step), strict=True):
-        held = tile[: len(out)]
-        held.view(-1, GROUP).copy_(_UNPACK(part))
-        torch._int_mm(held, rows.t(), out=out)
+        matrix = tile[: len(out)]
+        matrix.view(-1, GROUP).copy_(_UNPACK(part))
+        torch._int_mm(matrix, rows.t(), out=out)
     return (sums.t().contiguous() * scales).mul_(units).to(x.dtype)
 
 
@@ -260,8 +260,8 @@ def int4_kernel() -> Kernel:
     groups, units = int4_pack(codes, constants, constants)
     wide = Kernel("float32", speed=speeds(lambda x: int4_product(x, groups, units, "float32")))
     x = torch.randn((1, SIDE), generator=generator)
-    exact, found = (int4_product(x, groups, units, by) for by in ("float32", "int_mm"))
-    if float((found - exact).norm()) > _TOLERANCE * float(exact.norm()):
+    exact, rounded = (int4_product(x, groups, units, by) for by in ("float32", "int_mm"))
+    if float((rounded - exact).norm()) > _TOLERANCE * float(exact.norm()):
         return wide
     whole = Kernel("int_mm", int_mm_limit() < 127, speeds(lambda x: int4_product(x, groups, units, "int_mm")))
     return wide if average(wide.speed) > MARGIN * average(whole.speed) else whole

@@ -55,7 +55,7 @@ def attend(model: Transformer, executor: Executor) -> None:
 
 def _alike(model: Transformer) -> bool:
     """Whether the heads of all layers are."""
-    return len({(each.kv_heads, each.head_dim) for each in model.parts}) == 1
+    return len({(part.kv_heads, part.head_dim) for part in model.parts}) == 1
 
 
 def check_graphs(model: Transformer) -> str | None:
@@ -84,17 +84,17 @@ def make_graphs(model: Transformer, pool: Pool) -> Graphs:
 
 
 def resolve_executor(
-    asked: AttentionName, config: ModelConfig, device: torch.device, *, batch_invariant: bool = False
+    name: AttentionName, config: ModelConfig, device: torch.device, *, batch_invariant: bool = False
 ) -> Executor:
     """Return how a model of the shape `config` computes attention on `device`.
 
     `auto` is "triton" on CUDA devices where it can run, and "torch" everywhere else. Raises `ConfigError` where what is
     asked for by name cannot run, or cannot be `batch_invariant`.
     """
-    if asked not in ("auto", "triton"):
-        return Executor(asked, "as asked")
+    if name not in ("auto", "triton"):
+        return Executor(name, "as asked")
     hindrance = _hindrance(config, device, batch_invariant)
-    if asked == "triton":
+    if name == "triton":
         if hindrance is not None:
             raise ConfigError(f"attention='triton' cannot run: {hindrance}. Use 'auto' or 'torch'")
         return Executor("triton", "as asked")
@@ -107,7 +107,7 @@ def _hindrance(config: ModelConfig, device: torch.device, batch_invariant: bool)
     """Why the Triton kernels cannot compute a model's attention; None: they can."""
     if batch_invariant:
         return "batch_invariant=True, and it is not shown that its kernels give a row the same bits at every place"
-    widest = max(each.head_dim for each in config.shapes)
+    widest = max(shape.head_dim for shape in config.shapes)
     if widest > LARGEST_HEAD:
         return f"it computes heads of at most {LARGEST_HEAD} channels, and this model's have {widest}"
     if find_spec("triton") is None:

@@ -89,21 +89,13 @@ class Layers(Protocol):
     slides: tuple[bool, ...]
     growth: Tensor | None
 
-    def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """The first part of a layer: queries."""
-        ...
+    def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor: ...
 
-    def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor:
-        """Its attention."""
-        ...
+    def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor: ...
 
-    def finish(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """The rest of it, which changes `h` in place."""
-        ...
+    def finish(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor: ...
 
-    def sink(self, layer: int) -> Sink | None:
-        """What every row attends to."""
-        ...
+    def sink(self, layer: int) -> Sink | None: ...
 
 
 class Graphs:
@@ -122,7 +114,7 @@ class Graphs:
         self._pool, self._capture, self._rows = pool, capture, rows
         self._attention = attention if isinstance(attention, SizedAttention) else None
         self._buffers: dict[int, _Buffers] = {}
-        self._kept: OrderedDict[Shape, _Kept] = OrderedDict()
+        self._by_shape: OrderedDict[Shape, _ShapeGraphs] = OrderedDict()
         self.stages = self.captured = 0
 
     def serve(self, stage: Stage, pool: Pool) -> bool:
@@ -153,18 +145,18 @@ class Graphs:
         heads, groups, sink = model.part.heads, model.part.kv_heads, model.part.sink is not None
         lists = [stage.work] if stage.near is None else [stage.work, stage.near]
         sizes = [attention.size(work, heads, groups, sink=sink).rounded_up(len(h)) for work in lists]
-        kept = self._of((len(h), stage.outputs, tuple(sizes)))
-        if not kept.numbers:
-            kept.numbers = [torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device) for size in sizes]
-        if kept.work is not stage.work or kept.near is not stage.near:
-            for numbers, work, size in zip(kept.numbers, lists, sizes, strict=True):
+        own = self._of((len(h), stage.outputs, tuple(sizes)))
+        if not own.numbers:
+            own.numbers = [torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device) for size in sizes]
+        if own.work is not stage.work or own.near is not stage.near:
+            for numbers, work, size in zip(own.numbers, lists, sizes, strict=True):
                 numbers.copy_(work.once(self._sent, heads, groups, size, h.device))
-            kept.work, kept.near = stage.work, stage.near
-        kinds = list(zip(rows, kept.numbers, sizes, strict=False))
+            own.work, own.near = stage.work, stage.near
+        kinds = list(zip(rows, own.numbers, sizes, strict=False))
         every = len(stage.layers) == len(self._pool.k)
         for layers in [stage.layers] if every else [range(layer, layer + 1) for layer in stage.layers]:
             run = partial(_run_layers, model, attention, layers, h, kinds, self._pool)
-            self._repeat(kept, (layers.start, layers.stop), run)
+            self._repeat(own, (layers.start, layers.stop), run)
 
     def _sent(self, work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
         """The list on the device, where it stays: batches that are alike have the same one."""
@@ -173,7 +165,7 @@ class Graphs:
 
     def _run_apart(self, model: Layers, stage: Stage, buffers: "_Buffers", rows: Sequence[Rows]) -> None:
         """With attention between the graphs."""
-        kept, pool, count = self._of((len(buffers.h), stage.outputs, ())), self._pool, len(stage.positions)
+        own, pool, count = self._of((len(buffers.h), stage.outputs, ())), self._pool, len(stage.positions)
 
         def project(layer: int) -> None:
             buffers.q.copy_(model.project(buffers.h, layer, rows[model.slides[layer]], pool))
@@ -182,30 +174,30 @@ class Graphs:
             model.finish(buffers.h, buffers.attended, layer, rows[model.slides[layer]], pool)
 
         for layer in stage.layers:
-            self._repeat(kept, (layer, "project"), partial(project, layer))
+            self._repeat(own, (layer, "project"), partial(project, layer))
             work = stage.near if model.slides[layer] else stage.work
             assert work is not None
             buffers.attended[:count] = model.attend(buffers.q[:count], layer, work, pool)
-            self._repeat(kept, (layer, "finish"), partial(finish, layer))
+            self._repeat(own, (layer, "finish"), partial(finish, layer))
 
-    def _of(self, shape: Shape) -> "_Kept":
+    def _of(self, shape: Shape) -> "_ShapeGraphs":
         """The graphs of stages of `shape`. The least recently used ones are dropped where there are too many."""
-        kept = self._kept.setdefault(shape, _Kept())
-        self._kept.move_to_end(shape)
-        if len(self._kept) > MOST_SHAPES:
-            self._kept.popitem(last=False)
-        return kept
+        graphs = self._by_shape.setdefault(shape, _ShapeGraphs())
+        self._by_shape.move_to_end(shape)
+        if len(self._by_shape) > MOST_SHAPES:
+            self._by_shape.popitem(last=False)
+        return graphs
 
-    def _repeat(self, kept: "_Kept", name: tuple[int, int | str], work: Work) -> None:
-        if name in kept.graphs:
-            kept.graphs[name]()
+    def _repeat(self, own: "_ShapeGraphs", name: tuple[int, int | str], work: Work) -> None:
+        if name in own.graphs:
+            own.graphs[name]()
         else:
-            kept.graphs[name] = self._capture(work)
+            own.graphs[name] = self._capture(work)
             self.captured += 1
 
 
 @dataclass(slots=True)
-class _Kept:
+class _ShapeGraphs:
     """The graphs of one shape, and the lists that they read: those of `work` and `near`."""
 
     graphs: dict[tuple[int, int | str], Work] = field(default_factory=dict)
@@ -257,8 +249,8 @@ class _Buffers:
         self.h[:count] = h
         if self.turned is not stage.positions:
             for tables, turns in zip(model.turns, self.turns, strict=True):
-                for table, own in zip(tables, turns, strict=True):
-                    torch.index_select(table, 0, stage.positions, out=own[:count])
+                for table, buffer in zip(tables, turns, strict=True):
+                    torch.index_select(table, 0, stage.positions, out=buffer[:count])
             if self.growth is not None and model.growth is not None:
                 torch.index_select(model.growth, 0, stage.positions, out=self.growth[:count])
             self.turned = stage.positions

@@ -51,18 +51,15 @@ class TiledArithmetic(Arithmetic):
         return out[: len(x)]
 
     def grouped(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        """Every group has tiles of its own on every device."""
-        return self.by_group(x, weights, ends)
+        return self.by_group(x, weights, ends)  # every group has tiles of its own on every device
 
     def activate_(self, x: Tensor, of: Activation = "silu") -> Tensor:
-        """Every row is a range of its own, as the rows of `x` are not side by side in memory."""
-        for part in _few_rows(x):
+        for part in _few_rows(x):  # the rows of `x` are not side by side in memory, so each is a range of its own
             super().activate_(part, of)
         return x
 
     def sigmoid(self, x: Tensor) -> Tensor:
-        """The rows are copied to separate memory, for the same reason."""
-        apart = x.new_empty((len(x), x.shape[1] + 1))[:, :-1]
+        apart = x.new_empty((len(x), x.shape[1] + 1))[:, :-1]  # rows that are not side by side, as above
         apart.copy_(x)
         for part in _few_rows(apart):
             part.sigmoid_()
@@ -102,11 +99,10 @@ class ApartAttention:
         self.inner, self.arithmetic = inner, arithmetic
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        """See `Attention`."""
         parts = []
         for unit, alone in work.once(_one_by_one, q.device):
             rows = q[unit.rows].clone(memory_format=torch.contiguous_format)
-            keys, values = (self.arithmetic.placed(kept[unit.keys]) for kept in (k, v))
+            keys, values = (self.arithmetic.placed(cache[unit.keys]) for cache in (k, v))
             parts.append(self.inner(rows, keys, values, alone, sink))
         return torch.cat(parts) if parts else q.flatten(1)
 
@@ -154,19 +150,19 @@ def _one_by_one(work: WorkList, device: torch.device) -> tuple[tuple[Unit, WorkL
     assert all(unit.alone for unit in units)
     lists = []
     for _, rows, _, slots, output in work.units.tolist():
-        limits = (None if own is None else own[output : output + rows] for own in (work.reach, work.skip))
+        limits = (None if limit is None else limit[output : output + rows] for limit in (work.reach, work.skip))
         lists.append(WorkList.of(rows, slots, *limits))
     return tuple(zip(units, lists, strict=True))
 
 
 def _factors(w: LayerWeights, queries: int, keys: int) -> list[Tensor]:
     """The factors that adapters add to a layer's matrices, cut as these are."""
-    found = []
+    factors = []
     for name, changes in w.low_rank.items():
         cuts = (slice(queries), slice(queries, None), slice(-keys, None)) if name == "qkv" else (slice(None),)
         for change in changes.values():
-            found += [change.down, *(change.up[cut] for cut in cuts)]
-    return found
+            factors += [change.down, *(change.up[cut] for cut in cuts)]
+    return factors
 
 
 def _feed_matrices(w: LayerWeights) -> list[Tensor]:

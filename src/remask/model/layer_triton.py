@@ -54,7 +54,7 @@ class TritonLayer:
         self._heads_options = heads_options(config)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The norm of the rows of `x` [N, D] with `weight` [D]. Does not change `x`."""
+        """The norm of the rows of `x` [N, D] with `weight` [D]."""
         return self._launch(x.contiguous(), None, weight, None, None)
 
     def add(

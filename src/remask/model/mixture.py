@@ -53,19 +53,19 @@ def feed(
     routes: Routes,
     w: MixtureWeights,
     arithmetic: Arithmetic,
-    held: range | None = None,
+    local: range | None = None,
     activation: Activation = "silu",
 ) -> Tensor:
     """The weighted sum of the chosen experts' outputs of the rows `x` [N, D], of their dtype.
 
-    `w` holds the experts in `held`; None: all. Outputs of other experts are left out: other ranks compute them.
+    `w` holds the `local` experts; None: all. Outputs of others are left out: other ranks compute them.
     """
-    held = range(len(w.router)) if held is None else held
-    active, count = routes.experts.shape[1], len(held)
+    local = range(len(w.router)) if local is None else local
+    active, count = routes.experts.shape[1], len(local)
     experts = routes.experts.flatten()
     if count < len(w.router):
         # Experts of other ranks get a number after all others, so that their rows come last and are in no group.
-        experts = torch.where((experts >= held.start) & (experts < held.stop), experts - held.start, count)
+        experts = torch.where((experts >= local.start) & (experts < local.stop), experts - local.start, count)
     chosen, order = experts.sort(stable=True)
     ends = torch.searchsorted(chosen, torch.arange(count, device=x.device), right=True, out_int32=True)
     gate, up = arithmetic.grouped(x[order // active], w.gate_up, ends).chunk(2, dim=-1)
@@ -85,8 +85,8 @@ def _within_groups(ranked: Tensor, router: Router) -> Tensor:
     """`ranked` [N, E], with -inf for the experts of groups that are not kept."""
     groups = torch.unflatten(ranked, 1, (router.groups, -1))
     best = groups.topk(2, dim=-1).values
-    kept = (best[..., 0] + best[..., 1]).topk(router.kept_groups, dim=-1).indices
-    dropped = torch.ones_like(best[..., 0], dtype=torch.bool).scatter_(1, kept, False)
+    chosen = (best[..., 0] + best[..., 1]).topk(router.kept_groups, dim=-1).indices
+    dropped = torch.ones_like(best[..., 0], dtype=torch.bool).scatter_(1, chosen, False)
     return groups.masked_fill(dropped[..., None], -torch.inf).flatten(1)
 
 

@@ -33,10 +33,9 @@ class Pool:
         """K and V are of `dtype`, and outputs that are kept too, unless these are of another."""
         self.pages, self.page_size = pages, page_size
         self.spare = pages * page_size
-        each = [config.shape_of(layer) for layer in range(config.layers)]
-        shapes = [(self.spare + 1, own.kv_heads, own.head_dim) for own in each]
-        self.k = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
-        self.v = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
+        layers = map(config.shape_of, range(config.layers))
+        shapes = [(self.spare + 1, layer.kv_heads, layer.head_dim) for layer in layers]
+        self.k, self.v = (tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes) for _ in range(2))
         if config.self_conditioning:
             self.signals = torch.zeros((self.spare + 1, config.hidden), dtype=outputs or dtype, device=device)
         self._outputs = (self.spare + 1, config.hidden), outputs or dtype
@@ -61,14 +60,11 @@ class Pool:
     @property
     def nbytes(self) -> int:
         """Bytes reserved for all layers."""
-        kept = () if self.signals is None else (self.signals,)
-        return sum(t.nbytes for t in (*self.k, *self.v, *kept, *(t for pair in self.outputs for t in pair)))
+        signals = () if self.signals is None else (self.signals,)
+        return sum(t.nbytes for t in (*self.k, *self.v, *signals, *(t for pair in self.outputs for t in pair)))
 
     def bytes_of(self, slots: int) -> int:
-        """Bytes of `slots` slots of one layer: all that is held, shared evenly among the layers.
-
-        Exact of as many slots of each layer, also where these differ.
-        """
+        """Bytes of `slots` slots of one layer: all memory, shared evenly among the layers, which may differ."""
         return slots * (self.nbytes // (self.spare + 1)) // len(self.k)
 
 

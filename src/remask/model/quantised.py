@@ -109,8 +109,8 @@ class QuantisedMatrix(Tensor):
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *_: Any) -> "QuantisedMatrix":
         """Of a shape; what it holds comes with `__init__`."""
-        made: QuantisedMatrix = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        return made
+        matrix: QuantisedMatrix = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        return matrix
 
     def parts(self) -> Mapping[str, Tensor]:
         """What it holds in memory, by name."""
@@ -189,9 +189,10 @@ class _Scaled(QuantisedMatrix):
         values: Tensor | None = None,
         scales: Tensor | None = None,
     ) -> None:
-        held = (*shape[:-1], self.width(shape[-1]))
-        self.numbers = torch.empty(held, dtype=self.bits, device=device) if values is None else values
-        self.scales = torch.empty(tuple(shape[:-1]), device=device) if scales is None else scales
+        rows = tuple(shape[:-1])
+        stored = (*rows, self.width(shape[-1]))
+        self.numbers = torch.empty(stored, dtype=self.bits, device=device) if values is None else values
+        self.scales = torch.empty(rows, device=device) if scales is None else scales
 
     @staticmethod
     def width(columns: int) -> int:
@@ -202,9 +203,8 @@ class _Scaled(QuantisedMatrix):
         return {"values": self.numbers, "scales": self.scales}
 
     def restore(self, parts: Mapping[str, Tensor]) -> None:
-        own = self.parts()
-        _check_parts(parts, {name: (part.shape, part.dtype) for name, part in own.items()})
-        for name, part in own.items():
+        _check_parts(parts, {name: (part.shape, part.dtype) for name, part in self.parts().items()})
+        for name, part in self.parts().items():
             part.copy_(parts[name])
 
     def rows(self, part: slice) -> QuantisedMatrix:
@@ -261,8 +261,7 @@ class Int4Matrix(_Scaled):
         numbers, scales, step = self.numbers[rows], self.scales[rows], max(1, _ENCODED // self.shape[-1])
         for start in range(0, len(numbers), step):
             part = slice(start, start + step)
-            own = codes.values[part], codes.scales[part], codes.zeros[part]
-            numbers[part], scales[part] = int4_pack(*own)
+            numbers[part], scales[part] = int4_pack(codes.values[part], codes.scales[part], codes.zeros[part])
 
     def product(self, x: Tensor) -> Tensor:
         return int4_product(x, self.numbers, self.scales, int4_kernel().name)
@@ -273,9 +272,9 @@ class Int4Matrix(_Scaled):
 
 def _check_parts(parts: Mapping[str, Tensor], wanted: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
     """Raise `ConfigError` where `parts` are others, or of other shapes and types."""
-    found = {name: (part.shape, part.dtype) for name, part in parts.items()}
-    if found != wanted:
-        raise ConfigError(f"a quantised matrix is made of {wanted}, got {found}")
+    got = {name: (part.shape, part.dtype) for name, part in parts.items()}
+    if got != wanted:
+        raise ConfigError(f"a quantised matrix is made of {wanted}, got {got}")
 
 
 def _wide_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
@@ -324,39 +323,38 @@ class PackedInt8Matrix(QuantisedMatrix):
         dtype: torch.dtype,  # noqa: ARG002 - of `__new__`
         device: torch.device,  # noqa: ARG002 - of `__new__`
         pieces: Sequence[int],
-        held: Sequence[_Packed] | None = None,
+        packed: Sequence[_Packed] | None = None,
     ) -> None:
         self.pieces = tuple(pieces)
         experts = shape[0] if len(shape) == 3 else 1
-        self.held = held or [_Packed() for _ in range(experts * len(self.pieces))]
+        self.packed = packed or [_Packed() for _ in range(experts * len(self.pieces))]
 
     def rows(self, part: slice) -> QuantisedMatrix:
         """Cuts are between pieces only."""
-        chosen, count = self._within(part), self.shape[-1]
-        pieces = [self.pieces[number] for number in chosen]
-        held = [self.held[number] for number in chosen]
-        return type(self)((sum(pieces), count), self.dtype, self.device, pieces, held)
+        chosen = self._within(part)
+        pieces, packed = self.pieces[chosen], self.packed[chosen]
+        return type(self)((sum(pieces), self.shape[-1]), self.dtype, self.device, pieces, packed)
 
     def expert(self, number: int) -> QuantisedMatrix:
         return self._of_expert(number, self.shape[1:])
 
     def _of_expert(self, number: int, shape: Sequence[int]) -> QuantisedMatrix:
         count = len(self.pieces)
-        held = self.held[number * count : (number + 1) * count]
-        return type(self)(shape, self.dtype, self.device, self.pieces, held)
+        packed = self.packed[number * count : (number + 1) * count]
+        return type(self)(shape, self.dtype, self.device, self.pieces, packed)
 
     def store(self, rows: slice, codes: Codes) -> None:
         """Whole pieces are written."""
-        chosen, at = self._within(rows), 0
-        for number in chosen:
-            own = slice(at, at + self.pieces[number])
-            at = own.stop
-            self.held[number].matrix = int8_pack(codes.values[own], codes.scales[own])
+        chosen = self._within(rows)
+        sizes = self.pieces[chosen]
+        parts = zip(codes.values.split(sizes), codes.scales.split(sizes), strict=True)
+        for piece, part in zip(self.packed[chosen], parts, strict=True):
+            piece.matrix = int8_pack(*part)
 
     def parts(self) -> Mapping[str, Tensor]:
         """Copies of what it holds: the numbers are in the kernel's order in memory."""
-        pairs = [int8_unpack(piece.matrix) for piece in self.held]
-        values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
+        pairs = [int8_unpack(piece.matrix) for piece in self.packed]
+        values, scales = map(torch.cat, zip(*pairs, strict=True))
         return {"values": values.view(self.shape), "scales": scales.view(self.shape[:-1])}
 
     def restore(self, parts: Mapping[str, Tensor]) -> None:
@@ -370,21 +368,21 @@ class PackedInt8Matrix(QuantisedMatrix):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """Bytes in memory. A row has a scale, a zero and a sum of its numbers."""
-        return self.numel() + 12 * sum(self.pieces) * (len(self.held) // len(self.pieces))
+        return self.numel() + 12 * sum(self.pieces) * (len(self.packed) // len(self.pieces))
 
     def product(self, x: Tensor) -> Tensor:
-        return int8_product(x, [piece.matrix for piece in self.held], int8_kernel().reduced)
+        return int8_product(x, [piece.matrix for piece in self.packed], int8_kernel().reduced)
 
     def unrounded_product(self, x: Tensor) -> Tensor:
-        parts = [_wide_product(x, *int8_unpack(piece.matrix)) for piece in self.held]
+        parts = [_wide_product(x, *int8_unpack(piece.matrix)) for piece in self.packed]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _within(self, part: slice) -> range:
+    def _within(self, part: slice) -> slice:
         """The pieces that `part` of the rows is made of."""
         edges = [0, *accumulate(self.pieces)]
         start, stop, _ = part.indices(edges[-1])
         try:
-            return range(edges.index(start), edges.index(stop))
+            return slice(edges.index(start), edges.index(stop))
         except ValueError:
             raise NotImplementedError(f"rows {start} to {stop} of an {self.kind} matrix cut at {edges}") from None
 

@@ -15,8 +15,7 @@ TILE = 2**18  # numbers of int4 that are unpacked at a time, or up to a half mor
 TILE_BYTES = 5 * TILE * 3 // 2  # in float32, and in eight bits
 FP8_MULTIPLE = 16  # rows and columns of a product of fp8
 MULTIPLIED = 1024  # rows that are multiplied at a time, as what a product makes of each is several times the row
-# The scores of a tile of attention on a GPU, which keep it busy.
-GPU_SCORES = 2**25
+GPU_SCORES = 2**25  # of a tile of attention on a GPU, which keep it busy
 
 
 class NumberFormat(Protocol):
@@ -25,7 +24,6 @@ class NumberFormat(Protocol):
     @property
     def itemsize(self) -> int:
         """Bytes of a number."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +68,19 @@ def check_sizes(kind: Quantization, config: ModelConfig) -> None:
     rows = FP8_MULTIPLE if kind == "fp8" else 1
     faults = dict[tuple[str, int], list[int]]()  # what is no multiple of what, by layer
     for layer in range(config.layers):
-        own, mixture = config.shape_of(layer), config.mixture_of(layer)
-        inner = {"hidden": own.hidden, "heads x head_dim": own.heads * own.head_dim}
-        outer = {"K/V heads x head_dim": own.kv_heads * own.head_dim} | inner
+        shape, mixture = config.shape_of(layer), config.mixture_of(layer)
+        inner = {"hidden": shape.hidden, "heads x head_dim": shape.heads * shape.head_dim}
+        outer = {"K/V heads x head_dim": shape.kv_heads * shape.head_dim} | inner
         widths = (config.intermediate,) if mixture is None else (mixture.shared, mixture.intermediate)
-        found = [(f"{name}={size}", columns) for name, size in inner.items() if size % columns]
-        found += [(f"{name}={size}", rows) for name, size in outer.items() if size % rows]
-        found += [(f"a feed-forward {width} wide", columns) for width in widths if width % columns]
-        for fault in dict.fromkeys(found):
+        odd = [(f"{name}={size}", columns) for name, size in inner.items() if size % columns]
+        odd += [(f"{name}={size}", rows) for name, size in outer.items() if size % rows]
+        odd += [(f"a feed-forward {width} wide", columns) for width in widths if width % columns]
+        for fault in dict.fromkeys(odd):
             faults.setdefault(fault, []).append(layer)
     if faults:
-        each = [f"{name}{_among(layers, config)} is no multiple of {by}" for (name, by), layers in faults.items()]
+        texts = [f"{name}{_among(layers, config)} is no multiple of {by}" for (name, by), layers in faults.items()]
         way = "Use 'int8'" if kind == "int4" else "Use the model without quantization"  # int8 is for CPUs
-        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(each)}. {way}")
+        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(texts)}. {way}")
 
 
 def _among(layers: Sequence[int], config: ModelConfig) -> str:

@@ -47,7 +47,7 @@ class AdapterRows:
         return replace(self, chosen=rows if self.chosen is None else self.chosen[rows])
 
     def add(
-        self, out: Tensor, x: Tensor, changes: Mapping[str, LowRank], arithmetic: Arithmetic, part: slice = slice(None)
+        self, out: Tensor, x: Tensor, changes: Mapping[str, LowRank], arithmetic: Arithmetic, part: slice
     ) -> Tensor:
         """`out` [N, M], the product of `x` [N, K] with `part` of a matrix' rows, with what `changes` add, in place."""
         for name, run in self.runs:

@@ -2,7 +2,7 @@
 
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from remask.model.layer_triton import TritonLayer
 
 COSINE_EPS = 1e-8  # of PyTorch's cosine similarity
+Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Transformer:
@@ -39,11 +40,9 @@ class Transformer:
         parts: that, and the shape of layers that slide if there are some.
         kernels: what computes between matrix products; None: PyTorch's own operations.
         graphs: what repeats layers in which all rows are computed; None: they are launched one operation after another.
-        adapter: what all rows are computed with, whatever a stage says; None: what it says.
     """
 
     graphs: Graphs | None = None
-    adapter: str | None = None
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Transformer:
         self.part = self.ranks.shard.part(config)
         self.parts = tuple(map(self.ranks.shard.part, config.shapes))
         self.attention, self.kernels = attention or TorchAttention(config.score_cap), kernels
-        self.turns = tuple(rope(each, weights.embed.dtype, weights.embed.device) for each in config.shapes)
+        self.turns = tuple(rope(shape, weights.embed.dtype, weights.embed.device) for shape in config.shapes)
         self.slides = tuple(map(config.slides, range(config.layers)))
         self.growth = query_growth(config, weights.embed.dtype, weights.embed.device)
         self._zeros: Sink | None = None
@@ -80,12 +79,6 @@ class Transformer:
         """The same model, whose layers `graphs` repeats."""
         other = copy(self)
         other.graphs = graphs
-        return other
-
-    def with_adapter(self, name: str) -> Self:
-        """The same model, which computes all rows with the adapter `name`."""
-        other = copy(self)
-        other.adapter = name
         return other
 
     def unrounded(self) -> Self:
@@ -141,10 +134,9 @@ class Transformer:
     @torch.inference_mode()
     def expected(self, chances: Tensor) -> Tensor:
         """The expected embedding [M, D] of rows with the probabilities `chances` [M, V], of the tokens of this rank."""
-        own = self.ranks.shard.share(self.config.vocab)
-        embed = self.weights.embed[own.start : own.stop]
-        found = self.ranks.sum(self.arithmetic.linear(chances.to(embed.dtype), embed.T))
-        return found * self.embed_scale
+        tokens = self.ranks.shard.share(self.config.vocab)
+        embed = self.weights.embed[tokens.start : tokens.stop]
+        return self.ranks.sum(self.arithmetic.linear(chances.to(embed.dtype), embed.T)) * self.embed_scale
 
     @torch.inference_mode()
     def told(self, h: Tensor, signals: Signals, pool: Pool) -> Tensor:
@@ -152,18 +144,16 @@ class Transformer:
         w, c, rows = self.weights.signal, self.config, signals.rows
         assert w is not None
         assert pool.signals is not None
-        before, own = pool.signals[signals.slots], h[rows]
-        gate, up = self.arithmetic.linear(self.norm(before, w.norm), w.gate_up).chunk(2, dim=-1)
-        told = self.ranks.sum(self.arithmetic.linear(self.arithmetic.activate_(gate, self.activation).mul_(up), w.down))
-        return h.index_copy(0, rows, F.rms_norm(own + told, (c.hidden,), None, c.norm_eps))
+        gate, up = self.arithmetic.linear(self.norm(pool.signals[signals.slots], w.norm), w.gate_up).chunk(2, dim=-1)
+        inner = self.arithmetic.activate_(gate, self.activation).mul_(up)
+        added = h[rows] + self.ranks.sum(self.arithmetic.linear(inner, w.down))
+        return h.index_copy(0, rows, F.rms_norm(added, (c.hidden,), None, c.norm_eps))
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
         """The output of `stage`, [N, D]. `h` is the output of the stage before, and may be overwritten."""
         if stage.outputs or stage.partial is not None:
             pool.keep_outputs()
         h = _enter(stage, h)
-        if self.adapter is not None:
-            stage = replace(stage, adapters=AdapterRows.of([(self.adapter, len(h))]))
         if self.graphs is not None and self.graphs.serve(stage, pool):
             return self.graphs.run(self, stage, h)
         partial, at = stage.partial, stage.positions
@@ -171,21 +161,18 @@ class Transformer:
             stage.slots if self.kernels is None or partial is not None else self._places(stage.slots, stage, len(h))
         )
         # On a CPU `index_select` takes a third of the time of an index in brackets.
-        (cos, sin), *others = self.turns
         growth = None if self.growth is None else self.growth.index_select(0, at)
         rest = places, stage.written, stage.outputs, stage.adapters, growth, stage.roles
-        rows = [Rows(cos.index_select(0, at), sin.index_select(0, at), *rest)]
-        if others:
-            rows += [Rows(cos.index_select(0, at), sin.index_select(0, at), *rest) for cos, sin in others]
+        by_kind = [Rows(cos.index_select(0, at), sin.index_select(0, at), *rest) for cos, sin in self.turns]
         for layer in stage.layers:
             slides = self.slides[layer]
-            own, work = rows[slides], stage.near if slides else stage.work
+            rows, work = by_kind[slides], stage.near if slides else stage.work
             if partial is not None:
-                h = self._partial_layer(h, layer, stage, pool, own.cos, own.sin)
+                h = self._partial_layer(h, layer, stage, pool, (rows.cos, rows.sin))
                 continue
             assert work is not None
-            attended = self.attend(self.project(h, layer, own, pool), layer, work, pool)
-            h = self.finish(h, attended, layer, own, pool)
+            attended = self.attend(self.project(h, layer, rows, pool), layer, work, pool)
+            h = self.finish(h, attended, layer, rows, pool)
         return h
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
@@ -194,21 +181,23 @@ class Transformer:
         K/V of the rows that are written are put into their slots.
         """
         w, c = self.weights.layers[layer], self.parts[self.slides[layer]]
-        x = self.norm(h, w.attn_norm)
+        x, turns = self.norm(h, w.attn_norm), (rows.cos, rows.sin)
         heads = c.heads + 2 * c.kv_heads
         if self.kernels is not None:
             qkv = self._linear(x, w, "qkv", rows.adapters, bias=w.qkv_bias)
             q = self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
             return q if rows.growth is None else q.mul_(rows.growth)
         if rows.written is None and not self.arithmetic.invariant:
-            turned, v = self._project(x, layer, range(heads), rows.cos, rows.sin, rows.adapters)
+            turned, v = self._project(x, layer, range(heads), turns, rows.adapters)
             q, k = turned[:, : c.heads], turned[:, c.heads :]
         else:
             # Two products where one would do, if bits must not depend on what other canvases leave out.
-            those = slice(None) if rows.written is None else rows.written
-            own = rows.adapters if rows.written is None else rows.adapters.among(rows.written)
-            q, _ = self._project(x, layer, range(c.heads), rows.cos, rows.sin, rows.adapters)
-            k, v = self._project(x[those], layer, range(c.heads, heads), rows.cos[those], rows.sin[those], own)
+            q, _ = self._project(x, layer, range(c.heads), turns, rows.adapters)
+            adapters = rows.adapters
+            if rows.written is not None:
+                x, turns = x[rows.written], (rows.cos[rows.written], rows.sin[rows.written])
+                adapters = adapters.among(rows.written)
+            k, v = self._project(x, layer, range(c.heads, heads), turns, adapters)
         pool.k[layer].index_copy_(0, rows.slots, k.to(pool.k[layer].dtype))
         pool.v[layer].index_copy_(0, rows.slots, v.to(pool.v[layer].dtype))
         return q if rows.growth is None else q.mul_(rows.growth)
@@ -220,11 +209,11 @@ class Transformer:
     def finish(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
         """The rest of a layer, after attention: `h` [N, D] with what is added to it, in place."""
         w = self.weights.layers[layer]
-        kept_attended, kept_fed = pool.outputs[layer] if rows.outputs else (None, None)
+        cache_attended, cache_fed = pool.outputs[layer] if rows.outputs else (None, None)
         attended = self.ranks.sum(self._linear(attended, w, "out", rows.adapters))
-        x = self._added(h, self.norm(attended, w.attn_post), w.ffn_norm, kept_attended, rows)
+        x = self._added(h, self.norm(attended, w.attn_post), w.ffn_norm, cache_attended, rows)
         fed = self._feed(h, x, w, rows.adapters)
-        h = self._added(h, self.norm(fed, w.ffn_post), None, kept_fed, rows)
+        h = self._added(h, self.norm(fed, w.ffn_post), None, cache_fed, rows)
         if w.scale is not None:
             h *= w.scale[0] if rows.roles is None else w.scale.index_select(0, rows.roles)[:, None]
         return h
@@ -240,9 +229,8 @@ class Transformer:
         `h` is the output of the stage before; `rows` are int64 [N], among the rows of `stage`. Returns float32 [N].
         """
         layer, h = stage.layers.start, _enter(stage, h)
-        cos, sin = self.turned_by(layer, stage.positions[rows])
-        adapters = stage.adapters.among(rows)
-        return self._compared(h[rows], layer, pool.v[layer], slots, False, cos, sin, adapters)[1]
+        turns, adapters = self.turned_by(layer, stage.positions[rows]), stage.adapters.among(rows)
+        return self._compared(h[rows], layer, pool.v[layer], slots, False, turns, adapters)[1]
 
     def leave(self, h: Tensor) -> Tensor:
         """What the output matrix reads: the final norm of the last layer's output, and what a family has behind it."""
@@ -260,7 +248,7 @@ class Transformer:
         norm = F.layer_norm if self.config.norm == "layer" else F.rms_norm
         return norm(x, weight.shape, weight, eps=self.config.norm_eps)
 
-    def turned_by(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def turned_by(self, layer: int, positions: Tensor) -> Pair:
         """cos and sin of RoPE in `layer` at `positions` [N], [N, 1, R / 2]."""
         cos, sin = self.turns[self.slides[layer]]
         return cos[positions], sin[positions]
@@ -268,8 +256,8 @@ class Transformer:
     def queries(self, h: Tensor, layer: int, positions: Tensor, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
         """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` that enter `layer` as `h` [N, D]."""
         x, heads = self.norm(h, self.weights.layers[layer].attn_norm), range(self.part.heads)
-        q, growth = self._project(x, layer, heads, *self.turned_by(layer, positions), adapters)[0], self.growth
-        return q if growth is None else q * growth[positions]
+        q, _ = self._project(x, layer, heads, self.turned_by(layer, positions), adapters)
+        return q if self.growth is None else q * self.growth[positions]
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
         """The experts that compute the normed rows `x` [N, D] of a layer with the mixture `w`, and their weights."""
@@ -284,12 +272,12 @@ class Transformer:
             return logits
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(cap).tanh_().mul_(cap)
 
-    def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, rows: Rows) -> Tensor:
-        """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `kept`."""
+    def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, cache: Tensor | None, rows: Rows) -> Tensor:
+        """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `cache`."""
         if self.kernels is not None:
-            return self.kernels.add(h, new, weight, kept, rows.slots)
-        if kept is not None:
-            kept.index_copy_(0, rows.slots, new if rows.written is None else new[rows.written])
+            return self.kernels.add(h, new, weight, cache, rows.slots)
+        if cache is not None:
+            cache.index_copy_(0, rows.slots, new if rows.written is None else new[rows.written])
         h += new
         return h if weight is None else self.norm(h, weight)
 
@@ -299,7 +287,7 @@ class Transformer:
             return slots
         return slots.new_full((rows,), -1).index_copy_(0, stage.written, slots)
 
-    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
+    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, turns: Pair) -> Tensor:
         """One layer in which some rows are computed, and the others add their cached outputs."""
         assert stage.partial is not None
         w, part = self.weights.layers[layer], stage.partial
@@ -308,26 +296,25 @@ class Transformer:
             if (pick.phase + layer - stage.layers.start) % pick.every:
                 chosen = _least(~pool.picked[part.slots[pick.rows]], pick)
             else:
-                chosen = self._choose(h, layer, stage, pick, pool, cos, sin)
+                chosen = self._choose(h, layer, stage, pick, pool, turns)
             computed = computed.index_copy(0, pick.target, chosen)
         slots = part.slots[computed]
         written = slots if stage.written is None else slots[stage.written]
         places = written if self.kernels is None else self._places(written, stage, len(computed))
         adapters = stage.adapters.among(computed)
         growth = None if self.growth is None else self.growth[stage.positions[computed]]
+        cos, sin = turns
         rows = Rows(cos[computed], sin[computed], places, stage.written, True, adapters, growth)
         q = self.project(h[computed], layer, rows, pool)
-        if self.slides[layer] and stage.near is None:  # rows were chosen, and the host does not know which
-            found = self._attend_near(q, layer, part, computed, pool)
+        work = stage.near if self.slides[layer] else stage.work
+        if work is None:  # rows were chosen, and the host does not know which
+            attended = self._attend_near(q, layer, part, computed, pool)
         else:
-            work = stage.near if self.slides[layer] else stage.work
-            assert work is not None
-            found = self.attend(q, layer, work, pool)
-        attended = self.ranks.sum(self._linear(found, w, "out", adapters))
-        attended = self.norm(attended, w.attn_post)
+            attended = self.attend(q, layer, work, pool)
+        attended = self.norm(self.ranks.sum(self._linear(attended, w, "out", adapters)), w.attn_post)
         h += _outputs(pool.outputs[layer][0], attended, computed, part.slots, stage.written)
-        entered = h[computed]
-        fed = self.norm(self._feed(entered, self.norm(entered, w.ffn_norm), w, adapters), w.ffn_post)
+        x = h[computed]
+        fed = self.norm(self._feed(x, self.norm(x, w.ffn_norm), w, adapters), w.ffn_post)
         h += _outputs(pool.outputs[layer][1], fed, computed, part.slots, stage.written)
         return h
 
@@ -339,43 +326,33 @@ class Transformer:
         near = replace(near, places=near.places.index_select(1, computed))
         return attend_near(q, pool.k[layer], pool.v[layer], near, reach, self.sink(layer), self.config.score_cap)
 
-    def _choose(self, h: Tensor, layer: int, stage: Stage, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
+    def _choose(self, h: Tensor, layer: int, stage: Stage, pick: Pick, pool: Pool, turns: Pair) -> Tensor:
         """The rows of `pick` whose V (or K) changed most, int64 [S]. V (or K) is written for all rows of `pick`.
 
-        `h` [N, D] are the rows of `stage`. The choice stays on the device, as the number of rows chosen of each
-        canvas is known before.
+        `h` [N, D] are the rows of `stage`, with `turns` of RoPE. The choice stays on the device, as the number of rows
+        chosen of each canvas is known before.
         """
         assert stage.partial is not None
         slots, adapters = stage.partial.slots, stage.adapters.among(pick.rows)
         places = slots[pick.rows]
-        kept = pool.k[layer] if pick.keys else pool.v[layer]
-        turns = cos[pick.rows], sin[pick.rows]
-        new, similarity = self._compared(h[pick.rows], layer, kept, places, pick.keys, *turns, adapters)
+        cache = pool.k[layer] if pick.keys else pool.v[layer]
+        turns = turns[0][pick.rows], turns[1][pick.rows]
+        new, similarity = self._compared(h[pick.rows], layer, cache, places, pick.keys, turns, adapters)
         chosen = _least(similarity, pick)
-        kept.index_copy_(0, places, new.to(kept.dtype))
+        cache.index_copy_(0, places, new.to(cache.dtype))
         if pick.every > 1:
             pool.picked.index_fill_(0, places, False).index_fill_(0, slots[chosen], True)
         return chosen
 
     def _compared(
-        self,
-        h: Tensor,
-        layer: int,
-        kept: Tensor,
-        places: Tensor,
-        keys: bool,
-        cos: Tensor,
-        sin: Tensor,
-        adapters: AdapterRows,
-    ) -> tuple[Tensor, Tensor]:
-        """V (or with `keys` K) of rows that enter a layer as `h` [N, D], and its similarity to those `kept`, [N]."""
+        self, h: Tensor, layer: int, cache: Tensor, slots: Tensor, keys: bool, turns: Pair, adapters: AdapterRows
+    ) -> Pair:
+        """V (or with `keys` K) of rows that enter a layer as `h` [N, D], and its similarity to that in `slots`, [N]."""
         c = self.parts[self.slides[layer]]
         first = c.heads if keys else c.heads + c.kv_heads
-        heads = range(first, first + c.kv_heads)
         x = self.norm(h, self.weights.layers[layer].attn_norm)
-        projected = self._project(x, layer, heads, cos, sin, adapters)
-        new = projected[0 if keys else 1]
-        return new, self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
+        new = self._project(x, layer, range(first, first + c.kv_heads), turns, adapters)[0 if keys else 1]
+        return new, self._similarity(new.flatten(1).float(), cache[slots].flatten(1).float())
 
     def _linear(
         self,
@@ -392,15 +369,7 @@ class Transformer:
         changes = w.low_rank.get(field)
         return out if changes is None else adapters.add(out, x, changes, self.arithmetic, part)
 
-    def _project(
-        self,
-        x: Tensor,
-        layer: int,
-        heads: range,
-        cos: Tensor,
-        sin: Tensor,
-        adapters: AdapterRows = NO_ADAPTERS,
-    ) -> tuple[Tensor, Tensor]:
+    def _project(self, x: Tensor, layer: int, heads: range, turns: Pair, adapters: AdapterRows = NO_ADAPTERS) -> Pair:
         """Heads of normed rows `x` [N, D] in `layer`: Q and K after norm and RoPE, and V, [N, any, Dh] each.
 
         `heads` counts Q's first, then K's, then V's, in the order of the fused projection.
@@ -412,31 +381,28 @@ class Transformer:
             first, stop = min(first, c.heads), after
         part = slice(first * c.head_dim, stop * c.head_dim)
         bias = None if w.qkv_bias is None else w.qkv_bias[part]
-        out = self._linear(x, w, "qkv", adapters, part, bias)
-        out = out.view(len(x), stop - first, c.head_dim)
+        out = self._linear(x, w, "qkv", adapters, part, bias).view(len(x), stop - first, c.head_dim)
         keys, values = max(0, c.heads - first), max(0, after - first)
         v = out[:, keys:].clone() if tied else out[:, values:]
-        for own, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
-            if weight is not None and own.shape[1]:
-                self._norm_heads(own, weight)
+        for some, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
+            if weight is not None and some.shape[1]:
+                self._norm_heads(some, weight)
         if c.value_norm:
             v = F.rms_norm(v, (c.head_dim,), None, c.norm_eps)
-        return rotate(out[:, heads.start - first : values], cos, sin), v
+        return rotate(out[:, heads.start - first : values], *turns), v
 
     def _feed(self, h: Tensor, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
         """FFN output of rows `h`, which are normed as `x`: of a dense MLP, or of a mixture's experts."""
-        own, activation = w.mixture, self.activation
-        if own is None:
+        mixture, config = w.mixture, self.config.mixture
+        if mixture is None or config is None:
             return self.ranks.sum(self._mlp(x, w, adapters))
-        assert self.config.mixture is not None
-        held = self.ranks.shard.experts(self.config.mixture)
-        if not self.config.mixture.normed:
-            routed = feed(x, self.route(x, own), own, self.arithmetic, held, activation)
+        rest = mixture, self.arithmetic, self.ranks.shard.experts(config), self.activation
+        if not config.normed:
+            routed = feed(x, self.route(x, mixture), *rest)
             return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w, adapters)))
-        routes = self.route(self.norm(h, own.router_norm), own)
-        routed = feed(self.norm(h, own.expert_norm), routes, own, self.arithmetic, held, activation)
-        routed = self.norm(self.ranks.sum(routed), own.expert_post)
-        return routed + self.norm(self.ranks.sum(self._mlp(x, w, adapters)), own.shared_post)
+        routed = feed(self.norm(h, mixture.expert_norm), self.route(self.norm(h, mixture.router_norm), mixture), *rest)
+        routed = self.norm(self.ranks.sum(routed), mixture.expert_post)
+        return routed + self.norm(self.ranks.sum(self._mlp(x, w, adapters)), mixture.shared_post)
 
     def _mlp(self, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
         """Output of the dense MLP, or of the shared expert, of normed rows `x`."""
@@ -462,11 +428,11 @@ class Transformer:
         normed = x.float() * (mean + self.config.norm_eps).rsqrt() * weight.float()
         heads.copy_(normed.view_as(heads))
 
-    def _similarity(self, new: Tensor, kept: Tensor) -> Tensor:
-        """Cosine similarity of the rows of `new` and `kept`, float32 [N, any], over the heads of all ranks: [N]."""
+    def _similarity(self, new: Tensor, old: Tensor) -> Tensor:
+        """Cosine similarity of the rows of `new` and `old`, float32 [N, any], over the heads of all ranks: [N]."""
         if not self.ranks.several:
-            return F.cosine_similarity(new, kept, dim=1)
-        products = torch.stack([torch.linalg.vecdot(x, y) for x, y in ((new, kept), (new, new), (kept, kept))])
+            return F.cosine_similarity(new, old, dim=1)
+        products = torch.stack([torch.linalg.vecdot(x, y) for x, y in ((new, old), (new, new), (old, old))])
         dot, *squares = self.ranks.sum(products)
         left, right = (square.sqrt().clamp_min(COSINE_EPS) for square in squares)
         similarity: Tensor = dot / (left * right)
@@ -500,13 +466,13 @@ def _least(values: Tensor, pick: Pick) -> Tensor:
     return chosen
 
 
-def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
+def _outputs(cache: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
     """The outputs of all rows of a stage, [N, D]: `new` for the computed `rows`, the cached ones for the others.
 
     `new` is cached too, except for rows that `written` leaves out: canvases that lease one prefix share its slots.
     """
     if written is None:
-        kept.index_copy_(0, slots[rows], new)
-        return kept[slots]
-    kept.index_copy_(0, slots[rows[written]], new[written])
-    return kept[slots].index_copy_(0, rows, new)
+        cache.index_copy_(0, slots[rows], new)
+        return cache[slots]
+    cache.index_copy_(0, slots[rows[written]], new[written])
+    return cache[slots].index_copy_(0, rows, new)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from remask.checks import Quantization
 from remask.model.config import Mixture, ModelConfig
@@ -88,11 +88,15 @@ class LayerWeights:
 
     def named(self) -> dict[str, Tensor]:
         """Every tensor of the layer by its field, without adapters; those of a mixture are `mixture.router`, ..."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = _values(self)
         if self.mixture is not None:
-            values |= {f"mixture.{each.name}": getattr(self.mixture, each.name) for each in fields(self.mixture)}
+            values |= {f"mixture.{name}": value for name, value in _values(self.mixture).items()}
         apart = ("mixture", "low_rank")
         return {name: value for name, value in values.items() if value is not None and name not in apart}
+
+
+def _values(weights: LayerWeights | MixtureWeights | SignalWeights) -> dict[str, Any]:
+    return {field.name: getattr(weights, field.name) for field in fields(weights)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +133,21 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Bytes in memory. A tied matrix counts once."""
-        return sum(tensor.nbytes for _, _, tensor in self.named())
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor, layer by layer. A tied matrix appears once."""
+        """Every tensor, in the order of `named`."""
         return [tensor for _, _, tensor in self.named()]
 
     def named(self) -> list[tuple[str, int | None, Tensor]]:
         """Every tensor with its field and the number of its layer, if it is of one. A tied matrix is `embed`."""
         tied = self.head is self.embed or self.head._is_view()
         names = ("embed", "norm", *(() if tied else ("head",)), "embed_norm", "head_dense", "head_norm", "head_bias")
-        held = ((name, getattr(self, name)) for name in names)
-        flat: list[tuple[str, int | None, Tensor]] = [
-            (name, None, tensor) for name, tensor in held if tensor is not None
-        ]
+        outer = {name: getattr(self, name) for name in names}
         if self.signal is not None:
-            flat += [(f"signal.{each.name}", None, getattr(self.signal, each.name)) for each in fields(self.signal)]
+            outer |= {f"signal.{name}": value for name, value in _values(self.signal).items()}
+        flat: list[tuple[str, int | None, Tensor]] = []
+        flat += [(name, None, tensor) for name, tensor in outer.items() if tensor is not None]
         for number, layer in enumerate(self.layers):
             flat += [(name, number, tensor) for name, tensor in layer.named().items()]
         return flat
@@ -154,65 +157,44 @@ WHOLE = Shard()
 _MIXTURE_NORMS = ("router_norm", "expert_norm", "expert_post", "shared_post")
 
 
-class Makers(Protocol):
-    """What is made for each tensor of a model's weights."""
+@dataclass(slots=True)
+class _Maker:
+    """Makes uninitialised tensors on a device."""
+
+    dtype: Any
+    device: torch.device | None
+    quantization: Quantization | None
 
     def new(self, *shape: int, single: bool = False) -> Any:
         """A tensor in the model's dtype, or in float32 where `single`."""
-        ...
-
-    def matrix(self, *shape: int, pieces: tuple[int, ...]) -> Any:
-        """A matrix that may be quantised; its rows are those of several, which are cut from one another."""
-        ...
-
-    def part(self, tensor: Any, rows: range) -> Any:
-        """Some rows of a tensor, without a copy."""
-        ...
-
-
-@dataclass(slots=True)
-class _Empty:
-    """Makes uninitialised tensors on a device."""
-
-    dtype: torch.dtype
-    device: torch.device
-    quantization: Quantization | None
-
-    def new(self, *shape: int, single: bool = False) -> Tensor:
         import torch
 
         return torch.empty(shape, dtype=torch.float32 if single else self.dtype, device=self.device)
 
-    def matrix(self, *shape: int, pieces: tuple[int, ...]) -> Tensor:
+    def matrix(self, *shape: int, pieces: tuple[int, ...]) -> Any:
+        """A matrix that may be quantised; its rows are those of several, which are cut from one another."""
+        return self.new(*shape) if self.quantization is None or 0 in shape else self.quantised(shape, pieces)
+
+    def quantised(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> Any:
         from remask.model.quantised import empty_matrix
 
-        if self.quantization is None or 0 in shape:
-            return self.new(*shape)
+        assert self.quantization is not None
+        assert self.device is not None
         return empty_matrix(self.quantization, shape, self.dtype, self.device, pieces)
-
-    def part(self, tensor: Tensor, rows: range) -> Tensor:
-        return tensor[rows.start : rows.stop]
 
 
 @dataclass(slots=True)
-class _Counted:
+class _Counter(_Maker):
     """Makes nothing, and counts the bytes that it would take."""
 
-    dtype: NumberFormat
-    quantization: Quantization | None
     total: int = 0
 
     def new(self, *shape: int, single: bool = False) -> None:
         self.total += prod(shape) * (4 if single else self.dtype.itemsize)
 
-    def matrix(self, *shape: int, pieces: tuple[int, ...]) -> None:  # noqa: ARG002 - of the protocol
-        if self.quantization is None or 0 in shape:
-            self.new(*shape)
-        else:
-            self.total += matrix_bytes(self.quantization, shape)
-
-    def part(self, tensor: None, rows: range) -> None:
-        """It shares the memory."""
+    def quantised(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> None:  # noqa: ARG002 - as above
+        assert self.quantization is not None
+        self.total += matrix_bytes(self.quantization, shape)
 
 
 def empty_weights(
@@ -223,39 +205,39 @@ def empty_weights(
     quantization: Quantization | None = None,
 ) -> Weights:
     """Uninitialised weights of the shapes that `shard` has. The caller must fill every element."""
-    return _laid_out(config, shard, _Empty(dtype, device, quantization))
+    return _layout(config, shard, _Maker(dtype, device, quantization))
 
 
 def weight_bytes(
     config: ModelConfig, dtype: NumberFormat, shard: Shard = WHOLE, quantization: Quantization | None = None
 ) -> int:
     """Bytes of the weights that `shard` has. A tied matrix counts once; a router may be float32."""
-    counted = _Counted(dtype, quantization)
-    _laid_out(config, shard, counted)
-    return counted.total
+    counter = _Counter(dtype, None, quantization)
+    _layout(config, shard, counter)
+    return counter.total
 
 
-def _laid_out(config: ModelConfig, shard: Shard, make: Makers) -> Weights:
+def _layout(config: ModelConfig, shard: Shard, make: _Maker) -> Weights:
     """What `make` makes of every tensor."""
     config, new, matrix = shard.part(config), make.new, make.matrix
 
     def experts(mixture: Mixture) -> MixtureWeights:
-        count, held, wide = mixture.experts, len(shard.experts(mixture)), config.hidden
+        count, local, wide = mixture.experts, len(shard.experts(mixture)), config.hidden
         return MixtureWeights(
             router=new(count, wide, single=mixture.router.float32),
             bias=new(count, single=True) if mixture.router.bias else None,
-            gate_up=matrix(held, 2 * mixture.intermediate, wide, pieces=(mixture.intermediate,) * 2),
-            down=matrix(held, wide, mixture.intermediate, pieces=(wide,)),
+            gate_up=matrix(local, 2 * mixture.intermediate, wide, pieces=(mixture.intermediate,) * 2),
+            down=matrix(local, wide, mixture.intermediate, pieces=(wide,)),
             **{name: new(wide) for name in _MIXTURE_NORMS if mixture.normed},
             factors=new(count) if mixture.normed else None,
         )
 
     def one(layer: int) -> LayerWeights:
-        own, feed, mixture = config.shape_of(layer), config.feed(layer), config.mixture_of(layer)
-        q, k = own.heads * own.head_dim, own.kv_heads * own.head_dim
-        rows = (q, k) if own.tied_values else (q, k, k)
-        normed = {"head": (own.head_dim, own.head_dim), "whole": (q, k), None: None}[config.qk_norm]
-        sink = (own.kv_heads, own.head_dim) if config.sink == "learned" else None
+        shape, feed, mixture = config.shape_of(layer), config.feed(layer), config.mixture_of(layer)
+        q, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        rows = (q, k) if shape.tied_values else (q, k, k)
+        norms = {"head": (shape.head_dim, shape.head_dim), "whole": (q, k), None: None}[config.qk_norm]
+        sink = (shape.kv_heads, shape.head_dim) if config.sink == "learned" else None
         return LayerWeights(
             attn_norm=None if config.embed_norm and layer == 0 else new(config.hidden),
             qkv=matrix(sum(rows), config.hidden, pieces=rows),
@@ -266,8 +248,8 @@ def _laid_out(config: ModelConfig, shard: Shard, make: Makers) -> Weights:
                 feed.up, config.hidden, pieces=(feed.intermediate,) * (feed.up // max(1, feed.intermediate))
             ),
             down=matrix(config.hidden, feed.intermediate, pieces=(config.hidden,)),
-            q_norm=new(normed[0]) if normed else None,
-            k_norm=new(normed[1]) if normed else None,
+            q_norm=new(norms[0]) if norms else None,
+            k_norm=new(norms[1]) if norms else None,
             sink_k=new(*sink) if sink else None,
             sink_v=new(*sink) if sink else None,
             up_bias=new(config.intermediate) if config.mlp_bias else None,
@@ -282,11 +264,10 @@ def _laid_out(config: ModelConfig, shard: Shard, make: Makers) -> Weights:
     if config.self_conditioning:
         wide, inner = config.hidden, config.intermediate
         signal = SignalWeights(new(wide), new(2 * inner, wide), new(wide, inner))
-    embed, own = new(config.vocab, config.hidden), shard.share(config.vocab)
-    if not config.tied:
-        head = new(len(own), config.hidden)
-    else:
-        head = embed if len(own) == config.vocab else make.part(embed, own)
+    embed, tokens = new(config.vocab, config.hidden), shard.share(config.vocab)
+    head = embed if config.tied else new(len(tokens), config.hidden)
+    if config.tied and embed is not None and len(tokens) < config.vocab:
+        head = embed[tokens.start : tokens.stop]
     return Weights(
         embed=embed,
         layers=layers,
@@ -295,6 +276,6 @@ def _laid_out(config: ModelConfig, shard: Shard, make: Makers) -> Weights:
         embed_norm=new(config.hidden) if config.embed_norm else None,
         head_dense=new(config.hidden, config.hidden) if config.head_dense else None,
         head_norm=new(config.hidden) if config.head_dense else None,
-        head_bias=new(len(own)) if config.head_bias else None,
+        head_bias=new(len(tokens)) if config.head_bias else None,
         signal=signal,
     )

@@ -40,7 +40,7 @@ class WorkList:
     slots: Ints
     reach: Ints | None = None
     skip: Ints | None = None
-    _kept: dict[object, Any] = field(default_factory=dict, repr=False)
+    _derived: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None, Ints | None]]:
         """Pickles the list without what was derived from it, which may be on a device."""
@@ -74,9 +74,9 @@ class WorkList:
     def once(self, make: Callable[..., T], *settings: Hashable) -> T:
         """The result of `make` for this list and `settings`, computed once: all layers of a stage share the list."""
         key = (make, *settings)
-        if key not in self._kept:
-            self._kept[key] = make(self, *settings)
-        return cast(T, self._kept[key])
+        if key not in self._derived:
+            self._derived[key] = make(self, *settings)
+        return cast(T, self._derived[key])
 
     def cut(self, rows: int, slots: int) -> "WorkList":
         """The same attention in units of at most `rows` rows and `slots` slots. Pieces that no row sees are dropped."""
@@ -117,8 +117,8 @@ class WorkList:
         for unit in np.flatnonzero(~(inside & leaving).any(1)).tolist():
             builder.add(int(first[unit]), int(units[unit, ROWS]), builder.slots(slots[unit]), len(slots[unit]), None)
         for place in np.flatnonzero(leaving).tolist():
-            row, rows, own = int(edges[place]), int(edges[place + 1] - edges[place]), whole[place]
-            builder.add(row, rows, builder.slots(own), len(own), None)
+            row, rows, together = int(edges[place]), int(edges[place + 1] - edges[place]), whole[place]
+            builder.add(row, rows, builder.slots(together), len(together), None)
         return builder.list()
 
     def cut_at_runs(self, shortest: int) -> "WorkList":
@@ -187,8 +187,8 @@ class WorkListBuilder:
         `reach` [rows] says how many of them each row sees, None: all; and `skip` [rows] how many of these it does not.
         """
         self._units.append((first_row, rows, first_slot, slots))
-        for limits, own in zip(self._limits, (reach, skip), strict=True):
-            limits.append(own)
+        for limits, limit in zip(self._limits, (reach, skip), strict=True):
+            limits.append(limit)
 
     def list(self) -> WorkList:
         """The list of all units, in the order in which they were added."""
@@ -205,18 +205,15 @@ class WorkListBuilder:
     @staticmethod
     def _joined(limits: Sequence[Longs | None], others: Sequence[tuple[int, int]]) -> Ints | None:
         """The limits of all units. `others` are the rows of each unit and their limit where none was given."""
-        if all(own is None for own in limits):
+        if all(limit is None for limit in limits):
             return None
-        every = [np.full(*other) if own is None else own for own, other in zip(limits, others, strict=True)]
-        return np.concatenate(every, dtype=np.int32)
+        parts = [np.full(*other) if limit is None else limit for limit, other in zip(limits, others, strict=True)]
+        return np.concatenate(parts, dtype=np.int32)
 
 
 def run_edges(slots: Ints) -> Sequence[int]:
     """Where runs of consecutive `slots` begin, and their number at the end."""
-    last = len(slots)
-    if slots[-1] - slots[0] == last - 1 and (np.diff(slots) == 1).all():
-        return [0, last]
-    return [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), last]
+    return [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
 
 
 def _numbered(units: NDArray[np.integer[Any]]) -> Ints:

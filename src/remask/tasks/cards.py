@@ -9,14 +9,12 @@ from typing import Any, Final
 
 from remask.tasks import page, relay, tariff, transit
 
-OFFERED: Final = 3
-"""Questions that a card shows."""
-
+OFFERED: Final = 3  # questions that a card shows
 _SHARED: Final = 20  # seed of the system prompt, which all questions of a model have in common
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Exercise:
     """A question and its only right answer, and the same as an answer with holes and as a decision.
 
     Attributes:
@@ -46,27 +44,23 @@ class Card:
 
     answers: str
     system: str
-    draw: Callable[[int], Question]
+    draw: Callable[[int], Exercise]
     alone: bool = True
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> tuple[Exercise, ...]:
         """The first `OFFERED` questions."""
         return tuple(map(self.draw, range(OFFERED)))
 
-    def messages(self, question: Question) -> list[dict[str, str]]:
+    def messages(self, question: Exercise) -> list[dict[str, str]]:
         """The conversation that asks `question`."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": question.question}]
 
     def as_json(self) -> dict[str, Any]:
         """The card as JSON values."""
-        return {
-            "answers": self.answers,
-            "system": self.system,
-            "alone": self.alone,
-            "questions": [asdict(question) for question in self.questions],
-        }
+        questions = [asdict(question) for question in self.questions]
+        return {"answers": self.answers, "system": self.system, "alone": self.alone, "questions": questions}
 
 
 def card(model: str) -> Card | None:
@@ -77,19 +71,17 @@ def card(model: str) -> Card | None:
 def _tariff() -> Card:
     prompt = tariff.draw_prompt(random.Random(_SHARED), tariff.TariffSettings())
 
-    def draw(number: int) -> Question:
+    def draw(number: int) -> Exercise:
         kind = tariff.KINDS[number % len(tariff.KINDS)]
         question = tariff.draw_question(random.Random(number), prompt, kind)
         names = tariff.names(prompt, question)
         first, *others = question.asked
-        return Question(
+        return Exercise(
             question.text,
             tariff.reference_response(prompt, question),
             # The space before a name is part of its token.
-            " ".join([f"{first} {names[0]}", *(f"{asked}[[1]]" for asked in others)]),
-            _decision(
-                question.text, names, " ".join([f"{first} {{answer}}", *(f"{asked}{{mask}}" for asked in others)])
-            ),
+            " ".join([f"{first} {names[0]}", *(f"{item}[[1]]" for item in others)]),
+            _decision(question.text, names, " ".join([f"{first} {{answer}}", *(f"{item}{{mask}}" for item in others)])),
         )
 
     return Card(
@@ -104,10 +96,10 @@ def _relay(*, first: int = 0, decides: bool = True) -> Card:
     """`first` is the number of the question that stands for 0."""
     prompt = relay.draw_prompt(random.Random(_SHARED), relay.RelaySettings())
 
-    def draw(number: int) -> Question:
+    def draw(number: int) -> Exercise:
         question = relay.draw_question(random.Random(first + number), prompt)
         towns = relay.route(prompt, question)
-        return Question(
+        return Exercise(
             question.text,
             relay.reference_response(prompt, question),
             # The space before a town is part of its token.
@@ -126,11 +118,11 @@ def _relay(*, first: int = 0, decides: bool = True) -> Card:
 def _transit() -> Card:
     prompt = transit.draw_prompt(random.Random(_SHARED))
 
-    def draw(number: int) -> Question:
+    def draw(number: int) -> Exercise:
         question = transit.draw_question(random.Random(number), prompt)
         stops = transit.route(prompt, question)
         others = [stop for stop, _ in prompt.rows if stop not in stops][:3]
-        return Question(
+        return Exercise(
             question.text,
             transit.reference_response(prompt, question),
             f"{stops[0]} > {'[[1]] > ' * (len(stops) - 2)}[[1]] ## [[1]]",
@@ -159,11 +151,10 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
 def _smollm2() -> Card:
     """The page of `remask demo`, with questions that are asked there."""
     known = page.asked()
-    offered = [known[number] for number in page.OFFERED]
 
-    def draw(number: int) -> Question:
-        item = offered[number % OFFERED]
-        return Question(item.question, item.answer, item.answer.replace(item.asked, "[[1-16]]"), None)
+    def draw(number: int) -> Exercise:
+        item = known[page.OFFERED[number % OFFERED]]
+        return Exercise(item.question, item.answer, item.answer.replace(item.asked, "[[1-16]]"), None)
 
     return Card(
         "SmolLM2-135M, made a diffusion model: good for looking up what stands on a page that you give it. It knows "

@@ -21,19 +21,15 @@ RULES: Final = (
     "You solve arithmetic word problems. Think step by step, in short sentences. End with a line that holds "
     f"{SEPARATOR} and the answer as a plain number, without units."
 )
-EXAMPLES: Final = 8
-"""Worked examples in every system prompt, at most."""
-MAX_PROMPTS: Final = 12
-"""System prompts of a workload, at most: half of the questions are left to be asked."""
-
+EXAMPLES: Final = 8  # worked examples in every system prompt, at most
+MAX_PROMPTS: Final = 12  # of a workload: half of the questions are left to be asked
+SAMPLING: Final = {"max_tokens": 256, "steps": 128}  # of an answer, as in the BiCache paper
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-SAMPLING: Final = {"max_tokens": 256, "steps": 128}
-"""The sampling parameters of an answer, as in the BiCache paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gsm8kSettings(TaskSettings):
-    """How long a system prompt is. A bad setting raises `ConfigError`, naming it, its value and what is allowed."""
+    """How long a system prompt is."""
 
     shots: int = declare(EXAMPLES, Whole(0, EXAMPLES), "Worked examples of a system prompt.")
 
@@ -58,18 +54,18 @@ def conversations() -> tuple[tuple[Message, Message], ...]:
 
 
 def make_questions(requests: int, prompts: int, seed: int, shots: int = EXAMPLES) -> list[MathQuestion]:
-    """Draws `requests` questions over `prompts` system prompts with `shots` worked examples each, dealt out evenly.
+    """Draw `requests` questions over `prompts` system prompts with `shots` worked examples each, dealt out evenly.
 
     A worked example of one prompt is not a question under any prompt, nor is one that more shots would show, so the
     questions are the same under any number of them. They repeat after all others were used.
     """
     rng = random.Random(seed)
     order = rng.sample(conversations(), len(conversations()))
-    examples, asked = order[: prompts * EXAMPLES], order[prompts * EXAMPLES :]
+    examples, rest = order[: prompts * EXAMPLES], order[prompts * EXAMPLES :]
     systems = [_system(examples[i * EXAMPLES :][:shots]) for i in range(prompts)]
     drawn = []
     for number in range(requests):
-        user, worked = asked[number % len(asked)]
+        user, worked = rest[number % len(rest)]
         steps, answer = _split(worked)
         drawn.append(MathQuestion((systems[number % prompts], user), answer, f"{steps} {answer}"))
     return drawn

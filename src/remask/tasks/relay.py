@@ -34,8 +34,6 @@ from remask.errors import ConfigError
 from remask.tasks.workload import TaskRequest, TaskSettings, deal
 
 SEASONS: Final = ("spring", "summer", "autumn", "winter")
-"""The seasons of the list of shippers."""
-
 # fmt: off
 TOWNS: Final = (
     "Accra", "Athens", "Baku", "Bern", "Cairo", "Dakar", "Delhi", "Dublin", "Havana", "Kyiv", "Lima", "Lisbon",
@@ -51,33 +49,21 @@ GOODS: Final = (
     "malt", "marble", "milk", "nails", "nickel", "nuts", "oats", "oil", "olives", "onions", "paper", "pepper",
     "pitch", "plums", "resin", "rice", "rubber", "rye", "salt", "sand", "silk", "tea", "wool",
 )
-"""What is sent."""
 # fmt: on
 
-HOPS: Final = 6
-"""Hops of every route, and so the words of a response."""
-
-LEG: Final = HOPS // 2
-"""Hops of a leg, where a route has two."""
-
-MIN_ROWS: Final = HOPS + 2
-"""The fewest goods of a system prompt."""
-
-MAX_SEASONS: Final = 2
-"""The most seasons in which a system prompt can be asked about."""
-
-OPENING: Final = "Goods:"
-"""What opens every system prompt."""
-SAMPLING: Final = {"max_tokens": HOPS, "steps": HOPS, "block_length": HOPS}
-"""The sampling parameters of an answer: a hop a step."""
-
+HOPS: Final = 6  # of every route, and so the words of a response
+LEG: Final = HOPS // 2  # hops of a leg, where a route has two
+MIN_ROWS: Final = HOPS + 2  # goods of a system prompt
+MAX_SEASONS: Final = 2  # in which a system prompt can be asked about
+OPENING: Final = "Goods:"  # of every system prompt
+SAMPLING: Final = {"max_tokens": HOPS, "steps": HOPS, "block_length": HOPS}  # a hop a step
 UNIFORM_SAMPLING: Final = {"max_tokens": HOPS, "block_length": HOPS, "steps_per_block": 2 * HOPS}
 """Of an answer by a uniform model: twice as many steps as hops, so that towns changed too early are changed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings(TaskSettings):
-    """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
+    """How hard a workload is."""
 
     rows: int = declare(len(TOWNS), Whole(MIN_ROWS, len(TOWNS)), "Goods of a system prompt, and towns that occur.")
     seasons: int = declare(2, Whole(1, MAX_SEASONS), "Seasons in which one system prompt is asked about.")
@@ -110,17 +96,14 @@ class RelayPrompt:
         return f"{OPENING} {'; '.join(f'{good} {town}' for good, town in self.rows)}."
 
     def hops(self, season: str) -> Mapping[str, str]:
-        """Where one hop leads from each town in `season`.
-
-        Raises `ConfigError` where a town ships several of the goods.
-        """
-        found: dict[str, str] = {}
+        """Where one hop leads from each town. Raises `ConfigError` where a town ships several of the goods."""
+        hops: dict[str, str] = {}
         for good, town in self.rows:
             origin = shipper(season, good)
-            if origin in found:
+            if origin in hops:
                 raise ConfigError(f"{origin} ships several goods in {season}; a question has exactly one answer.")
-            found[origin] = town
-        return found
+            hops[origin] = town
+        return hops
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +131,9 @@ RelayRequest: TypeAlias = TaskRequest[RelayPrompt, RelayQuestion]
 def shippers() -> Mapping[tuple[str, str], str]:
     """Who ships every good in every season: `(season, good)` to a town."""
     rng = random.Random(1)
-    each = len(GOODS) // len(TOWNS)
+    goods = len(GOODS) // len(TOWNS)  # of a town
     return {
-        (season, good): TOWNS[place // each]
+        (season, good): TOWNS[place // goods]
         for season in SEASONS
         for place, good in enumerate(rng.sample(GOODS, len(GOODS)))
     }
@@ -162,7 +145,7 @@ def shipper(season: str, good: str) -> str:
 
 
 def draw_prompt(rng: random.Random, settings: RelaySettings) -> RelayPrompt:
-    """Draws goods and destinations that can be asked about in some of the seasons.
+    """Draw goods and destinations that can be asked about in some of the seasons.
 
     In each of these seasons the same towns ship one of the goods each, and receive one each. At least half of the towns
     are starts in every season.
@@ -174,19 +157,19 @@ def draw_prompt(rng: random.Random, settings: RelaySettings) -> RelayPrompt:
         rng.shuffle(towns)
         prompt = RelayPrompt(tuple(zip(goods, towns, strict=True)), ())
         starts = tuple((season, _starts(prompt.hops(season))) for season in seasons)
-        if all(2 * len(found) >= settings.rows for _, found in starts):
+        if all(2 * len(towns_of) >= settings.rows for _, towns_of in starts):
             return RelayPrompt(prompt.rows, starts)
 
 
 def draw_question(rng: random.Random, prompt: RelayPrompt, legs: int = 1) -> RelayQuestion:
-    """Draws a season of `prompt`, and one of its starts. A second leg is in the other season."""
+    """Draw a season of `prompt`, and one of its starts. A second leg is in the other season."""
     season, starts = rng.choice(prompt.starts)
     others = [other for other, _ in prompt.starts if other != season]
     return RelayQuestion(season, rng.choice(starts), others[0] if legs > 1 else None)
 
 
 def route(prompt: RelayPrompt, question: RelayQuestion) -> list[str]:
-    """Returns the `HOPS` towns behind the start. Raises `ConfigError` where the route ends before them."""
+    """The `HOPS` towns behind the start. Raises `ConfigError` where the route ends before them."""
     hops = {season: prompt.hops(season) for season in (question.season, question.season_of(HOPS))}
     towns = [question.start]
     for hop in range(HOPS):
@@ -198,44 +181,43 @@ def route(prompt: RelayPrompt, question: RelayQuestion) -> list[str]:
 
 
 def reference_response(prompt: RelayPrompt, question: RelayQuestion) -> str:
-    """Returns the right response: the towns of the route, without the start."""
+    """The right response: the towns of the route, without the start."""
     return " ".join(route(prompt, question))
 
 
 def is_correct(text: str, answer: str) -> bool:
-    """Returns whether `text` has the words of `answer`, the reference response. One wrong town makes it wrong."""
+    """Whether `text` has the words of `answer`, the reference response. One wrong town makes it wrong."""
     return text.split() == answer.split()
 
 
 def right_hops(text: str, answer: str) -> float:
-    """Returns the share of the towns of `answer`, the reference response, that stand at their place in `text`."""
+    """The share of the towns of `answer`, the reference response, that stand at their place in `text`."""
     want = answer.split()
     return sum(one == other for one, other in zip(want, text.split(), strict=False)) / len(want)
 
 
 def make_workload(requests: int, prompts: int, seed: int, settings: RelaySettings | None = None) -> list[RelayRequest]:
-    """Draws `requests` questions over `prompts` different system prompts, as `deal` does; a seed fixes them."""
+    """Draw `requests` questions over `prompts` different system prompts, as `deal` does; a seed fixes them."""
     settings = settings or RelaySettings()
 
     def ask(rng: random.Random, prompt: RelayPrompt, _: None) -> RelayQuestion:
         return draw_question(rng, prompt, settings.legs)
 
     dealt = deal(random.Random(seed), requests, prompts, partial(draw_prompt, settings=settings), ask)
-    return [TaskRequest(*each, reference_response(*each[1:])) for each in dealt]
+    return [TaskRequest(*parts, reference_response(*parts[1:])) for parts in dealt]
 
 
 def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:
-    """Draws `rows` goods that the same towns ship in all `seasons`, one each. The order is random."""
+    """Draw `rows` goods that the same towns ship in all `seasons`, one each. The order is random."""
     first, last = seasons[0], seasons[-1]
     while True:
         good_of = _matched(rng, first, last)
         # Towns that swap goods between the seasons: what one of them ships in the first, the next ships in the last.
         groups: list[list[str]] = []
-        left = dict(good_of)
-        while left:
-            town, group = next(iter(left)), []
-            while town in left:
-                good = left.pop(town)
+        while good_of:
+            town, group = next(iter(good_of)), []
+            while town in good_of:
+                good = good_of.pop(town)
                 group.append(good)
                 town = shipper(last, good)
             groups.append(group)
@@ -250,7 +232,7 @@ def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:
 
 
 def _matched(rng: random.Random, first: str, last: str) -> dict[str, str]:
-    """Draws a good for every town that it ships in season `first`, such that every town ships one of them in `last`.
+    """Draw a good for every town that it ships in season `first`, such that every town ships one of them in `last`.
 
     A perfect matching of towns with towns whose edges are goods, by augmenting paths. There is one, as every town has
     equally many goods in both seasons.
@@ -258,8 +240,8 @@ def _matched(rng: random.Random, first: str, last: str) -> dict[str, str]:
     taken: dict[str, str] = {}  # the good that a town ships in `last`
 
     def place(town: str, seen: set[str]) -> bool:
-        own = [good for good in GOODS if shipper(first, good) == town]
-        for good in rng.sample(own, len(own)):
+        goods = [good for good in GOODS if shipper(first, good) == town]
+        for good in rng.sample(goods, len(goods)):
             other = shipper(last, good)
             if other not in seen:
                 seen.add(other)
@@ -275,11 +257,11 @@ def _matched(rng: random.Random, first: str, last: str) -> dict[str, str]:
 
 def _starts(hops: Mapping[str, str]) -> tuple[str, ...]:
     """The towns of the loops of more than `HOPS` hops, in alphabetical order."""
-    found = []
+    starts = []
     for start in hops:
         town, length = hops[start], 1
         while town != start:
             town, length = hops[town], length + 1
         if length > HOPS:
-            found.append(start)
-    return tuple(sorted(found))
+            starts.append(start)
+    return tuple(sorted(starts))

@@ -32,8 +32,6 @@ from remask.errors import ConfigError
 from remask.tasks.workload import TaskRequest, TaskSettings, deal
 
 PLANS: Final = ("basic", "silver", "gold", "family", "student", "night")
-"""The plans of the price list."""
-
 PRICES: Final = 8
 """Prices go from 1 to this number, and under every plan equally many titles have each price."""
 
@@ -44,8 +42,6 @@ TITLES: Final = (
     "ladder", "lamp", "lantern", "mat", "mirror", "needle", "paddle", "pan", "piano", "pillow", "plate", "radio",
     "rope", "saw", "scarf", "shelf", "shovel", "soap", "spoon", "stool", "table", "tent", "towel",
 )
-"""What can be ordered."""
-
 NAMES: Final = (
     "Ada", "Adam", "Alex", "Alice", "Amir", "Anna", "Ben", "Bob", "Carl", "Chen", "Clara", "Dan", "Dora", "Emil",
     "Emma", "Eric", "Eva", "Felix", "Finn", "Frida", "Greta", "Hans", "Hugo", "Ida", "Ines", "Iris", "Ivan", "Jack",
@@ -53,27 +49,18 @@ NAMES: Final = (
     "Mary", "Max", "Mia", "Mila", "Nina", "Noah", "Nora", "Olga", "Oscar", "Otto", "Paul", "Peter", "Rita", "Robin",
     "Rosa", "Ruth", "Sam", "Sara", "Tim", "Tom", "Vera", "Zoe",
 )
-"""Who can order."""
 # fmt: on
 
 KINDS: Final = ("plan", "lookup")
-"""The kinds of questions."""
-
-MAX_ASKED: Final = 4
-"""The most prices or titles that one question asks for."""
-
-MAX_PLANS: Final = 3
-"""The most plans under which a system prompt can be asked about."""
-
-ORDERS: Final = "Orders:"
-"""What opens every system prompt."""
+MAX_ASKED: Final = 4  # prices or titles that one question asks for
+MAX_PLANS: Final = 3  # under which a system prompt can be asked about
+ORDERS: Final = "Orders:"  # opens every system prompt
 SAMPLING: Final = {"max_tokens": 8, "steps": 8, "block_length": 8}
-"""The sampling parameters of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TariffSettings(TaskSettings):
-    """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
+    """How hard a workload is."""
 
     orders: int = declare(40, Whole(MAX_ASKED, len(NAMES)), "Orders of a system prompt.")
     asked: int = declare(MAX_ASKED, Whole(1, MAX_ASKED), "Prices or titles that one question asks for.")
@@ -157,12 +144,12 @@ TariffRequest: TypeAlias = TaskRequest[TariffPrompt, TariffQuestion]
 def price_list() -> dict[tuple[str, str], int]:
     """The price of every title under every plan: `(plan, title)` to a number from 1 to `PRICES`."""
     rng = random.Random(1)
-    each = len(TITLES) // PRICES
-    prices = {}
-    for plan in PLANS:
-        for place, title in enumerate(rng.sample(TITLES, len(TITLES))):
-            prices[plan, title] = 1 + place // each
-    return prices
+    titles = len(TITLES) // PRICES  # of one price
+    return {
+        (plan, title): 1 + place // titles
+        for plan in PLANS
+        for place, title in enumerate(rng.sample(TITLES, len(TITLES)))
+    }
 
 
 def price(plan: str, title: str) -> int:
@@ -171,7 +158,7 @@ def price(plan: str, title: str) -> int:
 
 
 def draw_prompt(rng: random.Random, settings: TariffSettings) -> TariffPrompt:
-    """Draws orders that can be asked about under some of the plans.
+    """Draw orders that can be asked about under some of the plans.
 
     Under each of these plans `MAX_ASKED` prices, drawn by lot, have one payer each. All other orders cost something
     else under all of these plans; their titles may occur several times.
@@ -190,7 +177,7 @@ def draw_prompt(rng: random.Random, settings: TariffSettings) -> TariffPrompt:
 
 
 def draw_question(rng: random.Random, prompt: TariffPrompt, kind: str, asked: int = MAX_ASKED) -> TariffQuestion:
-    """Draws a question of this kind about `asked` prices or titles, in random order."""
+    """Draw a question of this kind about `asked` prices or titles, in random order."""
     if kind not in KINDS:
         raise ConfigError(f"kind is {kind!r}; a question is one of {', '.join(KINDS)}.")
     if kind == "lookup":
@@ -200,24 +187,24 @@ def draw_question(rng: random.Random, prompt: TariffPrompt, kind: str, asked: in
 
 
 def reference_response(prompt: TariffPrompt, question: TariffQuestion) -> str:
-    """Returns the right response: what was asked for, each followed by the name."""
-    return " ".join(f"{asked} {name}" for asked, name in zip(question.asked, names(prompt, question), strict=True))
+    """The right response: what was asked for, each followed by the name."""
+    return " ".join(f"{item} {name}" for item, name in zip(question.asked, names(prompt, question), strict=True))
 
 
 def names(prompt: TariffPrompt, question: TariffQuestion) -> list[str]:
-    """Returns the right names, in the order of the question."""
+    """The right names, in the order of the question."""
     if question.plan is None:
         return [prompt.buyer(title) for title in question.asked]
     return [prompt.payer(question.plan, int(cost)) for cost in question.asked]
 
 
 def is_correct(text: str, answer: str) -> bool:
-    """Returns whether `text` has the words of `answer`, the reference response. One wrong name makes it wrong."""
+    """Whether `text` has the words of `answer`, the reference response. One wrong name makes it wrong."""
     return text.split() == answer.split()
 
 
 def right_names(text: str, answer: str) -> float:
-    """Returns the share of the names of `answer`, the reference response, that stand at their place in `text`."""
+    """The share of the names of `answer`, the reference response, that stand at their place in `text`."""
     want, got = answer.split()[1::2], text.split()[1::2]
     return sum(one == other for one, other in zip(want, got, strict=False)) / len(want)
 
@@ -225,7 +212,7 @@ def right_names(text: str, answer: str) -> float:
 def make_workload(
     requests: int, prompts: int, seed: int, settings: TariffSettings | None = None
 ) -> list[TariffRequest]:
-    """Draws `requests` questions over `prompts` different system prompts, as `deal` does; a seed fixes them."""
+    """Draw `requests` questions over `prompts` different system prompts, as `deal` does; a seed fixes them."""
     settings = settings or TariffSettings()
 
     def ask(rng: random.Random, prompt: TariffPrompt, kind: str) -> TariffQuestion:
@@ -233,7 +220,7 @@ def make_workload(
 
     draw = partial(draw_prompt, settings=settings)
     dealt = deal(random.Random(seed), requests, prompts, draw, ask, settings.kinds)
-    return [TaskRequest(*each, reference_response(*each[1:])) for each in dealt]
+    return [TaskRequest(*parts, reference_response(*parts[1:])) for parts in dealt]
 
 
 def _titles(asked: dict[str, list[int]]) -> tuple[dict[tuple[str, int], list[str]], list[str]]:
@@ -241,9 +228,9 @@ def _titles(asked: dict[str, list[int]]) -> tuple[dict[tuple[str, int], list[str
     payers: dict[tuple[str, int], list[str]] = {(plan, cost): [] for plan, costs in asked.items() for cost in costs}
     rest = []
     for title in TITLES:
-        made = [(plan, price(plan, title)) for plan, costs in asked.items() if price(plan, title) in costs]
-        if len(made) == 1:
-            payers[made[0]].append(title)
-        elif not made:
+        costly = [(plan, price(plan, title)) for plan, costs in asked.items() if price(plan, title) in costs]
+        if len(costly) == 1:
+            payers[costly[0]].append(title)
+        elif not costly:
             rest.append(title)
     return payers, rest

@@ -49,15 +49,13 @@ STREETS: Final = tuple(f"{name} Street" for name in (
 DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 KINDS: Final = ("find", "street", "record", "count")
 RULES: Final = "Answer from this page."
-DEFAULT_SHOPS: Final = 16
-"""Shops of a page unless the caller says otherwise; the page then has some 450 tokens."""
-SAMPLING: Final = {"max_tokens": 32, "block_length": 16}
-"""The sampling parameters of an answer: the longest, a record, has 30 tokens."""
+DEFAULT_SHOPS: Final = 16  # of a page, which then has some 450 tokens
+SAMPLING: Final = {"max_tokens": 32, "block_length": 16}  # the longest answer, a record, has 30 tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TownSettings(TaskSettings):
-    """How long a page is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
+    """How long a page is."""
 
     shops: int = declare(DEFAULT_SHOPS, Whole(4, len(SHOPS)), "Shops on a page.")
 
@@ -88,7 +86,7 @@ class Shop:
 
 @dataclass(frozen=True, slots=True)
 class TownRequest:
-    """One question about the page number `page`, with its right answer.
+    """One question about a page, with its right answer.
 
     Attributes:
         page: the page's number in the workload.
@@ -132,32 +130,32 @@ def draw_question(rng: random.Random, shops: list[Shop], kind: str) -> tuple[str
     if kind == "record":
         return f"What does the page say of the {shop.name}? Give JSON.", shop.record, shop.record
     if kind == "count":
-        day = rng.choice(sorted({each.shut for each in shops}))
-        names = ", ".join(f"the {each.name}" for each in shops if each.shut == day)
+        day = rng.choice(sorted({other.shut for other in shops}))
+        names = ", ".join(f"the {other.name}" for other in shops if other.shut == day)
         return f"What is shut on {day}?", f"Shut on {day}: {names}.", names
-    named = f"the {shop.name}" if kind == "find" else f"the shop in {shop.street}"
-    told = named[0].upper() + named[1:]
+    name = f"the {shop.name}" if kind == "find" else f"the shop in {shop.street}"
+    subject = name[0].upper() + name[1:]
     choices = [
-        (f"When does {named} open?", f"{told} opens at {shop.opens}.", str(shop.opens)),
-        (f"When does {named} close?", f"{told} closes at {shop.closes}.", str(shop.closes)),
-        (f"On which day is {named} shut?", f"{told} is shut on {shop.shut}.", shop.shut),
+        (f"When does {name} open?", f"{subject} opens at {shop.opens}.", str(shop.opens)),
+        (f"When does {name} close?", f"{subject} closes at {shop.closes}.", str(shop.closes)),
+        (f"On which day is {name} shut?", f"{subject} is shut on {shop.shut}.", shop.shut),
     ]
     if kind == "find":
-        choices.append((f"In which street is {named}?", f"{told} is in {shop.street}.", shop.street))
+        choices.append((f"In which street is {name}?", f"{subject} is in {shop.street}.", shop.street))
     else:
         choices.append((f"What is in {shop.street}?", f"The {shop.name} is in {shop.street}.", shop.name))
     return rng.choice(choices)
 
 
 def make_workload(requests: int, pages: int, seed: int, settings: TownSettings | None = None) -> list[TownRequest]:
-    """Draws `requests` questions over `pages` pages, as `deal` does; a seed fixes them."""
+    """Draw `requests` questions over `pages` pages, as `deal` does; a seed fixes them."""
     settings = settings or TownSettings()
     draw = partial(draw_page, shops=settings.shops)
-    dealt = deal(random.Random(seed), requests, pages, draw, _asked, KINDS)
-    return [TownRequest(page, page_text(shops), *asked) for page, shops, asked in dealt]
+    dealt = deal(random.Random(seed), requests, pages, draw, _draw_kind, KINDS)
+    return [TownRequest(page, page_text(shops), *question) for page, shops, question in dealt]
 
 
-def _asked(rng: random.Random, shops: list[Shop], kind: str) -> tuple[str, str, str, str]:
+def _draw_kind(rng: random.Random, shops: list[Shop], kind: str) -> tuple[str, str, str, str]:
     return kind, *draw_question(rng, shops, kind)
 
 
@@ -170,7 +168,5 @@ def is_correct(request: TownRequest, text: str) -> bool:
             return False
     if request.kind == "count":
         return text.strip().rstrip(".").rpartition(": ")[2] == request.asked
-    return (
-        re.search(rf"(?<!\w){re.escape(request.asked)}[.]?\s*$|^The {re.escape(request.asked)} is in ", text)
-        is not None
-    )
+    asked = re.escape(request.asked)
+    return re.search(rf"(?<!\w){asked}[.]?\s*$|^The {asked} is in ", text) is not None

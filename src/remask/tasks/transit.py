@@ -16,7 +16,7 @@ come from a `random.Random`, so a seed fixes a workload.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final
@@ -38,26 +38,17 @@ STOPS: Final[tuple[str, ...]] = (
     "pine", "plaza", "pond", "poplar", "quarry", "raven", "reef", "ridge", "river", "rose", "saddle",
 )
 # fmt: on
-"""The stop names that lines are drawn from."""
 
 RULES: Final = "you guide riders on one loop line . each stop has one next stop . table :"
-"""The words that open every system prompt."""
-
-SEPARATOR: Final = "##"
-"""What stands before the final answer in a response."""
-
-DEFAULT_ROWS: Final = 56
-"""Rows of a table unless the caller says otherwise; the system prompt then has some 250 tokens."""
-
-MAX_HOPS: Final = 3
-"""The longest ride that a question asks about."""
-SAMPLING: Final = {"max_tokens": 16, "steps": 8, "block_length": 2}
-"""The sampling parameters of an answer: a stop and its separator a block."""
+SEPARATOR: Final = "##"  # before the final answer in a response
+DEFAULT_ROWS: Final = 56  # of a table; the system prompt then has some 250 tokens
+MAX_HOPS: Final = 3  # that a question asks for
+SAMPLING: Final = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
 
 
 @dataclass(frozen=True, slots=True)
 class TransitSettings(TaskSettings):
-    """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
+    """How hard a workload is."""
 
     rows: int = declare(DEFAULT_ROWS, Whole(MAX_HOPS + 1, len(STOPS)), "Stops of a line: rows of its table.")
 
@@ -69,11 +60,6 @@ class TransitPrompt:
     """A system prompt: one loop line, given as its table of rows ``(stop, next stop)`` in the order of the text."""
 
     rows: tuple[tuple[str, str], ...]
-
-    @property
-    def next_stop(self) -> Mapping[str, str]:
-        """The map from each stop to the one after it."""
-        return dict(self.rows)
 
     @property
     def text(self) -> str:
@@ -105,12 +91,12 @@ class TransitRequest(TaskRequest[TransitPrompt, TransitQuestion]):
 
 
 def format_rows(rows: Sequence[tuple[str, str]]) -> str:
-    """Returns the rows as text, ``x > y ;`` each."""
+    """The rows as text, ``x > y ;`` each."""
     return " ".join(f"{stop} > {after} ;" for stop, after in rows)
 
 
 def draw_prompt(rng: random.Random, rows: int = DEFAULT_ROWS) -> TransitPrompt:
-    """Draws a line of `rows` stops (a random loop over a random choice of names) and shuffles its table.
+    """Draw a line of `rows` stops (a random loop over a random choice of names) and shuffle its table.
 
     A loop of more than `MAX_HOPS` stops never returns to the start within one question, so every answer differs from
     the stop that the question names.
@@ -124,7 +110,7 @@ def draw_prompt(rng: random.Random, rows: int = DEFAULT_ROWS) -> TransitPrompt:
 
 
 def draw_question(rng: random.Random, prompt: TransitPrompt, hops: int | None = None) -> TransitQuestion:
-    """Draws a stop of the line to start from, and a number of hops from 1 to `MAX_HOPS` unless `hops` is given."""
+    """Draw a stop of the line to start from, and a number of hops from 1 to `MAX_HOPS` unless `hops` is given."""
     if hops is not None and not 1 <= hops <= MAX_HOPS:
         raise ConfigError(f"hops is {hops}; a question asks for 1 to {MAX_HOPS} hops.")
     start, _ = rng.choice(prompt.rows)
@@ -132,8 +118,8 @@ def draw_question(rng: random.Random, prompt: TransitPrompt, hops: int | None = 
 
 
 def route(prompt: TransitPrompt, question: TransitQuestion) -> list[str]:
-    """Returns the stops of the ride, from the start to the answer."""
-    next_stop = prompt.next_stop
+    """The stops of the ride, from the start to the answer."""
+    next_stop = dict(prompt.rows)
     if question.start not in next_stop:
         raise ConfigError(f"start is {question.start!r}, which is no stop of this line.")
     stops = [question.start]
@@ -143,38 +129,35 @@ def route(prompt: TransitPrompt, question: TransitQuestion) -> list[str]:
 
 
 def reference_response(prompt: TransitPrompt, question: TransitQuestion) -> str:
-    """Returns the right response in full: the ride, then the answer after ``##``."""
+    """The right response in full: the ride, then the answer after ``##``."""
     stops = route(prompt, question)
     return f"{' > '.join(stops)} {SEPARATOR} {stops[-1]}"
 
 
 def final_answer(text: str) -> str | None:
-    """Returns the text after the last ``##`` without white space at both ends; None if there is no ``##``."""
+    """The text after the last ``##`` without white space at both ends; None if there is no ``##``."""
     _, separator, tail = text.rpartition(SEPARATOR)
     return tail.strip() if separator else None
 
 
 def is_correct(text: str, answer: str) -> bool:
-    """Returns whether the text after the last ``##`` of `text` is `answer`, apart from white space at both ends.
-
-    The match is strict: other case, further words or punctuation, or no ``##`` at all make a response wrong.
-    """
+    """Whether the final answer of `text` is `answer`: other case, further words or punctuation make it wrong."""
     return final_answer(text) == answer
 
 
 def is_ride(prompt: TransitPrompt, question: TransitQuestion, text: str) -> bool:
-    """Returns whether `text` names the right stops in order, up to its first ``##`` if it has one."""
+    """Whether `text` names the right stops in order, up to its first ``##`` if it has one."""
     return text.partition(SEPARATOR)[0].strip() == " > ".join(route(prompt, question))
 
 
 def keeps_format(text: str) -> bool:
-    """Returns whether `text` has one ``##``, with something before it and a single word after it."""
+    """Whether `text` has one ``##``, with something before it and a single word after it."""
     ride, _, tail = text.partition(SEPARATOR)
     return bool(ride.strip()) and SEPARATOR not in tail and len(tail.split()) == 1
 
 
 def make_workload(requests: int, prompts: int, seed: int, rows: int = DEFAULT_ROWS) -> list[TransitRequest]:
-    """Draws `requests` questions over `prompts` different lines, as `deal` does; a seed fixes them."""
+    """Draw `requests` questions over `prompts` different lines, as `deal` does; a seed fixes them."""
     hops = range(1, MAX_HOPS + 1)
     dealt = deal(random.Random(seed), requests, prompts, partial(draw_prompt, rows=rows), draw_question, hops)
-    return [TransitRequest(*each, reference_response(*each[1:])) for each in dealt]
+    return [TransitRequest(*parts, reference_response(*parts[1:])) for parts in dealt]

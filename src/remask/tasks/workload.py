@@ -10,8 +10,7 @@ from remask.errors import ConfigError
 
 _DRAWS = 32  # for each question that has been asked
 
-Message = dict[str, str]
-"""One chat message with the keys ``role`` and ``content``."""
+Message = dict[str, str]  # of a chat: `role` and `content`
 
 
 class _Text(Protocol):
@@ -32,7 +31,6 @@ class TaskSettings:
     task: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Check the declared fields."""
         check(self)
 
     @classmethod
@@ -43,10 +41,7 @@ class TaskSettings:
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest(Generic[SystemPrompt, Question]):
-    """One request of a workload: a question about the system prompt number `prompt_index`.
-
-    `reference` is the only right response.
-    """
+    """A question about the system prompt number `prompt_index`, whose only right response is `reference`."""
 
     prompt_index: int
     prompt: SystemPrompt
@@ -60,7 +55,7 @@ class TaskRequest(Generic[SystemPrompt, Question]):
 
 
 def messages(prompt: _Text, question: _Text) -> list[Message]:
-    """Returns the chat messages of one request: the shared system prompt, then the question."""
+    """The chat messages of one request: the shared system prompt, then the question."""
     return [{"role": "system", "content": prompt.text}, {"role": "user", "content": question.text}]
 
 
@@ -72,7 +67,7 @@ def deal(
     draw_question: Callable[[random.Random, P, Any], Q],
     kinds: Sequence[Any] = (),
 ) -> list[tuple[int, P, Q]]:
-    """Draws `requests` questions over `prompts` different system prompts, shuffled, with their prompts' numbers.
+    """Draw `requests` questions over `prompts` different system prompts, shuffled, with their prompts' numbers.
 
     No question is asked twice about one system prompt before all of its kind have been: one that a model misses would
     count twice. Others are drawn in the place of repeated ones, and the rest stays as it is drawn.
@@ -82,20 +77,20 @@ def deal(
     """
     check_sizes(requests, prompts)
     drawn = [draw_prompt(rng) for _ in range(prompts)]
-    dealt = [kinds[number % len(kinds)] if kinds else None for number in range(requests)]
+    order = [kinds[number % len(kinds)] if kinds else None for number in range(requests)]
     if kinds:  # shuffled apart from the prompts: both cycle through the requests and would otherwise be tied together
-        rng.shuffle(dealt)
+        rng.shuffle(order)
     workload = []
-    asked: dict[tuple[int, Any], list[Q]] = {}
-    for number, kind in enumerate(dealt):
+    earlier: dict[tuple[int, Any], list[Q]] = {}
+    for number, kind in enumerate(order):
         index = number % prompts
-        question, others = draw_question(rng, drawn[index], kind), asked.setdefault((index, kind), [])
+        question, others = draw_question(rng, drawn[index], kind), earlier.setdefault((index, kind), [])
         if question in others:
             apart = random.Random()
             apart.setstate(rng.getstate())
             # If one is left, a draw of this many finds it in all likelihood: at worst one of the next number of them.
             more = (draw_question(apart, drawn[index], kind) for _ in range(_DRAWS * (len(others) + 1)))
-            another = next((each for each in more if each not in others), None)
+            another = next((new for new in more if new not in others), None)
             if another is None:
                 others.clear()
             else:

@@ -17,7 +17,7 @@ from remask.server.errors import ApiError, json_response
 from remask.server.playground.sandbox import Sandbox, Sessions
 from remask.server.protocol.base import Body
 from remask.server.service import service_of
-from remask.tasks.cards import Card, Question, card
+from remask.tasks.cards import Card, Exercise, card
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _REFRESHES = {"refresh_interval": 4}  # often enough for a response of 8 tokens 
 _OUTER = "bicache"
 _NOT_INNER = ("none", "reuse", "exact", _OUTER)  # cannot be the inner policy of a composition
 # Of any other model than a bundled one.
-_PLAIN = Question("Why is the sky blue?", "", "The sky is [[4]] because [[2-12]].", None)
+_PLAIN = Exercise("Why is the sky blue?", "", "The sky is [[4]] because [[2-12]].", None)
 _ANY = Card("", "You are a helpful assistant. Answer in one or two short sentences.", lambda _: _PLAIN)
 
 Number = Annotated[int, Query(ge=0, le=999)]
