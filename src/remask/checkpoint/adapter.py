@@ -126,28 +126,26 @@ def _place(slot: Slot) -> Place:
 def read_adapter(name: str, config: ModelConfig, *, apart: bool = False, most: int | None = None) -> Adapter:
     """Check the adapter `name`, a folder or a hub id, against the shape of a model.
 
-    `apart` says that it is to stand beside the weights, where `most` is the largest rank that is allowed.
-
-    Raises:
-        CheckpointError: a file is missing, truncated or corrupt, a key has a value that is not supported, a matrix is
-            not in the model or not of its shape, or, of one `apart`, a number is not finite; the message names it. What
-            is to be merged says so of its numbers when these are read.
+    `apart` says that it is to stand beside the weights, where `most` is the largest rank that is allowed. Raises
+    `CheckpointError` where a file cannot be read, a key has a value that is not supported, a matrix is not in the model
+    or not of its shape, or, of one `apart`, a number is not finite: what is to be merged says so when it is read.
     """
     folder = resolve_adapter(name)
     try:
-        found = _read(name, folder, config)
+        adapter = _read(name, folder, config)
         if apart:
-            with opened(found.file) as file:
+            with opened(adapter.file) as file:
                 for key in file.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-                    _finite(found.file, key, file.get_tensor(key))
-        if apart and ("head", None, None) in found.pairs:
+                    _finite(adapter.file, key, file.get_tensor(key))
+        if apart and ("head", None, None) in adapter.pairs:
             raise CheckpointError(
                 "It changes the output matrix, which is read for all requests together: merge it with --adapter "
                 "(adapter=...), or train it on the other matrices."
             )
-        if most is not None and found.facts.rank > most:
-            raise CheckpointError(f"Its rank is {found.facts.rank}; allowed: {most} (--max-lora-rank, max_lora_rank).")
-        return found
+        rank = adapter.facts.rank
+        if most is not None and rank > most:
+            raise CheckpointError(f"Its rank is {rank}; allowed: {most} (--max-lora-rank, max_lora_rank).")
+        return adapter
     except CheckpointError as error:
         raise _unusable(name, error) from error
 
@@ -169,19 +167,19 @@ def with_adapters(
     slots = [slot for slot in REGISTRY.get(config.family).tensors(config, factors) if slot.field in _FIELDS]
     layers = [dict[str, dict[str, LowRank]]() for _ in weights.layers]
     for name, adapter in adapters.items():
-        found: dict[tuple[int, str], list[tuple[Slot, LowRank]]] = {}
+        by_matrix: dict[tuple[int, str], list[tuple[Slot, LowRank]]] = {}
         for slot in slots:
             if adapter.changes(slot) and slot.layer is not None:
                 whole = adapter.read(slot)
                 for piece in slot.pieces(config, shard):
                     rows, columns = (*(piece.part or ()), slice(None), slice(None))[:2]
-                    own = LowRank(whole.down[:, columns], whole.up[rows] * piece.scale)
-                    found.setdefault((slot.layer, slot.field), []).append((piece, own))
-        for (layer, field), parts in found.items():
+                    part = LowRank(whole.down[:, columns], whole.up[rows] * piece.scale)
+                    by_matrix.setdefault((slot.layer, slot.field), []).append((piece, part))
+        for (layer, field), parts in by_matrix.items():
             matrix: Tensor = getattr(weights.layers[layer], field)
             layers[layer].setdefault(field, {})[name] = _side_by_side(parts, matrix, weights.embed)
-    every = zip(weights.layers, layers, strict=True)
-    return replace(weights, layers=tuple(replace(layer, low_rank=own) for layer, own in every))
+    pairs = zip(weights.layers, layers, strict=True)
+    return replace(weights, layers=tuple(replace(layer, low_rank=changes) for layer, changes in pairs))
 
 
 def _side_by_side(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, like: Tensor) -> LowRank:
@@ -189,12 +187,12 @@ def _side_by_side(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, like: T
 
     The rank is filled up with zeros: some kernels give odd sizes other bits in other rows.
     """
-    rank = sum(len(own.down) for _, own in parts)
+    rank = sum(len(part.down) for _, part in parts)
     rank, at = -(-rank // _RANK_MULTIPLE) * _RANK_MULTIPLE, 0
     down, up = torch.zeros(rank, matrix.shape[1]), torch.zeros(matrix.shape[0], rank)
-    for slot, own in parts:
-        rows, ranks = slice(None) if slot.rows is None else slice(*slot.rows), slice(at, at + len(own.down))
-        down[ranks], up[rows, ranks] = own.down, own.up
+    for slot, part in parts:
+        rows, ranks = slice(None) if slot.rows is None else slice(*slot.rows), slice(at, at + len(part.down))
+        down[ranks], up[rows, ranks] = part.down, part.up
         at = ranks.stop
     return LowRank(down.to(like), up.to(like))
 
@@ -206,12 +204,12 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
             f"Adapters are not supported on {config.family} models: what is final and what is denoised pass the same "
             "matrices here, and an adapter may change them for one of the two."
         )
-    asked = PeftConfig.of(raw)
+    peft = PeftConfig.of(raw)
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist. Only safetensors load: save it with safe_serialization=True.")
     stems, shapes = _shapes(file)
-    every = (slot for slot in REGISTRY.get(config.family).tensors(config) if len(slot.shape) == 2)
-    slots = {slot.name.removesuffix(".weight"): slot for slot in every if slot.name.endswith(".weight")}
+    matrices = (slot for slot in REGISTRY.get(config.family).tensors(config) if len(slot.shape) == 2)
+    slots = {slot.name.removesuffix(".weight"): slot for slot in matrices if slot.name.endswith(".weight")}
     ahead = _ahead(shapes, slots)
     base = raw.get("base_model_name_or_path") or "another model"
     modules = {module.removeprefix(ahead): slot for module, slot in slots.items() if module.startswith(ahead)}
@@ -221,39 +219,40 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
             f"{file} has factors for {few(unknown)}, which this {config.family} model does not have as a matrix; it "
             f"was made for {base}."
         )
-    asked.check(modules)
+    peft.check(modules)
     pairs: dict[Place, _Pair] = {}
-    for module in filter(asked.matches, modules):
-        slot, found = modules[module], shapes.get(module)
+    for module in filter(peft.matches, modules):
+        slot, factors = modules[module], shapes.get(module)
         reason = _unfit(slot)
-        if found is None and asked.all_linear and (reason or slot.field == "head"):
+        if factors is None and peft.all_linear and (reason or slot.field == "head"):
             continue  # PEFT leaves the output matrix out, and what is no linear layer
         if reason:
             raise CheckpointError(
                 f"It changes {module!r}, {reason}; supported: matrices of attention and of dense MLPs."
             )
-        if found is None:
+        if factors is None:
             raise CheckpointError(
                 f"{file} lacks factors for {module!r}, which 'target_modules' in {CONFIG} names: the file is "
                 "incomplete, or belongs to another configuration."
             )
-        rank, scale = asked.rank(module), asked.scale(module)
+        rank, scale = peft.rank(module), peft.scale(module)
         wanted = ((rank, slot.shape[1]), (slot.shape[0], rank))
-        if found != wanted:
+        if factors != wanted:
+            a, b = map(list, factors)
             raise CheckpointError(
-                f"The factors A and B of {module!r} in {file} are {list(found[0])} and {list(found[1])}, and a matrix "
+                f"The factors A and B of {module!r} in {file} are {a} and {b}, and a matrix "
                 f"{list(slot.shape)} of this {config.family} model with rank {rank} takes {list(wanted[0])} and "
                 f"{list(wanted[1])}: the adapter was made for {base}, or its files do not belong together."
             )
         pairs[_place(slot)] = _Pair(stems[module], rank, scale)
-    if beyond := [module for module in shapes if not asked.matches(module)]:
+    if beyond := [module for module in shapes if not peft.matches(module)]:
         raise CheckpointError(
             f"{file} has factors for {few(beyond)}, which 'target_modules' and what limits it in {CONFIG} leave out."
         )
     facts = AdapterFacts(
         name=name,
         rank=max(pair.rank for pair in pairs.values()),
-        alpha=asked.alpha,
+        alpha=peft.alpha,
         targets=tuple(sorted({pair.stem.rpartition(".")[2] for pair in pairs.values()})),
         matrices=len(pairs),
         parameters=sum(prod(a) + prod(b) for a, b in shapes.values()),
@@ -274,7 +273,7 @@ def _shapes(file: Path) -> tuple[dict[str, str], dict[str, tuple[tuple[int, ...]
 
     Raises `CheckpointError` on what else the file holds.
     """
-    found, stems = dict[str, dict[str, tuple[int, ...]]](), dict[str, str]()
+    shapes, stems = dict[str, dict[str, tuple[int, ...]]](), dict[str, str]()
     with opened(file) as content:
         for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
             if name.endswith(_BASE):
@@ -285,12 +284,12 @@ def _shapes(file: Path) -> tuple[dict[str, str], dict[str, tuple[tuple[int, ...]
             if piece.get_dtype() not in CONVERTED:
                 raise CheckpointError(f"{name!r} in {file} is {piece.get_dtype()}; supported: {', '.join(CONVERTED)}.")
             stems[factor[1]] = name.partition(".lora_")[0]
-            found.setdefault(factor[1], {})[factor[2]] = tuple(piece.get_shape())
-    if not found:
+            shapes.setdefault(factor[1], {})[factor[2]] = tuple(piece.get_shape())
+    if not shapes:
         raise CheckpointError(f"{file} holds no tensor.")
-    if single := [module for module, factors in found.items() if len(factors) < 2]:
+    if single := [module for module, factors in shapes.items() if len(factors) < 2]:
         raise CheckpointError(f"{file} has only one of the factors A and B of {few(single)}.")
-    return stems, {module: (factors["A"], factors["B"]) for module, factors in found.items()}
+    return stems, {module: (factors["A"], factors["B"]) for module, factors in shapes.items()}
 
 
 def _ahead(shapes: Mapping[str, object], slots: Mapping[str, Slot]) -> str:

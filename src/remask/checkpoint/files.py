@@ -24,17 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OWN, SAMPLING, OVERRIDES, CACHE, QUANTIZATION = "remask.json", "sampling", "hf_overrides", "cache", "quantization"
-_OWN = {SAMPLING: dict, OVERRIDES: dict, CACHE: str, QUANTIZATION: str}
+_KEYS = {SAMPLING: dict, OVERRIDES: dict, CACHE: str, QUANTIZATION: str}
 VERSION = "version"  # of what remask writes into a checkpoint; files without one are of the first
 _VERSION = 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`.
-
-    Raises:
-        CheckpointError: the file is missing, cannot be read, is not JSON, or is not an object.
-    """
+    """The JSON object in `path`. Raises `CheckpointError` where there is none."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -64,7 +60,7 @@ def read_own(folder: Path) -> dict[str, Any]:
     content = read_json(path)
     check_version(content.pop(VERSION, _VERSION), str(path))
     for key, value in content.items():
-        if key not in _OWN or not isinstance(value, _OWN[key]):
+        if key not in _KEYS or not isinstance(value, _KEYS[key]):
             raise CheckpointError(
                 f"{path}: {key!r} is {value!r}; it may hold {SAMPLING!r}, an object of sampling parameters, "
                 f"{OVERRIDES!r}, one of keys of config.json, and the names {CACHE!r} and {QUANTIZATION!r}."
@@ -72,11 +68,11 @@ def read_own(folder: Path) -> dict[str, Any]:
     return content
 
 
-def check_version(found: object, what: str) -> None:
+def check_version(version: object, what: str) -> None:
     """Raise `CheckpointError` where `what`, which remask has written, is of a version that this program cannot read."""
-    if found != _VERSION or isinstance(found, bool):
+    if version != _VERSION or isinstance(version, bool):
         raise CheckpointError(
-            f"{what} is of version {found!r}, and this program reads {_VERSION}: use the remask that wrote it, or a "
+            f"{what} is of version {version!r}, and this program reads {_VERSION}: use the remask that wrote it, or a "
             "newer one, or make it anew"
         )
 
@@ -115,20 +111,20 @@ def tokenizer_mask(folder: Path) -> int | None:
 def _named_mask(folder: Path) -> tuple[str | None, object]:
     """The text of that token, and its id; None where there is none."""
 
-    def held(name: str) -> dict[str, Any]:
+    def content(name: str) -> dict[str, Any]:
         return read_json(folder / name) if (folder / name).is_file() else {}
 
-    config, whole = held("tokenizer_config.json"), held("tokenizer.json")
-    name = config.get("mask_token") or held("special_tokens_map.json").get("mask_token")
+    config, whole = content("tokenizer_config.json"), content("tokenizer.json")
+    name = config.get("mask_token") or content("special_tokens_map.json").get("mask_token")
     name = name.get("content") if isinstance(name, dict) else name
     if name is None:
         return None, None
     added = [*(whole.get("added_tokens") or ())]
-    added += [{"id": int(key), **each} for key, each in (config.get("added_tokens_decoder") or {}).items()]
-    named = [each.get("id") for each in added if each.get("content") == name]
-    tables = [held("added_tokens.json"), held("vocab.json"), (whole.get("model") or {}).get("vocab")]
-    named += [table.get(name) for table in tables if isinstance(table, dict)]
-    return name, next((each for each in named if each is not None), None)
+    added += [{"id": int(key), **token} for key, token in (config.get("added_tokens_decoder") or {}).items()]
+    ids = [token.get("id") for token in added if token.get("content") == name]
+    tables = [content("added_tokens.json"), content("vocab.json"), (whole.get("model") or {}).get("vocab")]
+    ids += [table.get(name) for table in tables if isinstance(table, dict)]
+    return name, next((number for number in ids if number is not None), None)
 
 
 GENERATION = "generation_config.json"
@@ -181,10 +177,10 @@ def unfollowed(folder: Path, words: "OwnWords | None") -> list[str]:
 
 def _generation(path: Path, words: "OwnWords | None") -> dict[str, Any]:
     content = read_json(path)
-    found = {ours: content[theirs] for theirs, ours in _common(content).items() if content.get(theirs) is not None}
-    if found.get("top_k") in (0, -1):  # all tokens, in the words of transformers and of vLLM
-        del found["top_k"]
-    return found if words is None else found | words(content)[0]
+    sampling = {ours: content[theirs] for theirs, ours in _common(content).items() if content.get(theirs) is not None}
+    if sampling.get("top_k") in (0, -1):  # all tokens, in the words of transformers and of vLLM
+        del sampling["top_k"]
+    return sampling if words is None else sampling | words(content)[0]
 
 
 def _common(content: Mapping[str, Any]) -> dict[str, str]:
@@ -237,8 +233,7 @@ class TensorLocation:
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a checkpoint: the single one, or the shards that its index names, sorted by name.
 
-    Raises:
-        CheckpointError: there is neither, or the index is malformed or names files that do not exist.
+    Raises `CheckpointError` where there is neither, or the index is malformed or names files that do not exist.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
@@ -248,26 +243,25 @@ def weight_files(folder: Path) -> list[Path]:
 def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
     """Every tensor of a checkpoint by name. Says which file was read where a single one and an index are there.
 
-    Raises:
-        CheckpointError: as `weight_files`; a file is truncated, corrupt or unreadable; or the index contradicts them.
+    Raises `CheckpointError` as `weight_files`, and where a file cannot be read or the index contradicts the files.
     """
     files = weight_files(folder)
-    placed = {} if files == [folder / SINGLE] else _weight_map(folder)
-    if not placed and _indexes_others(folder):
+    index = {} if files == [folder / SINGLE] else _weight_map(folder)
+    if not index and _indexes_others(folder):
         log.warning(
             "%s holds a whole model in %s, which is read, and %s of other files, which is not: take away the one that "
             "is not the model",
             *(folder, SINGLE, INDEX),
         )
-    found: dict[str, list[TensorLocation]] = {}
+    locations: dict[str, list[TensorLocation]] = {}
     for file in files:
         with opened(file) as content:
             for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
                 piece = content.get_slice(name)
-                place = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
-                found.setdefault(name, []).append(place)
-    _check_index(folder, placed, found)
-    return {name: place for name, (place,) in found.items()}
+                location = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
+                locations.setdefault(name, []).append(location)
+    _check_index(folder, index, locations)
+    return {name: location for name, (location,) in locations.items()}
 
 
 def _indexes_others(folder: Path) -> bool:
@@ -278,17 +272,17 @@ def _indexes_others(folder: Path) -> bool:
         return (folder / INDEX).is_file()
 
 
-def _check_index(folder: Path, placed: Mapping[str, str], found: Mapping[str, Sequence[TensorLocation]]) -> None:
+def _check_index(folder: Path, index: Mapping[str, str], found: Mapping[str, Sequence[TensorLocation]]) -> None:
     """Raise `CheckpointError` where the index names a tensor's file wrongly, or shards hold one name more than once."""
     faults = []
-    for name, shard in placed.items():
-        held = [place.file.name for place in found.get(name, ())]
-        if shard not in held:
-            faults.append(f"it has {name} in {shard}, and {' and '.join(held) or 'no shard'} holds it")
+    for name, shard in index.items():
+        shards = [place.file.name for place in found.get(name, ())]
+        if shard not in shards:
+            faults.append(f"it has {name} in {shard}, and {' and '.join(shards) or 'no shard'} holds it")
     for name, places in found.items():
         if len(places) > 1:
-            each = " and ".join(f"{place.file.name} {list(place.shape)}" for place in places)
-            faults.append(f"{name} stands in {each}")
+            copies = " and ".join(f"{place.file.name} {list(place.shape)}" for place in places)
+            faults.append(f"{name} stands in {copies}")
     if faults:
         raise CheckpointError(
             f"{folder / INDEX} and the shards that it names contradict each other: {listed(faults)}. They are of "
@@ -296,10 +290,10 @@ def _check_index(folder: Path, placed: Mapping[str, str], found: Mapping[str, Se
         )
 
 
-def listed(every: Sequence[str]) -> str:
+def listed(faults: Sequence[str]) -> str:
     """What is wrong, in one sentence; of many the first ones, and how many more there are."""
-    rest = len(every) - _LISTED
-    return "; ".join(every[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
+    rest = len(faults) - _LISTED
+    return "; ".join(faults[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 @contextmanager
@@ -320,9 +314,9 @@ def _weight_map(folder: Path) -> dict[str, str]:
     """The file name of each tensor's shard, from the index."""
     index = folder / INDEX
     if not index.is_file():
-        held = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+        files = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
         raise CheckpointError(
-            f"{folder} holds neither {SINGLE} nor {INDEX} (weight files there: {', '.join(held) or 'none'}). "
+            f"{folder} holds neither {SINGLE} nor {INDEX} (weight files there: {', '.join(files) or 'none'}). "
             "Only safetensors checkpoints load; convert others with save_pretrained(..., safe_serialization=True)."
         )
     shards = read_json(index).get("weight_map")

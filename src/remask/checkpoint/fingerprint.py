@@ -28,24 +28,22 @@ def fingerprint(
     is hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
     differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of a GGUF file covers the
     same of it, but not its name; that of dummy weights covers the configuration and the seed. What `changes` a
-    checkpoint, such as an adapter that is merged into its weights, is covered as well.
-
-    Raises:
-        CheckpointError: a file is missing or cannot be read.
+    checkpoint, such as an adapter that is merged into its weights, is covered as well. Raises `CheckpointError` where a
+    file is missing or cannot be read.
     """
-    own = [b"dummy", repr(config).encode(), str(source).encode()] if isinstance(source, int) else _folder(source)
-    identity = digest(chain(own, (change.encode() for change in changes)))
+    parts = [b"dummy", repr(config).encode(), str(source).encode()] if isinstance(source, int) else _folder(source)
+    identity = digest(chain(parts, (change.encode() for change in changes)))
     return identity if quantization is None else f"{identity}-{quantization}"
 
 
 def digest(parts: Iterable[bytes]) -> str:
     """Sixteen hexadecimal digits of `parts` in their order."""
-    found = xxhash.xxh64()
+    hasher = xxhash.xxh64()
     for part in parts:
         # The length comes first, so that different sequences of parts never give the same bytes.
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return str(found.hexdigest())
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return str(hasher.hexdigest())
 
 
 def _folder(folder: Path) -> Iterator[bytes]:

@@ -82,11 +82,7 @@ class Header:
     start: int
 
     def items(self, key: str) -> list[Any] | None:
-        """The items of the array `key`; None where the key is absent.
-
-        Raises:
-            CheckpointError: it is no array, or the file cannot be read.
-        """
+        """The items of the array `key`; None where the key is absent. Raises `CheckpointError` where it is no array."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -111,8 +107,7 @@ def is_gguf(path: Path) -> bool:
 def read_header(path: Path) -> Header:
     """The header of the GGUF file `path`. It is kept until the file changes.
 
-    Raises:
-        CheckpointError: the file cannot be read, is no GGUF file of this kind, is truncated, or says what cannot be.
+    Raises `CheckpointError` where it is no GGUF file of this kind, is truncated, or says what cannot be.
     """
     try:
         state = os.stat(path)
@@ -190,13 +185,13 @@ def _header(reader: _Reader) -> Header:
         if count > most:
             reader.fail(f"it says that it has {count} {what}; supported: at most {most}")
     values = _values(reader, keys)
-    described = _described(reader, tensors)
+    descriptions = _descriptions(reader, tensors)
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= ALIGNMENT or alignment & (alignment - 1):
         reader.fail(f"'general.alignment' is {_shown(alignment)}; supported: a power of two up to {ALIGNMENT}")
     start = -(-reader.at // alignment) * alignment
-    held = {name: _placed(reader, name, start, alignment, *told) for name, told in described.items()}
-    return Header(reader.path, values, held, start)
+    stored = {name: _tensor(reader, name, start, alignment, *parts) for name, parts in descriptions.items()}
+    return Header(reader.path, values, stored, start)
 
 
 def _values(reader: _Reader, count: int) -> dict[str, Any]:
@@ -240,23 +235,23 @@ def _width(kind: int) -> int:
     return struct.calcsize("<" + _SCALARS[kind])
 
 
-def _described(reader: _Reader, count: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
+def _descriptions(reader: _Reader, count: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
     """Shape, kind and offset of each tensor, as the file says them."""
-    found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    descriptions: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for number in range(count):
         what = f"the description of tensor {number + 1} of {count}"
         name = reader.text(what, NAME)
-        if name in found:
+        if name in descriptions:
             reader.fail(f"the tensor {_shown(name)} is there twice")
         dimensions = reader.scalar("I", what)
         if not 1 <= dimensions <= DIMENSIONS:
             reader.fail(f"the tensor {_shown(name)} has {dimensions} dimensions; supported: 1 to {DIMENSIONS}")
         sizes = struct.unpack(f"<{dimensions}Q", reader.take(8 * dimensions, what))
-        found[name] = sizes[::-1], reader.scalar("I", what), reader.scalar("Q", what)
-    return found
+        descriptions[name] = sizes[::-1], reader.scalar("I", what), reader.scalar("Q", what)
+    return descriptions
 
 
-def _placed(
+def _tensor(
     reader: _Reader, name: str, start: int, alignment: int, shape: tuple[int, ...], number: int, offset: int
 ) -> StoredTensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

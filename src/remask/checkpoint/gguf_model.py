@@ -15,6 +15,7 @@ from remask.checkpoint.gguf_header import Header, List, StoredTensor
 from remask.errors import CheckpointError
 from remask.families.family import MixtureNames, TensorNames
 from remask.families.fields import EXPERTS, LAYERS, ORIGINAL, VOCAB, Fields
+from remask.families.llada import SWITCHES
 
 EXPERT = "expert.{}."
 """Beginning of our names of one expert's matrices; the file has those of all experts in one tensor."""
@@ -81,14 +82,7 @@ _QWEN = (
 )
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "llada": _Architecture(
-        constants={
-            "model_type": "llada",
-            "block_type": "llama",
-            "layer_norm_type": "rms",
-            "activation_type": "silu",
-            "rope": True,
-            "include_bias": False,
-        },
+        constants={"model_type": "llada", **SWITCHES},
         keys=("n_layers", "d_model", "n_heads", "n_kv_heads", "max_sequence_length", "weight_tying"),
         width="mlp_hidden_size",
         interleaved=True,
@@ -105,12 +99,9 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
 def config_object(header: Header) -> dict[str, Any]:
     """The object that `config.json` of the model in a file would be.
 
-    Raises:
-        CheckpointError: a key is missing, or has a value that cannot be used; the message names file, key and value.
+    Raises `CheckpointError`, naming file, key and value, where a key is missing or has a value that cannot be used.
     """
-    values = header.values
-    fields = _fields(header)
-    arch = _architecture(header)
+    values, fields, arch = header.values, _fields(header), _architecture(header)
     kind = _ARCHITECTURES[arch]
     if values.get("split.count", 1) not in (0, 1):
         raise fields.unfit("split.count", "1: a model in one file (merge the parts with llama.cpp's gguf-split)")
@@ -118,8 +109,8 @@ def config_object(header: Header) -> dict[str, Any]:
     fields.only("diffusion.shift_logits", kind.shift, optional=True)
     scaled = _scaling(fields, arch)
     hidden_key, heads_key = f"{arch}.embedding_length", f"{arch}.attention.head_count"
-    own = f"{arch}.attention.key_length"
-    dim = fields.integer(own, least=2) if kind.own_head_dim else fields.head_dim(hidden_key, heads_key)
+    width = f"{arch}.attention.key_length"
+    dim = fields.integer(width, least=2) if kind.own_head_dim else fields.head_dim(hidden_key, heads_key)
     heads = fields.integer(heads_key)
     for key in ("key_length", "value_length"):
         fields.only(f"{arch}.attention.{key}", dim, optional=True)
@@ -128,10 +119,10 @@ def config_object(header: Header) -> dict[str, Any]:
     eos = fields.tokens("tokenizer.ggml.eos_token_id", vocab) + fields.tokens("tokenizer.ggml.eot_token_id", vocab)
     kv_heads = fields.kv_heads(f"{arch}.attention.head_count_kv", heads)
     positions = fields.integer(f"{arch}.context_length")
-    found = (layers, fields.integer(hidden_key), heads, kv_heads, positions, "output.weight" not in header.tensors)
+    shape = (layers, fields.integer(hidden_key), heads, kv_heads, positions, "output.weight" not in header.tensors)
     raw = {
         **kind.constants,
-        **dict(zip(kind.keys, found, strict=True)),
+        **dict(zip(kind.keys, shape, strict=True)),
         "vocab_size": vocab,
         "rope_theta": fields.number(f"{arch}.rope.freq_base"),
         "rms_norm_eps": fields.number(f"{arch}.attention.layer_norm_rms_epsilon"),
@@ -212,17 +203,17 @@ def _slowed(header: Header, theta: float, dim: int) -> dict[str, Any] | None:
 def _llama3(factors: NDArray[np.float64], plain: NDArray[np.float64]) -> dict[str, Any] | None:
     """The keys that make `factors` of pairs which turn `plain` times a position; None: there are none."""
     slowest = float(factors.max())
-    kept = (1 / factors - 1 / slowest) / (1 - 1 / slowest)
-    between = (kept > _EXACT) & (kept < 1 - _EXACT)
+    shares = (1 / factors - 1 / slowest) / (1 - 1 / slowest)  # of each pair, that is not slowed
+    between = (shares > _EXACT) & (shares < 1 - _EXACT)
     if between.sum() < 2:
         return None
-    slope, start = np.polyfit(plain[between], kept[between], 1)
+    slope, start = np.polyfit(plain[between], shares[between], 1)
     if slope <= 0 or start >= 0:
         return None
     # Both bounds and the length may be multiplied by one number: published models' lower bound is 1.
     length = max(1, round(-slope / start))
     low, high = (float(f"{(share - start) * length / slope:.6g}") for share in (0, 1))
-    if not np.allclose(((plain * length - low) / (high - low)).clip(0, 1), kept, atol=100 * _EXACT):
+    if not np.allclose(((plain * length - low) / (high - low)).clip(0, 1), shares, atol=100 * _EXACT):
         return None
     names = ("rope_type", "factor", ORIGINAL, "low_freq_factor", "high_freq_factor")
     return dict(zip(names, ("llama3", float(f"{slowest:.6g}"), length, low, high), strict=True))
@@ -256,10 +247,9 @@ def interleaved_heads(header: Header, tensor: str) -> int | None:
 
 def _fields(header: Header) -> Fields:
     # Arrays stand where numbers are expected only by mistake.
-    shown = {
-        key: f"array of {value.count}" if isinstance(value, List) else value for key, value in header.values.items()
-    }
-    return Fields(str(header.file), shown)
+    values = header.values.items()
+    raw = {key: f"array of {value.count}" if isinstance(value, List) else value for key, value in values}
+    return Fields(str(header.file), raw)
 
 
 def _architecture(header: Header) -> str:

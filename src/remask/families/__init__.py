@@ -32,10 +32,7 @@ GROUP = "remask.families"
 
 FAMILIES: tuple[Family, ...] = (
     *(LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2, LLADA_MOE, LLADA2, SDAR_MOE, ILLADA, A2D, MODERNBERT),
-    NEMOTRON,
-    STABLE_DIFFCODER,
-    DIFFUSION_GEMMA,
-    SUMI,
+    *(NEMOTRON, STABLE_DIFFCODER, DIFFUSION_GEMMA, SUMI),
 )
 
 # Models that do not denoise, by the beginning of their class: what a diffusion model that was made of one is called.
@@ -59,12 +56,9 @@ PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
 def family_of(raw: Mapping[str, Any]) -> Family:
     """The family of a `config.json`: one that recognises it, or by its `model_type` or, without it, `architectures`.
 
-    Other packages' families are imported where no family of remask's claims the model.
-
-    Raises:
-        UnknownNameError: no family claims the model.
-        PluginError: several packages claim it, or the family of this name cannot be used.
-        CheckpointError: the configuration has neither key, or one that is not of the expected type.
+    Other packages' families are imported where none of remask's claims the model. Raises `UnknownNameError` where none
+    does, `PluginError` where several packages do or the family cannot be used, and `CheckpointError` where the
+    configuration has neither key, or one of another type.
     """
     recognised = next((family for family in FAMILIES if family.recognises(raw)), None)
     if recognised is not None:
@@ -84,19 +78,19 @@ def family_of(raw: Mapping[str, Any]) -> Family:
 
 def _refuse_bases(model_type: object, architectures: object) -> None:
     """Raise `CheckpointError` on a model that does not denoise, saying what would make one of it that does."""
-    named = architectures if model_type is None and isinstance(architectures, list) else [model_type]
-    said = "architectures" if model_type is None else "model_type"
-    for name in map(str, named):
+    names = architectures if model_type is None and isinstance(architectures, list) else [model_type]
+    key = "architectures" if model_type is None else "model_type"
+    for name in map(str, names):
         base = re.split("for|model", name.casefold())[0]
         if base in _CAUSAL:
             raise CheckpointError(
-                f"{said!r} is {name!r}: an autoregressive model, which writes from left to right; it becomes a "
+                f"{key!r} is {name!r}: an autoregressive model, which writes from left to right; it becomes a "
                 f"diffusion model by training (training/adapt makes an adapter for it), and then has 'model_type' "
                 f"{_CAUSAL[base]!r}: give the adapter's folder as the model, or --adapter with --hf-overrides."
             )
         if base in _ENCODERS:
             raise CheckpointError(
-                f"{said!r} is {name!r}: an encoder, which fills a few masks of a text that is there; it becomes a "
+                f"{key!r} is {name!r}: an encoder, which fills a few masks of a text that is there; it becomes a "
                 "diffusion model by training it to denoise whole answers, as dLLM's BERT-Chat does."
             )
 
@@ -108,18 +102,18 @@ def _claimant(
     folded = [fold(name) for name in wanted]
 
     def claimants(families: Sequence[Family]) -> list[Family]:
-        found = ([f for f in families if name in map(fold, claims(f))] for name in folded)
-        return next((each for each in found if each), [])
+        by_name = ([f for f in families if name in map(fold, claims(f))] for name in folded)
+        return next(filter(None, by_name), [])
 
-    if own := claimants(FAMILIES):
-        return REGISTRY.get(own[0].name)
+    if built_in := claimants(FAMILIES):
+        return REGISTRY.get(built_in[0].name)
     usable = list(REGISTRY.usable().values())
-    found = claimants(usable)
-    if len(found) > 1:
-        sources = " and by ".join(REGISTRY.source(family.name) for family in found)
+    others = claimants(usable)
+    if len(others) > 1:
+        sources = " and by ".join(REGISTRY.source(family.name) for family in others)
         raise PluginError(f"{key} {', '.join(wanted)} is claimed by {sources}; uninstall all of these packages but one")
-    if found:
-        return found[0]
+    if others:
+        return others[0]
     for name in REGISTRY.names():
         if fold(name) in folded:
             return REGISTRY.get(name)  # raises why this family cannot be used
@@ -127,34 +121,27 @@ def _claimant(
 
 
 def presets() -> dict[str, ModelConfig]:
-    """Every shape by name, those of other packages' families included. Imports these packages.
+    """Every shape by name, those of other packages' families, which are imported, included.
 
-    Raises:
-        PluginError: two packages provide one name.
+    Raises `PluginError` where two packages provide one name.
     """
-    owners: dict[str, str] = {}
-    found: dict[str, ModelConfig] = {}
+    owners: dict[str, Family] = {}
     for family in REGISTRY.usable().values():
-        for name, config in family.presets.items():
-            if name in found:
-                sources = " and by ".join(REGISTRY.source(owner) for owner in (owners[name], family.name))
+        for name in family.presets:
+            if name in owners:
+                sources = " and by ".join(REGISTRY.source(owner.name) for owner in (owners[name], family))
                 raise PluginError(
                     f"preset {name!r} is provided by {sources}; rename it in one of them, or uninstall one"
                 )
-            owners[name], found[name] = family.name, config
-    return found
+            owners[name] = family
+    return {name: family.presets[name] for name, family in owners.items()}
 
 
 def preset(name: str) -> ModelConfig:
-    """The shape called `name`.
-
-    Raises:
-        UnknownNameError: there is no preset of that name.
-        PluginError: two packages provide one name.
-    """
+    """The shape called `name`. Raises `UnknownNameError` where there is none, and `PluginError` as `presets`."""
     if name in PRESETS:
         return PRESETS[name]
-    every = presets()
-    if name not in every:
-        raise UnknownNameError("preset", name, every)
-    return every[name]
+    shapes = presets()
+    if name not in shapes:
+        raise UnknownNameError("preset", name, shapes)
+    return shapes[name]

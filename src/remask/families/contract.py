@@ -17,20 +17,18 @@ _EXPECTED = "an object of type remask.families.family.Family"
 def checked_family(plugin: Plugin, value: object, built_in: Sequence[Family]) -> Family:
     """The family that `plugin` provides, whose functions raise `CheckpointError` where they fail.
 
-    Raises:
-        PluginError: it is no family, a field is not what `Family` documents, or it claims what `built_in` ones have.
+    Raises `PluginError` where it is no family, a field is not what `Family` documents, or it claims what `built_in`
+    ones have.
     """
     if not isinstance(value, Family):
-        found = (
-            f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
-        )
-        raise plugin.error(f"it provides {found}", _EXPECTED)
+        kind = f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
+        raise plugin.error(f"it provides {kind}", _EXPECTED)
     fault = next(_faults(plugin, value, built_in), None)
     if fault is not None:
         raise plugin.error(*fault)
     return replace(
         value,
-        config=_guarded(plugin, value.config, ModelConfig, lambda made: _config_faults(made, value)),
+        config=_guarded(plugin, value.config, ModelConfig, lambda config: _config_faults(config, value)),
         factors=_guarded(plugin, value.factors, Factors, lambda _: iter(())),
     )
 
@@ -45,15 +43,15 @@ def _faults(plugin: Plugin, family: Family, built_in: Sequence[Family]) -> Itera
         if not callable(getattr(family, field)):
             yield f"its {field!r} is an object of type {type(getattr(family, field)).__name__}", "a function"
     for field in ("model_types", "architectures"):
-        claimed: object = getattr(family, field)
-        if not isinstance(claimed, tuple) or not all(isinstance(name, str) and name for name in claimed):
-            yield f"its {field!r} is {claimed!r}", "a tuple of texts"
+        claims: object = getattr(family, field)
+        if not isinstance(claims, tuple) or not all(isinstance(name, str) and name for name in claims):
+            yield f"its {field!r} is {claims!r}", "a tuple of texts"
             return
-        for own in built_in:
-            taken = {name.casefold() for name in getattr(own, field)} & {name.casefold() for name in claimed}
-            if taken:
+        for other in built_in:
+            both = {name.casefold() for name in getattr(other, field)} & {name.casefold() for name in claims}
+            if both:
                 yield (
-                    f"its {field!r} claims {', '.join(sorted(taken))}, which remask's family {own.name!r} has",
+                    f"its {field!r} claims {', '.join(sorted(both))}, which remask's family {other.name!r} has",
                     "values that no other family claims",
                 )
     if not family.model_types and not family.architectures:
@@ -63,7 +61,7 @@ def _faults(plugin: Plugin, family: Family, built_in: Sequence[Family]) -> Itera
         yield f"its 'presets' is {shapes!r}", "a mapping of names to ModelConfig"
         return
     for name, shape in shapes.items():
-        if any(name in own.presets for own in built_in):
+        if any(name in other.presets for other in built_in):
             yield f"its preset {name!r} has the name of one of remask's", "a name of its own"
         for fault in _config_faults(shape, family):
             yield f"its preset {name!r} is wrong: {fault}", "a ModelConfig that fits the family"
@@ -76,7 +74,7 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
         yield f"'family' is {config.family!r}, and the family's name is {family.name!r}"
     if config.kind == "uniform" and config.noise is None:
         yield "'kind' is 'uniform', and 'noise' is None"
-    needed: dict[str, bool] = {
+    needs: dict[str, bool] = {
         **dict.fromkeys(("q", "k", "v"), names.qkv is None),
         "up": names.gate_up is None,
         "gate": config.gated and names.gate_up is None,
@@ -93,8 +91,8 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
         "scales": config.layer_scales,
         "signal": config.self_conditioning,
     }
-    for field, wanted in needed.items():
-        if wanted and getattr(names, field) is None:
+    for field, needed in needs.items():
+        if needed and getattr(names, field) is None:
             yield f"it has the tensor {field!r}, which the family's 'names' leaves out"
     if not config.gated and (names.gate or names.gate_up) is not None:
         yield f"'mlp' is {config.mlp!r}, which has no gate, and the family's 'names' has one"

@@ -4,14 +4,15 @@ Names of tensors and keys are those of transformers' implementation. No publishe
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from remask.checks.values import is_whole
-from remask.families.family import Factors, Family, MixtureNames, TensorNames, tiny
-from remask.families.fields import LAYERS, NO_MASK, VOCAB, Fields
+from remask.families import qwen
+from remask.families.family import Factors, Family, MixtureNames, tiny
+from remask.families.fields import LAYERS, NEAR, NO_MASK, VOCAB, WHOLE, Fields
 from remask.model.config import Mixture, ModelConfig, RopeScaling, Router, Sliding
 
-WHOLE, NEAR = "full_attention", "sliding_attention"
 _WHERE = "config.json (diffusion-gemma)"
 _PATTERN = 6  # every so many layers one sees everything, where the file does not say which
 _GLOBAL_HEAD = 512  # the width of a head there, the same
@@ -91,15 +92,13 @@ def _near_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     kinds = fields.get("layer_types")
     if kinds is None:
         kinds = [NEAR if (layer + 1) % _PATTERN else WHOLE for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {WHOLE, NEAR}:
-        raise fields.unfit("layer_types", f"a list of {layers} times {WHOLE!r} or {NEAR!r}")
-    return tuple(layer for layer, kind in enumerate(kinds[:-1]) if kind == NEAR)
+    return tuple(layer for layer in fields.near_layers(kinds, layers) if layer < layers - 1)
 
 
 def _whole_heads(fields: Fields, near: tuple[int, ...], layers: int, heads: int) -> tuple[int, int]:
     """Width and number of the heads of K/V in layers that see everything: under keys of their own, or by layer."""
-    said = fields.get("per_layer_config")
-    if said is None:
+    by_layer = fields.get("per_layer_config")
+    if by_layer is None:
         width = fields.integer("global_head_dim", _GLOBAL_HEAD, least=2)
         groups = fields.integer("num_global_key_value_heads", fields.kv_heads("num_key_value_heads", heads))
         if heads % groups:
@@ -107,10 +106,12 @@ def _whole_heads(fields: Fields, near: tuple[int, ...], layers: int, heads: int)
         return width, groups
     whole = [layer for layer in range(layers) if layer not in near]
     usual = fields.integer("head_dim", 256, least=2), fields.kv_heads("num_key_value_heads", heads)
-    own = {layer: _heads_of(said, str(layer), usual) for layer in range(layers)} if isinstance(said, Mapping) else {}
-    width, groups = own.get(whole[0]) or (0, 0)
+    pairs = dict[int, tuple[Any, Any]]()
+    if isinstance(by_layer, Mapping):
+        pairs = {layer: _heads_of(by_layer.get(str(layer)) or {}, usual) for layer in range(layers)}
+    width, groups = pairs.get(whole[0]) or (0, 0)
     fits = is_whole(width, 2, 2**20) and is_whole(groups, 1, heads) and not heads % groups
-    if not fits or any(found != ((width, groups) if layer in whole else usual) for layer, found in own.items()):
+    if not fits or any(pair != ((width, groups) if layer in whole else usual) for layer, pair in pairs.items()):
         raise fields.unfit(
             "per_layer_config",
             f"'head_dim' and a 'num_key_value_heads' that divides {heads}, the same for all layers of {WHOLE!r}, and "
@@ -119,11 +120,10 @@ def _whole_heads(fields: Fields, near: tuple[int, ...], layers: int, heads: int)
     return width, groups
 
 
-def _heads_of(said: Mapping[str, Any], layer: str, usual: tuple[int, int]) -> tuple[Any, Any]:
-    own = said.get(layer) or {}
-    if not isinstance(own, Mapping):
+def _heads_of(layer: object, usual: tuple[int, int]) -> tuple[Any, Any]:
+    if not isinstance(layer, Mapping):
         return 0, 0
-    return own.get("head_dim", usual[0]), own.get("num_key_value_heads", usual[1])
+    return layer.get("head_dim", usual[0]), layer.get("num_key_value_heads", usual[1])
 
 
 def _rope(fields: Fields, kind: str, width: int) -> tuple[float, RopeScaling | None]:
@@ -142,16 +142,16 @@ def _rope(fields: Fields, kind: str, width: int) -> tuple[float, RopeScaling | N
     known = {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}
     if set(inner) - known:
         raise fields.unfit("rope_parameters", f"objects of {', '.join(sorted(known))}")
-    own = Fields(f"{_WHERE}, 'rope_parameters', {kind!r}", inner)
-    theta = own.number("rope_theta")
-    if kind == NEAR or own.get("rope_type") != "proportional":
-        own.only("rope_type", "default", optional=True)
-        own.only("partial_rotary_factor", 1.0, optional=True)
+    rope = Fields(f"{_WHERE}, 'rope_parameters', {kind!r}", inner)
+    theta = rope.number("rope_theta")
+    if kind == NEAR or rope.get("rope_type") != "proportional":
+        rope.only("rope_type", "default", optional=True)
+        rope.only("partial_rotary_factor", 1.0, optional=True)
         return theta, None
-    share = own.number("partial_rotary_factor", 1.0)
+    share = rope.number("partial_rotary_factor", 1.0)
     if share > 1:
-        raise own.unfit("partial_rotary_factor", "a share up to 1 of the pairs of channels")
-    return theta, RopeScaling("proportional", factor=own.number("factor", 1.0), share=share)
+        raise rope.unfit("partial_rotary_factor", "a share up to 1 of the pairs of channels")
+    return theta, RopeScaling("proportional", factor=rope.number("factor", 1.0), share=share)
 
 
 def _sliding(layers: tuple[int, ...], window: int, theta: float, kv_heads: int, head_dim: int) -> Sliding | None:
@@ -218,23 +218,13 @@ DIFFUSION_GEMMA = Family(
     name="diffusion-gemma",
     model_types=("diffusion_gemma",),
     architectures=("DiffusionGemmaForBlockDiffusion",),
-    names=TensorNames(
+    names=replace(
+        qwen.HEAD_NORM_NAMES,
         embed="model.decoder.embed_tokens",
         norm="model.decoder.norm",
-        head="lm_head",
         layer="model.decoder.layers.{}.",
-        attn_norm="input_layernorm",
-        q="self_attn.q_proj",
-        k="self_attn.k_proj",
-        v="self_attn.v_proj",
-        out="self_attn.o_proj",
-        q_norm="self_attn.q_norm",
-        k_norm="self_attn.k_norm",
         attn_post="post_attention_layernorm",
         ffn_norm="pre_feedforward_layernorm",
-        gate="mlp.gate_proj",
-        up="mlp.up_proj",
-        down="mlp.down_proj",
         ffn_post="post_feedforward_layernorm",
         scales=("model.encoder.language_model.layers.{}.layer_scalar", "model.decoder.layers.{}.layer_scalar"),
         signal="model.decoder.self_conditioning.",

@@ -75,8 +75,8 @@ class Slot:
 
     def _quantise(self, matrix: QuantisedMatrix, codes: Codes) -> None:
         """Put codes into some rows of a matrix, or of one expert's."""
-        own = matrix if self.expert is None else matrix.expert(self.expert)
-        own.store(slice(None) if self.rows is None else slice(*self.rows), codes)
+        matrix = matrix if self.expert is None else matrix.expert(self.expert)
+        matrix.store(slice(None) if self.rows is None else slice(*self.rows), codes)
 
     def _field(self, weights: Weights) -> Tensor:
         owner = weights if self.layer is None else weights.layers[self.layer]
@@ -91,11 +91,11 @@ class Slot:
         if self.expert is not None or self.field in ("mixture.gate_up", "mixture.down"):
             mixture = config.mixture_of(self.layer or 0)
             assert mixture is not None
-            held = shard.experts(mixture)
+            local = shard.experts(mixture)
             if self.expert is None:  # all experts are one tensor
-                yield replace(self, shape=(len(held), *self.shape[1:]), part=(slice(held.start, held.stop),))
-            elif self.expert in held:
-                yield replace(self, expert=self.expert - held.start)
+                yield replace(self, shape=(len(local), *self.shape[1:]), part=(slice(local.start, local.stop),))
+            elif self.expert in local:
+                yield replace(self, expert=self.expert - local.start)
             return
         columns, rows = _cut(self, config, shard)
         if columns is not None:
@@ -111,13 +111,13 @@ class Slot:
         """The pieces of rows in `ranges`, which lie one after the other in a rank's tensor."""
         first, end = self.rows or (0, self.shape[0])
         at = 0
-        for own in ranges:
-            low, high = max(first, own.start), min(end, own.stop)
+        for part in ranges:
+            low, high = max(first, part.start), min(end, part.stop)
             if low < high:
-                to = at + low - own.start
+                to = at + low - part.start
                 shape = (high - low, *self.shape[1:])
                 yield replace(self, shape=shape, part=(slice(low - first, high - first),), rows=(to, to + high - low))
-            at += len(own)
+            at += len(part)
 
     def in_rows(self, count: int) -> Iterator[Slot]:
         """The slot in parts of up to `count` rows, one after the other."""
@@ -145,13 +145,13 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
     dim, heads, groups = shape.head_dim, shard.heads(shape), shard.kv_heads(shape)
     mixture = None if slot.layer is None else config.mixture_of(slot.layer)
     width = config.intermediate if mixture is None else mixture.shared
-    own = shard.share(width)
+    columns = shard.share(width)
     queries, keys = (range(part.start * dim, part.stop * dim) for part in (heads, groups))
     match slot.field:
         case "out":
             return queries, None
         case "down" | "signal.down":
-            return own, None
+            return columns, None
         case "qkv" | "qkv_bias":
             after = shape.heads * dim
             values = () if shape.tied_values else (_moved(keys, after + shape.kv_heads * dim),)
@@ -163,9 +163,9 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
         case "sink_k" | "sink_v":
             return None, (groups,)
         case "gate_up" | "signal.gate_up":
-            return None, (own, _moved(own, width)) if config.gated else (own,)
+            return None, (columns, _moved(columns, width)) if config.gated else (columns,)
         case "up_bias":
-            return None, (own,)
+            return None, (columns,)
         case "head" | "head_bias":
             return None, (shard.share(config.vocab),)
     return None, None
@@ -249,8 +249,8 @@ class TensorNames:
         """
         if self.qkv is not None:
             return [(self.qkv, 0, q + 2 * k)]
-        both: list[tuple[str | None, int, int]] = [(self.q, 0, q), (self.k, q, q + k)]
-        return both if tied else [*both, (self.v, q + k, q + 2 * k)]
+        every: list[tuple[str | None, int, int]] = [(self.q, 0, q), (self.k, q, q + k), (self.v, q + k, q + 2 * k)]
+        return every[:2] if tied else every
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,27 +278,14 @@ class Factors:
         return float(shape[0] ** -0.5) if self.linear == "fan_out" else self.linear
 
 
-def _never(_raw: Mapping[str, Any]) -> bool:
-    return False
-
-
-def _nothing_to_say(_name: str, _config: ModelConfig) -> None:
-    return None
-
-
-def _no_factors(_raw: Mapping[str, Any]) -> Factors:
-    return Factors()
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model family as data.
 
     Attributes:
-        name: the family's name, which its configurations carry as `ModelConfig.family`.
+        name: which its configurations carry as `ModelConfig.family`.
         model_types: values of `model_type` in `config.json` that the family claims. Case does not count.
         architectures: values in `architectures` that it claims where a file has no `model_type`.
-        names: names of the tensors in its checkpoints.
         config: makes a `ModelConfig` of the object in `config.json`. It raises `CheckpointError`, naming the key, on
             what the transformer cannot execute.
         factors: reads the constants that the family multiplies with from the same object.
@@ -319,9 +306,9 @@ class Family:
     architectures: tuple[str, ...]
     names: TensorNames
     config: Callable[[Mapping[str, Any]], ModelConfig]
-    factors: Callable[[Mapping[str, Any]], Factors] = _no_factors
-    recognises: Callable[[Mapping[str, Any]], bool] = _never
-    remark: Callable[[str, ModelConfig], str | None] = _nothing_to_say
+    factors: Callable[[Mapping[str, Any]], Factors] = lambda _raw: Factors()
+    recognises: Callable[[Mapping[str, Any]], bool] = lambda _raw: False
+    remark: Callable[[str, ModelConfig], str | None] = lambda _name, _config: None
     unread: str = ""
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
     chat_template: str | None = None
@@ -351,23 +338,14 @@ class Family:
         if config.head_bias:
             slots.append(Slot(f"{names.head}.bias", (config.vocab,), "head_bias", scale=factors.head))
         if config.self_conditioning:
-            slots += self._signal(config)
+            slots.append(Slot(f"{names.signal}pre_norm.weight", (wide,), "signal.norm"))
+            slots += _swiglu(f"{names.signal}", MixtureNames(), (config.intermediate, wide), "signal.")
         for layer in range(config.layers):
             slots += self._attention(config, layer, factors)
             mixture = config.mixture_of(layer)
             slots += self._mlp(config, layer, factors) if mixture is None else self._mixture(config, layer, mixture)
             slots += self._behind(config, layer)
         return slots
-
-    def _signal(self, config: ModelConfig) -> list[Slot]:
-        """What of self-conditioning is stored."""
-        stem, wide, inner = self.names.signal, config.hidden, config.intermediate
-        return [
-            Slot(f"{stem}pre_norm.weight", (wide,), "signal.norm"),
-            Slot(f"{stem}gate_proj.weight", (inner, wide), "signal.gate_up", rows=(0, inner)),
-            Slot(f"{stem}up_proj.weight", (inner, wide), "signal.gate_up", rows=(inner, 2 * inner)),
-            Slot(f"{stem}down_proj.weight", (wide, inner), "signal.down"),
-        ]
 
     def _behind(self, config: ModelConfig, layer: int) -> list[Slot]:
         """Norms behind attention and feed-forward, and the factors of a layer."""
@@ -377,34 +355,32 @@ class Family:
             slots.append(Slot(f"{prefix}{names.attn_post}.weight", (wide,), "attn_post", layer))
             slots.append(Slot(f"{prefix}{names.ffn_post}.weight", (wide,), "ffn_post", layer))
         if config.layer_scales and names.scales is not None:
-            slots += [
-                Slot(each.format(layer), (1,), "scale", layer, (at, at + 1)) for at, each in enumerate(names.scales)
-            ]
+            for row, name in enumerate(names.scales):
+                slots.append(Slot(name.format(layer), (1,), "scale", layer, (row, row + 1)))
         return slots
 
     def _attention(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
-        names, wide, own = self.names, config.hidden, config.shape_of(layer)
+        names, wide, heads = self.names, config.hidden, config.shape_of(layer)
         prefix = names.layer.format(layer)
-        q, k = own.heads * own.head_dim, own.kv_heads * own.head_dim
+        q, k = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
         scale = factors.of((wide, q)) * factors.residual
         slots = [Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale)]
         if layer or not config.embed_norm:
             slots.append(Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain))
-        for name, first, end in names.projections(q, k, tied=own.tied_values):
+        for name, first, end in names.projections(q, k, tied=heads.tied_values):
             shape = (end - first, wide)
             slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, (first, end), factors.of(shape)))
             if config.qkv_bias:
                 slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, (first, end)))
         if config.qk_norm is not None:
-            widths, root = (own.head_dim, own.head_dim) if config.qk_norm == "head" else (q, k), own.head_dim**0.5
-            scales = root if factors.unscaled else 1.0, 1.0
-            norms = (names.q_norm, names.k_norm)
-            for norm, width, field, by in zip(norms, widths, ("q_norm", "k_norm"), scales, strict=True):
-                slots.append(Slot(f"{prefix}{norm}.weight", (width,), field, layer, scale=by, offset=factors.gain))
+            root = heads.head_dim**0.5 if factors.unscaled else 1.0
+            for field, whole, by in (("q_norm", q, root), ("k_norm", k, 1.0)):
+                shape, norm = (heads.head_dim if config.qk_norm == "head" else whole,), getattr(names, field)
+                slots.append(Slot(f"{prefix}{norm}.weight", shape, field, layer, scale=by, offset=factors.gain))
         if config.sink == "learned":
-            shape = (own.kv_heads, own.head_dim)
-            slots += [Slot(f"{prefix}{names.sink_k}", shape, "sink_k", layer)]
-            slots += [Slot(f"{prefix}{names.sink_v}", shape, "sink_v", layer)]
+            for field in ("sink_k", "sink_v"):
+                shape = (heads.kv_heads, heads.head_dim)
+                slots.append(Slot(f"{prefix}{getattr(names, field)}", shape, field, layer))
         return slots
 
     def _mlp(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
@@ -439,7 +415,7 @@ class Family:
         if mixture.router.bias:
             slots.append(Slot(f"{prefix}{names.bias}", (mixture.experts,), "mixture.bias", layer))
         if mixture.shared:
-            slots += _unit(f"{prefix}{names.shared}", names, (mixture.shared, wide), "", layer, None)
+            slots += _swiglu(f"{prefix}{names.shared}", names, (mixture.shared, wide), "", layer)
         if mixture.normed:
             # The router's norm is followed by a division by the root of the width.
             norms = {"router_norm": wide**-0.5, "expert_norm": 1.0, "expert_post": 1.0, "shared_post": 1.0}
@@ -453,14 +429,19 @@ class Family:
             return slots
         for expert in range(mixture.experts):
             stem = prefix + names.expert.format(expert)
-            slots += _unit(stem, names, (mixture.intermediate, wide), "mixture.", layer, expert)
+            slots += _swiglu(stem, names, (mixture.intermediate, wide), "mixture.", layer, expert)
         return slots
 
 
-def _unit(
-    stem: str, names: MixtureNames, shape: tuple[int, int], owner: str, layer: int, expert: int | None
+def _swiglu(
+    stem: str,
+    names: MixtureNames,
+    shape: tuple[int, int],
+    owner: str,
+    layer: int | None = None,
+    expert: int | None = None,
 ) -> list[Slot]:
-    """The three matrices of one expert, whose names begin with `stem`; `shape` [F, D] is that of gate and up."""
+    """The three matrices of one MLP, whose names begin with `stem`; `shape` [F, D] is that of gate and up."""
     inner, wide = shape
     rows = ((names.gate, (0, inner)), (names.up, (inner, 2 * inner)))
     into = [Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, part, expert=expert) for name, part in rows]

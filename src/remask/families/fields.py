@@ -11,24 +11,16 @@ from remask.model.config import RopeScaling
 
 # The largest sizes that a configuration may name. They are far above every published model's, and small enough that
 # what the loader lists or allocates before it has seen a tensor stays small.
-SIZE = 2**20
-"""Of whatever has no bound of its own: positions, and the widths and heads of a layer."""
-LAYERS = 2**12
-VOCAB = 2**24
-"""Token ids below it are exact in float32, in which the sampler hands them over."""
-EXPERTS = 2**12
-"""Routed experts of a layer."""
-BLOCK = 2**10
-"""Of a block-causal model's blocks, as pages hold whole blocks."""
+SIZE = 2**20  # of whatever has no bound of its own: positions, and the widths and heads of a layer
+LAYERS, EXPERTS = 2**12, 2**12
+VOCAB = 2**24  # token ids below it are exact in float32, in which the sampler hands them over
+BLOCK = 2**10  # of a block-causal model's blocks, as pages hold whole blocks
 
-NO_MASK = -1
-"""`ModelConfig.mask_id` of a model that has none."""
-
-SPELLINGS = ("rope_scaling", "rope_parameters")
-"""Objects with parameters of RoPE, in transformers 4 and 5."""
+NO_MASK = -1  # `ModelConfig.mask_id` of a model that has none
+WHOLE, NEAR = "full_attention", "sliding_attention"  # kinds of layers, as of `layer_types`
+SPELLINGS = ("rope_scaling", "rope_parameters")  # objects with parameters of RoPE, in transformers 4 and 5
 ORIGINAL = "original_max_position_embeddings"
-GROWTH = "llama_4_scaling_beta"
-"""Of queries, by the position; a default for it says that a family's code knows it."""
+GROWTH = "llama_4_scaling_beta"  # of queries, by the position; a default says that a family's code knows it
 _SCALINGS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -96,8 +88,10 @@ class Fields:
     def scaling(self, key: str) -> float | Literal["fan_in", "fan_out"]:
         """Scale of linear layers: "fan_in", "fan_out", or a positive number."""
         value = self.get(key)
-        if value == "fan_in" or value == "fan_out":
-            return "fan_in" if value == "fan_in" else "fan_out"
+        if value == "fan_in":
+            return "fan_in"
+        if value == "fan_out":
+            return "fan_out"
         if isinstance(value, str):
             raise self.unfit(key, '"fan_in", "fan_out" or a positive number')
         return self.number(key)
@@ -214,14 +208,15 @@ class Fields:
 
         `outer` is this one, or empty if it only speaks where those say nothing.
         """
-        every = [*outer, *nested]
-        if not any(fields._raw.get(key) is not None for fields in every):
-            every = [self, *nested]
-        said = [fields for fields in every if fields._raw.get(key) is not None]
-        for other in said[1:]:
-            if other._raw[key] != said[0]._raw[key]:
-                raise other.unfit(key, f"the {_shown(said[0]._raw[key])} that {said[0]._where} has for the same key")
-        return said[0] if said else every[-1]
+        places = [*outer, *nested]
+        if not any(fields._raw.get(key) is not None for fields in places):
+            places = [self, *nested]
+        sources = [fields for fields in places if fields._raw.get(key) is not None]
+        for other in sources[1:]:
+            first = sources[0]
+            if other._raw[key] != first._raw[key]:
+                raise other.unfit(key, f"the {_shown(first._raw[key])} that {first._where} has for the same key")
+        return sources[0] if sources else places[-1]
 
     def experts(self) -> int:
         """Routed experts of a layer: `num_experts`, or `num_local_experts` as transformers 5 writes it."""
@@ -234,8 +229,14 @@ class Fields:
         """Refuse layers that attend to a window of positions. A size alone, `sliding_window`, is not in use."""
         self.only("use_sliding_window", False, optional=True)
         layers = self.get("layer_types")
-        if layers is not None and not (isinstance(layers, list) and all(kind == "full_attention" for kind in layers)):
+        if layers is not None and not (isinstance(layers, list) and all(kind == WHOLE for kind in layers)):
             raise self.unfit("layer_types", 'a list of "full_attention"')
+
+    def near_layers(self, kinds: Any, layers: int) -> tuple[int, ...]:
+        """The layers with windows, by the `kinds` of all `layers`, as `layer_types` says them."""
+        if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {WHOLE, NEAR}:
+            raise self.unfit("layer_types", f"a list of {layers} times {WHOLE!r} or {NEAR!r}")
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == NEAR)
 
     def rotary_dim(self, key: str, head_dim: int, default: float = 1.0) -> int | None:
         """Channels of a head that RoPE turns, from the key of their share; None: all of them.

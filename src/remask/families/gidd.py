@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from remask.denoising.noise import Noise
-from remask.families.family import Factors, Family, TensorNames, tiny
+from remask.families import qwen
+from remask.families.family import Factors, Family, tiny
 from remask.families.fields import LAYERS, Fields
 from remask.model.config import ModelConfig
 
@@ -76,21 +77,11 @@ GIDD = Family(
     name="gidd",
     model_types=("gidd",),
     architectures=("GiddForDiffusionLM",),
-    names=TensorNames(
-        embed="model.embed_tokens",
-        norm="model.norm",
-        head="lm_head",
-        layer="model.layers.{}.",
+    names=replace(
+        qwen.HEAD_NORM_NAMES,
         attn_norm="attn_layernorm",
-        q="self_attn.q_proj",
-        k="self_attn.k_proj",
-        v="self_attn.v_proj",
-        out="self_attn.o_proj",
         ffn_norm="mlp_layernorm",
-        up="mlp.up_proj",
-        down="mlp.down_proj",
-        q_norm="self_attn.q_norm",
-        k_norm="self_attn.k_norm",
+        gate=None,
         sink_k="self_attn.k_bias",
         sink_v="self_attn.v_bias",
     ),

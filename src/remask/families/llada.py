@@ -11,27 +11,21 @@ from remask.model.config import ModelConfig
 # The ids of the published vocabulary. An assistant turn ends with <|eot_id|>, which no key of config.json names.
 MASK, END_OF_TURN = 126336, 126348
 
-_OFF = (
-    "include_qkv_bias",
-    "bias_for_layer_norm",
-    "alibi",
-    "attention_layer_norm",
-    "input_emb_norm",
-    "scale_logits",
-)
+# The authors' defaults for these keys differ from what the published checkpoints use, so the keys must be there.
+SWITCHES: Mapping[str, Any] = {
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "activation_type": "silu",
+    "rope": True,
+    "include_bias": False,
+}
+_OFF = ("include_qkv_bias", "bias_for_layer_norm", "alibi", "attention_layer_norm", "input_emb_norm", "scale_logits")
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (llada)", raw)
-    # The authors' defaults for these keys differ from what the published checkpoints use, so the keys must be there.
-    for key, value in (
-        ("block_type", "llama"),
-        ("layer_norm_type", "rms"),
-        ("activation_type", "silu"),
-        ("rope", True),
-    ):
+    for key, value in SWITCHES.items():
         fields.only(key, value)
-    fields.only("include_bias", False)
     for key in _OFF:
         fields.only(key, False, optional=True)
     fields.only("layer_norm_with_affine", True, optional=True)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from remask.denoising.indel import EditTokens
-from remask.families.family import Family, MixtureNames, TensorNames, tiny
+from remask.families import qwen
+from remask.families.family import Family, MixtureNames, tiny
 from remask.families.fields import Fields
 from remask.families.llada_moe import END, MASK
 from remask.model.config import Mixture, ModelConfig, Router
@@ -88,10 +89,10 @@ def _choice(fields: Fields, experts: int) -> tuple[dict[str, int], int]:
         if fields.get(key) is not None:
             raise fields.unfit(key, "it beside 'expert_capacity', as LLaDA2.2 has both; without it no such token")
     groups = fields.integer("n_group", 1)
-    kept = fields.integer("topk_group", 1, most=groups)
+    best = fields.integer("topk_group", 1, most=groups)
     if experts % groups or experts // groups < 2:
         raise fields.unfit("n_group", f"a divisor of the {experts} experts that leaves two or more in a group")
-    return {"groups": groups, "kept_groups": kept}, experts // groups * kept
+    return {"groups": groups, "kept_groups": best}, experts // groups * best
 
 
 _ROUTER = Router("sigmoid", bias=True, groups=8, kept_groups=4, normalise=True, scale=2.5, float32=True)
@@ -162,20 +163,16 @@ LLADA2 = Family(
     name="llada2",
     model_types=("llada2_moe",),
     architectures=("LLaDA2MoeModelLM",),
-    names=TensorNames(
+    names=replace(
+        qwen.NAMES,
         embed="model.word_embeddings",
-        norm="model.norm",
-        head="lm_head",
-        layer="model.layers.{}.",
-        attn_norm="input_layernorm",
+        q=None,
+        k=None,
+        v=None,
         qkv="attention.query_key_value",
         out="attention.dense",
         q_norm="attention.query_layernorm",
         k_norm="attention.key_layernorm",
-        ffn_norm="post_attention_layernorm",
-        gate="mlp.gate_proj",
-        up="mlp.up_proj",
-        down="mlp.down_proj",
         mixture=MixtureNames(bias="mlp.gate.expert_bias", shared="mlp.shared_experts."),
     ),
     config=_config,

@@ -14,8 +14,11 @@ MASK, END = 156895, 156892
 
 ARCHITECTURES = ("LLaDAMoEModelLM", "LLaDAMoEModel")
 
-# Keys of the configuration that the authors' router does not read: router_num_group, router_topk_group, norm_topk_prob,
-# routed_scaling_factor and moe_router_score_function.
+# Keys of the configuration that the authors' router does not read.
+_UNREAD = (
+    *("router_num_group", "router_topk_group", "norm_topk_prob", "routed_scaling_factor"),
+    "moe_router_score_function",
+)
 
 
 def _recognises(raw: Mapping[str, Any]) -> bool:
@@ -85,17 +88,7 @@ LLADA_MOE = Family(
     names=replace(qwen.HEAD_NORM_NAMES, mixture=MixtureNames(shared="shared_expert.")),
     config=_config,
     recognises=_recognises,
-    harmless=frozenset(
-        {
-            "intermediate_size",
-            "dense_intermediate_size",
-            "moe_router_score_function",
-            "norm_topk_prob",
-            "routed_scaling_factor",
-            "router_num_group",
-            "router_topk_group",
-        }
-    ),
+    harmless=frozenset({"intermediate_size", "dense_intermediate_size", *_UNREAD}),
     presets={
         "llada-moe-7b-a1b": _LLADA_MOE_7B,
         "llada-moe-tiny": tiny(_LLADA_MOE_7B, kv_heads=4, mixture=_SMALL_EXPERTS),

@@ -6,12 +6,11 @@ from typing import Any
 
 from remask.families.a2d import SAMPLING
 from remask.families.family import Family, TensorNames, tiny
-from remask.families.fields import LAYERS, VOCAB, Fields
+from remask.families.fields import LAYERS, NEAR, VOCAB, WHOLE, Fields
 from remask.model.config import ModelConfig, Sliding
 
 # Of the published vocabulary: no key of config.json names the mask.
 WORDS, MASK = 50368, 50284
-WHOLE, NEAR = "full_attention", "sliding_attention"
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -52,16 +51,14 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _near_layers(fields: Fields) -> tuple[int, ...]:
     """The layers that see neighbours alone: `layer_types` of transformers 5, or all but every so many."""
-    layers, kinds, every = fields.integer("num_hidden_layers", most=LAYERS), fields.get("layer_types"), None
+    layers, kinds = fields.integer("num_hidden_layers", most=LAYERS), fields.get("layer_types")
     if kinds is None or fields.get("global_attn_every_n_layers") is not None:
         every = fields.integer("global_attn_every_n_layers")
-        said = [NEAR if layer % every else WHOLE for layer in range(layers)]
-        if kinds not in (None, said):
+        pattern = [NEAR if layer % every else WHOLE for layer in range(layers)]
+        if kinds not in (None, pattern):
             raise fields.unfit("layer_types", f"what 'global_attn_every_n_layers' says, {every}")
-        kinds = said
-    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {WHOLE, NEAR}:
-        raise fields.unfit("layer_types", f"a list of {layers} times {WHOLE!r} or {NEAR!r}")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == NEAR)
+        kinds = pattern
+    return fields.near_layers(kinds, layers)
 
 
 def _reach(fields: Fields) -> int:
@@ -81,10 +78,10 @@ def _theta(fields: Fields, kind: str, named: str) -> float:
     inner = parameters.get(kind) if isinstance(parameters, Mapping) else None
     if not isinstance(inner, Mapping) or set(inner) - {"rope_type", "rope_theta"}:
         raise fields.unfit("rope_parameters", f'an object of objects of "rope_type" and "rope_theta", with {kind!r}')
-    own = Fields(f"config.json (modernbert), 'rope_parameters', {kind!r}", inner)
-    own.only("rope_type", "default", optional=True)
-    fields.only(f"{named}_rope_theta", own.number("rope_theta"), optional=True)
-    return own.number("rope_theta")
+    rope = Fields(f"config.json (modernbert), 'rope_parameters', {kind!r}", inner)
+    rope.only("rope_type", "default", optional=True)
+    fields.only(f"{named}_rope_theta", rope.number("rope_theta"), optional=True)
+    return rope.number("rope_theta")
 
 
 def _sliding(layers: int, reach: int = 64) -> Sliding:
@@ -146,16 +143,10 @@ MODERNBERT = Family(
     chat_template=_CHAT,
     stop=("[/Answer]",),
     harmless=frozenset(
-        {
-            "local_attention",
-            "classifier_pooling",
-            "classifier_activation",
-            "deterministic_flash_attn",
-            "repad_logits_with_grad",
-            "initializer_cutoff_factor",
-            "sparse_pred_ignore_index",
-            "reference_compile",
-        }
+        (
+            *("local_attention", "classifier_pooling", "classifier_activation", "deterministic_flash_attn"),
+            *("repad_logits_with_grad", "initializer_cutoff_factor", "sparse_pred_ignore_index", "reference_compile"),
+        )
     ),
     presets={
         "modernbert-base-chat": _BASE,

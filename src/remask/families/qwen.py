@@ -63,7 +63,7 @@ def shape(
     fields.only("hidden_act", "silu", optional=True)
     for key in ("mlp_bias", "use_mrope"):
         fields.only(key, False, optional=True)
-    found = fields.shape(head_dim, width="intermediate_size" if dense else None, windows=windows, masked=masked)
-    if found["mask_id"] == published_mask:
-        found["stop_ids"] = tuple(dict.fromkeys((*found["stop_ids"], END_OF_TURN)))
-    return found
+    values = fields.shape(head_dim, width="intermediate_size" if dense else None, windows=windows, masked=masked)
+    if values["mask_id"] == published_mask:
+        values["stop_ids"] = tuple(dict.fromkeys((*values["stop_ids"], END_OF_TURN)))
+    return values

@@ -46,11 +46,11 @@ def _config(family: str, fields: Fields, mixture: Mixture | None) -> ModelConfig
 def _dense_layers(fields: Fields) -> tuple[int, ...]:
     """Layers in `mlp_only_layers`, and those that `decoder_sparse_step` passes over."""
     layers, step = fields.integer("num_hidden_layers", most=LAYERS), fields.integer("decoder_sparse_step", 1)
-    named = fields.get("mlp_only_layers")
-    named = [] if named is None else named
-    if not isinstance(named, list) or not all(is_whole(layer, 0, layers - 1) for layer in named):
+    dense = fields.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(is_whole(layer, 0, layers - 1) for layer in dense):
         raise fields.unfit("mlp_only_layers", f"a list of layers from 0 to {layers - 1}")
-    return tuple(layer for layer in range(layers) if layer in named or (layer + 1) % step)
+    return tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % step)
 
 
 _SDAR_4B = ModelConfig(

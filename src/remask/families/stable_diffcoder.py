@@ -22,8 +22,8 @@ SAMPLING = SamplingDefaults(schedule="masks", whole_blocks=False)
 
 def _recognises(raw: Mapping[str, Any]) -> bool:
     classes, code = raw.get("architectures"), raw.get("auto_map")
-    named = isinstance(classes, list) and CLASS in classes
-    return named or (isinstance(code, Mapping) and any(MODULE in str(each) for each in code.values()))
+    by_class = isinstance(classes, list) and CLASS in classes
+    return by_class or (isinstance(code, Mapping) and any(MODULE in str(path) for path in code.values()))
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
