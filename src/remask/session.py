@@ -12,8 +12,7 @@ from remask.answers.decisions import DecisionPlan
 from remask.answers.infill import response_of
 from remask.answers.structured import Structures
 from remask.checkpoint.loaded import LoadedModel
-from remask.depth.find import find_table
-from remask.depth.kept import keep_earned, load_earned
+from remask.depth.find import find_table, keep_earned, load_earned
 from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine

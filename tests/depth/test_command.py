@@ -5,7 +5,7 @@ import pytest
 
 from remask.cli import main
 from remask.cli.main import parse
-from remask.depth.find import kept_file
+from remask.depth.find import table_file
 from remask.depth.table import DepthTable
 from remask.policies.earned import BOUND
 from tests.depth.models import loaded, write_lines
@@ -39,7 +39,7 @@ def test_without_a_file_the_table_is_kept(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert remask("--requests", "2", "--seed", "3") == 0
-    out, file = capsys.readouterr().out, kept_file(loaded("bundled"))
+    out, file = capsys.readouterr().out, table_file(loaded("bundled"))
     assert "No depth is shown to stay below 0.1 nats" in out
     assert f"Kept for all further starts, in {file}" in out
     assert DepthTable.load(file).source == "questions of the task relay; seed 3"

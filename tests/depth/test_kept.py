@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.depth.kept import keep_earned, kept_file, load_earned
+from remask.depth.find import earned_file, keep_earned, load_earned
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup, Earned
 from remask.policies.earned import PREFIXES, PROOF, Audited, EarnedDepths
@@ -38,9 +38,9 @@ def test_a_file_that_cannot_be_used_is_named(caplog: pytest.LogCaptureFixture) -
     depths = EarnedDepths(4)
     proven(depths)
     keep_earned(depths, "model")
-    raw = json.loads(kept_file("model").read_text())
+    raw = json.loads(earned_file("model").read_text())
     for content in ("{", "[]", json.dumps(raw | {"version": 9}), json.dumps(raw | {"layers": 5})):
-        kept_file("model").write_text(content)
+        earned_file("model").write_text(content)
         again = EarnedDepths(4)
         load_earned(again, "model")
         assert again.records == {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remask.depth.find import find_table, keep_table, kept_file, shipped_table
+from remask.depth.find import find_table, keep_table, shipped_table, table_file
 from remask.depth.table import DepthTable
 from remask.errors import TableError, UnknownNameError
 from remask.policies.bicache import Earned, percent
@@ -128,12 +128,12 @@ def test_a_kept_table_comes_before_a_shipped_one(
     shipped = find_table(model)
     assert shipped is not None
     table = replace(shipped, entries={10: 1}, source="a test")
-    assert keep_table(table, model) == kept_file(model) == tmp_path / "remask" / "depth" / f"{model.fingerprint}.json"
+    assert keep_table(table, model) == table_file(model) == tmp_path / "remask" / "depth" / f"{model.fingerprint}.json"
     assert find_table(model) == table
-    kept_file(model).write_text("{")
+    table_file(model).write_text("{")
     with caplog.at_level(logging.WARNING):
         assert find_table(model) == shipped
-    assert f"{kept_file(model)} is not used" in caplog.text
+    assert f"{table_file(model)} is not used" in caplog.text
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(TableError, match="cannot be made: Not a directory; give --output"):

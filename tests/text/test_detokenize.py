@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from remask.checkpoint.source import resolve
 from remask.checkpoint.tokenizer import load_tokenizer
-from remask.text.detokenize import Detokenizer, cut_at_stop
+from remask.text.detokenize import Detokenizer
 from remask.text.tokenizer import Tokenizer
 
 
@@ -83,8 +83,7 @@ def test_text_ends_before_the_first_stop(text: str, stops: list[str], cuts: rand
 def test_text_ends_with_the_stop_where_it_is_included(text: str, stop: str, cuts: random.Random) -> None:
     said = "".join(pieces(BYTES, BYTES.encode(text), cuts, (stop,), included=True))
     place = text.find(stop)
-    assert said == cut_at_stop(text, [stop], True) == (text if place < 0 else text[: place + len(stop)])
-    assert cut_at_stop(text, [stop], False) == (text if place < 0 else text[:place])
+    assert said == (text if place < 0 else text[: place + len(stop)])
 
 
 def test_what_may_become_a_stop_is_held_back_and_no_more() -> None:
@@ -102,4 +101,5 @@ def test_what_may_become_a_stop_is_held_back_and_no_more() -> None:
     [("abc", [], "abc"), ("abc", ["c", "b"], "ab"), ("xabc", ["abc", "ab"], "xab"), ("", ["a"], "")],
 )
 def test_the_first_stop_and_of_those_that_begin_together_the_shortest(text: str, stops: list[str], left: str) -> None:
-    assert cut_at_stop(text, stops, True) == left
+    detokenizer = Detokenizer(BYTES, stops, included=True)
+    assert detokenizer.push(BYTES.encode(text)) + detokenizer.finish() == left

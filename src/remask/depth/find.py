@@ -1,24 +1,31 @@
-"""The depth table of a model where none is given: one that `remask profile` kept, or a shipped one."""
+"""The depths that a model begins with: a table that `remask profile` kept, a shipped one, or what audits have earned.
 
+What is kept stands in the folder `depth` of the cache folder.
+"""
+
+import json
 import logging
+import time
 from importlib.resources import files
 from pathlib import Path
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.table import DepthTable
-from remask.errors import TableError
-from remask.machine.disk import cache_folder
+from remask.errors import RemaskError, TableError
+from remask.machine.disk import cache_folder, write_whole
+from remask.policies.earned import EarnedDepths
 
 log = logging.getLogger(__name__)
 
 TABLES = "tables"
+EARNED_VERSION = 1
 
 
 def find_table(model: LoadedModel) -> DepthTable | None:
     """The table that was kept of `model`, else a shipped one; None without one: its depths are earned."""
     table = kept_table(model)
     if table is not None:
-        log.debug("depth table in %s (remove it to be without): %s", kept_file(model), table.source)
+        log.debug("depth table in %s (remove it to be without): %s", table_file(model), table.source)
         return table
     table = shipped_table(model)
     if table is not None:
@@ -33,14 +40,14 @@ def shipped_table(model: LoadedModel) -> DepthTable | None:
     return next((table for table in tables if table.fingerprint == model.fingerprint), None)
 
 
-def kept_file(model: LoadedModel) -> Path:
-    """Where the table of `model` is kept: `depth/FINGERPRINT.json` in the cache folder."""
+def table_file(model: LoadedModel) -> Path:
+    """Where the table of `model` is kept."""
     return cache_folder() / "depth" / f"{model.fingerprint}.json"
 
 
 def kept_table(model: LoadedModel) -> DepthTable | None:
     """The table that was kept of `model`; None without one. A file that cannot be used is named in a warning."""
-    file = kept_file(model)
+    file = table_file(model)
     if not file.exists():
         return None
     try:
@@ -52,10 +59,43 @@ def kept_table(model: LoadedModel) -> DepthTable | None:
 
 def keep_table(table: DepthTable, model: LoadedModel) -> Path:
     """Keep a table for all further starts of `model`, and return its file. Raises `TableError` where it cannot."""
-    file = kept_file(model)
+    file = table_file(model)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TableError(f"the folder {str(file.parent)!r} cannot be made: {error.strerror}; give --output") from error
     table.save(file)
     return file
+
+
+def earned_file(fingerprint: str) -> Path:
+    """Where the depths are kept that audits of a model have earned."""
+    return cache_folder() / "depth" / f"earned-{fingerprint}.json"
+
+
+def load_earned(depths: EarnedDepths, fingerprint: str) -> None:
+    """Let `depths` begin with those that were kept of the model. A file that cannot be used is named in a warning."""
+    file = earned_file(fingerprint)
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        if raw["version"] != EARNED_VERSION:
+            raise TableError(f"version is {raw['version']!r}, this program reads {EARNED_VERSION}")
+        earned = EarnedDepths.from_json(raw, depths.layers, depths.bound)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, RemaskError) as error:
+        log.warning("%s is not used, and depths are earned anew: %s", file, error)
+        return
+    depths.records = earned.records
+    log.info("depths that audits had earned until %s: %s", raw.get("date"), dict(depths.lookup.entries))
+
+
+def keep_earned(depths: EarnedDepths, fingerprint: str) -> None:
+    """Keep `depths` for the next start. Where they cannot be written a warning says so."""
+    file = earned_file(fingerprint)
+    raw = {"version": EARNED_VERSION, "date": time.strftime("%Y-%m-%d"), **depths.to_json()}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole("earned depths", file, json.dumps(raw) + "\n", TableError)
+    except (RemaskError, OSError) as error:
+        log.warning("earned depths are not kept, so the next start earns them again: %s", error)

@@ -57,7 +57,7 @@ def measure(
         samples=count,
         source=source,
         entries=_entries(buckets),
-        nats={ratio: _told(record) for ratio, record in sorted(buckets.items())},
+        nats={ratio: _nats(record) for ratio, record in sorted(buckets.items())},
     )
 
 
@@ -100,13 +100,16 @@ def moved_by_depth(passes: AuditPasses, seen: Seen, prefix: int, depths: Sequenc
         yield depth, passes.moved(exact, predicted)
 
 
-def _proven(record: Record) -> int:
-    """The depth that several prefixes have proven, else the one that each of the few that there are has proven."""
-    return record.proven(None) or min((record.proven(prefix) for prefix in _prefixes(record)), default=0)
+_NO_PREFIX = -1  # no hash of a prefix is negative
 
 
 def _prefixes(record: Record) -> set[int]:
     return {audit.prefix for audit in record.audits}
+
+
+def _proven(record: Record) -> int:
+    """The depth that several prefixes have proven, else the one that each of the few that there are has proven."""
+    return record.proven(None) or min(map(record.proven, _prefixes(record)), default=0)
 
 
 def _entries(buckets: dict[int, Record]) -> dict[int, int]:
@@ -125,11 +128,7 @@ def _entries(buckets: dict[int, Record]) -> dict[int, int]:
     return entries
 
 
-_NO_PREFIX = -1
-"""No hash of a prefix is negative."""
-
-
-def _told(record: Record) -> dict[int, Nats]:
+def _nats(record: Record) -> dict[int, Nats]:
     """Nats by depth, over prefixes; over the requests of the only one."""
     prefixes = _prefixes(record)
     of = None if len(prefixes) > 1 else next(iter(prefixes), None)

@@ -17,10 +17,8 @@ from remask.text.tokenizer import Tokenizer
 
 READABLE: Final = 0.9  # a task suits a tokenizer if this share of its words survives encoding and decoding
 SPELLED: Final = 3  # tokens a word from which on a tokenizer spells a text rather than reads it
-ENGLISH: Final = "town"
-"""The task of tokenizers that read English; the others are those of bundled models with a vocabulary of their own."""
-RANDOM: Final = 192, 32, 32
-"""Tokens of a shared prefix, of the prompt behind it and of the response where nothing can be read."""
+ENGLISH: Final = "town"  # for tokenizers that read English; bundled models have vocabularies of their own
+RANDOM: Final = 192, 32, 32  # tokens of a shared prefix, of the prompt behind it and of the response, at random
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,8 @@ def readable_task(tokenizer: Tokenizer | None) -> str | None:
 def _reads(tokenizer: Tokenizer, text: str) -> bool:
     """Whether nearly all words of `text` survive encoding and decoding."""
     words = text.lower().split()
-    left = "".join(tokenizer.decode(tokenizer.encode(text)).lower().split())
-    return sum(word in left for word in words) >= READABLE * len(words)
+    decoded = "".join(tokenizer.decode(tokenizer.encode(text)).lower().split())
+    return sum(word in decoded for word in words) >= READABLE * len(words)
 
 
 def _spells(tokenizer: Tokenizer, text: str) -> bool:
@@ -91,8 +89,8 @@ def _tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int
     """Tokens of a system prompt and a question, and how many are the former's."""
     if tokenizer.has_chat_template:
         return encode(messages, tokenizer)
-    shared, asked = (tokenizer.encode(message["content"]) for message in messages)
-    return [*shared, *asked], len(shared)
+    shared, question = (tokenizer.encode(message["content"]) for message in messages)
+    return [*shared, *question], len(shared)
 
 
 def _random(model: LoadedModel, count: int, seed: int) -> list[Request]:

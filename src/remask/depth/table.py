@@ -57,14 +57,10 @@ class DepthTable:
 
     def save(self, path: str | Path) -> None:
         """Write the table as JSON. Raises `TableError` where the file cannot be written; an earlier one stays then."""
-        value = {"version": VERSION} | {each.name: getattr(self, each.name) for each in fields(self)}
+        value = {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
+        text = json.dumps(value, indent=1, default=dict)
         # One line a depth: readable, and a diff of two tables shows which depths changed.
-        text = (
-            json.dumps(value, indent=1, default=dict)
-            .replace("[\n    ", "[")
-            .replace(",\n    ", ", ")
-            .replace("\n   ]", "]")
-        )
+        text = text.replace("[\n    ", "[").replace(",\n    ", ", ").replace("\n   ]", "]")
         write_whole("the depth table", path, text + "\n", TableError)
 
     @classmethod

@@ -39,12 +39,12 @@ class GroupRanks(Ranks):
 
     def gather(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        every = x.new_empty((self.shard.size, *x.shape))
+        parts = x.new_empty((self.shard.size, *x.shape))
         if x.numel():
             self._begin()
             self.sent += x.nbytes
-            self.group.allgather([list(every.unbind())], [x]).wait()
-        return every
+            self.group.allgather([list(parts.unbind())], [x]).wait()
+        return parts
 
     def share(self, x: Tensor) -> Tensor:
         """Rank 0's `x`, in the place of this rank's, which has its size."""
@@ -55,7 +55,6 @@ class GroupRanks(Ranks):
         return x
 
     def _begin(self) -> None:
-        """An operation begins."""
         self.operations += 1
 
 
@@ -84,12 +83,12 @@ def join_group(path: str, shard: Shard, device: torch.device) -> GroupRanks:
         from torch.distributed import ProcessGroupNCCL
 
         torch.cuda.set_device(device)
-        chosen = ProcessGroupNCCL.Options()
-        chosen._timeout = WAIT
-        return GroupRanks(shard, ProcessGroupNCCL(store, shard.rank, shard.size, chosen))
+        options: Any = ProcessGroupNCCL.Options()
+        options._timeout = WAIT
+        return GroupRanks(shard, ProcessGroupNCCL(store, shard.rank, shard.size, options))
     from torch.distributed import ProcessGroupGloo
 
-    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=HOST)]
     options._timeout = WAIT
     return GroupRanks(shard, ProcessGroupGloo(store, shard.rank, shard.size, options))

@@ -26,12 +26,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-JSON = "--json"
-"""Tells the process of another rank to log as this one does."""
-END_S = 5.0
-"""Seconds that the other ranks have to end, before they are killed."""
-WATCH_S = 0.5
-"""Seconds between two looks at whether they run."""
+JSON = "--json"  # the process of another rank logs as this one does
+END_S = 5.0  # that the other ranks have to end, before they are killed
+WATCH_S = 0.5  # between two looks at whether they run
 
 
 class Worker:
@@ -83,7 +80,6 @@ class LeadRanks(GroupRanks):
         watch.start()
 
     def everywhere(self, act: Callable[..., T], *args: Any) -> T:
-        """Raises `RankLostError` where a rank has ended, or is out of step."""
         self.check()
         call, number = self._names.call(act, args)
         buffer = call.buffer(self._device)
@@ -128,7 +124,6 @@ class LeadRanks(GroupRanks):
         self.close()
 
     def close(self) -> None:
-        """Safe to call twice."""
         self._end()
 
     def _begin(self) -> None:
@@ -166,11 +161,9 @@ def start(
     """Load a model in `tensor_parallel` processes, of which this one is the first: its part, and its ranks.
 
     On CUDA every rank has a device of its own, from `device` on. The others end with this process, with
-    `LeadRanks.close`, or with the object. `threads` are CPU threads of each of the others.
-
-    Raises:
-        ConfigError: the model cannot be cut for so many ranks, or there are too few devices. Nothing was started.
-        CheckpointError: a rank could not load its part.
+    `LeadRanks.close`, or with the object. `threads` are CPU threads of each of the others. Raises `ConfigError`, before
+    anything is started, where the model cannot be cut for so many ranks or there are too few devices, and
+    `CheckpointError` where a rank could not load its part.
     """
     size, theirs = found.settings.tensor_parallel, replace(found.settings, reads=None, progress=False)
     Shard(0, size).check(found.config)
@@ -205,10 +198,10 @@ def rank_devices(device: torch.device, size: int) -> list[torch.device]:
     """The device of every rank. Raises `ConfigError` where there are too few."""
     if device.type != "cuda":
         return [device] * size
-    first, there = device.index or 0, torch.cuda.device_count()
-    if first + size > there:
+    first, count = device.index or 0, torch.cuda.device_count()
+    if first + size > count:
         raise ConfigError(
-            f"tensor_parallel={size} from {str(device)!r} on needs {first + size} CUDA devices, and {there} can be "
+            f"tensor_parallel={size} from {str(device)!r} on needs {first + size} CUDA devices, and {count} can be "
             "seen; use fewer ranks, or make more devices visible (CUDA_VISIBLE_DEVICES)"
         )
     return [torch.device("cuda", first + rank) for rank in range(size)]

@@ -53,23 +53,23 @@ class ObjectNames:
         self._storages: dict[int, int] = {}  # names of tensors by the address of their memory
         self._objects: dict[int, int] = {}  # names of other objects by their identity
         self._free: deque[int] = deque()  # any thread may drop an object
-        self._told = 0  # how many of these the last call tells
+        self._sent = 0  # how many of these the last call names
 
     def call(self, act: Callable[..., object], args: Sequence[object]) -> tuple[RankMessage, int]:
         """The call of `act` with `args`, and the name of its result."""
         number, target = next(self._numbers), io.BytesIO()
         pickler = _Pickler(target, self)
         free = list(self._free)  # until the call is sent, which may fail before
-        self._told = len(free)
+        self._sent = len(free)
         pickler.dump((act, args, number, free))
         sizes = [_size(tensor) for tensor in pickler.sent]
         return RankMessage(pickle.dumps((sizes, target.getvalue())), pickler.sent), number
 
     def give(self, value: object, number: int) -> None:
         """`value`, which the last call returned on every rank, is called `number` from now on."""
-        for _ in range(self._told):
+        for _ in range(self._sent):
             self._free.popleft()
-        self._told = 0
+        self._sent = 0
         if isinstance(value, Tensor) and value.numel() and value.is_contiguous():
             address = value.untyped_storage().data_ptr()
             self._storages[address] = number
@@ -136,7 +136,6 @@ class _Pickler(pickle.Pickler):
         self._places: dict[int, int] = {}  # in `sent`, by identity
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        """The name of `obj`; None: it is pickled."""
         if isinstance(obj, Transformer):
             return ("model",)
         if isinstance(obj, Pool | RankLocal):
@@ -158,7 +157,6 @@ class _Unpickler(pickle.Unpickler):
         self.things, self.sent = things, sent
 
     def persistent_load(self, pid: tuple[Any, ...]) -> Any:
-        """The object named `pid`."""
         kind, *rest = pid
         if kind == "model":
             return self.things.model

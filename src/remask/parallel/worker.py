@@ -16,8 +16,8 @@ from remask.model.transformer import Transformer
 from remask.parallel.group import join_group, remove_store
 from remask.parallel.message import Things
 
-PATIENCE_S = 10.0
-"""Seconds that a failed rank waits for rank 0."""
+PATIENCE_S = 10.0  # that a failed rank waits for rank 0
+WHERE = b""  # asks a rank where it stands; every call has content
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,6 @@ class State:
     kind: Literal["loaded", "met", "failed", "here"]
     operations: int = 0
     error: str = ""
-
-
-WHERE = b""
-"""Asks a rank where it stands. Every call has content."""
 
 
 def main(fd: int) -> None:

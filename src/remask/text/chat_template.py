@@ -7,12 +7,9 @@ from typing import Any
 from remask.errors import ConfigError
 from remask.machine.helper import HelperError, Helpers, RefusedError
 
-MAX_SECONDS = 1.0
-"""Processor time of one rendering. Ordinary conversations take well under a hundredth of it."""
-MAX_BYTES = 512 << 20
-"""Memory of a process that renders, of which Python itself takes 24 MiB."""
-MAX_CHARACTERS = 8 << 20
-"""Length of a rendered conversation: twice the longest request body that a server takes by default."""
+MAX_SECONDS = 1.0  # of processor time for one rendering; ordinary conversations take well under a hundredth of it
+MAX_BYTES = 512 << 20  # of memory of a process that renders, of which Python itself takes 24 MiB
+MAX_CHARACTERS = 8 << 20  # of a conversation: twice the longest request body that a server takes by default
 
 
 class ChatTemplate:
@@ -39,11 +36,9 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation. Safe on any thread; the interpreter's lock is not held meanwhile.
 
-        `variables` are further ones that the template reads, such as `enable_thinking` and `tools`.
-
-        Raises:
-            ConfigError: the template refuses the conversation, fails on it, or goes beyond a limit; or `variables` hold
-                a name that stands for the conversation.
+        `variables` are further ones that the template reads, such as `enable_thinking` and `tools`. Raises
+        `ConfigError` where the template refuses the conversation, fails on it, or goes beyond a limit; or where
+        `variables` hold a name that stands for the conversation.
         """
         # A key without a value is left out: templates ask whether a key is there.
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]

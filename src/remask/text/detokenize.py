@@ -8,16 +8,9 @@ from remask.text.incremental import MAX_CHAR_TOKENS, IncrementalDecoder
 from remask.text.tokenizer import Tokenizer
 
 
-def cut_at_stop(text: str, stops: Sequence[str], included: bool) -> str:
-    """Return `text` up to the first of `stops`, with it where it is `included`; all of `text` without any."""
-    found = _first_stop(text, stops)
-    return text if found is None else text[: found[included]]
-
-
 def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """Return where the first of `stops` begins and ends; of those that begin there, the shortest."""
-    found = [(place, place + len(stop)) for stop in stops if (place := text.find(stop)) >= 0]
-    return min(found, default=None)
+    """Where the first of `stops` begins and ends; of those that begin there, the shortest."""
+    return min(((place, place + len(stop)) for stop in stops if (place := text.find(stop)) >= 0), default=None)
 
 
 class Detokenizer:
@@ -34,15 +27,15 @@ class Detokenizer:
         self._special_ids = tokenizer.special_ids
         self._decoder = IncrementalDecoder(tokenizer.decode, context)
         self._stops, self._included = tuple(stops), included
-        self._held = ""  # text that may become a stop text
-        self.length = 0  # decoded characters, held ones included
+        self._tail = ""  # text that may become a stop text
+        self.length = 0  # decoded characters, the tail included
         self.stopped: str | None = None  # the stop text that ended it
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens`. Returns the text that is final with them."""
         # `decode` omits special tokens. Many of them within a character would count as bytes that never make one.
-        shown = [token for token in tokens if token not in self._special_ids]
-        return self._certain(self._decoder.push(shown), final=False)
+        ordinary = [token for token in tokens if token not in self._special_ids]
+        return self._certain(self._decoder.push(ordinary), final=False)
 
     def finish(self) -> str:
         """Return the text that was held back. There must be no more tokens."""
@@ -51,15 +44,14 @@ class Detokenizer:
     def _certain(self, new: str, *, final: bool) -> str:
         if self.stopped is not None:
             return ""
-        text = self._held + new
+        text = self._tail + new
         self.length += len(new)
-        if (found := _first_stop(text, self._stops)) is not None:
-            self.stopped = text[slice(*found)]
-            self._held = ""
-            return cut_at_stop(text, self._stops, self._included)
-        keep = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        if (span := _first_stop(text, self._stops)) is not None:
+            self.stopped, self._tail = text[slice(*span)], ""
+            return text[: span[self._included]]
+        end = len(text) - (0 if final else max((_overlap(text, stop) for stop in self._stops), default=0))
+        self._tail = text[end:]
+        return text[:end]
 
 
 class ResponseText:
@@ -98,22 +90,22 @@ class ResponseText:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens`. Returns the text of the answer that is final with them."""
-        told, rest = "", list(tokens)
+        text, rest = "", list(tokens)
         while rest:
             count = self._parts[self._part][0] - self._place
-            told += self._tell(self._text.push(self._kept(rest[:count])))
+            text += self._add(self._text.push(self._visible(rest[:count])))
             self._place += len(rest[:count])
             rest = rest[count:]
             if self._place == self._parts[self._part][0]:
-                told += self.finish()
+                text += self.finish()
                 self._before = self.length
                 self._part += 1
                 self._begin()
-        return told
+        return text
 
     def finish(self) -> str:
         """Return the text of the answer that was held back. There must be no more tokens of this part."""
-        return self._tell(self._text.finish())
+        return self._add(self._text.finish())
 
     def _begin(self) -> None:
         """Begin with the next part, or with nothing behind the last one."""
@@ -124,18 +116,18 @@ class ResponseText:
         self._shown = inside or not self._template.fill_only
         self._stopped = False
 
-    def _kept(self, tokens: Sequence[int]) -> list[int]:
+    def _visible(self, tokens: Sequence[int]) -> list[int]:
         """Those of `tokens` of one part that make text."""
-        kept: list[int] = []
+        visible: list[int] = []
         for token in tokens:
             if self._hole is None or not (self._stopped or token in self._padding):
-                kept.append(token)
+                visible.append(token)
             self._stopped |= self._hole is not None and token in self._stop_ids
         special = self._tokenizer.special_ids
-        self._context = [*self._context, *(token for token in kept if token not in special)][-MAX_CHAR_TOKENS:]
-        return kept
+        self._context = [*self._context, *(token for token in visible if token not in special)][-MAX_CHAR_TOKENS:]
+        return visible
 
-    def _tell(self, text: str) -> str:
+    def _add(self, text: str) -> str:
         if self._hole is not None:
             self.holes[self._hole] += text
             self.stop = self.stop or self._text.stopped

@@ -7,6 +7,8 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer decodes an incomplete ch
 MAX_CHAR_TOKENS = 4  # a character has at most four bytes, and a token at least one
 MAX_PENDING = 16  # tokens that may wait for the end of a character
 
+Decode = Callable[[Sequence[int]], str]
+
 
 class IncrementalDecoder:
     """Decodes tokens as they come. The joined pieces equal the text of all tokens; what was returned never changes.
@@ -16,7 +18,7 @@ class IncrementalDecoder:
     the first one.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
+    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
         self._decode = decode
         self._context = list(context)  # tokens of the last piece, as spaces depend on the token before
         self._pending: list[int] = []  # tokens without text so far
@@ -63,9 +65,6 @@ class IncrementalDecoder:
         return decided
 
 
-Decode = Callable[[Sequence[int]], str]
-
-
 @dataclass(frozen=True, slots=True)
 class StopRule:
     """What ends a response.
@@ -88,7 +87,7 @@ class StopRule:
         return self.token_ids | self.cut
 
     def scan(self) -> "StopScan":
-        """Return a scan of a response that has no tokens yet."""
+        """A scan of a response that has no tokens yet."""
         return StopScan(self)
 
 

@@ -1,7 +1,7 @@
 """The forms in which a prompt may be given, and their conversion to token ids."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from remask.checks.values import shown
 from remask.errors import ConfigError
@@ -13,7 +13,7 @@ _FORMS = ("prompt", "prompt_token_ids")  # of a prompt that is an object, as vLL
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or many as a list. A list of ints is one prompt, and so is a list of messages."""
+    """One prompt or many as a list. A list of ints is one prompt, and so is a list of messages."""
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int | Mapping)):
         several = not isinstance(prompts, str | Mapping) and _is_form(prompts[0])
         return list(prompts) if several else [prompts]  # type: ignore[list-item, arg-type]
@@ -22,15 +22,15 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """One conversation or many as a list. Raises `ConfigError` where something else is given."""
-    found: Any = messages if isinstance(messages, Sequence) and not isinstance(messages, str) else [messages]
-    found = [found] if found and isinstance(found[0], Mapping) else found
-    for each in found:
-        if isinstance(each, str) or not isinstance(each, Sequence) or not each or not isinstance(each[0], Mapping):
+    several: Any = messages if isinstance(messages, Sequence) and not isinstance(messages, str) else [messages]
+    several = [several] if several and isinstance(several[0], Mapping) else several
+    for chat in several:
+        if isinstance(chat, str) or not isinstance(chat, Sequence) or not chat or not isinstance(chat[0], Mapping):
             raise ConfigError(
-                f"messages: a conversation is a list of objects with role and content, got {shown(each)}; texts are "
+                f"messages: a conversation is a list of objects with role and content, got {shown(chat)}; texts are "
                 "prompts of generate"
             )
-    return list(found)
+    return list(several)
 
 
 def _is_form(prompt: Any) -> bool:
@@ -52,13 +52,12 @@ def _of_form(prompt: Mapping[str, Any]) -> str | Sequence[int]:
         return value
     if not _are_ids(value):
         raise ConfigError(f"prompt_token_ids must be a list of token ids, got {shown(value)}")
-    ids: Sequence[int] = value
-    return ids
+    return value
 
 
-def _are_ids(value: Any) -> bool:
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return listed and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
+def _are_ids(value: Any) -> TypeGuard[Sequence[int]]:
+    items = value if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
+    return all(isinstance(token, int) and not isinstance(token, bool) for token in items)
 
 
 def encode(
@@ -70,7 +69,7 @@ def encode(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> tuple[list[int], int]:
-    """Return the token ids, and how many leading ones are the shared prefix by default.
+    """The token ids, and how many leading ones are the shared prefix by default.
 
     Of messages, everything before the last user turn is shared; of a text or of token ids, nothing. `control_tokens` is
     the term of that name, `variables` are those of the chat template, and the last two say how messages end, as in
@@ -79,23 +78,18 @@ def encode(
     """
     if isinstance(prompt, Mapping):
         prompt = _of_form(prompt)
-    listed = _are_ids(prompt)
-    if continue_final_message and (listed or isinstance(prompt, str)):
+    if continue_final_message and (_are_ids(prompt) or isinstance(prompt, str)):
         raise ConfigError("continue_final_message is of conversations; a text or token ids are gone on with anyway")
-    if listed:
-        return [int(item) for item in prompt], 0  # type: ignore[arg-type]
+    if _are_ids(prompt):
+        return list(map(int, prompt)), 0
     if tokenizer is None:
         raise ConfigError("this model folder has no tokenizer, so prompts must be token ids (prompt_token_ids)")
     if isinstance(prompt, str):
         return text_tokens(prompt, tokenizer, control_tokens), 0
     messages: list[Any] = list(prompt)
-    control = control_tokens is True
+    control, open_end = control_tokens is True, continue_final_message
     tokens = tokenizer.apply_chat(
-        messages,
-        add_generation_prompt,
-        variables,
-        continue_final_message=continue_final_message,
-        control_tokens=control,
+        messages, add_generation_prompt, variables, continue_final_message=open_end, control_tokens=control
     )
     return tokens, tokenizer.shared_prefix(messages, tokens, variables, control_tokens=control)
 

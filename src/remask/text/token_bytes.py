@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Collection, Container, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from remask.errors import FormError
@@ -13,12 +14,10 @@ _SAMPLES = 200  # pairs of tokens whose text is compared with their bytes
 def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes | None]:
     """The bytes of each token id below `vocab`; None for `special` tokens, which are no part of a text.
 
-    `backend` is the tokenizer of the transformers library.
-
-    Two layouts are known: bytes as printable characters (GPT-2's ByteLevel), and texts beside tokens `<0x00>` to
-    `<0xFF>` (ByteFallback), in which one text may stand for another (Replace), as Gemma's `▁` does for a space. Raises
-    `FormError` on a tokenizer of another layout, or whose text of two tokens is not that of one after that of the
-    other.
+    `backend` is the tokenizer of the transformers library. Two layouts are known: bytes as printable characters
+    (GPT-2's ByteLevel), and texts beside tokens `<0x00>` to `<0xFF>` (ByteFallback), in which one text may stand for
+    another (Replace), as Gemma's `▁` does for a space. Raises `FormError` on a tokenizer of another layout, or whose
+    text of two tokens is not that of one after that of the other.
     """
     names = backend.convert_ids_to_tokens(list(range(min(vocab, len(backend)))))
     steps = decoder_steps(backend)
@@ -26,14 +25,14 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
     replaced = [_replacement(step) for step in steps[:-2]]
     if kinds == ["ByteLevel"]:
         table = printable_bytes()
-        found = [None if name is None else _from_printable(name, table) for name in names]
+        contents = [None if name is None else _from_printable(name, table) for name in names]
     elif kinds[-2:] == ["ByteFallback", "Fuse"] and None not in replaced:
-        found = [None if name is None else _from_fallback(name, replaced) for name in names]
+        contents = [None if name is None else _from_fallback(name, replaced) for name in names]
     else:
         raise _unknown(f"its decoder is {', '.join(kinds) or 'none'}")
-    found = [None if token in special else each or None for token, each in enumerate(found)]
-    _check(backend, found)
-    return found + [None] * (vocab - len(found))
+    contents = [None if token in special else content or None for token, content in enumerate(contents)]
+    _check(backend, contents)
+    return contents + [None] * (vocab - len(contents))
 
 
 def decoder_steps(backend: Any) -> list[Mapping[str, Any]]:
@@ -81,24 +80,18 @@ def _from_fallback(name: str, replaced: Sequence[tuple[str, str] | None] = ()) -
     return bytes([int(name[3:5], 16)]) if _is_byte(name) else name.encode()
 
 
-def _check(backend: Any, found: Sequence[bytes | None]) -> None:
-    texts = [
-        (token, text) for token, each in enumerate(found) if each is not None and (text := _text(each)) is not None
-    ]
+def _check(backend: Any, contents: Sequence[bytes | None]) -> None:
+    texts = []
+    for token, content in enumerate(contents):
+        with suppress(UnicodeDecodeError):
+            texts += [] if content is None else [(token, content.decode())]
     if not texts:
         raise _unknown("none of its tokens is a text")
-    drawn = random.Random(0)
-    pairs = zip(drawn.choices(texts, k=_SAMPLES), drawn.choices(texts, k=_SAMPLES), strict=True)
+    rng = random.Random(0)
+    pairs = zip(rng.choices(texts, k=_SAMPLES), rng.choices(texts, k=_SAMPLES), strict=True)
     for (one, before), (other, after) in pairs:
         if backend.decode([one, other], clean_up_tokenization_spaces=False) != before + after:
             raise _unknown(f"tokens {one} and {other} together have another text than one after the other")
-
-
-def _text(content: bytes) -> str | None:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _unknown(reason: str) -> FormError:

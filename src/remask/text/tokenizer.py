@@ -13,15 +13,15 @@ from remask.text.chat_template import ChatTemplate
 from remask.text.incremental import INCOMPLETE
 from remask.text.token_bytes import decoder_steps, named_bytes, token_bytes
 
-_FIRST = 0x100000
-"""The private characters from here on stand for names, in their order.
-
-The one behind them stands before a private character that a text has itself.
-"""
+_FIRST = 0x100000  # of private characters
 
 
 class Quoting:
-    """Quotes the names of some special tokens."""
+    """Quotes the names of some special tokens.
+
+    Private characters from `_FIRST` on stand for the names, in their order. The one behind them stands before a private
+    character that a text has itself.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         ordered = sorted(set(names) - {""})
@@ -38,8 +38,8 @@ class Quoting:
         if isinstance(value, str):
             return self._quotable.sub(self._mark, value)
         if isinstance(value, Mapping):
-            return {self.quoted(key): self.quoted(each) for key, each in value.items()}
-        return [self.quoted(each) for each in value] if isinstance(value, list | tuple) else value
+            return {self.quoted(key): self.quoted(item) for key, item in value.items()}
+        return [self.quoted(item) for item in value] if isinstance(value, list | tuple) else value
 
     def holds_quotes(self, text: str) -> bool:
         """Whether a text holds a private character."""
@@ -47,10 +47,10 @@ class Quoting:
 
     def plain(self, text: str) -> str:
         """A quoted text as it was."""
-        return self._quote.sub(lambda found: self._names.get(found[0], found[0][-1]), text)
+        return self._quote.sub(lambda match: self._names.get(match[0], match[0][-1]), text)
 
-    def _mark(self, found: re.Match[str]) -> str:
-        return self._marks.get(found[0], self._escape + found[0])
+    def _mark(self, match: re.Match[str]) -> str:
+        return self._marks.get(match[0], self._escape + match[0])
 
 
 def _any_of(names: list[str]) -> str:
@@ -74,11 +74,8 @@ _PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
+# Stands for the text of a turn that is continued while its template is applied; quoted texts have no use for it.
 _HERE = "\U0010fffd"
-"""Stands for the text of a turn that is continued while its template is applied; quoted texts have no use for it."""
-
-_PROBE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
-"""A conversation whose last turn is to call a tool, to see how a template takes it."""
 
 _THINKING = "enable_thinking"  # of Qwen3's template, whose diffusion models were trained without
 
@@ -106,7 +103,6 @@ class Tokenizer:
         self._literal.encode("", split_special_tokens=True, verbose=False)
 
     def __len__(self) -> int:
-        """Number of tokens, added ones included."""
         return len(self._backend)
 
     @property
@@ -123,22 +119,14 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Names of special tokens in it become these tokens.
 
-        With `add_special_tokens` the tokenizer adds the special tokens that it puts around a text.
-
-        Raises:
-            ConfigError: the text holds lone surrogates, which no tokenizer can read.
+        With `add_special_tokens` the tokenizer adds the special tokens that it puts around a text. Raises `ConfigError`
+        where the text holds lone surrogates, which no tokenizer can read.
         """
-        _check_unicode(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
-        return ids
+        return _ids(self._backend, text, add_special_tokens)
 
     def encode_literally(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """As `encode`, but names of special tokens are text as any other."""
-        _check_unicode(text)
-        ids: list[int] = self._literal.encode(
-            text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False
-        )
-        return ids
+        return _ids(self._literal, text, add_special_tokens, split_special_tokens=True)
 
     def quoted(self, value: Any) -> Any:
         """A text, or all texts of lists and objects, as `encode_quoted` takes them: names in them are no tokens."""
@@ -156,7 +144,7 @@ class Tokenizer:
         ids: list[int] = []
         trusted = at = 0  # where a run begins that holds no quotes, and what stands behind the last special token
         # Between two special tokens a text is read as a whole, whoever wrote its parts.
-        for start, stop in [*(found.span() for found in quoting.pattern.finditer(text)), (len(text), len(text))]:
+        for start, stop in [*(match.span() for match in quoting.pattern.finditer(text)), (len(text), len(text))]:
             if quoting.holds_quotes(text[at:start]):
                 ids += self.encode(text[trusted:at], add_special_tokens=False)
                 ids += self.encode_literally(quoting.plain(text[at:start]), add_special_tokens=False)
@@ -209,10 +197,8 @@ class Tokenizer:
         conversation ends within the assistant's last turn, behind its text as it was given. `variables` are further
         ones of the template; `enable_thinking` is false unless they say otherwise.
 
-        Raises:
-            ConfigError: there is no chat template, a message is malformed, or the template refuses the conversation,
-                fails on it, or goes beyond a limit of `remask.text.chat_template`; or the last turn cannot be
-                continued.
+        Raises `ConfigError` where there is no chat template, a message is malformed, or the last turn cannot be
+        continued, and as `ChatTemplate.render`.
         """
         _check(messages)
         if not self.has_chat_template:
@@ -230,13 +216,13 @@ class Tokenizer:
         _check_continued(messages[-1], add_generation_prompt)
         # Templates trim texts and cut them up, so the template gets another text in its place.
         turns = [*messages[:-1], {**messages[-1], "content": _HERE}]
-        opened, found, _ = template.render(turns, False, variables).rpartition(_HERE)
-        if not found:
+        before, mark, _ = template.render(turns, False, variables).rpartition(_HERE)
+        if not mark:
             raise ConfigError(
                 "continue_final_message: the model's chat template does not write the text of the assistant's last "
                 "turn, so it cannot be continued; leave continue_final_message out"
             )
-        return f"{opened}{messages[-1]['content']}"
+        return f"{before}{messages[-1]['content']}"
 
     def shared_prefix(
         self,
@@ -251,18 +237,15 @@ class Tokenizer:
         This is the length of the longest token prefix that the whole conversation and these messages have in common.
         It is 0 where no message is before the last user turn, where there is no user turn, and where the template
         refuses a conversation that ends before it. `tokens` are those of `apply_chat(messages)`, if the caller has
-        them.
-
-        Raises:
-            ConfigError: as `apply_chat`, for the whole conversation.
+        them. Raises `ConfigError` as `apply_chat`, for the whole conversation.
         """
-        told: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
-        whole = self.apply_chat(messages, **told) if tokens is None else tokens
+        settings: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
+        whole = self.apply_chat(messages, **settings) if tokens is None else tokens
         users = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not users or users[-1] == 0:
             return 0
         try:
-            return self._common(whole, messages[: users[-1]], **told)
+            return self.prefix_through(messages, users[-1] - 1, whole, **settings)
         except ConfigError:
             return 0
 
@@ -277,14 +260,16 @@ class Tokenizer:
     ) -> int:
         """Number of leading tokens of `apply_chat(messages)` that come from `messages[0]` to `messages[last]`.
 
-        `tokens` are those of `apply_chat(messages)`, if the caller has them.
-
-        Raises:
-            ConfigError: as `apply_chat`, for the whole conversation and for one that ends at `messages[last]`.
+        `tokens` are those of `apply_chat(messages)`, if the caller has them. Raises `ConfigError` as `apply_chat`, for
+        the whole conversation and for one that ends at `messages[last]`.
         """
-        told: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
-        whole = self.apply_chat(messages, **told) if tokens is None else tokens
-        return self._common(whole, messages[: last + 1], **told)
+        settings: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
+        whole = self.apply_chat(messages, **settings) if tokens is None else tokens
+        part = self.apply_chat(messages[: last + 1], add_generation_prompt=False, **settings)
+        # One comparison in C: a prefix may have thousands of tokens, and most often all are common.
+        if list(whole[: len(part)]) == part:
+            return len(part)
+        return next(place for place, (one, other) in enumerate(zip_longest(whole, part)) if one != other)
 
     def token_bytes(self, vocab: int) -> list[bytes | None]:
         """The bytes of each token id below `vocab`; None for special tokens. Raises `ConfigError` as `token_bytes`."""
@@ -301,9 +286,9 @@ class Tokenizer:
         if self._kinds is None:
             self._kinds = frozenset(step["type"] for step in decoder_steps(self._backend))
         name = self._backend.convert_ids_to_tokens(token)
-        found = None if name is None else named_bytes(name, self._kinds)
-        if found is not None:
-            return found
+        content = None if name is None else named_bytes(name, self._kinds)
+        if content is not None:
+            return content
         first = [] if before is None else [before]
         start, text = self.decode(first), self.decode([*first, token])
         text = text[len(start) :] if text.startswith(start) else self.decode([token])
@@ -325,22 +310,24 @@ class Tokenizer:
 
         A template that fails on a text, or does not write it, gets an object that holds it.
         """
-        if not any(isinstance(each, str) for each in map(_arguments, _calls(messages))):
+        if not any(isinstance(call["function"]["arguments"], str) for call in _calls(messages)):
             return messages
         if self._takes_texts is None:
             call = {"type": "function", "id": "call_1", "function": {"name": "f", "arguments": _HERE}}
-            turns: list[Mapping[str, Any]] = [_PROBE[0], {**_PROBE[1], "tool_calls": [call]}]
+            answer = {"role": "assistant", "content": "b", "tool_calls": [call]}
+            turns: list[Mapping[str, Any]] = [{"role": "user", "content": "a"}, answer]
             try:
                 self._takes_texts = _HERE in self.render_chat(turns, add_generation_prompt=False)
             except ConfigError:
                 self._takes_texts = False
         if self._takes_texts:
             return messages
-        made = deepcopy(list(messages))
-        for call in _calls(made):
-            if isinstance(told := _arguments(call), str):
-                call["function"]["arguments"] = {"arguments": told}
-        return made
+        copies = deepcopy(list(messages))
+        for call in _calls(copies):
+            function = call["function"]
+            if isinstance(function["arguments"], str):
+                function["arguments"] = {"arguments": function["arguments"]}
+        return copies
 
     def _chat_template(self) -> ChatTemplate:
         try:
@@ -349,13 +336,11 @@ class Tokenizer:
             raise ConfigError(f"The model's tokenizer has several chat templates and no default: {error}") from error
         return ChatTemplate(text, self._backend.special_tokens_map)
 
-    def _common(self, whole: Sequence[int], messages: Messages, **told: Any) -> int:
-        """Length of the longest token prefix that `whole` and `messages` have in common."""
-        before = self.apply_chat(messages, add_generation_prompt=False, **told)
-        # One comparison in C: a prefix may have thousands of tokens, and most often all are common.
-        if list(whole[: len(before)]) == before:
-            return len(before)
-        return next(i for i, (one, other) in enumerate(zip_longest(whole, before)) if one != other)
+
+def _ids(backend: Any, text: str, add_special_tokens: bool, **settings: Any) -> list[int]:
+    _check_unicode(text)
+    ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens, verbose=False, **settings)
+    return ids
 
 
 def _check_unicode(text: str) -> None:
@@ -404,7 +389,3 @@ def _check_continued(last: Mapping[str, Any], add_generation_prompt: bool) -> No
 def _calls(messages: Messages) -> list[Any]:
     """All calls of tools in a conversation."""
     return [call for message in messages for call in message.get("tool_calls") or ()]
-
-
-def _arguments(call: Any) -> Any:
-    return call["function"]["arguments"]
