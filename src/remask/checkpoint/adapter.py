@@ -49,23 +49,14 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFacts:
-    """What an adapter is, for people.
+    """What an adapter is, for people."""
 
-    Attributes:
-        name: as it was asked for: a folder or a hub id.
-        rank: the largest rank.
-        alpha: `lora_alpha`.
-        targets: last parts of the names of the modules that it changes, sorted.
-        matrices: how many it changes.
-        parameters: numbers in its factors.
-    """
-
-    name: str
-    rank: int
+    name: str  # as it was asked for: a folder or a hub id
+    rank: int  # the largest
     alpha: float
-    targets: tuple[str, ...]
-    matrices: int
-    parameters: int
+    targets: tuple[str, ...]  # last parts of the names of the modules that it changes, sorted
+    matrices: int  # how many it changes
+    parameters: int  # numbers in its factors
 
     def __str__(self) -> str:
         return (
@@ -76,19 +67,12 @@ class AdapterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter that fits a model. Its numbers are read when they are asked for.
-
-    Attributes:
-        facts: what it is.
-        file: the file of its factors.
-        fingerprint: sixteen hexadecimal digits that identify it.
-        pairs: what it has for which matrix.
-    """
+    """An adapter that fits a model. Its numbers are read when they are asked for."""
 
     facts: AdapterFacts
-    file: Path
-    fingerprint: str
-    pairs: Mapping[Place, _Pair]
+    file: Path  # the file of its factors
+    fingerprint: str  # sixteen hexadecimal digits that identify it
+    pairs: Mapping[Place, _Pair]  # what it has for which matrix
 
     @property
     def name(self) -> str:

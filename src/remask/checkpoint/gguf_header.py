@@ -50,36 +50,22 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file.
+    """A tensor in a file."""
 
-    Attributes:
-        shape: its sizes, the outermost first (the file writes them the other way round).
-        kind: how its numbers are kept.
-        offset: of its first byte in the file.
-        nbytes: how many it has.
-    """
-
-    shape: tuple[int, ...]
-    kind: "GGMLQuantizationType"
-    offset: int
-    nbytes: int
+    shape: tuple[int, ...]  # its sizes, the outermost first (the file writes them the other way round)
+    kind: "GGMLQuantizationType"  # how its numbers are kept
+    offset: int  # of its first byte in the file
+    nbytes: int  # how many it has
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says before its tensors.
-
-    Attributes:
-        file: the file.
-        values: each key's value: a number, a text, true or false, or a `List`.
-        tensors: each tensor by its name.
-        start: offset of the first byte of tensors.
-    """
+    """What a file says before its tensors."""
 
     file: Path
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # each key's value: a number, a text, true or false, or a `List`
     tensors: Mapping[str, StoredTensor]
-    start: int
+    start: int  # offset of the first byte of tensors
 
     def items(self, key: str) -> list[Any] | None:
         """The items of the array `key`; None where the key is absent. Raises `CheckpointError` where it is no array."""

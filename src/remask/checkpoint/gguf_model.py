@@ -53,23 +53,15 @@ NAMES = TensorNames(
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """How files of one `general.architecture` differ.
+    """How files of one `general.architecture` differ."""
 
-    Attributes:
-        constants: keys of `config.json` that the file has no key for.
-        keys: names in `config.json` of layers, hidden size, heads, K/V heads, positions and tied embeddings.
-        shift: whether the row before a position predicts it.
-        width: name of the width of a dense layer's feed-forward; None: all layers have experts.
-        interleaved: rows of Q and K stand in pairs that RoPE turns together, not as two halves of each head.
-        own_head_dim: the width of a head is a number of its own.
-    """
-
-    constants: Mapping[str, Any]
+    constants: Mapping[str, Any]  # keys of `config.json` that the file has no key for
+    # Names in `config.json` of layers, hidden size, heads, K/V heads, positions and tied embeddings
     keys: tuple[str, str, str, str, str, str]
-    shift: bool = False
-    width: str | None = None
-    interleaved: bool = False
-    own_head_dim: bool = False
+    shift: bool = False  # whether the row before a position predicts it
+    width: str | None = None  # name of the width of a dense layer's feed-forward; None: all layers have experts
+    interleaved: bool = False  # rows of Q and K stand in pairs that RoPE turns together, not as two halves of each head
+    own_head_dim: bool = False  # the width of a head is a number of its own
 
 
 _QWEN = (

@@ -79,54 +79,39 @@ def _draw(field: str, tensor: Tensor, generator: torch.Generator) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as read from a folder, or drawn at random from a preset.
-
-    Attributes:
-        tokenizer: None where there is none.
-        sampling: sampling parameters that the checkpoint gives to requests that leave them out.
-        quantization: how its matrices are kept; None: in the dtype of the model.
-        adapters: those that requests may name, which stand beside the weights.
-    """
+    """A model as read from a folder, or drawn at random from a preset."""
 
     name: str
     config: ModelConfig
     weights: Weights
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer | None  # None where there is none
     fingerprint: str
+    # Sampling parameters that the checkpoint gives to requests that leave them out
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    quantization: Quantization | None = None
+    quantization: Quantization | None = None  # how its matrices are kept; None: in the dtype of the model
+    # Those that requests may name, which stand beside the weights
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model whose shape is known, and whose weights have not been read.
+    """A model whose shape is known, and whose weights have not been read."""
 
-    Attributes:
-        settings: what was asked for, without the adapters that are refused: another process finds the same by them.
-        folder: the checkpoint's folder, or its GGUF file; None for random weights of a preset's shape.
-        family: what reads the checkpoint; None beside no folder.
-        sampling: as of `LoadedModel`.
-        quantization: how the files keep matrices; None: as numbers.
-        tokenizer: None where there is none, or none is needed.
-        adapter: what is merged into the weights when they are read.
-        adapters: what stands beside them, by the names that requests give.
-        refused: why other adapters are left out, by name.
-        overrides: keys that were laid over those of `config.json`, those of the model's files included.
-        usual: the cache and the quantization on CPUs that its files name for whoever asks for none.
-    """
-
+    # What was asked for, without the adapters that are refused: another process finds the same by them
     settings: ModelSettings
     config: ModelConfig
-    folder: Path | None = None
-    family: Family | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    quantization: Quantization | None = None
-    tokenizer: Tokenizer | None = None
-    adapter: Adapter | None = None
+    folder: Path | None = None  # the checkpoint's folder, or its GGUF file; None for random weights of a preset's shape
+    family: Family | None = None  # what reads the checkpoint; None beside no folder
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # as of `LoadedModel`
+    quantization: Quantization | None = None  # how the files keep matrices; None: as numbers
+    tokenizer: Tokenizer | None = None  # None where there is none, or none is needed
+    adapter: Adapter | None = None  # what is merged into the weights when they are read
+    # What stands beside them, by the names that requests give
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)  # why other adapters are left out, by name
+    # Keys that were laid over those of `config.json`, those of the model's files included
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    # The cache and the quantization on CPUs that its files name for whoever asks for none
     usual: Mapping[str, str] = field(default_factory=dict)
 
     def load(

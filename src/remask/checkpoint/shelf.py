@@ -23,23 +23,15 @@ _UNRECORDED = ("fast-dllm-v2", "illada", "nemotron-labs-diffusion", "stable-diff
 
 @dataclass(frozen=True, slots=True)
 class Shelved:
-    """A model that its name alone starts.
+    """A model that its name alone starts."""
 
-    Attributes:
-        name: what starts it; the preset of this name has its shape.
-        hub: its id on the Hugging Face hub, as far as we know; nothing was downloaded.
-        licence: that of its weights, as far as we know; empty: see its page.
-        revision: a branch, tag or commit of the repository; None: the newest.
-        sampling: how a start by name decodes where the family does otherwise: by its authors' examples, or our recipes.
-        overrides: keys of `config.json` that the published file lacks.
-    """
-
-    name: str
-    hub: str
-    licence: str = ""
-    revision: str | None = None
+    name: str  # what starts it; the preset of this name has its shape
+    hub: str  # its id on the Hugging Face hub, as far as we know; nothing was downloaded
+    licence: str = ""  # that of its weights, as far as we know; empty: see its page
+    revision: str | None = None  # a branch, tag or commit of the repository; None: the newest
+    # How a start by name decodes where the family does otherwise: by its authors' examples, or our recipes
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # keys of `config.json` that the published file lacks
 
     @property
     def config(self) -> ModelConfig:

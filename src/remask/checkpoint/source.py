@@ -118,19 +118,14 @@ def local_adapter(adapter: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the parts of a model are.
+    """Where the parts of a model are."""
 
-    Attributes:
-        weights: a folder or a GGUF file, as of `resolve`.
-        adapter: a folder that is the model, as it holds an adapter of the weights and names them; None: there is none.
-        overrides: keys that are laid over those of the weights' `config.json`.
-        shelf: what the shelf says of the model, if its name was taken from there.
-    """
-
-    weights: Path
+    weights: Path  # a folder or a GGUF file, as of `resolve`
+    # A folder that is the model, as it holds an adapter of the weights and names them; None: there is none
     adapter: Path | None = None
+    # Keys that are laid over those of the weights' `config.json`
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    shelf: Shelved | None = None
+    shelf: Shelved | None = None  # what the shelf says of the model, if its name was taken from there
 
     def merged(self, model: str, adapter: str | None) -> str | None:
         """The adapter that is merged into the weights: the `adapter` that is asked for, or the `model` that is one.

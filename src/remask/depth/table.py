@@ -21,28 +21,17 @@ Nats: TypeAlias = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class DepthTable:
-    """What audits of requests have shown of one model.
+    """What audits of requests have shown of one model."""
 
-    Attributes:
-        model: name of the model, for people; `fingerprint` is what identifies it.
-        fingerprint: identity of the model.
-        family: of the model, for people.
-        layers: of the model.
-        bound: nats up to which first predictions count as unmoved.
-        samples: requests that were audited.
-        source: what they were.
-        entries: prefix ratio in percent -> depth in layers, increasing in both.
-        nats: prefix ratio in percent -> depth -> how far first predictions moved where they moved most.
-    """
-
-    model: str
-    fingerprint: str
-    family: str
-    layers: int
-    bound: float
-    samples: int
-    source: str
-    entries: Mapping[int, int]
+    model: str  # name of the model, for people; `fingerprint` is what identifies it
+    fingerprint: str  # identity of the model
+    family: str  # of the model, for people
+    layers: int  # of the model
+    bound: float  # nats up to which first predictions count as unmoved
+    samples: int  # requests that were audited
+    source: str  # what they were
+    entries: Mapping[int, int]  # prefix ratio in percent -> depth in layers, increasing in both
+    # Prefix ratio in percent -> depth -> how far first predictions moved where they moved most
     nats: Mapping[int, Mapping[int, Nats]]
 
     @property

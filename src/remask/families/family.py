@@ -255,20 +255,14 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Constants that a family multiplies with. They are multiplied into the weights when these are read.
+    """Constants that a family multiplies with. They are multiplied into the weights when these are read."""
 
-    Attributes:
-        linear: scale of every projection of a layer: a number, or fan ** -0.5 of its inputs or outputs.
-        residual: scale of what attention and MLP add to the residual stream.
-        head: scale of the logits.
-        gain: number added to the stored gain of every norm.
-        unscaled: scores are not divided by the root of a head's width, by which the norm of queries is multiplied.
-    """
-
+    # Scale of every projection of a layer: a number, or fan ** -0.5 of its inputs or outputs
     linear: float | Literal["fan_in", "fan_out"] = 1.0
-    residual: float = 1.0
-    head: float = 1.0
-    gain: float = 0.0
+    residual: float = 1.0  # scale of what attention and MLP add to the residual stream
+    head: float = 1.0  # scale of the logits
+    gain: float = 0.0  # number added to the stored gain of every norm
+    # Scores are not divided by the root of a head's width, by which the norm of queries is multiplied
     unscaled: bool = False
 
     def of(self, shape: tuple[int, ...]) -> float:

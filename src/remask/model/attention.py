@@ -28,21 +28,13 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListSize:
-    """The size of a work list, on which its launches depend. A list fits in any larger size.
+    """The size of a work list, on which its launches depend. A list fits in any larger size."""
 
-    Attributes:
-        rows: of the queries.
-        units: programs.
-        slots: entries of the list of slots.
-        outputs: partial results.
-        merged: whether they are merged: a row has several of them, or one and a sink.
-    """
-
-    rows: int
-    units: int
-    slots: int
-    outputs: int
-    merged: bool
+    rows: int  # of the queries
+    units: int  # programs
+    slots: int  # entries of the list of slots
+    outputs: int  # partial results
+    merged: bool  # whether they are merged: a row has several of them, or one and a sink
 
     def rounded_up(self, rows: int) -> "ListSize":
         """The same for `rows` rows, with all else a power of two, so that few sizes serve many lists."""

@@ -22,27 +22,16 @@ SMALL, COPIED = 2**15, 3 * 2**16
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Rows that attend to slots; or several such units, with equally many rows and slots each, as one (`joined`).
+    """Rows that attend to slots; or several such units, with equally many rows and slots each, as one (`joined`)."""
 
-    Attributes:
-        rows: the rows, one unit after the other: side by side, or int64 numbers.
-        keys: the slots, in the same order: a run of them, which is read in place, or int64 slots.
-        count: the number of slots of a unit.
-        reach: how many of the slots each row sees, int64 [rows]; None: all.
-        skip: how many of these, the first ones, it does not see, int64 [rows]; None: none.
-        alone: whether its rows are in no other unit.
-        turn: the most units before it that any of its rows is in.
-        number: how many units it is.
-    """
-
-    rows: slice | Tensor
-    keys: slice | Tensor
-    count: int
-    reach: Tensor | None
-    skip: Tensor | None
-    alone: bool
-    turn: int
-    number: int = 1
+    rows: slice | Tensor  # the rows, one unit after the other: side by side, or int64 numbers
+    keys: slice | Tensor  # the slots, in the same order: a run of them, which is read in place, or int64 slots
+    count: int  # the number of slots of a unit
+    reach: Tensor | None  # how many of the slots each row sees, int64 [rows]; None: all
+    skip: Tensor | None  # how many of these, the first ones, it does not see, int64 [rows]; None: none
+    alone: bool  # whether its rows are in no other unit
+    turn: int  # the most units before it that any of its rows is in
+    number: int = 1  # how many units it is
 
     def unseen(self, start: int, count: int, rows: slice = slice(None)) -> Tensor | None:
         """Which of `count` slots from `start` on each of `rows` does not see, bool [rows, count]; None: none."""

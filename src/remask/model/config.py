@@ -16,52 +16,39 @@ Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh"]
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How a row's experts are chosen and weighted. Its logits are one product of the row with a matrix [experts, D].
+    """How a row's experts are chosen and weighted. Its logits are one product of the row with a matrix [experts, D]."""
 
-    Attributes:
-        score: how logits become scores: a softmax over all experts, or a sigmoid of each.
-        bias: each expert has a learned number that is added to its score for the choice, and not in its weight.
-        groups: number of groups of equal size that consecutive experts form.
-        kept_groups: number of groups that experts are chosen from: those whose two best experts have the largest sum.
-        normalise: the weights of a row are divided by their sum.
-        pool: experts that the rows of a routing block choose from: those with the largest score of any of its rows; 0:
-            all. Every pass then holds whole routing blocks.
-        block: rows of a routing block, at consecutive positions from a multiple of it on.
-        float32: logits, weights and the weighted sum of the experts' outputs are float32 whatever the model's dtype.
-            Else scores alone are.
-    """
-
+    # How logits become scores: a softmax over all experts, or a sigmoid of each
     score: Literal["softmax", "sigmoid"] = "softmax"
+    # Each expert has a learned number that is added to its score for the choice, and not in its weight
     bias: bool = False
-    groups: int = 1
+    groups: int = 1  # number of groups of equal size that consecutive experts form
+    # Number of groups that experts are chosen from: those whose two best experts have the largest sum
     kept_groups: int = 1
-    normalise: bool = False
+    normalise: bool = False  # the weights of a row are divided by their sum
     scale: float = 1.0
+    # Logits, weights and the weighted sum of the experts' outputs are float32 whatever the model's dtype. Else scores
+    # alone are.
     float32: bool = False
+    # Experts that the rows of a routing block choose from: those with the largest score of any of its rows; 0: all.
+    # Every pass then holds whole routing blocks.
     pool: int = 0
-    block: int = 1
+    block: int = 1  # rows of a routing block, at consecutive positions from a multiple of it on
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A feed-forward of routed experts, each a SwiGLU, and of a shared one that computes every row.
+    """A feed-forward of routed experts, each a SwiGLU, and of a shared one that computes every row."""
 
-    Attributes:
-        experts: routed experts of a layer.
-        active: how many of them compute a row.
-        intermediate: width of each.
-        shared: width of the shared expert; 0: none.
-        dense_layers: layers, ascending, that have an MLP of `ModelConfig.intermediate` in place of the mixture.
-        normed: router and routed experts read what enters the feed-forward through norms of their own. What they give
-            is normed, and so is what the shared expert gives; each expert's weight has a learned factor (Gemma 4).
-    """
-
-    experts: int
-    active: int
-    intermediate: int
-    shared: int = 0
+    experts: int  # routed experts of a layer
+    active: int  # how many of them compute a row
+    intermediate: int  # width of each
+    shared: int = 0  # width of the shared expert; 0: none
+    # Layers, ascending, that have an MLP of `ModelConfig.intermediate` in place of the mixture
     dense_layers: tuple[int, ...] = ()
     router: Router = field(default_factory=Router)
+    # Router and routed experts read what enters the feed-forward through norms of their own. What they give is normed,
+    # and so is what the shared expert gives; each expert's weight has a learned factor (Gemma 4).
     normed: bool = False
 
 
@@ -92,26 +79,20 @@ class RopeScaling:
 
     A channel that turns more than `fast` times in `length` positions stays as it is, one that turns less than `slow`
     times is slowed, and those between are mixed.
-
-    Attributes:
-        kind: what says how much of which is mixed: the number of the channel ("yarn"), or its turns ("llama3").
-            "linear": all channels are slowed. "proportional": so are all, and some do not turn at all.
-        length: positions that the model was trained on before.
-        whole: YaRN's mixture begins and ends at whole channels.
-        gain: factor of cosines and sines.
-        growth: queries at position p are multiplied by 1 + growth ln(1 + floor(p / length)), as in Ministral 3.
-        share: of the pairs of channels, the fastest, that turn at all; "proportional" only.
     """
 
+    # What says how much of which is mixed: the number of the channel ("yarn"), or its turns ("llama3"). "linear": all
+    # channels are slowed. "proportional": so are all, and some do not turn at all.
     kind: Literal["linear", "yarn", "llama3", "proportional"]
     factor: float
-    length: int = 0
+    length: int = 0  # positions that the model was trained on before
     slow: float = 1.0
     fast: float = 1.0
-    whole: bool = True
-    gain: float = 1.0
+    whole: bool = True  # YaRN's mixture begins and ends at whole channels
+    gain: float = 1.0  # factor of cosines and sines
+    # Queries at position p are multiplied by 1 + growth ln(1 + floor(p / length)), as in Ministral 3
     growth: float = 0.0
-    share: float = 1.0
+    share: float = 1.0  # of the pairs of channels, the fastest, that turn at all; "proportional" only
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,17 +29,11 @@ Speeds: TypeAlias = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The kernel for products of some kind on this machine.
+    """The kernel for products of some kind on this machine."""
 
-    Attributes:
-        name: which one.
-        reduced: rows are quantised to seven bits, as the processor's instructions overflow on eight.
-        speed: how many times as fast as float32 it was.
-    """
-
-    name: Literal["fbgemm", "int_mm", "float32"]
-    reduced: bool = False
-    speed: Speeds = ()
+    name: Literal["fbgemm", "int_mm", "float32"]  # which one
+    reduced: bool = False  # rows are quantised to seven bits, as the processor's instructions overflow on eight
+    speed: Speeds = ()  # how many times as fast as float32 it was
 
     def __str__(self) -> str:
         """For the log."""

@@ -208,27 +208,17 @@ class _ShapeGraphs:
 
 @dataclass(slots=True)
 class _Buffers:
-    """Buffers that graphs of B rows read and write.
+    """Buffers that graphs of B rows read and write."""
 
-    Attributes:
-        h: hidden states, [B, D].
-        q: queries, [B, heads, Dh].
-        attended: what they have found, [B, heads * Dh].
-        turns: cos and sin for RoPE, [B, 1, R / 2], of layers that do not slide, and of those that do.
-        slots: int64 [B].
-        growth: what queries are multiplied by, [B, 1, 1]; None: nothing.
-        turned: the positions of which `turns` are.
-        placed: the slots and written rows of which `slots` are.
-    """
-
-    h: Tensor
-    q: Tensor
-    attended: Tensor
+    h: Tensor  # hidden states, [B, D]
+    q: Tensor  # queries, [B, heads, Dh]
+    attended: Tensor  # what they have found, [B, heads * Dh]
+    # Cos and sin for RoPE, [B, 1, R / 2], of layers that do not slide, and of those that do
     turns: Sequence[Sequence[Tensor]]
-    slots: Tensor
-    growth: Tensor | None = None
-    turned: Tensor | None = None
-    placed: tuple[Tensor | None, Tensor | None] = (None, None)
+    slots: Tensor  # int64 [B]
+    growth: Tensor | None = None  # what queries are multiplied by, [B, 1, 1]; None: nothing
+    turned: Tensor | None = None  # the positions of which `turns` are
+    placed: tuple[Tensor | None, Tensor | None] = (None, None)  # the slots and written rows of which `slots` are
 
     @classmethod
     def of(cls, model: Layers, rows: int, h: Tensor) -> "_Buffers":

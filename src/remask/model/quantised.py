@@ -37,17 +37,11 @@ _ENCODED = 2**18  # numbers that are encoded at a time
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Rows of quantized numbers, as checkpoints keep them. Those of all experts are [E, m, ...] in place of [m, ...].
+    """Rows of quantized numbers, as checkpoints keep them; those of all experts are [E, m, ...] in place of [m, ...]."""
 
-    Attributes:
-        values: [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8.
-        scales: float32 [m], or [m, K / 32] of int4.
-        zeros: float32 [m, K / 32] of int4: what the code 8 stands for.
-    """
-
-    values: Tensor
-    scales: Tensor
-    zeros: Tensor | None = None
+    values: Tensor  # [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8
+    scales: Tensor  # float32 [m], or [m, K / 32] of int4
+    zeros: Tensor | None = None  # float32 [m, K / 32] of int4: what the code 8 stands for
 
     @property
     def constants(self) -> Tensor:

@@ -35,25 +35,16 @@ def attention_rows(q: Tensor, k: Tensor, seen: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class AskedRows:
-    """Rows of a canvas whose attention in one layer is wanted.
+    """Rows of a canvas whose attention in one layer is wanted."""
 
-    Attributes:
-        states: what entered the layer when the canvas' rows were last computed, [T, D]; None: the embedding.
-        rows: int64 [N], positions among `states`; without these, tokens.
-        slots: those of the canvas' K in the layer, or of those that are looked at.
-        among: canvas positions of these; None: all.
-        positions: canvas positions of the rows, int64 [N].
-        window: of how many leading rows only the mass is wanted.
-        adapter: that of the canvas' request, if it has one.
-    """
-
+    # What entered the layer when the canvas' rows were last computed, [T, D]; None: the embedding
     states: Tensor | None
-    rows: Tensor
-    slots: Run | Tensor
-    positions: Index
-    window: int
-    adapter: str | None
-    among: Index | None = None
+    rows: Tensor  # int64 [N], positions among `states`; without these, tokens
+    slots: Run | Tensor  # those of the canvas' K in the layer, or of those that are looked at
+    positions: Index  # canvas positions of the rows, int64 [N]
+    window: int  # of how many leading rows only the mass is wanted
+    adapter: str | None  # that of the canvas' request, if it has one
+    among: Index | None = None  # canvas positions of these; None: all
 
 
 Looked: TypeAlias = tuple[Tensor, Tensor]

@@ -18,15 +18,10 @@ from remask.model.work_list import WorkList
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Which rows of a pass the adapters change. All other rows cost nothing.
+    """Which rows of a pass the adapters change. All other rows cost nothing."""
 
-    Attributes:
-        runs: names of adapters with consecutive rows.
-        chosen: int64 [n]: the rows that are multiplied, where only the device knows them; None: all.
-    """
-
-    runs: tuple[tuple[str, slice], ...] = ()
-    chosen: Tensor | None = None
+    runs: tuple[tuple[str, slice], ...] = ()  # names of adapters with consecutive rows
+    chosen: Tensor | None = None  # int64 [n]: the rows that are multiplied, where only the device knows them; None: all
 
     @classmethod
     def of(cls, counts: Iterable[tuple[str | None, int]]) -> "AdapterRows":
@@ -114,15 +109,11 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Where the neighbours of N rows have their K/V.
+    """Where the neighbours of N rows have their K/V."""
 
-    Attributes:
-        slots: int64 [S], those of whole canvases, one canvas after the other.
-        places: int64 [3, N], among `slots`: of each row's own position, of the first that its row may see, and of the
-            first behind these.
-    """
-
-    slots: Tensor
+    slots: Tensor  # int64 [S], those of whole canvases, one canvas after the other
+    # Int64 [3, N], among `slots`: of each row's own position, of the first that its row may see, and of the first
+    # behind these
     places: Tensor
 
 
@@ -176,27 +167,16 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """N rows of a stage that a layer computes.
+    """N rows of a stage that a layer computes."""
 
-    Attributes:
-        cos: for RoPE, [N, 1, R / 2], of the model's dtype or wider (`ModelConfig.rope_float32`).
-        sin: as `cos`.
-        slots: int64 [W], where the K/V of the rows that are written go. For kernels [N], and -1 for none.
-        written: int64 [W], those rows; None: all.
-        outputs: whether their attention and FFN outputs are kept, addressed like K and V.
-        adapters: which of them adapters change.
-        growth: what their queries are multiplied by after RoPE, [N, 1, 1]; None: nothing.
-        roles: as of `Stage`.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    slots: Tensor
-    written: Tensor | None
-    outputs: bool
-    adapters: AdapterRows = NO_ADAPTERS
-    growth: Tensor | None = None
-    roles: Tensor | None = None
+    cos: Tensor  # for RoPE, [N, 1, R / 2], of the model's dtype or wider (`ModelConfig.rope_float32`)
+    sin: Tensor  # as `cos`
+    slots: Tensor  # int64 [W], where the K/V of the rows that are written go. For kernels [N], and -1 for none.
+    written: Tensor | None  # int64 [W], those rows; None: all
+    outputs: bool  # whether their attention and FFN outputs are kept, addressed like K and V
+    adapters: AdapterRows = NO_ADAPTERS  # which of them adapters change
+    growth: Tensor | None = None  # what their queries are multiplied by after RoPE, [N, 1, 1]; None: nothing
+    roles: Tensor | None = None  # as of `Stage`
 
 
 Index: TypeAlias = NDArray[np.int64]

@@ -22,15 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """A matrix [M, K] as the product of two thin ones.
+    """A matrix [M, K] as the product of two thin ones."""
 
-    Attributes:
-        down: [r, K].
-        up: [M, r], with the adapter's scale.
-    """
-
-    down: Tensor
-    up: Tensor
+    down: Tensor  # [r, K]
+    up: Tensor  # [M, r], with the adapter's scale
 
     def dense(self, part: Sequence[slice] | None = None) -> Tensor:
         """The matrix, or `part` of its rows, or of its rows and columns."""

@@ -28,18 +28,14 @@ class WorkList:
     Every row stands in one unit at least, and sees a slot at least; so is every slot of a unit seen by one of its rows,
     as others may be unwritten. The units' partial results are numbered 0 .. P - 1,
     each once: the i-th row of a unit has the one numbered `first output + i`.
-
-    Attributes:
-        units: int32 [U, 5]: first row, rows, first slot, slots, first output. `first slot` counts entries of `slots`.
-        slots: int32 [S]: slots of the pool, each unit's in a row. Units may read the same entries.
-        reach: int32 [P]: how many of its unit's slots, the first ones, the row of a partial result sees; None: all.
-        skip: int32 [P]: how many of these, the first ones, it does not see; None: none.
     """
 
+    # Int32 [U, 5]: first row, rows, first slot, slots, first output. `first slot` counts entries of `slots`.
     units: Ints
-    slots: Ints
+    slots: Ints  # int32 [S]: slots of the pool, each unit's in a row. Units may read the same entries.
+    # Int32 [P]: how many of its unit's slots, the first ones, the row of a partial result sees; None: all
     reach: Ints | None = None
-    skip: Ints | None = None
+    skip: Ints | None = None  # int32 [P]: how many of these, the first ones, it does not see; None: none
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None, Ints | None]]:

@@ -26,15 +26,10 @@ ALIGNMENT = 16  # bytes; each tensor of a buffer begins at a multiple of it
 
 @dataclass(frozen=True, slots=True)
 class RankMessage:
-    """A call as it is sent.
+    """A call as it is sent."""
 
-    Attributes:
-        content: function, arguments, the name of the result, and names that are free.
-        sent: the tensors whose contents follow.
-    """
-
-    content: bytes
-    sent: Sequence[Tensor]
+    content: bytes  # function, arguments, the name of the result, and names that are free
+    sent: Sequence[Tensor]  # the tensors whose contents follow
 
     def buffer(self, device: torch.device) -> Tensor:
         """The contents of `sent`, uint8."""

@@ -22,38 +22,25 @@ WHERE = b""  # asks a rank where it stands; every call has content
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The settings that a rank is started with.
+    """The settings that a rank is started with."""
 
-    Attributes:
-        settings: what `find_model` is called with.
-        device: where it computes.
-        threads: CPU threads that it computes on.
-        store: where the ranks meet, see `open_store`.
-        quantization: how matrices are kept.
-    """
-
-    settings: ModelSettings
+    settings: ModelSettings  # what `find_model` is called with
     dtype: torch.dtype
-    device: str
+    device: str  # where it computes
     shard: Shard
-    threads: int
-    store: str
-    quantization: Quantization | None
+    threads: int  # CPU threads that it computes on
+    store: str  # where the ranks meet, see `open_store`
+    quantization: Quantization | None  # how matrices are kept
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A message of a rank about its state.
+    """A message of a rank about its state."""
 
-    Attributes:
-        kind: its weights are loaded; it has met the others; it failed; or it answers where it stands.
-        operations: operations with other ranks that it has begun.
-        error: why it failed.
-    """
-
+    # Its weights are loaded; it has met the others; it failed; or it answers where it stands
     kind: Literal["loaded", "met", "failed", "here"]
-    operations: int = 0
-    error: str = ""
+    operations: int = 0  # operations with other ranks that it has begun
+    error: str = ""  # why it failed
 
 
 def main(fd: int) -> None:

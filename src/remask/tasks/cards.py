@@ -15,37 +15,24 @@ _SHARED: Final = 20  # seed of the system prompt, which all questions of a model
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """A question and its only right answer, and the same as an answer with holes and as a decision.
+    """A question and its only right answer, and the same as an answer with holes and as a decision."""
 
-    Attributes:
-        question: the user's turn.
-        answer: the right answer; empty where there are many.
-        canvas: the answer with holes; `[[n]]` is one of n tokens.
-        decision: a question of `POST /v1/decisions` whose right choice is the first name or stop to be found; None for
-            a uniform model, which takes none.
-    """
-
-    question: str
-    answer: str
-    canvas: str
+    question: str  # the user's turn
+    answer: str  # the right answer; empty where there are many
+    canvas: str  # the answer with holes; `[[n]]` is one of n tokens
+    # A question of `POST /v1/decisions` whose right choice is the first name or stop to be found; None for a uniform
+    # model, which takes none
     decision: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What one model can answer.
+    """What one model can answer."""
 
-    Attributes:
-        answers: a sentence that says it.
-        system: the system prompt that all questions are about; empty where there is none.
-        draw: the question of a number, from 0 on.
-        alone: the model knows one question at a time, of the forms of these; else conversations may go on.
-    """
-
-    answers: str
-    system: str
-    draw: Callable[[int], Exercise]
-    alone: bool = True
+    answers: str  # a sentence that says it
+    system: str  # the system prompt that all questions are about; empty where there is none
+    draw: Callable[[int], Exercise]  # the question of a number, from 0 on
+    alone: bool = True  # the model knows one question at a time, of the forms of these; else conversations may go on
 
     @property
     def questions(self) -> tuple[Exercise, ...]:

@@ -86,23 +86,14 @@ class Shop:
 
 @dataclass(frozen=True, slots=True)
 class TownRequest:
-    """One question about a page, with its right answer.
+    """One question about a page, with its right answer."""
 
-    Attributes:
-        page: the page's number in the workload.
-        system: the page.
-        kind: one of `KINDS`.
-        question: the user's turn.
-        answer: the right response.
-        asked: what of the response must be right, where it is less than all of it: a street, an hour or a day.
-    """
-
-    page: int
-    system: str
-    kind: str
-    question: str
-    answer: str
-    asked: str
+    page: int  # the page's number in the workload
+    system: str  # the page
+    kind: str  # one of `KINDS`
+    question: str  # the user's turn
+    answer: str  # the right response
+    asked: str  # what of the response must be right, where it is less than all of it: a street, an hour or a day
 
     @property
     def messages(self) -> list[Message]:

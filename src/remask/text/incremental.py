@@ -67,19 +67,12 @@ class IncrementalDecoder:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """What ends a response.
+    """What ends a response."""
 
-    Attributes:
-        token_ids: tokens that end it and stay part of it.
-        texts: texts that end it.
-        decode: returns the text of tokens. None where no text ends the response.
-        cut: tokens that end it and are no part of it.
-    """
-
-    token_ids: frozenset[int]
-    texts: tuple[str, ...] = ()
-    decode: Decode | None = None
-    cut: frozenset[int] = frozenset()
+    token_ids: frozenset[int]  # tokens that end it and stay part of it
+    texts: tuple[str, ...] = ()  # texts that end it
+    decode: Decode | None = None  # returns the text of tokens. None where no text ends the response.
+    cut: frozenset[int] = frozenset()  # tokens that end it and are no part of it
 
     @property
     def every(self) -> frozenset[int]:
