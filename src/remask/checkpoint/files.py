@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 OWN, SAMPLING, OVERRIDES, CACHE, QUANTIZATION = "remask.json", "sampling", "hf_overrides", "cache", "quantization"
 _KEYS = {SAMPLING: dict, OVERRIDES: dict, CACHE: str, QUANTIZATION: str}
+CONFIG = "config.json"
 VERSION = "version"  # of what remask writes into a checkpoint; files without one are of the first
 _VERSION = 1
 
@@ -75,9 +76,6 @@ def check_version(version: object, what: str) -> None:
             f"{what} is of version {version!r}, and this program reads {_VERSION}: use the remask that wrote it, or a "
             "newer one, or make it anew"
         )
-
-
-CONFIG = "config.json"
 
 
 def raw_config(checkpoint: Path) -> dict[str, Any]:
@@ -188,11 +186,9 @@ def _common(content: Mapping[str, Any]) -> dict[str, str]:
     return {**_ALWAYS, **(_SAMPLED if content.get("do_sample") is True else {})}
 
 
-_LISTED = 20
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-# Bytes per element of the types that convert to any floating type without a scale.
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_LISTED = 20  # faults, of which more are counted
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number, of types that convert to any floating type
 CONVERTED = tuple(_BYTES)
 
 

@@ -26,28 +26,17 @@ object that no parameter expresses."""
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one tensor of a checkpoint goes.
+    """Where one tensor of a checkpoint goes."""
 
-    Attributes:
-        name: the tensor's name in the checkpoint.
-        shape: its shape there.
-        field: the field of `Weights`, or of a layer's weights, that it fills. A mixture's are `mixture.router`, ...
-        layer: number of the layer; None: the tensor is of no layer.
-        expert: number of the expert, for a field that holds the matrices of all experts.
-        rows: first and end row that it fills; None: all of them.
-        offset, scale: the stored tensor x becomes (x + offset) * scale.
-        part: what is read of the stored tensor, rows and columns; None: all. `shape` is that of the part.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    field: str
-    layer: int | None = None
-    rows: tuple[int, int] | None = None
-    scale: float = 1.0
+    name: str  # in the checkpoint
+    shape: tuple[int, ...]  # there; that of `part` where only that is read
+    field: str  # of `Weights`, or of a layer's weights, that it fills; a mixture's are `mixture.router`, ...
+    layer: int | None = None  # None: the tensor is of no layer
+    rows: tuple[int, int] | None = None  # first and end row that it fills; None: all of them
+    scale: float = 1.0  # the stored tensor x becomes (x + offset) * scale
     offset: float = 0.0
-    expert: int | None = None
-    part: tuple[slice, ...] | None = None
+    expert: int | None = None  # its number, for a field that holds the matrices of all experts
+    part: tuple[slice, ...] | None = None  # what is read of the stored tensor, rows and columns; None: all
 
     def fill(self, weights: Weights, stored: Tensor | Codes) -> None:
         """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
@@ -124,9 +113,9 @@ class Slot:
         first, _ = self.rows or (0, self.shape[0])
         read = self.part[0].start or 0 if self.part else 0
         for at in range(0, self.shape[0], count):
-            more = min(count, self.shape[0] - at)
-            rows = (first + at, first + at + more)
-            yield replace(self, shape=(more, *self.shape[1:]), part=(slice(read + at, read + at + more),), rows=rows)
+            end = min(at + count, self.shape[0])
+            shape, part = (end - at, *self.shape[1:]), (slice(read + at, read + end),)
+            yield replace(self, shape=shape, part=part, rows=(first + at, first + end))
 
     def target(self, weights: Weights) -> Tensor:
         """The view of `weights` that the tensor fills, of shape `shape`."""
@@ -177,26 +166,18 @@ def _moved(part: range, by: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class MixtureNames:
-    """Tensor names of a mixture of experts, without `.weight`. They are appended to the layer's.
-
-    Attributes:
-        router: the router's matrix.
-        expert: beginning of the names of one routed expert, in which `{}` is its number.
-        bias: numbers that are added to the experts' scores, a name in full.
-        shared: beginning of the names of the shared expert.
-        gate, up, down: names of an expert's matrices.
-        stacked: tensors of gate and up, and of down, of all experts; names in full. None: each expert has its own.
-        router_norm, expert_norm, expert_post, shared_post, factors: as of `MixtureWeights`, names in full.
-    """
+    """Tensor names of a mixture of experts, without `.weight`. They are appended to the layer's."""
 
     router: str = "mlp.gate"
-    expert: str = "mlp.experts.{}."
-    bias: str | None = None
-    shared: str | None = None
+    expert: str = "mlp.experts.{}."  # beginning of the names of one routed expert, in which `{}` is its number
+    bias: str | None = None  # numbers that are added to the experts' scores, a name in full
+    shared: str | None = None  # beginning of the names of the shared expert
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    # Tensors of gate and up, and of down, of all experts; names in full. None: each expert has its own.
     stacked: tuple[str, str] | None = None
+    # As of `MixtureWeights`, names in full.
     router_norm: str | None = None
     expert_norm: str | None = None
     expert_post: str | None = None
@@ -343,11 +324,11 @@ class Family:
 
     def _behind(self, config: ModelConfig, layer: int) -> list[Slot]:
         """Norms behind attention and feed-forward, and the factors of a layer."""
-        names, wide, slots = self.names, config.hidden, list[Slot]()
-        prefix = names.layer.format(layer)
+        names, slots = self.names, list[Slot]()
         if config.post_norms:
-            slots.append(Slot(f"{prefix}{names.attn_post}.weight", (wide,), "attn_post", layer))
-            slots.append(Slot(f"{prefix}{names.ffn_post}.weight", (wide,), "ffn_post", layer))
+            for field in ("attn_post", "ffn_post"):
+                name = f"{names.layer.format(layer)}{getattr(names, field)}.weight"
+                slots.append(Slot(name, (config.hidden,), field, layer))
         if config.layer_scales and names.scales is not None:
             for row, name in enumerate(names.scales):
                 slots.append(Slot(name.format(layer), (1,), "scale", layer, (row, row + 1)))

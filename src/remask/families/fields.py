@@ -57,8 +57,10 @@ class Fields:
             return CheckpointError(f"{self._where}: the key {key!r} is missing; supported: {supported}.")
         return CheckpointError(f"{self._where}: {key!r} is {_shown(self._raw[key])}; supported: {supported}.")
 
+    # Where a key is absent, the methods below give `default`, and raise without one.
+
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = SIZE) -> int:
-        """A whole number from `least` to `most`. Where the key is absent: `default`, or an error without one."""
+        """A whole number from `least` to `most`."""
         value = self.get(key)
         if value is None and default is not None:
             return default
@@ -67,7 +69,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive, finite number. Where the key is absent: `default`, or an error without one."""
+        """A positive, finite number."""
         value = self.get(key)
         value = default if value is None else value
         if not is_real(value, 0) or value == 0:
@@ -97,7 +99,7 @@ class Fields:
         return self.number(key)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """True or false. Where the key is absent: `default`, or an error without one."""
+        """True or false."""
         value = self.get(key)
         if value is None and default is not None:
             return default
@@ -115,7 +117,7 @@ class Fields:
             raise self.unfit(key, f"{_shown(supported)} (the transformer has no other form of it)")
 
     def token(self, key: str, vocab: int, default: int | None = None) -> int:
-        """A token id of a vocabulary of `vocab` ids. Where the key is absent: `default`, or an error without one."""
+        """A token id of a vocabulary of `vocab` ids."""
         value = self.get(key)
         value = default if value is None else value
         if not is_whole(value, 0, vocab - 1):
@@ -162,10 +164,9 @@ class Fields:
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` that say how RoPE turns a head, and how many positions it reaches.
 
-        Keys may stand in this object or, as transformers 5 writes them, in `rope_parameters`; but `positions`, the key
-        of the model's length, in this one alone. `share` is what the family's class takes where `partial_rotary_factor`
-        is absent; None: the class has no such key, and turns all channels. Where both places have a key, they must be
-        alike; with `nested_leads`, `rope_parameters` is followed.
+        Keys may stand in this object or, as transformers 5 writes them, in `rope_parameters`, which is followed with
+        `nested_leads`, and must be alike without it; but `positions`, the key of the model's length, in this one alone.
+        `share` is what the family's class takes where `partial_rotary_factor` is absent; None: it turns all channels.
         """
         if head_dim % 2:
             raise self.unfit("head_dim", "an even number, as RoPE turns channels in pairs")
@@ -239,10 +240,7 @@ class Fields:
         return tuple(layer for layer, kind in enumerate(kinds) if kind == NEAR)
 
     def rotary_dim(self, key: str, head_dim: int, default: float = 1.0) -> int | None:
-        """Channels of a head that RoPE turns, from the key of their share; None: all of them.
-
-        Where the key is absent the share is `default`.
-        """
+        """Channels of a head that RoPE turns, from the key of their share; None: all of them."""
         share = self.get(key)
         share = default if share is None else share
         if not is_real(share, 0) or share > 1 or int(head_dim * share) % 2 or int(head_dim * share) < 2:

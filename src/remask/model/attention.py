@@ -75,10 +75,9 @@ Doubles: TypeAlias = NDArray[np.float64]
 
 
 class NumpyAttention:
-    """Softmax of scores in float64. It runs on the host: K and V on another device are copied at each call.
+    """Softmax of scores in float64; scores s become `cap` * tanh(s / `cap`) first.
 
-    Args:
-        cap: scores s become cap * tanh(s / cap).
+    It runs on the host: K and V on another device are copied at each call.
     """
 
     def __init__(self, cap: float | None = None) -> None:

@@ -116,12 +116,9 @@ class TorchAttention:
     """Attention of each unit in place, and a merge of the results where rows stand in several units.
 
     What PyTorch's fused attention can compute, it computes: units whose rows stand in no other one, without a cap and
-    without a sink. Where results are merged, they are float32 whatever the dtype of the inputs, so that each row is
-    rounded once. Scores exist a tile at a time; nothing of the size of rows times slots is kept.
-
-    Args:
-        cap: scores s become cap * tanh(s / cap).
-        fused: whether PyTorch's fused attention may be used.
+    without a sink; nothing if not `fused`. Where results are merged, they are float32 whatever the dtype of the inputs,
+    so that each row is rounded once. Scores s become `cap` * tanh(s / `cap`). They exist a tile at a time; nothing of
+    the size of rows times slots is kept.
     """
 
     def __init__(self, cap: float | None = None, fused: bool = True) -> None:

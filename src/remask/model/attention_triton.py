@@ -29,11 +29,9 @@ MERGED_HEADS = 8  # query heads of a row that a program merges
 class TritonAttention:
     """Attention of any list in one launch, and another where rows have several partial results or a sink.
 
-    Inputs are float32, bfloat16 or float16; scores, sums and partial results are float32. Weights are rounded to the
-    dtype of V before they are multiplied with it, as in PyTorch's fused attention.
-
-    Args:
-        cap: scores s become cap * tanh(s / cap).
+    Inputs are float32, bfloat16 or float16; scores, sums and partial results are float32. Scores s become
+    `cap` * tanh(s / `cap`). Weights are rounded to the dtype of V before they are multiplied with it, as in PyTorch's
+    fused attention.
     """
 
     def __init__(self, cap: float | None = None) -> None:

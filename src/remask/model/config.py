@@ -10,8 +10,8 @@ from remask.denoising.noise import Noise
 from remask.plan.cost import FeedForward, Widths
 from remask.request.sampling_params import SamplingDefaults
 
+# Functions of a gate; the last one is GELU by its approximation with a hyperbolic tangent.
 Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh"]
-"""Functions of a gate; the last one is GELU by its approximation with a hyperbolic tangent."""
 
 
 @dataclass(frozen=True, slots=True)

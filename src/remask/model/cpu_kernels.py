@@ -20,11 +20,11 @@ SIDE = 1024  # rows and columns of the matrix that is measured
 # How much faster a kernel must be to be taken in the place of another. Answers differ in their last bits, so noise must
 # not choose.
 MARGIN = 1.5
+TINY = 1e-12  # least scale: rows of zeros have one all the same
 _REPEATS = 5
 _OTHERS = 2**23  # numbers of float32 that drive a matrix out of caches
 
-Speeds: TypeAlias = tuple[float, ...]
-"""How many times as fast as float32 something is with each number of `ROWS`."""
+Speeds: TypeAlias = tuple[float, ...]  # how many times as fast as float32, with each number of `ROWS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,6 @@ def _seconds(act: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
                 times.append(time.perf_counter() - start)
             shortest.append(min(times))
     return tuple(shortest)
-
-
-TINY = 1e-12
-"""Least scale: rows of zeros have one all the same."""
 
 
 @cache

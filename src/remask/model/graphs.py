@@ -24,12 +24,9 @@ from remask.model.stage import Rows, Stage
 from remask.model.work_list import WorkList
 
 Work: TypeAlias = Callable[[], None]
+# Runs work, and returns what runs its operations again, on the memory that they had the first time, which the caller
+# keeps. What work does on the host is not repeated, and it must not wait for the device.
 Capture: TypeAlias = Callable[[Work], Work]
-"""Runs work, and returns what runs its operations again.
-
-These read and write the memory that they had the first time, which whoever asks must keep. What work does on the host
-is not repeated, and it must not wait for the device.
-"""
 
 
 def capture_on(device: torch.device) -> Capture:
@@ -77,8 +74,8 @@ def _no_garbage_collection() -> Iterator[None]:
 MOST_WORK, MOST_ROWS = 3 * 10**11, 4096
 MOST_SHAPES = 48  # shapes of stages whose graphs are kept, the last ones used
 
+# Rows, whether outputs are kept, and the sizes of the work lists where a graph holds attention too.
 Shape: TypeAlias = tuple[int, bool, tuple[ListSize, ...]]
-"""Rows, whether outputs are kept, and the sizes of the work lists where a graph holds attention too."""
 
 
 class Layers(Protocol):
@@ -102,11 +99,8 @@ class Graphs:
     """Repeats stages in which all rows are computed, over one pool.
 
     Where attention launches the same for all lists of a size, a graph holds a layer, or all layers where a stage has
-    them. Otherwise there are two graphs for each layer, and attention is launched between them as usual.
-
-    Attributes:
-        stages: how many stages were run by graphs.
-        captured: how many graphs were made.
+    them. Otherwise there are two graphs for each layer, and attention is launched between them as usual. `stages`
+    counts the stages that were run, and `captured` the graphs that were made.
     """
 
     def __init__(self, pool: Pool, capture: Capture, attention: Attention, rows: int = MOST_ROWS) -> None:
@@ -213,7 +207,7 @@ class _Buffers:
     h: Tensor  # hidden states, [B, D]
     q: Tensor  # queries, [B, heads, Dh]
     attended: Tensor  # what they have found, [B, heads * Dh]
-    # Cos and sin for RoPE, [B, 1, R / 2], of layers that do not slide, and of those that do
+    # cos and sin for RoPE, [B, 1, R / 2], of layers that do not slide, and of those that do
     turns: Sequence[Sequence[Tensor]]
     slots: Tensor  # int64 [B]
     growth: Tensor | None = None  # what queries are multiplied by, [B, 1, 1]; None: nothing

@@ -16,11 +16,10 @@ from torch import Tensor
 from remask.model.config import ModelConfig
 from remask.model.weights import LayerWeights
 
-INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether kernels run in Triton's interpreter, on any device."""
-
+INTERPRETED: bool = triton.knobs.runtime.interpret  # kernels run in Triton's interpreter, on any device
+# What every kernel is compiled with: products and sums are one operation where the device has one.
 OPTIONS: Mapping[str, Any] = MappingProxyType({"enable_fp_fusion": True})
-"""What every kernel is compiled with: products and sums are one operation where the device has one."""
+BLOCK = 1024  # numbers that a program of an elementwise kernel computes
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
@@ -38,15 +37,8 @@ def rounded(x, dtype: tl.constexpr, EMULATED: tl.constexpr):
     return x.to(dtype)
 
 
-BLOCK = 1024  # numbers that a program of an elementwise kernel computes
-
-
 class TritonLayer:
-    """The operations between products, each in one launch for any batch.
-
-    Args:
-        config: the shape that is computed with: of a rank's part, where there are several.
-    """
+    """The operations between products, each in one launch for any batch, of a model or a rank's part of one."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.heads_of_q, self.head_dim, self.eps = config.heads, config.head_dim, config.norm_eps
@@ -101,13 +93,8 @@ class TritonLayer:
                 _sum_and_norm, (len(h),),
                 h, h if new is None else new, h if weight is None else weight, out,
                 h if kept is None else kept, h if slots is None else slots, self.eps,
-                **sum_options(
-                    h.shape[1],
-                    add=new is not None,
-                    norm=weight is not None,
-                    keep=kept is not None,
-                    centred=self._centred,
-                ),
+                **sum_options(h.shape[1], add=new is not None, norm=weight is not None, keep=kept is not None,
+                              centred=self._centred),
             )  # fmt: skip
         return out
 

@@ -37,7 +37,7 @@ _ENCODED = 2**18  # numbers that are encoded at a time
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Rows of quantized numbers, as checkpoints keep them; those of all experts are [E, m, ...] in place of [m, ...]."""
+    """Rows of quantized numbers, as checkpoints have them; those of all experts are [E, m, ...], not [m, ...]."""
 
     values: Tensor  # [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8
     scales: Tensor  # float32 [m], or [m, K / 32] of int4

@@ -29,10 +29,10 @@ class Shard:
         """Raise one `ConfigError` that names every size of `config` which cannot be cut for `size` ranks."""
         faults = _faults(config, self.size)
         if faults:
-            fitting = [str(number) for number in range(2, config.heads + 1) if Shard(0, number).fits(config)]
+            sizes = [str(size) for size in range(1, config.heads + 1) if Shard(0, size).fits(config)]
             raise ConfigError(
                 f"tensor_parallel={self.size} cannot cut this {config.family} model: {'; '.join(faults)}. "
-                f"Use {' or '.join(['1', *fitting])}"
+                f"Use {' or '.join(sizes)}"
             )
 
     def fits(self, config: ModelConfig) -> bool:
@@ -85,15 +85,10 @@ class RankLocal:
 
 
 class Ranks:
-    """The ranks of one model, as one of them sees them. This one is alone, and passes everything through.
-
-    Attributes:
-        shard: what it holds.
-        lost: why nothing more can be computed, where a rank has ended.
-    """
+    """The ranks of one model, as one of them sees them. This one is alone, and passes everything through."""
 
     shard = Shard()
-    lost: RankLostError | None = None
+    lost: RankLostError | None = None  # why nothing more can be computed, where a rank has ended
 
     @property
     def several(self) -> bool:
@@ -136,15 +131,8 @@ def _faults(config: ModelConfig, size: int) -> list[str]:
     ]
     if mixture is not None and mixture.experts % size:
         faults.append(f"its {mixture.experts} experts are no multiple of {size}")
-    narrow = min(_widths(config), default=size)
+    widths = {config.feed(layer).intermediate for layer in range(config.layers)} - {0}
+    narrow = min(widths, default=size)
     if narrow < size:
         faults.append(f"its feed-forward is {narrow} wide")
     return faults
-
-
-def _widths(config: ModelConfig) -> list[int]:
-    """Widths of the feed-forwards that are cut by columns."""
-    mixture = config.mixture
-    shared = mixture.shared if mixture is not None else 0
-    dense = config.intermediate if any(config.mixture_of(layer) is None for layer in range(config.layers)) else 0
-    return [width for width in (shared, dense) if width]

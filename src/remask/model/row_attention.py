@@ -51,39 +51,36 @@ Looked: TypeAlias = tuple[Tensor, Tensor]
 """Mass of the window's attention, float32 [T], and `attention_rows` of the rows after it."""
 
 
-def look(model: Transformer, pool: Pool, layer: int, asked: Sequence[AskedRows]) -> list[Looked]:
-    """The attention that is `asked` for, over each canvas. Queries are projected once for all of them."""
-    if not asked:
+def look(model: Transformer, pool: Pool, layer: int, canvases: Sequence[AskedRows]) -> list[Looked]:
+    """The attention that is asked for, over each canvas. Queries are projected once for all of them."""
+    if not canvases:
         return []
-    positions = send(np.concatenate([each.positions for each in asked]), model.device)
-    return model.ranks.everywhere(_look_here, model, pool, layer, asked, positions)
+    positions = send(np.concatenate([canvas.positions for canvas in canvases]), model.device)
+    return model.ranks.everywhere(_look_here, model, pool, layer, canvases, positions)
 
 
 @torch.inference_mode()
 def _look_here(
-    model: Transformer, pool: Pool, layer: int, asked: Sequence[AskedRows], positions: Tensor
+    model: Transformer, pool: Pool, layer: int, canvases: Sequence[AskedRows], positions: Tensor
 ) -> list[Looked]:
     """As `look`, on every rank: its heads are read, and those of all ranks are returned."""
-    h = torch.cat([model.embed(each.rows) if each.states is None else each.states[each.rows] for each in asked])
-    adapters = AdapterRows.of((each.adapter, len(each.rows)) for each in asked)
-    counts, reach = [len(each.rows) for each in asked], model.config.window(layer)
+    h = torch.cat([model.embed(part.rows) if part.states is None else part.states[part.rows] for part in canvases])
+    adapters = AdapterRows.of((canvas.adapter, len(canvas.rows)) for canvas in canvases)
+    counts, reach = [len(canvas.rows) for canvas in canvases], model.config.window(layer)
     parts = torch.split(model.queries(h, layer, positions, adapters), counts)
-    found = []
-    for q, own, each in zip(parts, torch.split(positions, counts), asked, strict=True):
-        k, seen = model.arithmetic.placed(pool.k[layer][each.slots].to(q.dtype)), None
+    results = []
+    for q, places, canvas in zip(parts, torch.split(positions, counts), canvases, strict=True):
+        k, seen = model.arithmetic.placed(pool.k[layer][canvas.slots].to(q.dtype)), None
         if reach is not None:
-            keys = torch.arange(len(k), device=k.device) if each.among is None else send(each.among, model.device)
-            seen = (own[:, None] - keys).abs() <= reach
+            keys = torch.arange(len(k), device=k.device) if canvas.among is None else send(canvas.among, model.device)
+            seen = (places[:, None] - keys).abs() <= reach
         rows = attention_rows(q, k, seen)
-        found.append((rows[:, : each.window].exp().sum((0, 1)), rows[:, each.window :]))
+        results.append((rows[:, : canvas.window].exp().sum((0, 1)), rows[:, canvas.window :]))
     if not model.ranks.several:
-        return found
-    masses = model.ranks.sum(torch.cat([mass for mass, _ in found]))
-    heads = model.ranks.gather(torch.cat([rows.flatten() for _, rows in found]))
-    flat = torch.split(heads, [rows.numel() for _, rows in found], dim=1)
-    return [
-        (total, part.view(len(heads), *rows.shape).flatten(0, 1))
-        for total, part, (mass, rows) in zip(
-            torch.split(masses, [len(mass) for mass, _ in found]), flat, found, strict=True
-        )
-    ]
+        return results
+    masses = model.ranks.sum(torch.cat([mass for mass, _ in results]))
+    heads = model.ranks.gather(torch.cat([rows.flatten() for _, rows in results]))
+    totals = torch.split(masses, [len(mass) for mass, _ in results])
+    flat = torch.split(heads, [rows.numel() for _, rows in results], dim=1)
+    shapes = [(len(heads), *rows.shape) for _, rows in results]
+    return [(mass, part.view(shape).flatten(0, 1)) for mass, part, shape in zip(totals, flat, shapes, strict=True)]

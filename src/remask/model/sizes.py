@@ -37,10 +37,10 @@ class Format:
         return self.name
 
 
+# The formats that a model may compute in, by name.
 FORMATS: Mapping[str, Format] = {
     name: Format(name, size) for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))
 }
-"""The formats that a model may compute in, by name."""
 
 
 def matrix_bytes(kind: Quantization, shape: Sequence[int]) -> int:

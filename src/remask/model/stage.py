@@ -60,10 +60,8 @@ class AdapterRows:
 
 
 NO_ADAPTERS = AdapterRows()
-
-
-Run: TypeAlias = slice
-"""Consecutive slots of the pool."""
+Run: TypeAlias = slice  # consecutive slots of the pool
+Index: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class Neighbours:
     """Where the neighbours of N rows have their K/V."""
 
     slots: Tensor  # int64 [S], those of whole canvases, one canvas after the other
-    # Int64 [3, N], among `slots`: of each row's own position, of the first that its row may see, and of the first
+    # int64 [3, N], among `slots`: of each row's own position, of the first that its row may see, and of the first
     # behind these
     places: Tensor
 
@@ -177,9 +175,6 @@ class Rows:
     adapters: AdapterRows = NO_ADAPTERS  # which of them adapters change
     growth: Tensor | None = None  # what their queries are multiplied by after RoPE, [N, 1, 1]; None: nothing
     roles: Tensor | None = None  # as of `Stage`
-
-
-Index: TypeAlias = NDArray[np.int64]
 
 
 def runs(slots: Index) -> list[Run]:

@@ -17,8 +17,7 @@ Ints: TypeAlias = NDArray[np.int32]
 Longs: TypeAlias = NDArray[np.int64]
 T = TypeVar("T")
 
-FIRST_ROW, ROWS, FIRST_SLOT, SLOTS, FIRST_OUTPUT = range(5)
-"""The columns of a unit."""
+FIRST_ROW, ROWS, FIRST_SLOT, SLOTS, FIRST_OUTPUT = range(5)  # the columns of a unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +29,10 @@ class WorkList:
     each once: the i-th row of a unit has the one numbered `first output + i`.
     """
 
-    # Int32 [U, 5]: first row, rows, first slot, slots, first output. `first slot` counts entries of `slots`.
+    # int32 [U, 5]: first row, rows, first slot, slots, first output. `first slot` counts entries of `slots`.
     units: Ints
     slots: Ints  # int32 [S]: slots of the pool, each unit's in a row. Units may read the same entries.
-    # Int32 [P]: how many of its unit's slots, the first ones, the row of a partial result sees; None: all
+    # int32 [P]: how many of its unit's slots, the first ones, the row of a partial result sees; None: all
     reach: Ints | None = None
     skip: Ints | None = None  # int32 [P]: how many of these, the first ones, it does not see; None: none
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)
@@ -190,21 +189,17 @@ class WorkListBuilder:
         """The list of all units, in the order in which they were added."""
         units = _numbered(np.array(self._units, dtype=np.int32).reshape(-1, 4))
         slots = np.concatenate(self._slots, dtype=np.int32) if self._slots else np.empty(0, dtype=np.int32)
-        reach, skip = self._limits
-        return WorkList(
-            units,
-            slots,
-            self._joined(reach, [(rows, count) for _, rows, _, count in self._units]),
-            self._joined(skip, [(rows, 0) for _, rows, _, _ in self._units]),
-        )
+        reach, skip = (_limits(units, limits, usual) for limits, usual in zip(self._limits, (SLOTS, None), strict=True))
+        return WorkList(units, slots, reach, skip)
 
-    @staticmethod
-    def _joined(limits: Sequence[Longs | None], others: Sequence[tuple[int, int]]) -> Ints | None:
-        """The limits of all units. `others` are the rows of each unit and their limit where none was given."""
-        if all(limit is None for limit in limits):
-            return None
-        parts = [np.full(*other) if limit is None else limit for limit, other in zip(limits, others, strict=True)]
-        return np.concatenate(parts, dtype=np.int32)
+
+def _limits(units: Ints, limits: Sequence[Longs | None], usual: int | None) -> Ints | None:
+    """The limits of all units: where a unit has none they are its number in the column `usual`, or 0."""
+    if all(limit is None for limit in limits):
+        return None
+    pairs = zip(units, limits, strict=True)
+    parts = [np.full(u[ROWS], 0 if usual is None else u[usual]) if limit is None else limit for u, limit in pairs]
+    return np.concatenate(parts, dtype=np.int32)
 
 
 def run_edges(slots: Ints) -> Sequence[int]:

@@ -16,11 +16,8 @@ class ChatTemplate:
     """A Jinja template and the processes that render it, one for each thread that renders at the same time.
 
     A process is started when it is first needed, kept for the next conversation, and replaced where a rendering had to
-    be ended. It ends with this object, or with the process that made it.
-
-    Args:
-        text: the template.
-        variables: what it reads beside the conversation, such as the special tokens.
+    be ended. It ends with this object, or with the process that made it. `variables` are what the template reads beside
+    the conversation, such as the special tokens.
     """
 
     def __init__(self, text: str, variables: Mapping[str, Any]) -> None:
