@@ -255,40 +255,30 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model family as data.
+    """A model family as data."""
 
-    Attributes:
-        name: which its configurations carry as `ModelConfig.family`.
-        model_types: values of `model_type` in `config.json` that the family claims. Case does not count.
-        architectures: values in `architectures` that it claims where a file has no `model_type`.
-        config: makes a `ModelConfig` of the object in `config.json`. It raises `CheckpointError`, naming the key, on
-            what the transformer cannot execute.
-        factors: reads the constants that the family multiplies with from the same object.
-        unread: a pattern of names of tensors that its checkpoints may hold and its code does not read.
-        recognises: tells that a `config.json` is of this family although its `model_type` is another family's.
-        remark: what to warn of, if anything, whoever loads a folder of this name and shape.
-        presets: shapes by name, for `--load-format dummy`.
-        chat_template: renders conversations (Jinja) where a checkpoint's tokenizer has no template.
-        stop: texts that end an answer, where the template in use has them.
-        harmless: keys of `config.json` that the family does not read because they change nothing of what its models
-            compute, beside those of `remask.families.harmless`; any other key is refused. None: all are passed over.
-        words: reads the object in `generation_config.json` of a family that has keys of its own there: returns the
-            sampling parameters that they mean, and the keys of the object, if any, that no parameter expresses.
-    """
-
-    name: str
-    model_types: tuple[str, ...]
-    architectures: tuple[str, ...]
+    name: str  # which its configurations carry as `ModelConfig.family`
+    model_types: tuple[str, ...]  # values of `model_type` in `config.json` that the family claims. Case does not count.
+    architectures: tuple[str, ...]  # values in `architectures` that it claims where a file has no `model_type`
     names: TensorNames
+    # Makes a `ModelConfig` of the object in `config.json`. It raises `CheckpointError`, naming the key, on what the
+    # transformer cannot execute.
     config: Callable[[Mapping[str, Any]], ModelConfig]
+    # Reads the constants that the family multiplies with from the same object
     factors: Callable[[Mapping[str, Any]], Factors] = lambda _raw: Factors()
+    # Tells that a `config.json` is of this family although its `model_type` is another family's
     recognises: Callable[[Mapping[str, Any]], bool] = lambda _raw: False
+    # What to warn of, if anything, whoever loads a folder of this name and shape
     remark: Callable[[str, ModelConfig], str | None] = lambda _name, _config: None
-    unread: str = ""
-    presets: Mapping[str, ModelConfig] = field(default_factory=dict)
-    chat_template: str | None = None
-    stop: tuple[str, ...] = ()
+    unread: str = ""  # a pattern of names of tensors that its checkpoints may hold and its code does not read
+    presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name, for `--load-format dummy`
+    chat_template: str | None = None  # renders conversations (Jinja) where a checkpoint's tokenizer has no template
+    stop: tuple[str, ...] = ()  # texts that end an answer, where the template in use has them
+    # Reads the object in `generation_config.json` of a family that has keys of its own there: returns the sampling
+    # parameters that they mean, and the keys of the object, if any, that no parameter expresses
     words: OwnWords | None = None
+    # Keys of `config.json` that the family does not read because they change nothing of what its models compute, beside
+    # those of `remask.families.harmless`; any other key is refused. None: all are passed over.
     harmless: frozenset[str] | None = None
 
     @property

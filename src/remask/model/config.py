@@ -54,23 +54,16 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Layers whose rows attend to their neighbours alone.
+    """Layers whose rows attend to their neighbours alone."""
 
-    Attributes:
-        layers: these layers, ascending.
-        reach: a row attends to so many positions to each side, of those that it would see in another layer.
-        rope_theta: base of RoPE in these layers, whose positions are not scaled.
-        behind: a row attends to so many positions before its block, and to all after them that it would see in another
-            layer. Rows of a block are those that see equally far; a causal row is a block of its own.
-        kv_heads, head_dim: of these layers; None: as in others.
-    """
-
-    layers: tuple[int, ...]
-    reach: int
-    rope_theta: float
+    layers: tuple[int, ...]  # these layers, ascending
+    reach: int  # a row attends to so many positions to each side, of those that it would see in another layer
+    rope_theta: float  # base of RoPE in these layers, whose positions are not scaled
+    # A row attends to so many positions before its block, and to all after them that it would see in another layer.
+    # Rows of a block are those that see equally far; a causal row is a block of its own.
     behind: bool = False
-    kv_heads: int | None = None
-    head_dim: int | None = None
+    kv_heads: int | None = None  # of these layers; None: as in others
+    head_dim: int | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,47 +90,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a pre-norm transformer.
-
-    Attributes:
-        intermediate: width of a dense layer's MLP; 0 where no layer is dense.
-        max_length: positions of the longest canvas.
-        mask_id: the mask token; -1: the model has none.
-        stop_ids: tokens that end a response when they settle.
-        tied: the output matrix is the embedding.
-        shift: the row p - shift predicts position p: 0 for LLaDA, 1 for Dream.
-        kind: how the model is denoised, and what a row attends to.
-        qk_norm: RMS norm of queries and keys before RoPE: of each head ("head"), or of all heads together ("whole").
-        rotary_dim: leading channels of each head that RoPE turns; None: all.
-        rope_float32: RoPE is computed in float32 whatever the model's dtype, and rounded once. Else its cosines and
-            sines are rounded to that dtype first.
-        sink: every row of every layer also attends to a key and a value without RoPE, which are "learned", or "zero",
-            so that the softmax of its scores has one more 1 in its denominator.
-        score_cap: attention scores s become cap * tanh(s / cap).
-        sliding: layers with a window; None: every layer attends to all that a row sees.
-        value_norm: RMS norm of each head of V, without a gain.
-        tied_values: in layers without a window values are the keys before their norm and RoPE.
-        norm: "rms", or "layer" for LayerNorm without a bias.
-        post_norms: what attention and feed-forward add to the residual stream is normed.
-        layer_scales: a layer's output is multiplied by a number: one for final rows, one for rows that are denoised.
-        embed_norm: the embedding is normed, and the attention of the first layer has no norm of its own.
-        embed_scale: factor of the embedding where it enters the first layer.
-        head_dense: predicted rows pass through a square matrix, GELU and a norm before the output matrix.
-        logit_cap: logits z become cap * tanh(z / cap), in float32 at least.
-        mlp: "swiglu", "geglu", "geglu_tanh" (GELU by its approximation), or "relu2" for a squared ReLU without a gate.
-        mlp_bias: both matrices of the MLP have a bias; "relu2" only.
-        mixture: the mixture of experts that layers have in place of an MLP; with a gate. None: all layers are dense.
-        causal_prefix: final rows of a block-causal model see themselves and what is before them, and predict the next
-            token. So a request chooses how it is decoded (`SamplingParams.mode`).
-        drafter: the adapter in a checkpoint's folder that the drafts of such a model are computed with.
-        self_conditioning: a block-causal model whose final rows see themselves and what is before them, and whose
-            block, of any tokens in the beginning, is denoised as a whole: its rows take in what the last pass
-            predicted, as the expected embedding, through an MLP of `intermediate` (DiffusionGemma).
-        block_length: the block that a block-causal model was trained with, where its checkpoint says so.
-        edit_tokens: the tokens by which a block-causal model deletes and inserts places of its block (LLaDA2.2).
-        structured_attention: clean rows of a uniform model attend to clean rows alone (GIDD). False: every row attends
-            to everything.
-    """
+    """Shape of a pre-norm transformer."""
 
     family: str
     layers: int
@@ -145,43 +98,59 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
+    intermediate: int  # width of a dense layer's MLP; 0 where no layer is dense
     vocab: int
-    max_length: int
+    max_length: int  # positions of the longest canvas
     rope_theta: float
     norm_eps: float
-    mask_id: int
-    stop_ids: tuple[int, ...]
+    mask_id: int  # the mask token; -1: the model has none
+    stop_ids: tuple[int, ...]  # tokens that end a response when they settle
     qkv_bias: bool = False
-    tied: bool = False
-    shift: int = 0
-    kind: ModelKind = "masked"
+    tied: bool = False  # the output matrix is the embedding
+    shift: int = 0  # the row p - shift predicts position p: 0 for LLaDA, 1 for Dream
+    kind: ModelKind = "masked"  # how the model is denoised, and what a row attends to
+    # RMS norm of queries and keys before RoPE: of each head ("head"), or of all heads together ("whole")
     qk_norm: Literal["head", "whole"] | None = None
-    rotary_dim: int | None = None
+    rotary_dim: int | None = None  # leading channels of each head that RoPE turns; None: all
     rope_scaling: RopeScaling | None = None
+    # RoPE is computed in float32 whatever the model's dtype, and rounded once. Else its cosines and sines are rounded
+    # to that dtype first.
     rope_float32: bool = False
+    # Every row of every layer also attends to a key and a value without RoPE, which are "learned", or "zero", so that
+    # the softmax of its scores has one more 1 in its denominator
     sink: Literal["learned", "zero"] | None = None
-    score_cap: float | None = None
-    sliding: Sliding | None = None
-    value_norm: bool = False
-    tied_values: bool = False
-    norm: Literal["rms", "layer"] = "rms"
-    post_norms: bool = False
+    score_cap: float | None = None  # attention scores s become cap * tanh(s / cap)
+    sliding: Sliding | None = None  # layers with a window; None: every layer attends to all that a row sees
+    value_norm: bool = False  # RMS norm of each head of V, without a gain
+    tied_values: bool = False  # in layers without a window values are the keys before their norm and RoPE
+    norm: Literal["rms", "layer"] = "rms"  # "rms", or "layer" for LayerNorm without a bias
+    post_norms: bool = False  # what attention and feed-forward add to the residual stream is normed
+    # A layer's output is multiplied by a number: one for final rows, one for rows that are denoised
     layer_scales: bool = False
-    embed_norm: bool = False
-    embed_scale: float | None = None
-    head_dense: bool = False
+    embed_norm: bool = False  # the embedding is normed, and the attention of the first layer has no norm of its own
+    embed_scale: float | None = None  # factor of the embedding where it enters the first layer
+    head_dense: bool = False  # predicted rows pass through a square matrix, GELU and a norm before the output matrix
     head_bias: bool = False
-    logit_cap: float | None = None
+    logit_cap: float | None = None  # logits z become cap * tanh(z / cap), in float32 at least
+    # "swiglu", "geglu", "geglu_tanh" (GELU by its approximation), or "relu2" for a squared ReLU without a gate
     mlp: Literal["swiglu", "geglu", "geglu_tanh", "relu2"] = "swiglu"
-    mlp_bias: bool = False
+    mlp_bias: bool = False  # both matrices of the MLP have a bias; "relu2" only
+    # The mixture of experts that layers have in place of an MLP; with a gate. None: all layers are dense.
     mixture: Mixture | None = None
+    # Final rows of a block-causal model see themselves and what is before them, and predict the next token. So a
+    # request chooses how it is decoded (`SamplingParams.mode`).
     causal_prefix: bool = False
-    drafter: str | None = None
+    drafter: str | None = None  # the adapter in a checkpoint's folder that the drafts of such a model are computed with
+    # A block-causal model whose final rows see themselves and what is before them, and whose block, of any tokens in
+    # the beginning, is denoised as a whole: its rows take in what the last pass predicted, as the expected embedding,
+    # through an MLP of `intermediate` (DiffusionGemma)
     self_conditioning: bool = False
+    # The block that a block-causal model was trained with, where its checkpoint says so
     block_length: int | None = None
+    # The tokens by which a block-causal model deletes and inserts places of its block (LLaDA2.2)
     edit_tokens: EditTokens | None = None
     noise: Noise | None = None
+    # Clean rows of a uniform model attend to clean rows alone (GIDD). False: every row attends to everything.
     structured_attention: bool = True
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
