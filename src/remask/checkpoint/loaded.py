@@ -154,18 +154,18 @@ class FoundModel:
         identity: str,
     ) -> Weights:
         """Those that an earlier start has made and kept, else read, and kept where they took long to make."""
-        made = self.adapter is not None or quantization != self.quantization
-        kept = None
-        if made and device.type == "cpu" and shard.size == 1 and self.settings.check_weights:
+        dear = self.adapter is not None or quantization != self.quantization
+        store = None
+        if dear and device.type == "cpu" and shard.size == 1 and self.settings.check_weights:
             files = [folder] if is_gguf(folder) else [folder / CONFIG, *weight_files(folder)]
-            kept = KeptWeights(identity, dtype, [*files, *(() if self.adapter is None else self.adapter.files)])
-            found = kept.read(partial(empty_weights, self.config, dtype, device, shard, quantization))
-            if found is not None:
-                return found
+            store = KeptWeights(identity, dtype, [*files, *(() if self.adapter is None else self.adapter.files)])
+            weights = store.read(partial(empty_weights, self.config, dtype, device, shard, quantization))
+            if weights is not None:
+                return weights
         how = self.settings.progress, self.settings.check_weights, shard, quantization, self.adapter
         weights = load_weights(folder, family, self.config, dtype, device, *how)
-        if kept is not None:
-            kept.write(weights)
+        if store is not None:
+            store.write(weights)
         return weights
 
     @property
@@ -188,25 +188,25 @@ def find_model(settings: ModelSettings) -> FoundModel:
             if value:
                 raise ConfigError(f"{what}={value!r} changes a checkpoint; leave load_format='dummy' out")
         shape = preset(settings.model)
-        found = FoundModel(settings, shape, tokenizer=read_tokenizer(settings, shape, None))
+        model = FoundModel(settings, shape, tokenizer=read_tokenizer(settings, shape, None))
     else:
         source = find_source(settings.model, settings.hf_overrides, progress=settings.progress)
         family, config = read_config(source.weights, source.overrides, settings.tokenizer, force=settings.force)
         remark = family.remark(Path(settings.model).name, config)
-        left = source.unfollowed(family.words)
+        unfollowed = source.unfollowed(family.words)
         if settings.reads is not None:  # ranks beside the first one read no texts
             if remark is not None:
                 log.warning("%s", remark)
-            if left:
+            if unfollowed:
                 log.warning(
                     "%s of %s also says %s, which is not followed: give sampling parameters in its place, with "
                     "--sampling, in a request, or in the folder's remask.json",
-                    *(GENERATION, settings.model, ", ".join(left)),
+                    *(GENERATION, settings.model, ", ".join(unfollowed)),
                 )
         tokenizer = read_tokenizer(settings, config, source.weights, family.chat_template)
         template = None if tokenizer is None else tokenizer.chat_template
         stops = [text for text in family.stop if text in (template or "")]
-        found = FoundModel(
+        model = FoundModel(
             settings,
             config,
             source.weights,
@@ -218,26 +218,27 @@ def find_model(settings: ModelSettings) -> FoundModel:
             usual=source.usual,
         )
         adapter = source.merged(settings.model, adapter)
-    if adapter is not None and found.quantization is not None:
+    if adapter is not None and model.quantization is not None:
         raise ConfigError(
             f"adapter={adapter!r} is merged before weights are quantised, and the model {settings.model!r} is "
-            f"quantised as {found.quantization!r}: load the model that it was made of with "
-            f"quantization={found.quantization!r}, or serve the adapter by name beside it (adapters=..., "
+            f"quantised as {model.quantization!r}: load the model that it was made of with "
+            f"quantization={model.quantization!r}, or serve the adapter by name beside it (adapters=..., "
             "--lora-modules)"
         )
-    if found._drafts_with is not None and found._drafts_with.name in (settings.adapters or {}):
+    if model._drafts_with is not None and model._drafts_with.name in (settings.adapters or {}):
         raise ConfigError(
-            f"adapters: {found._drafts_with.name!r} is the name of the adapter that the folder of {settings.model!r} "
+            f"adapters: {model._drafts_with.name!r} is the name of the adapter that the folder of {settings.model!r} "
             "has for drafts; give yours another name (adapters=..., --lora-modules)"
         )
-    merged = None if adapter is None else read_adapter(adapter, found.config)
+    merged = None if adapter is None else read_adapter(adapter, model.config)
     apart, refused = dict[str, Adapter](), dict[str, str]()
-    for own, path in (settings.adapters or {}).items():
+    for name, path in (settings.adapters or {}).items():
         try:
-            apart[own] = read_adapter(path, found.config, apart=True, most=settings.max_lora_rank)
+            apart[name] = read_adapter(path, model.config, apart=True, most=settings.max_lora_rank)
         except CheckpointError as error:
             if not settings.skip_bad_adapters:
                 raise
-            refused[own] = str(error)
-    kept = replace(settings, adapters={name: path for name, path in (settings.adapters or {}).items() if name in apart})
-    return replace(found, settings=kept, adapter=merged, adapters=apart, refused=refused)
+            refused[name] = str(error)
+    usable = {name: path for name, path in (settings.adapters or {}).items() if name in apart}
+    settings = replace(settings, adapters=usable)
+    return replace(model, settings=settings, adapter=merged, adapters=apart, refused=refused)

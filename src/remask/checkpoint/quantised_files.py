@@ -326,11 +326,11 @@ def save_quantised(
         raise ConfigError(f"--output: {str(target)!r} exists and is no empty folder; name another one")
     target.mkdir(parents=True, exist_ok=True)
     matrices = {slot.name for slot in family.tensors(config) if slot.field in MATRICES}
-    found = unfolded(folder, tensor_locations(folder))
-    total = sum(prod(place.shape) for place in found.values())
+    stored = unfolded(folder, tensor_locations(folder))
+    total = sum(prod(place.shape) for place in stored.values())
     index, size, shard, number = dict[str, str](), 0, dict[str, Tensor](), 0
     with Progress("quantising", total, "weight", shown=progress, scale=True) as bar:
-        for name, tensor in _tensors(folder, found):
+        for name, tensor in _tensors(folder, stored):
             shard.update(_codes(name, tensor, kind if name in matrices else None))
             bar.update(tensor.numel())
             if sum(content.nbytes for content in shard.values()) > SHARD:
@@ -352,10 +352,10 @@ def save_quantised(
     return size
 
 
-def _tensors(folder: Path, found: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(folder: Path, stored: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
         with opened(path) as file:
-            for name, place in found.items():
+            for name, place in stored.items():
                 if place.file == path:
                     yield name, read_numbers(file, name, place)
 

@@ -176,15 +176,15 @@ def _words(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     A sampler is named by its class. There is one, whose bound of entropies is a parameter here too.
     """
     rest = {key: value for key, value in raw.items() if value is not None}
-    found = {key: rest.pop(key) for key in _RENOISING if key in rest}
+    renoising = {key: rest.pop(key) for key in _RENOISING if key in rest}
     steps, sampler = rest.pop(_STEPS, None), rest.get(_SAMPLER)
     if isinstance(sampler, Mapping) and sampler.get("_cls_name", _KIND) == _KIND:
         del rest[_SAMPLER]
-        own = {key: value for key, value in sampler.items() if key != "_cls_name" and value is not None}
-        found |= {_BOUND: own.pop(_BOUND)} if _BOUND in own else {}
-        rest |= {f"{_SAMPLER}.{key}": value for key, value in own.items()}
+        settings = {key: value for key, value in sampler.items() if key != "_cls_name" and value is not None}
+        renoising |= {_BOUND: settings.pop(_BOUND)} if _BOUND in settings else {}
+        rest |= {f"{_SAMPLER}.{key}": value for key, value in settings.items()}
     sampling = {} if steps is None else {"steps_per_block": steps}
-    return sampling | ({"renoising": found} if found else {}), sorted(rest)
+    return sampling | ({"renoising": renoising} if renoising else {}), sorted(rest)
 
 
 def _factors(raw: Mapping[str, Any]) -> Factors:  # noqa: ARG001 - of all models of the family

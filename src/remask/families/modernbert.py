@@ -70,17 +70,17 @@ def _reach(fields: Fields) -> int:
     return int(half)
 
 
-def _theta(fields: Fields, kind: str, named: str) -> float:
+def _theta(fields: Fields, kind: str, name: str) -> float:
     """The base of RoPE in layers of a kind: in `rope_parameters` of transformers 5, or a key of its own."""
     parameters = fields.get("rope_parameters")
     if parameters is None:
-        return fields.number(f"{named}_rope_theta")
+        return fields.number(f"{name}_rope_theta")
     inner = parameters.get(kind) if isinstance(parameters, Mapping) else None
     if not isinstance(inner, Mapping) or set(inner) - {"rope_type", "rope_theta"}:
         raise fields.unfit("rope_parameters", f'an object of objects of "rope_type" and "rope_theta", with {kind!r}')
     rope = Fields(f"config.json (modernbert), 'rope_parameters', {kind!r}", inner)
     rope.only("rope_type", "default", optional=True)
-    fields.only(f"{named}_rope_theta", rope.number("rope_theta"), optional=True)
+    fields.only(f"{name}_rope_theta", rope.number("rope_theta"), optional=True)
     return rope.number("rope_theta")
 
 

@@ -50,13 +50,13 @@ class TritonLayer:
         return self._launch(x.contiguous(), None, weight, None, None)
 
     def add(
-        self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None = None, slots: Tensor | None = None
+        self, h: Tensor, new: Tensor, weight: Tensor | None, cache: Tensor | None = None, slots: Tensor | None = None
     ) -> Tensor:
         """Add `new` [N, D] to `h` [N, D] in place. Returns the norm of the sum with `weight`, or `h` without one.
 
-        Rows of `new` are also copied to their `slots`, int64 [N], of `kept` [any, D]; -1 stands for none.
+        Rows of `new` are also copied to their `slots`, int64 [N], of `cache` [any, D]; -1 stands for none.
         """
-        return self._launch(h, new.contiguous(), weight, kept, slots)
+        return self._launch(h, new.contiguous(), weight, cache, slots)
 
     def heads(
         self, qkv: Tensor, w: LayerWeights, cos: Tensor, sin: Tensor, k: Tensor, v: Tensor, slots: Tensor
@@ -84,7 +84,7 @@ class TritonLayer:
         return out
 
     def _launch(
-        self, h: Tensor, new: Tensor | None, weight: Tensor | None, kept: Tensor | None, slots: Tensor | None
+        self, h: Tensor, new: Tensor | None, weight: Tensor | None, cache: Tensor | None, slots: Tensor | None
     ) -> Tensor:
         out = h if weight is None else torch.empty_like(h)
         if len(h):
@@ -92,8 +92,8 @@ class TritonLayer:
             launch(
                 _sum_and_norm, (len(h),),
                 h, h if new is None else new, h if weight is None else weight, out,
-                h if kept is None else kept, h if slots is None else slots, self.eps,
-                **sum_options(h.shape[1], add=new is not None, norm=weight is not None, keep=kept is not None,
+                h if cache is None else cache, h if slots is None else slots, self.eps,
+                **sum_options(h.shape[1], add=new is not None, norm=weight is not None, keep=cache is not None,
                               centred=self._centred),
             )  # fmt: skip
         return out

@@ -264,11 +264,11 @@ class Int4Matrix(_Scaled):
         return int4_product(x, self.numbers, self.scales, "float32")
 
 
-def _check_parts(parts: Mapping[str, Tensor], wanted: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
+def _check_parts(parts: Mapping[str, Tensor], layout: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
     """Raise `ConfigError` where `parts` are others, or of other shapes and types."""
     got = {name: (part.shape, part.dtype) for name, part in parts.items()}
-    if got != wanted:
-        raise ConfigError(f"a quantised matrix is made of {wanted}, got {got}")
+    if got != layout:
+        raise ConfigError(f"a quantised matrix is made of {layout}, got {got}")
 
 
 def _wide_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:

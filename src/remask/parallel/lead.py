@@ -152,7 +152,7 @@ class LeadRanks(GroupRanks):
 
 
 def start(
-    found: FoundModel,
+    model: FoundModel,
     dtype: torch.dtype,
     device: torch.device,
     threads: int,
@@ -165,16 +165,16 @@ def start(
     anything is started, where the model cannot be cut for so many ranks or there are too few devices, and
     `CheckpointError` where a rank could not load its part.
     """
-    size, theirs = found.settings.tensor_parallel, replace(found.settings, reads=None, progress=False)
-    Shard(0, size).check(found.config)
+    size, settings = model.settings.tensor_parallel, replace(model.settings, reads=None, progress=False)
+    Shard(0, size).check(model.config)
     devices = rank_devices(device, size)
     store, workers = open_store(), list[Worker]()
     try:
         for rank, place in enumerate(devices[1:], start=1):
             workers.append(Worker(Shard(rank, size)))
-            job = Job(theirs, dtype, str(place), Shard(rank, size), threads, store, quantization)
+            job = Job(settings, dtype, str(place), Shard(rank, size), threads, store, quantization)
             workers[-1].connection.send(job)
-        loaded = found.load(dtype, devices[0], Shard(0, size), quantization)
+        loaded = model.load(dtype, devices[0], Shard(0, size), quantization)
         _await(workers, "loaded")
         for worker in workers:
             worker.connection.send(None)
