@@ -51,9 +51,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_own(folder: Path) -> dict[str, Any]:
     """The object in a folder's `remask.json`: what suits the model where nothing is asked; empty where there is none.
 
-    "sampling" and "hf_overrides" are objects, "cache" and "quantization" (on CPUs) names.
-
-    Raises `CheckpointError` as `read_json`, and on another key or value.
+    "sampling" and "hf_overrides" are objects, "cache" and "quantization" (on CPUs) names. Raises `CheckpointError` as
+    `read_json`, and on another key or value.
     """
     path = folder / OWN
     if not path.is_file():
@@ -142,9 +141,7 @@ def read_sampling(folder: Path, words: "OwnWords | None" = None) -> dict[str, An
     `remask.json` holds them as an object `sampling` of declared sampling parameters. Without such a file they are what
     `generation_config.json` says in its own words: `max_new_tokens`, and with `do_sample` also `temperature`, `top_k`
     and `top_p`, and what it says in the `words` of the model's family; the rest of that file is for other libraries.
-    What no file says is the family's choice.
-
-    Raises `CheckpointError` where a file cannot be read or gives a value that is not allowed.
+    What no file says is the family's choice. Raises `CheckpointError` on a value that is not allowed, too.
     """
     for name in (OWN, GENERATION):
         if (folder / name).is_file():
@@ -208,9 +205,8 @@ class Scales:
 class TensorLocation:
     """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ...
 
-    Of a quantized tensor these are the shape and the dtype of what it stands for, and `kind` says how.
-    A GGUF file's types have the names that it gives them, and `packed` is the bytes of one number, as it is of a tensor
-    with `scales`.
+    Of a quantized tensor these are the shape and the dtype of what it stands for, and `kind` says how. A GGUF file's
+    types have its names; `packed` is the bytes of one number, as it is of a tensor with `scales`.
     """
 
     file: Path

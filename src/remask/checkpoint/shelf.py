@@ -103,7 +103,6 @@ _ROWS = (
     Shelved("diffusiongemma-26b-a4b", "google/diffusiongemma-26B-A4B-it", _APACHE),
 )
 SHELF: Mapping[str, Shelved] = MappingProxyType({row.name: row for row in _ROWS})
-"""The models by name."""
 
 
 def begun(repo: str) -> bool:

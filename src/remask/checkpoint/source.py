@@ -30,10 +30,9 @@ _HUB_FILE = re.compile(rf"({_HUB_ID.pattern}):((?:\w[\w.+-]*/)*\w[\w.+-]*\{SUFFI
 def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path:
     """The folder or the GGUF file of `model`: a bundled one, a path, a hub id, `id:file.gguf`, a name of the shelf.
 
-    `package:name/file.gguf` is a file of an installed package.
-
-    A hub's model is downloaded where the hub's cache lacks files of it, with `weights` or without; of `id:file.gguf`
-    that file alone. Nothing is asked of the hub if all are there. Raises `CheckpointError` as `local` and `hub.fetch`.
+    `package:name/file.gguf` is a file of an installed package. A hub's model is downloaded where the hub's cache lacks
+    files of it, with `weights` or without; of `id:file.gguf` that file alone. Nothing is asked of the hub if all are
+    there. Raises `CheckpointError` as `local` and `hub.fetch`.
     """
     path = local(model)
     if path is not None:

@@ -15,8 +15,7 @@ from remask.machine.disk import write_whole
 from remask.policies.bicache import DepthLookup
 
 VERSION: Final = 3
-Nats: TypeAlias = tuple[float, float, float]
-"""A mean with the two ends of its 95 % interval."""
+Nats: TypeAlias = tuple[float, float, float]  # a mean with the two ends of its 95 % interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from remask.model.quantised import Codes, QuantisedMatrix
 
+# What the object in `generation_config.json` says in the words of one family: sampling parameters, and the keys of the
+# object, if any, that no parameter expresses.
 OwnWords: TypeAlias = Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]]
-"""What the object in `generation_config.json` says in the words of one family: sampling parameters, and the keys of the
-object that no parameter expresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +274,7 @@ class Family:
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name, for `--load-format dummy`
     chat_template: str | None = None  # renders conversations (Jinja) where a checkpoint's tokenizer has no template
     stop: tuple[str, ...] = ()  # texts that end an answer, where the template in use has them
-    # Reads the object in `generation_config.json` of a family that has keys of its own there: returns the sampling
-    # parameters that they mean, and the keys of the object, if any, that no parameter expresses
-    words: OwnWords | None = None
+    words: OwnWords | None = None  # of a family that has keys of its own in `generation_config.json`
     # Keys of `config.json` that the family does not read because they change nothing of what its models compute, beside
     # those of `remask.families.harmless`; any other key is refused. None: all are passed over.
     harmless: frozenset[str] | None = None

@@ -46,24 +46,15 @@ SHAPE_7B: Mapping[str, Any] = {
 """Fields of `ModelConfig` that diffusion models made of Qwen2.5-7B have in common."""
 
 
-def shape(
-    fields: Fields,
-    head_dim: int,
-    published_mask: int | None = None,
-    *,
-    dense: bool = True,
-    windows: bool = False,
-    masked: bool = True,
-) -> dict[str, Any]:
-    """`Fields.shape`, of configurations whose switches are those of Llama and Qwen.
+def shape(fields: Fields, head_dim: int, published_mask: int | None = None, **settings: Any) -> dict[str, Any]:
+    """`Fields.shape` with `settings`, of configurations whose switches are those of Llama and Qwen.
 
     With `published_mask`, the mask token of Qwen's published vocabulary, the end of a turn also stops a response.
-    Without a `dense` layer the width of one is not read. `windows` and `masked` are as of `Fields.shape`.
     """
     fields.only("hidden_act", "silu", optional=True)
     for key in ("mlp_bias", "use_mrope"):
         fields.only(key, False, optional=True)
-    values = fields.shape(head_dim, width="intermediate_size" if dense else None, windows=windows, masked=masked)
+    values = fields.shape(head_dim, **settings)
     if values["mask_id"] == published_mask:
         values["stop_ids"] = tuple(dict.fromkeys((*values["stop_ids"], END_OF_TURN)))
     return values

@@ -14,10 +14,8 @@ SHOPS: Final = 8
 CANDIDATES: Final = 24
 ASKED: Final = (0, 2, 3, 4, 5, 1, 8, 12)
 """Of the candidates: four look-ups, two of a shop and two of a street, a record, and three counts."""
-OFFERED: Final = (1, 3, 6)
-"""Of these: those that a card shows, each of another kind."""
-SAMPLING: Final = {"max_tokens": 32}
-"""On top of the model's own: the longest answer, a record, has 30 tokens."""
+OFFERED: Final = (1, 3, 6)  # of these: those that a card shows, each of another kind
+SAMPLING: Final = {"max_tokens": 32}  # on top of the model's own: the longest answer, a record, has 30 tokens
 
 
 def candidates() -> list[TownRequest]:

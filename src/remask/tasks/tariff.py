@@ -32,8 +32,7 @@ from remask.errors import ConfigError
 from remask.tasks.workload import TaskRequest, TaskSettings, deal
 
 PLANS: Final = ("basic", "silver", "gold", "family", "student", "night")
-PRICES: Final = 8
-"""Prices go from 1 to this number, and under every plan equally many titles have each price."""
+PRICES: Final = 8  # prices go from 1 to this number, and under every plan equally many titles have each
 
 # fmt: off
 TITLES: Final = (
