@@ -81,7 +81,7 @@ def _from_fallback(name: str, replaced: Sequence[tuple[str, str] | None] = ()) -
 
 
 def _check(backend: Any, contents: Sequence[bytes | None]) -> None:
-    texts = []
+    texts = list[tuple[int, str]]()
     for token, content in enumerate(contents):
         with suppress(UnicodeDecodeError):
             texts += [] if content is None else [(token, content.decode())]
