@@ -196,11 +196,7 @@ def _compressed(fields: Fields) -> Block:
         if fields.get(key):
             raise fields.unfit(key, "null or {}")
     groups = fields.get("config_groups")
-    if (
-        not isinstance(groups, Mapping)
-        or not groups
-        or not all(isinstance(group, Mapping) for group in groups.values())
-    ):
+    if not (isinstance(groups, Mapping) and groups and all(isinstance(g, Mapping) for g in groups.values())):
         raise fields.unfit("config_groups", "an object of groups of layers")
     blocks = set[Block]()
     for name, group in groups.items():

@@ -323,26 +323,26 @@ class Family:
         return slots
 
     def _attention(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
-        names, wide, heads = self.names, config.hidden, config.shape_of(layer)
+        names, wide, sizes = self.names, config.hidden, config.shape_of(layer)
         prefix = names.layer.format(layer)
-        q, k = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+        q, k = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         scale = factors.of((wide, q)) * factors.residual
         slots = [Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale)]
         if layer or not config.embed_norm:
             slots.append(Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain))
-        for name, first, end in names.projections(q, k, tied=heads.tied_values):
+        for name, first, end in names.projections(q, k, tied=sizes.tied_values):
             shape = (end - first, wide)
             slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, (first, end), factors.of(shape)))
             if config.qkv_bias:
                 slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, (first, end)))
         if config.qk_norm is not None:
-            root = heads.head_dim**0.5 if factors.unscaled else 1.0
+            root = sizes.head_dim**0.5 if factors.unscaled else 1.0
             for field, whole, by in (("q_norm", q, root), ("k_norm", k, 1.0)):
-                shape, norm = (heads.head_dim if config.qk_norm == "head" else whole,), getattr(names, field)
-                slots.append(Slot(f"{prefix}{norm}.weight", shape, field, layer, scale=by, offset=factors.gain))
+                width, norm = sizes.head_dim if config.qk_norm == "head" else whole, getattr(names, field)
+                slots.append(Slot(f"{prefix}{norm}.weight", (width,), field, layer, scale=by, offset=factors.gain))
         if config.sink == "learned":
             for field in ("sink_k", "sink_v"):
-                shape = (heads.kv_heads, heads.head_dim)
+                shape = (sizes.kv_heads, sizes.head_dim)
                 slots.append(Slot(f"{prefix}{getattr(names, field)}", shape, field, layer))
         return slots
 

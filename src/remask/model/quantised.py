@@ -340,8 +340,8 @@ class PackedInt8Matrix(QuantisedMatrix):
     def store(self, rows: slice, codes: Codes) -> None:
         """Whole pieces are written."""
         chosen = self._within(rows)
-        sizes = self.pieces[chosen]
-        parts = zip(codes.values.split(sizes), codes.scales.split(sizes), strict=True)
+        sizes = list(self.pieces[chosen])
+        parts = zip(torch.split(codes.values, sizes), torch.split(codes.scales, sizes), strict=True)
         for piece, part in zip(self.packed[chosen], parts, strict=True):
             piece.matrix = int8_pack(*part)
 
