@@ -88,12 +88,12 @@ def _between(
     return resolve({**own, "max_tokens": len(template)}, prompt, template), template
 
 
-def _check_length(given: int, holes: int, longest: int, said: str) -> None:
-    if given + holes > longest:
+def _check_length(fixed: int, holes: int, longest: int, response: str) -> None:
+    if fixed + holes > longest:
         raise CanvasLengthError(
-            f"{given} given tokens and {said} make a canvas of {given + holes}, but max_model_len is "
+            f"{fixed} given tokens and {response} make a canvas of {fixed + holes}, but max_model_len is "
             f"{longest}; shorten one of them",
-            given,
+            fixed,
             holes,
         )
 

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from remask.answers.answer import Answer
+from remask.answers.answer import ResponseCollector
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.request import Owner, PendingRequest
@@ -172,7 +172,7 @@ class Service:
         kind = {"rewrites": self.llm.loaded.config.rewrites, "scored": body.terms.top_logprobs is not None}
         texts = self.intake.tokenizer
         answers = [
-            Answer(i, each.request, texts, stops, token_text, each.decoding.block_ranges, **kind)
+            ResponseCollector(i, each.request, texts, stops, token_text, each.decoding.block_ranges, **kind)
             for i, each in enumerate(pending)
         ]
         calls = self.intake.calls(body)

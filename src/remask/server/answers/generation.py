@@ -5,9 +5,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from remask.answers.answer import Answer, Delta, Scored
+from remask.answers.answer import Delta, ResponseCollector, Scored
 from remask.engine.async_engine import Ticket
 from remask.errors import RemaskError
 from remask.request.result import Event, Result
@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
+Events: TypeAlias = list[Mapping[str, Any]]
+"""Objects of server-sent events."""
+
 
 class Generation(ABC):
     """The choices of one request body while they run. `results` maps the index of a finished choice to its result."""
@@ -27,7 +30,7 @@ class Generation(ABC):
     def __init__(
         self,
         ticket: Ticket,
-        answers: Sequence[Answer],
+        answers: Sequence[ResponseCollector],
         names: Names,
         body: GenerationBody,
         fingerprint: str,
@@ -72,7 +75,7 @@ class Generation(ABC):
         """The events that a stream ends with."""
 
     @abstractmethod
-    def _failed(self, error: RemaskError) -> bytes:
+    def _failure(self, error: RemaskError) -> bytes:
         """How a stream that has begun ends with `error`."""
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -94,13 +97,13 @@ class Generation(ABC):
         except RemaskError as error:
             if not opened:
                 raise
-            yield self._failed(error)
+            yield self._failure(error)
         # A defect, such as one of a tokenizer: a stream that has begun still ends with an error.
         except Exception as error:
             if not opened:
                 raise
             log.error("a stream failed: %s", error, exc_info=True)
-            yield self._failed(ApiError(500, "the server failed; its log says why"))
+            yield self._failure(ApiError(500, "the server failed; its log says why"))
 
     async def _steps(self) -> AsyncIterator[list[Delta]]:
         async for events in self.ticket:
@@ -121,7 +124,7 @@ class Generation(ABC):
 
 
 @dataclass(slots=True)
-class Part:
+class AnswerPart:
     """A part of an answer: a text, or a call of the tool `name`, whose `text` are its arguments."""
 
     call_id: str | None = None
@@ -137,26 +140,26 @@ class SingleAnswer(Generation):
     the events of each of these moments, and `_whole`, the answer once it has ended.
     """
 
-    def __init__(self, *told: Any) -> None:
-        super().__init__(*told)
-        self.parts: list[Part] = []
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.parts: list[AnswerPart] = []
         self._open = False  # whether the last of them goes on
-        self._held, self._unsaid = "", list[Scored]()
+        self._waiting, self._waiting_scores = "", list[Scored]()  # what is not told yet
 
     @abstractmethod
-    def _begun(self) -> list[Mapping[str, Any]]: ...
+    def _begins(self) -> Events: ...
 
     @abstractmethod
-    def _part_begins(self, part: Part) -> list[Mapping[str, Any]]: ...
+    def _part_begins(self, part: AnswerPart) -> Events: ...
 
     @abstractmethod
-    def _part_goes_on(self, part: Part, text: str, scored: Sequence[Scored]) -> list[Mapping[str, Any]]: ...
+    def _part_goes_on(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events: ...
 
     @abstractmethod
-    def _part_ends(self, part: Part) -> list[Mapping[str, Any]]: ...
+    def _part_ends(self, part: AnswerPart) -> Events: ...
 
     @abstractmethod
-    def _ended(self) -> list[Mapping[str, Any]]: ...
+    def _ends(self) -> Events: ...
 
     @abstractmethod
     def _whole(self) -> Mapping[str, Any]: ...
@@ -173,51 +176,54 @@ class SingleAnswer(Generation):
         return any(part.call_id is not None for part in self.parts)
 
     def _opening(self) -> list[bytes]:
-        return [self._encoded(each) for each in self._begun()]
+        return [self._encode(event) for event in self._begins()]
 
     def _chunks(self, delta: Delta) -> list[bytes]:
-        return [self._encoded(each) for each in self._events(delta)]
+        return [self._encode(event) for event in self._events(delta)]
 
     def _closing(self) -> list[bytes]:
         return []
 
-    def _encoded(self, event: Mapping[str, Any]) -> bytes:
+    def _encode(self, event: Mapping[str, Any]) -> bytes:
         return json_event(event, event["type"])
 
-    def _events(self, delta: Delta) -> list[Mapping[str, Any]]:
-        self._held += delta.text
-        self._unsaid += delta.scored
-        in_text = self._open and self.parts[-1].call_id is None
-        told = self._text() if in_text or self._held.strip() else []
+    def _events(self, delta: Delta) -> Events:
+        self._waiting += delta.text
+        self._waiting_scores += delta.scored
+        events = self._tell_text() if self._in_text or self._waiting.strip() else []
         for piece in delta.calls:
-            self._held = ""
+            self._waiting = ""
             if piece.id is not None:
-                told += self._begin(Part(piece.id, str(piece.name)))
+                events += self._begin(AnswerPart(piece.id, str(piece.name)))
             if piece.arguments:
-                told += self._add(piece.arguments, ())
+                events += self._add(piece.arguments, ())
         if delta.result is not None:
-            told += ([] if self.parts else self._text()) + self._end() + self._ended()
-        return told
+            events += ([] if self.parts else self._tell_text()) + self._end() + self._ends()
+        return events
 
-    def _text(self) -> list[Mapping[str, Any]]:
-        told = [] if self._open and self.parts[-1].call_id is None else self._begin(Part())
-        if self._held or self._unsaid:
-            told += self._add(self._held, self._unsaid)
-        self._held, self._unsaid = "", []
-        return told
+    @property
+    def _in_text(self) -> bool:
+        return self._open and self.parts[-1].call_id is None
 
-    def _begin(self, part: Part) -> list[Mapping[str, Any]]:
-        told = self._end()
+    def _tell_text(self) -> Events:
+        events = [] if self._in_text else self._begin(AnswerPart())
+        if self._waiting or self._waiting_scores:
+            events += self._add(self._waiting, self._waiting_scores)
+        self._waiting, self._waiting_scores = "", []
+        return events
+
+    def _begin(self, part: AnswerPart) -> Events:
+        events = self._end()
         self.parts.append(part)
         self._open = True
-        return told + self._part_begins(part)
+        return events + self._part_begins(part)
 
-    def _add(self, text: str, scored: Sequence[Scored]) -> list[Mapping[str, Any]]:
+    def _add(self, text: str, scored: Sequence[Scored]) -> Events:
         part = self.parts[-1]
         part.text += text
         return self._part_goes_on(part, text, scored)
 
-    def _end(self) -> list[Mapping[str, Any]]:
+    def _end(self) -> Events:
         was_open, self._open = self._open, False
         return self._part_ends(self.parts[-1]) if was_open else []
 

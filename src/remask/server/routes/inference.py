@@ -79,7 +79,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
 async def responses(request: Request, body: ResponsesBody) -> Response:
     """Answer a conversation in the form of OpenAI's newer API; nothing is kept beyond the answer."""
     service = service_of(request)
-    return await service.answer(request, body.chat, service.intake.chat, partial(ResponsesAnswer, asked=body))
+    return await service.answer(request, body.chat, service.intake.chat, partial(ResponsesAnswer, responses_body=body))
 
 
 async def messages(request: Request, body: MessagesBody) -> Response:
