@@ -14,7 +14,6 @@ from remask import __version__
 from remask.engine.async_engine import StepObserver
 from remask.llm import LLM
 from remask.server.answers.choices import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
-from remask.server.answers.decisions import DecisionsOrSystemOne, SystemOneAnswer
 from remask.server.answers.messages import MessageAnswer, MessageEvent
 from remask.server.answers.responses import ResponseAnswer, ResponseEvent
 from remask.server.bodies import BodyRoute
@@ -26,7 +25,7 @@ from remask.server.pages import add_pages
 from remask.server.playground.sandbox import SandboxState, Sessions
 from remask.server.routes import cache, decisions, inference, info, playground
 from remask.server.routes.cache import CacheContents, Dropped
-from remask.server.routes.decisions import RerankAnswer, ScoreAnswer
+from remask.server.routes.decisions import DecisionsOrSystemOne, RerankAnswer, ScoreAnswer, SystemOneAnswer
 from remask.server.routes.inference import DetokenizedText, Rendered, TokenCount, Tokens
 from remask.server.routes.info import Health, Model, ModelInfo, Models, Version
 from remask.server.routes.playground import Closed, Example

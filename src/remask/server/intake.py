@@ -16,12 +16,12 @@ from remask.policies import CachePolicy
 from remask.request.questions import Decisions
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
+from remask.server.bodies import ITEM, LONG
 from remask.server.config import CHARS_A_TOKEN, ServerConfig
 from remask.server.errors import ApiError
 from remask.server.protocol.conversation import Message, TokenizeBody
 from remask.server.protocol.generation import ChatBody, CompletionBody, GenerationBody
 from remask.server.protocol.reads import ReadBody
-from remask.server.texts import ITEM, LONG
 from remask.server.tools import ToolCalls, in_words
 from remask.text.prompts import text_tokens
 from remask.text.tokenizer import Tokenizer

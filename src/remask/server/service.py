@@ -19,16 +19,14 @@ from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.request import Owner, PendingRequest
 from remask.errors import CanvasLengthError, ConfigError, FormError, QueueFullError, RemaskError
 from remask.llm import LLM
-from remask.server.answers.base import Names
-from remask.server.answers.generation import Generation
-from remask.server.bodies import BodyReaders
+from remask.server.answers.generation import Generation, Names
+from remask.server.bodies import SHORT, BodyReaders, TextWorkers
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError, ClientGoneError, error_response, json_response
 from remask.server.intake import Intake
 from remask.server.kv_events import KvEvents
 from remask.server.metrics import Metrics
 from remask.server.protocol.generation import ChatBody, GenerationBody
-from remask.server.texts import SHORT, TextWorkers
 
 _LENGTH = re.compile(r"\bmax_tokens\b")  # as errors name what bodies may call otherwise
 MAX_LOGGED = 256  # characters that the access log repeats of a field

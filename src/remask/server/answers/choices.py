@@ -15,10 +15,8 @@ from remask.server.answers.base import (
     Usage,
     Work,
     doc,
-    running_usage,
-    usage,
 )
-from remask.server.answers.generation import DONE, Generation, failed_stream, json_event
+from remask.server.answers.generation import DONE, Generation, failed_stream, json_event, running_usage, usage
 from remask.server.errors import Error
 from remask.server.tools import CallPiece, whole_calls
 

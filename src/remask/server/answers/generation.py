@@ -1,17 +1,18 @@
-"""Runs one answer: reads the engine's events, and tells them as an API does."""
+"""Runs one answer: reads the engine's events, and tells them as an API does; and what all APIs tell alike."""
 
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from remask.answers.answer import Delta, ResponseCollector, Scored
 from remask.engine.async_engine import Ticket
 from remask.errors import RemaskError
 from remask.request.result import Event, Result
-from remask.server.answers.base import Names, ScoredToken, Work, work
+from remask.request.result import Usage as RequestUsage
+from remask.server.answers.base import RunningUsage, ScoredToken, TokenScore, Usage, Work
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol.generation import GenerationBody
 from remask.server.tools import CallReader, ToolCalls
@@ -22,6 +23,46 @@ DONE = b"data: [DONE]\n\n"
 
 Events: TypeAlias = list[Mapping[str, Any]]
 """Objects of server-sent events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What all objects of one answer repeat."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    token_text: Callable[[int], str]
+    token_bytes: Callable[[int, int | None], bytes | None]
+
+    def spelled(self, item: Scored, *, partial: bool = True) -> dict[int, str]:
+        """What a token and the most probable ones in its place are called: by what they add to the text there.
+
+        With `partial` one that is a part of a character is spelled by its bytes, as OpenAI's completions write them.
+        Each has a name of its own: where one is taken, the next is called by its bytes or its number.
+        """
+        names: dict[int, str] = {}
+        for token in (item.read.token_id, *(token for token, _ in item.read.top)):
+            content = self.token_bytes(token, item.before)
+            text = content.decode(errors="replace") if content else self.token_text(token)
+            spelled = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content or ())
+            choices = [text, f"token_id:{token}"]
+            if content and content != text.encode():
+                choices = [spelled, *choices] if partial else [text, spelled, choices[1]]
+            names.setdefault(token, next(name for name in choices if name not in names.values()))
+        return names
+
+    def scored(self, item: Scored) -> ScoredToken:
+        """A token with its log-probability, and those of the most probable ones, as chats and responses tell them."""
+        names = self.spelled(item, partial=False)
+
+        def score(token: int, logprob: float) -> TokenScore:
+            content = self.token_bytes(token, item.before)
+            return {"token": names[token], "logprob": logprob, "bytes": None if content is None else list(content)}
+
+        chosen = score(item.read.token_id, item.read.logprob)
+        return {**chosen, "top_logprobs": [score(*pair) for pair in item.read.top], "step": item.read.step}
 
 
 class Generation(ABC):
@@ -226,6 +267,27 @@ class SingleAnswer(Generation):
     def _end(self) -> Events:
         was_open, self._open = self._open, False
         return self._part_ends(self.parts[-1]) if was_open else []
+
+
+def usage(results: Sequence[Result], choices: int = 1) -> Usage:
+    """OpenAI's usage of one answer; `results` are in order, `choices` of them to a prompt, which counts once."""
+    prompts = results[::choices]
+    prompt = sum(result.usage.prompt_tokens for result in prompts)
+    completion = sum(result.usage.completion_tokens for result in results)
+    cached = sum(result.usage.cached_tokens for result in prompts)
+    return {**running_usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def running_usage(prompt: int, completion: int) -> RunningUsage:
+    """What of OpenAI's usage is known while an answer is written."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def work(results: Sequence[Result], left_out: Sequence[str] = ()) -> Work:
+    """The work of an answer, for which OpenAI's API has no fields."""
+    total = RequestUsage.total([result.usage for result in results])
+    fields = {name: value for name in Work.__annotations__ if (value := getattr(total, name, None)) is not None}
+    return cast("Work", fields | ({"left_out": list(left_out)} if left_out else {}))
 
 
 def failed_stream(error: RemaskError) -> bytes:

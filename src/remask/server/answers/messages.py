@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 from remask.answers.answer import Scored
 from remask.errors import RemaskError
-from remask.server.answers.base import Answer, Work, usage
-from remask.server.answers.generation import AnswerPart, Events, SingleAnswer, json_event
+from remask.server.answers.base import Answer, Work
+from remask.server.answers.generation import AnswerPart, Events, SingleAnswer, json_event, usage
 from remask.server.errors import MessagesError, messages_error
 
 

@@ -9,8 +9,8 @@ from pydantic import Field
 from remask.answers.answer import Scored
 from remask.errors import RemaskError
 from remask.request.result import Result
-from remask.server.answers.base import Answer, CachedTokens, ScoredToken, Work, usage
-from remask.server.answers.generation import AnswerPart, Events, SingleAnswer
+from remask.server.answers.base import Answer, CachedTokens, ScoredToken, Work
+from remask.server.answers.generation import AnswerPart, Events, SingleAnswer, usage
 from remask.server.errors import ErrorDetail, error_object
 from remask.server.protocol.responses import NamedFunction, OfferedFunction, ResponsesBody
 

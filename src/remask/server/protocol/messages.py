@@ -11,11 +11,12 @@ from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.config import MAX_ITEMS
-from remask.server.fields import FOREIGN, Foreign
+from remask.server.fields import FOREIGN
 from remask.server.protocol.base import (
     MAX_KEYWORDS,
     Body,
     Checked,
+    Foreign,
     Items,
     LongText,
     Name,
