@@ -7,16 +7,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from remask.answers.answer import ResponseCollector
-from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.request import Owner, PendingRequest
+from remask.engine.request import Request as EngineRequest
 from remask.errors import CanvasLengthError, ConfigError, FormError, QueueFullError, RemaskError
 from remask.llm import LLM
 from remask.server.answers.generation import Generation, Names
@@ -26,13 +26,16 @@ from remask.server.errors import ApiError, ClientGoneError, error_response, json
 from remask.server.intake import Intake
 from remask.server.kv_events import KvEvents
 from remask.server.metrics import Metrics
-from remask.server.protocol.generation import ChatBody, GenerationBody
+from remask.server.protocol.generation import GenerationBody
 
 _LENGTH = re.compile(r"\bmax_tokens\b")  # as errors name what bodies may call otherwise
 MAX_LOGGED = 256  # characters that the access log repeats of a field
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
+
+RequestMaker: TypeAlias = Callable[[Body, str], list[EngineRequest]]
+"""Makes the requests of a body, whose ids begin with the text."""
 
 
 class Service:
@@ -126,19 +129,11 @@ class Service:
         if kinds:
             request.state.log_fields["left_out"] = ",".join(kinds)[:MAX_LOGGED]
 
-    async def render(
-        self, request: Request, body: Body, make: Callable[[Body, str], list[engine_request.Request]]
-    ) -> list[tuple[str, list[int]]]:
-        """Return the id and the token ids of each prompt of a body, which nothing runs."""
-        size, name = self.intake.check_size(body), request.state.request_id
-        requests = await self.off_loop(request, size, make, body, name)
-        return [(each.id, list(each.prompt_token_ids)) for each in requests[:: body.n or 1]]
-
     async def answer(
         self,
         request: Request,
         body: Body,
-        make: Callable[[Body, str], list[engine_request.Request]],
+        make: RequestMaker[Body],
         present: Callable[..., Generation],
     ) -> Response:
         """Run the requests that `make` builds from the body. Returns the answer as `present` tells it.
@@ -152,12 +147,15 @@ class Service:
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
         try:
-            pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
+            pending = await self.off_loop(request, size, self._pending, make, body, name, self.owner(request))
         except ConfigError as error:
             text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
             text = _LENGTH.sub(body.length_name, text)
             if isinstance(error, CanvasLengthError):
-                raise ApiError(400, text, _longer(body, error.prompt, error.response)) from error
+                # The field that takes more of the canvas.
+                answer = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]
+                field = answer if error.response > error.prompt else body.texts_name
+                raise ApiError(400, text, field) from error
             if text == str(error):
                 raise
             raise ConfigError(text) from error
@@ -165,16 +163,21 @@ class Service:
         model = body.model or self.config.model_names[0]
         names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
-        token_text = self.token_text if body.stream_drafts else None
-        stops = self.llm.loaded.config.stop_ids
-        kind = {"rewrites": self.llm.loaded.config.rewrites, "scored": body.terms.top_logprobs is not None}
-        texts = self.intake.tokenizer
+        shape, tokenizer = self.llm.loaded.config, self.intake.tokenizer
         answers = [
-            ResponseCollector(i, each.request, texts, stops, token_text, each.decoding.block_ranges, **kind)
-            for i, each in enumerate(pending)
+            ResponseCollector(
+                index,
+                choice.request,
+                tokenizer,
+                shape.stop_ids,
+                self.token_text if body.stream_drafts else None,
+                choice.decoding.block_ranges,
+                rewrites=shape.rewrites,
+                scored=body.terms.top_logprobs is not None,
+            )
+            for index, choice in enumerate(pending)
         ]
-        calls = self.intake.calls(body)
-        generation = present(ticket, answers, names, body, fingerprint, calls)
+        generation = present(ticket, answers, names, body, fingerprint, self.intake.calls(body))
 
         def finish() -> None:
             ticket.cancel()
@@ -187,23 +190,20 @@ class Service:
         finally:
             finish()
 
-    def _checked(
-        self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str, owner: Owner
-    ) -> list[PendingRequest]:
+    def _pending(self, make: RequestMaker[Body], body: Body, name: str, owner: Owner) -> list[PendingRequest]:
         """Build the requests of a body and check them.
 
         Raises `ConfigError` if the engine cannot run one of them, and `QueueFullError` where there is no room for all:
         after the first choice of a prompt, as the checks of many choices take long.
         """
-        requests, choices = make(body, name), body.n or 1
-        checked: list[PendingRequest] = []
+        requests, pending = make(body, name), list[PendingRequest]()
         work = 0
         for number, request in enumerate(requests):
-            checked.append(self.llm.engine.check(replace(request, owner=owner)))
-            if number % choices == 0:
-                work += choices * checked[-1].row_layers
+            pending.append(self.llm.engine.check(replace(request, owner=owner)))
+            if number % body.choices == 0:
+                work += body.choices * pending[-1].row_layers
                 self.engine.check_room(owner.client, len(requests), work)
-        return checked
+        return pending
 
     def _token_text(self, token: int) -> str:
         return self.intake.tokenizer.decode([token], skip_special_tokens=False)
@@ -219,15 +219,8 @@ def _publishing(llm: LLM, config: ServerConfig) -> KvEvents | None:
             "it out"
         )
     chain = llm.engine.memory.chain
-    chain.listener = made = KvEvents(config.kv_events, chain.page_size)
-    return made
-
-
-def _longer(body: GenerationBody, prompt: int, answer: int) -> str:
-    """The field that makes a canvas too long: the one that takes more of it."""
-    if answer > prompt:
-        return body.length_name if body.canvas is None else "canvas"  # type: ignore[attr-defined]
-    return body.texts_name if isinstance(body, ChatBody) else "prompt"
+    chain.listener = publisher = KvEvents(config.kv_events, chain.page_size)
+    return publisher
 
 
 def service_of(request: Request) -> Service:
@@ -270,8 +263,8 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
             raise ClientGoneError("the client closed the connection")
         return task.result()
     finally:
-        for each in (task, watch):
-            each.cancel()
+        task.cancel()
+        watch.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
 
 

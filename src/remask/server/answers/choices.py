@@ -363,12 +363,12 @@ class Choices(Generation):
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
     def _usage(self) -> Usage:
-        return usage(self.ordered, self.body.n or 1)
+        return usage(self.ordered, self.body.choices)
 
     def _usage_so_far(self) -> RunningUsage | None:
         if self.body.stream_options is None or not self.body.stream_options.continuous_usage_stats:
             return None
-        prompts = sum(answer.counts[0] for answer in self.answers[:: self.body.n or 1])
+        prompts = sum(answer.counts[0] for answer in self.answers[:: self.body.choices])
         return running_usage(prompts, sum(self._generated))
 
     def _answer(self, choices: list[Json], kind: str) -> Json:
