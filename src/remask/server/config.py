@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remask.checks.fields import check, declare, declared
+from remask.checks.fields import check, declare
 from remask.checks.values import Choice, Flag, Seconds, Text, Whole, listed, whole
 from remask.errors import ConfigError
 
@@ -144,8 +144,7 @@ class ServerConfig(ServerLimits):
                     "ends"
                 )
         whole("seed", self.seed, low=0, optional=True)
-        for name, limit in declared(ServerLimits).items():
-            limit.check(name, getattr(self, name))
+        check(self)
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path, re.ASCII):
             raise ConfigError(
                 f"root_path must be a prefix such as /ai, without a slash at its end, got {self.root_path!r}"
