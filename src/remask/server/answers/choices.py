@@ -18,7 +18,7 @@ from remask.server.answers.base import (
 )
 from remask.server.answers.generation import DONE, Generation, failed_stream, json_event, running_usage, usage
 from remask.server.errors import Error
-from remask.server.tools import CallPiece, whole_calls
+from remask.server.tools import whole_calls
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -223,27 +223,28 @@ class CompletionAnswer(_AnswerHead):
     remask: Work
 
 
-class ChatChunk(_AnswerHead):
+class _Chunk(_AnswerHead):
+    usage: NotRequired[Usage | RunningUsage | None]
+    remask: NotRequired[Work | DraftLayout | DraftStep]
+
+
+class ChatChunk(_Chunk):
     """An event. With `include_usage` the last one has the usage and the work, and no choices; with
     `continuous_usage_stats` the others have the usage so far.
     """
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: NotRequired[Usage | RunningUsage | None]
-    remask: NotRequired[Work | DraftLayout | DraftStep]
     prompt_token_ids: NotRequired[list[int]]
 
 
-class CompletionChunk(_AnswerHead):
+class CompletionChunk(_Chunk):
     """An event. With `include_usage` the last one has the usage and the work, and no choices; with
     `continuous_usage_stats` the others have the usage so far.
     """
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: NotRequired[Usage | RunningUsage | None]
-    remask: NotRequired[Work | DraftLayout | DraftStep]
 
 
 ChatEvent: TypeAlias = ChatChunk | Error
@@ -263,47 +264,41 @@ class Choices(Generation):
         self._echo = self.body.continued if self.body.echo else ""
 
     @abstractmethod
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
-        """A choice that carries settled text, and the log-probabilities of its tokens where they are asked for."""
+    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+        """A choice of a stream: settled text with its tokens' log-probabilities, if asked for; or why it has ended."""
 
     @abstractmethod
-    def _end(self, index: int, finish: str) -> Json:
-        """The choice that says why it ended."""
-
-    @abstractmethod
-    def _whole(
-        self, index: int, text: str, scored: Sequence[Scored] | None, finish: str, calls: Sequence[CallPiece]
-    ) -> Json:
-        """A choice that is not streamed."""
+    def _whole(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
+        """A choice that is not streamed, of which `delta` is all."""
 
     @abstractmethod
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         """Put the token ids of each choice's prompt where vLLM puts them."""
 
     async def response(self) -> Json:
-        texts = [self._echo] * len(self.answers)
-        scored: list[list[Scored]] = [[] for _ in self.answers]
-        calls: list[list[CallPiece]] = [[] for _ in self.answers]
+        wholes = [Delta(index, self._echo) for index in range(len(self.answers))]
         async for deltas in self._steps():
             for delta in deltas:
-                texts[delta.index] += delta.text
-                scored[delta.index] += delta.scored
-                calls[delta.index] += delta.calls
+                whole = wholes[delta.index]
+                whole.text += delta.text
+                whole.scored += delta.scored
+                whole.calls += delta.calls
         choices = [
-            self._whole(i, texts[i], scored[i] if self.scored else None, self._finish(i), calls[i]) | self._extras(i)
-            for i in range(len(self.answers))
+            self._whole(whole, whole.scored if self.scored else None, self._finish(whole.index))
+            | self._extras(whole.index)
+            for whole in wholes
         ]
         if self.body.return_token_ids:
             for choice, answer, result in zip(choices, self.answers, self.ordered, strict=True):
                 shown = answer.request.response.shown(len(result.token_ids))
                 choice["token_ids"] = [result.token_ids[place] for place in shown]
-        whole = self._with_prompts(self._answer(choices, self.whole_object))
-        return {**whole, "usage": self._usage(), "remask": self.work}
+        answer = self._with_prompts(self._answer(choices, self.whole_object))
+        return {**answer, "usage": self._usage(), "remask": self.work}
 
     def _opening(self) -> list[bytes]:
         chunks = []
         if self.body.return_token_ids:
-            empty = [self._part(Delta(answer.index), None) for answer in self.answers]
+            empty = [self._part(Delta(answer.index)) for answer in self.answers]
             chunks.append(self._with_prompts(self._chunk(empty)))
         if self.body.stream_drafts:
             layout = {
@@ -324,7 +319,7 @@ class Choices(Generation):
             shown = {} if delta.canvas is None else {"remask": {"index": delta.index, **delta.canvas}}
             chunks.append(self._chunk([choice]) | shown)
         if delta.result is not None:
-            end = self._end(delta.index, self._finish(delta.index))
+            end = self._part(Delta(delta.index), finish=self._finish(delta.index))
             chunks.append(self._chunk([end | self._extras(delta.index)]))
         return [self._encode(chunk) for chunk in chunks]
 
@@ -402,22 +397,17 @@ class ChatChoices(Choices):
         first = [self._encode(self._chunk([self._delta(answer.index, role)])) for answer in self.answers]
         return first + super()._opening()
 
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
+    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
         content: Json = {"tool_calls": [call.streamed for call in delta.calls]} if delta.calls else {}
-        if delta.text or not delta.calls:
+        if delta.text or not (delta.calls or finish):
             content["content"] = delta.text
-        return self._delta(delta.index, content, scored)
+        return self._delta(delta.index, content, scored, finish)
 
-    def _end(self, index: int, finish: str) -> Json:
-        return self._delta(index, {}, finish=finish)
-
-    def _whole(
-        self, index: int, text: str, scored: Sequence[Scored] | None, finish: str, calls: Sequence[CallPiece]
-    ) -> Json:
-        message: Json = {"role": "assistant", "content": text, "refusal": None}
-        if calls:
-            message |= {"content": (text.strip() and text) or None, "tool_calls": whole_calls(calls)}
-        return {"index": index, "message": message, "logprobs": self._logprobs(scored), "finish_reason": finish}
+    def _whole(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
+        message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
+        if delta.calls:
+            message |= {"content": (delta.text.strip() and delta.text) or None, "tool_calls": whole_calls(delta.calls)}
+        return {"index": delta.index, "message": message, "logprobs": self._logprobs(scored), "finish_reason": finish}
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         answer["prompt_token_ids"] = prompts[0]  # all choices have one prompt, which stands beside them
@@ -436,22 +426,11 @@ class CompletionChoices(Choices):
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
-        return self._whole(delta.index, delta.text, scored, None)
-
-    def _end(self, index: int, finish: str) -> Json:
-        return self._whole(index, "", None, finish)
-
-    def _whole(
-        self,
-        index: int,
-        text: str,
-        scored: Sequence[Scored] | None,
-        finish: str | None,
-        calls: Sequence[CallPiece] = (),  # noqa: ARG002 - completions call no tools
-    ) -> Json:
+    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
         logprobs = None if scored is None else self._logprobs(scored)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": finish}
+
+    _whole = _part
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         for choice in answer["choices"]:
