@@ -1,9 +1,11 @@
-"""Server settings and limits, each limit declared once: its values, its default and its meaning.
+"""Server settings and limits, each limit declared once, and the address that a server listens on.
 
-`ServerConfig` has and checks them, and the commands make their options of them.
+`ServerConfig` has and checks them, and the commands make their options of them. Nothing here imports PyTorch or the
+server, as settings are checked and a port is tried before these.
 """
 
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,3 +157,34 @@ class ServerConfig(ServerLimits):
         for origin in listed("allowed_origins", self.allowed_origins, "origins"):
             if not isinstance(origin, str) or origin == "*" or not origin.startswith(("http://", "https://")):
                 raise ConfigError(f"allowed_origins takes origins such as https://example.org, got {origin!r}")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound to the address and does not listen yet. Port 0 takes a free port.
+
+    Raises `ConfigError` if the address is in use or does not belong to this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there: {cause}; take another port (0 takes a free "
+            "one), or an address of this machine"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL at which clients reach a socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
