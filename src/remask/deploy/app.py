@@ -50,10 +50,10 @@ class Replica:
 
     async def answer(self, identity: bytes | None, call: Call) -> AsyncGenerator[Head | bytes, None]:  # noqa: ARG002
         """Yield the response to `call` in parts. Only the router reads `identity`."""
-        wanted = call.header(REPLICA_HEADER)
+        replica = call.header(REPLICA_HEADER)
         app: ASGIApp = self._app
-        if wanted not in (None, self._name.decode()):
-            message = f"there is no replica {wanted!r}; leave the header out to reach any replica"
+        if replica not in (None, self._name.decode()):
+            message = f"there is no replica {replica!r}; leave the header out to reach any replica"
             app = error_response(ApiError(404, message))
         async for part in respond(app, call):
             if isinstance(part, Head):

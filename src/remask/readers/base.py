@@ -150,14 +150,14 @@ class Reader:
         """Its device part for the rows of a pass that predicts; None: it reads nothing."""
         return None
 
-    def choose(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """Take `numbers` [width, predicted], and change tokens and confidences of `found`. Called before any `read`."""
+    def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+        """Take `numbers` [width, predicted], and change what is predicted. Called before any `read`."""
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
         """Take `numbers` [width, predicted] of a pass for which `on_device` had an answer."""
 
-    def ended(self, step: ReadPass, found: Predicted | None) -> None:
-        """Called at the end of a pass, before anything is transferred. `found` is None after a fill pass."""
+    def ended(self, step: ReadPass, predictions: Predicted | None) -> None:
+        """Called at the end of a pass, before anything is transferred. `predictions` are None after a fill pass."""
 
     def written(self, step: int) -> Written | None:  # noqa: ARG002
         """The positions and tokens that `step` writes; None leaves the choice to the decoder."""

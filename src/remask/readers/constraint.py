@@ -133,9 +133,9 @@ class ConstrainedHole(Reader):
         self._block = step.decoder.block
         return self._read
 
-    def choose(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+    def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
         """Tokens in the scope and the block become those of the best path; others stay."""
-        canvas, scope, block, positions = self._canvas, self._scope, self._block, found.positions
+        canvas, scope, block, positions = self._canvas, self._scope, self._block, predictions.positions
         count = self._read.table.count
         scores, tokens, confidences, logprobs = numbers.reshape(4, count, -1)
         begin, stop = max(block.start, scope.start), min(block.stop, scope.stop)
@@ -148,11 +148,11 @@ class ConstrainedHole(Reader):
         offered[positions[inside] - begin] = scores[:, inside].T
         path = self._automaton.best_path(state, offered, fixed, scope.stop - stop)
         chosen = path[positions[inside] - begin]
-        found.tokens, found.confidence = found.tokens.copy(), found.confidence.copy()
-        found.tokens[inside] = tokens[chosen, inside].astype(np.int64)
-        found.confidence[inside] = confidences[chosen, inside]
-        found.logprobs = np.full(len(positions), np.nan, dtype=np.float32)
-        found.logprobs[inside] = logprobs[chosen, inside]
+        predictions.tokens, predictions.confidence = predictions.tokens.copy(), predictions.confidence.copy()
+        predictions.tokens[inside] = tokens[chosen, inside].astype(np.int64)
+        predictions.confidence[inside] = confidences[chosen, inside]
+        predictions.logprobs = np.full(len(positions), np.nan, dtype=np.float32)
+        predictions.logprobs[inside] = logprobs[chosen, inside]
 
 
 @dataclass(frozen=True, slots=True)

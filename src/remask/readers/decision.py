@@ -105,9 +105,9 @@ class _Reading(Reader):
             labels[np.searchsorted(step.positions, self._first + place), : len(tokens)] = tokens
         return Labels(labels)
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
         for place, tokens in self._slots.items():
-            column = int(np.searchsorted(found.positions, self._first + place))
+            column = int(np.searchsorted(predictions.positions, self._first + place))
             self._logprobs[place] = tuple(numbers[: len(tokens), column].tolist())
 
     def result(self) -> dict[int, tuple[float, ...]]:

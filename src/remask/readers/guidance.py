@@ -62,9 +62,9 @@ class Guidance(Reader):
         assert self._residual is not None
         return Guided(self.scale, self._residual, np.searchsorted(self._positions, step.positions))
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
         if self._next is not None:
-            self._positions, self._residual, self._next = found.positions, self._next, None
+            self._positions, self._residual, self._next = predictions.positions, self._next, None
 
 
 @dataclass(frozen=True, slots=True)

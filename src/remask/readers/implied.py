@@ -30,8 +30,8 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 def readers_of(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> tuple[Reader, ...]:
     """The readers at work on a request that begins, under this policy and with these sampling parameters."""
-    started = (reader.start(start) for reader in start.readers)
-    return (*_implied(start, decoder, policy, params), *(reader for reader in started if reader is not None))
+    running = (reader.start(start) for reader in start.readers)
+    return (*_implied(start, decoder, policy, params), *(reader for reader in running if reader is not None))
 
 
 def _implied(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
@@ -85,8 +85,8 @@ class PolicyMeasure(_SteadyReader):
 
     name = "measure"
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        found.measured = numbers[0]
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+        predictions.measured = numbers[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class DecoderNumbers(Reader):
     def on_device(self, step: ReadPass) -> DeviceRead | None:
         return step.decoder.context.numbers
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        found.numbers = numbers
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+        predictions.numbers = numbers
 
 
 class Bar(Reader):

@@ -73,11 +73,11 @@ class PredictedLogprobs(Reader):
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
         return self._ranking
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        if found.logprobs is not None:
-            chosen = np.where(np.isnan(found.logprobs), numbers[0], found.logprobs)
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+        if predictions.logprobs is not None:
+            chosen = np.where(np.isnan(predictions.logprobs), numbers[0], predictions.logprobs)
             numbers = np.concatenate([chosen[None], numbers[1:]])
-        self.note(found.positions, numbers)
+        self.note(predictions.positions, numbers)
 
     def transferred(self, transfer: Transfer) -> None:
         transfer.logprobs, transfer.top_logprobs = self.of(np.array(transfer.positions, dtype=np.int64))

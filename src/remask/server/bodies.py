@@ -200,6 +200,7 @@ class ReadRequest(Request):
         self._content, self._read = content, read
 
     async def body(self) -> bytes:
+        """The bytes that came."""
         return self._content
 
     async def json(self) -> Any:

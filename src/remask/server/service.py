@@ -297,15 +297,15 @@ class EventStream(Response):
             self._finish()
 
     async def _pump(self, scope: Scope, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
-        started = False
+        is_open = False
         try:
             async for event in self._events:
-                if not started:
-                    started = True
+                if not is_open:
+                    is_open = True
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except RemaskError as error:
-            if started:
+            if is_open:
                 raise
             await error_response(error, scope)(scope, receive, send)
             return

@@ -297,8 +297,8 @@ def failed_stream(error: RemaskError) -> bytes:
 
 def json_event(value: Mapping[str, Any], name: str | None = None) -> bytes:
     """A server-sent event that carries JSON, with a name where it has one."""
-    named = "" if name is None else f"event: {name}\n"
-    return f"{named}data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 def check_end(result: Result) -> None:

@@ -154,14 +154,14 @@ class GenerationBody(Body):
         return self.own_terms
 
 
-def with_length(own: dict[str, Any], name: str, length: int | None) -> dict[str, Any]:
-    """The sampling parameters `own`, with the length that the field `name` of another API gives.
+def with_length(sampling: dict[str, Any], name: str, length: int | None) -> dict[str, Any]:
+    """The parameters `sampling`, with the length that the field `name` of another API gives.
 
     Raises `ConfigError` where `max_tokens` says another one.
     """
-    if length is not None and own.setdefault("max_tokens", length) != length:
+    if length is not None and sampling.setdefault("max_tokens", length) != length:
         raise ConfigError(f"max_tokens and {name} are two names of one thing; send one of them")
-    return own
+    return sampling
 
 
 class ChatBody(GenerationBody):
@@ -223,8 +223,7 @@ class ChatBody(GenerationBody):
         tools, choice = [tool for tool in self.tools or () if isinstance(tool, ToolOffer)], self.tool_choice
         if not tools and choice not in (None, "none", "auto"):
             if self.left_out:
-                listed = ", ".join(self.left_out)
-                raise ConfigError(f"tool_choice asks for a call of {listed}, and {NO_SERVER_TOOLS}")
+                raise ConfigError(f"tool_choice asks for a call of {', '.join(self.left_out)}, and {NO_SERVER_TOOLS}")
             raise ConfigError("tool_choice asks for a call, and there are no tools; send some")
         return [] if choice == "none" else tools
 

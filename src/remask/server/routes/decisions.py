@@ -262,7 +262,7 @@ async def _outcomes(
         size = service.intake.check_decisions(asked)
         plans = await service.off_loop(request, size, partial(_plans, service, asked))
     outcomes = await _Waves(service, request, body, plans, start).run()
-    results = [result for _, own in outcomes for result in own]
+    results = [result for _, reads in outcomes for result in reads]
     request.state.log_fields.update(
         {
             "prompt_tokens": sum(result.usage.prompt_tokens for result in results),
@@ -279,9 +279,9 @@ def _field_names(body: ReadBody) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        for name, own in body.names.items():
+        for name, field in body.names.items():
             if (text := str(error)).startswith(name):
-                raise ConfigError(own + text.removeprefix(name)) from error
+                raise ConfigError(field + text.removeprefix(name)) from error
         raise
 
 
@@ -318,8 +318,8 @@ class _Waves:
             results += await run_while_connected(self.request.receive, self._read(pending, first > 0))
         outcomes, at = list[Outcome](), 0
         for plan in self.plans:
-            own = results[at : at + len(plan.asks)]
-            outcomes.append((plan.answers([result.reads[Reading.name] for result in own]), own))
+            reads = results[at : at + len(plan.asks)]
+            outcomes.append((plan.answers([result.reads[Reading.name] for result in reads]), reads))
             at += len(plan.asks)
         return outcomes
 
