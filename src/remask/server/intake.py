@@ -38,16 +38,16 @@ class Intake:
                 f"the model folder of {llm.loaded.name!r} has no tokenizer, and a server takes and answers text; put "
                 "the tokenizer's files into it"
             )
-        self.llm, self.config = llm, config
+        self.session, self.config, self._refused = llm.session, config, llm.refused_adapters
         self.tokenizer: Tokenizer = llm.tokenizer
         for name in config.model_names:
             if name in llm.loaded.adapters or name in llm.refused_adapters:
                 raise ConfigError(f"{name!r} is a name of the model and of an adapter; name the adapter otherwise")
-        adapters = (None, *llm.loaded.adapters)
-        policy, *_ = [llm.session.policy(*llm.session.default_cache(adapter), adapter=adapter) for adapter in adapters]
+        adapters, session = (None, *llm.loaded.adapters), self.session
+        policy, *_ = [session.policy(*session.default_cache(adapter), adapter=adapter) for adapter in adapters]
         # A default policy or parameter that the model cannot take fails now, and not with the first request.
-        llm.engine.check(
-            Request("defaults", [0], llm.session.params({}, config.sampling, prompt_tokens=1), policy=policy)
+        session.engine.check(
+            Request("defaults", [0], session.params({}, config.sampling, prompt_tokens=1), policy=policy)
         )
         self.numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
         self._seeds = random.Random(config.seed)
@@ -58,14 +58,14 @@ class Intake:
         """Raise a 404 for a model that is not served, which `field` names. No name means the one that is."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
-            why = self.llm.refused_adapters.get(name)
+            why = self._refused.get(name)
             wrong = "does not exist" if why is None else f"is an adapter that could not be loaded: {why}"
             raise ApiError(404, f"the model {name!r} {wrong}; served: {served}", field, "model_not_found")
 
     @property
     def model_names(self) -> Sequence[str]:
         """The names that requests may give as `model`: those of the model, then those of its adapters."""
-        return *self.config.model_names, *self.llm.loaded.adapters
+        return *self.config.model_names, *self.session.loaded.adapters
 
     def terms(self, body: GenerationBody | ReadBody) -> Terms:
         """The terms of a body, whose `model` may name an adapter.
@@ -74,9 +74,9 @@ class Intake:
         """
         self.check_model(body.model)
         terms = body.terms
-        if terms.adapter in self.llm.refused_adapters:
+        if terms.adapter in self._refused:
             self.check_model(terms.adapter, "adapter")
-        if body.model not in self.llm.loaded.adapters:
+        if body.model not in self.session.loaded.adapters:
             return terms
         if terms.adapter not in (None, body.model):
             raise ConfigError(f"model={body.model!r} and adapter={terms.adapter!r} are two adapters; send one of them")
@@ -121,8 +121,8 @@ class Intake:
         """Whether the form of its answers, or that of a call that must be made, is still to be compiled."""
         calls = self.calls(body)
         if calls is not None and calls.forced is not None:
-            return self.llm.session.compiles(calls.constraint)
-        return self.llm.session.compiles(body.own_terms.structured_outputs) if body.asks_form else False
+            return self.session.compiles(calls.constraint)
+        return self.session.compiles(body.own_terms.structured_outputs) if body.asks_form else False
 
     def check_decisions(self, decisions: Sequence[Decisions]) -> int:
         """Return about how many characters are to be tokenized for decisions.
@@ -176,7 +176,7 @@ class Intake:
     @cached_property
     def tools_by_form(self) -> bool:
         """Whether a model that its template does not tell of tools may choose calls by the form of its answer."""
-        return self.config.tools_by_form and self.llm.session.takes_forms
+        return self.config.tools_by_form and self.session.takes_forms
 
     def _rendered(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None
@@ -197,7 +197,7 @@ class Intake:
         calls, around = self.calls(body), None
         beginning = body.continued if terms.canvas is None else ""  # the form of a canvas is that of its hole
         if calls is not None and calls.forced is not None:
-            kind = self.llm.loaded.config.kind
+            kind = self.session.loaded.config.kind
             if kind == "uniform":
                 raise ConfigError(
                     "tool_choice: a call that must be made is held to its schema, and tokens of a uniform model may "
@@ -259,8 +259,8 @@ class Intake:
         for name in ("stream_options", "stream_drafts"):
             if getattr(body, name) and not body.stream:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
-        session, sampling = self.llm.session, body.sampling
-        policy, shape = self.policy(terms), self.llm.loaded.config
+        session, sampling = self.session, body.sampling
+        policy, shape = self.policy(terms), self.session.loaded.config
         more: dict[str, Any] = {
             "constraint": session.constraint(terms.structured_outputs, beginning),
             "drafts": bool(body.stream_drafts),
@@ -293,8 +293,8 @@ class Intake:
         cache: str | CachePolicy | None
         cache, settings = terms.cache, terms.cache_config
         if cache is None:
-            cache, settings = self.llm.session.default_cache(terms.adapter, settings)
-        return self.llm.session.policy(cache, settings, adapter=terms.adapter)
+            cache, settings = self.session.default_cache(terms.adapter, settings)
+        return self.session.policy(cache, settings, adapter=terms.adapter)
 
     def _seeded(self, params: SamplingParams, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed, its own or a default one, gives the same ones again."""

@@ -51,7 +51,7 @@ class Service:
         observer: StepObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.llm, self.config, self.clock = llm, config, clock
+        self.llm, self.session, self.config, self.clock = llm, llm.session, config, clock
         self.intake = Intake(llm, config)
         self.metrics = Metrics(config.model_names[0])
         self.engine = AsyncEngine(
@@ -75,7 +75,7 @@ class Service:
     def close(self) -> None:
         """End the text threads, what reads bodies and what publishes events."""
         if self._kv_events is not None:
-            self.llm.engine.memory.chain.listener = None
+            self.session.engine.memory.chain.listener = None
             self._kv_events.close()
         self.texts.close()
         self.bodies.close()
@@ -95,7 +95,7 @@ class Service:
         return await self._away(request, lambda: self.bodies.read(client, model, content), long=True)
 
     async def _away(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
-        most, client = self.llm.session.engine_config.max_num_seqs + self.config.max_queue, request.state.client
+        most, client = self.session.engine_config.max_num_seqs + self.config.max_queue, request.state.client
         if self._taking >= most:
             raise QueueFullError(
                 f"the queue is full: {most} requests are being taken in, as many as may run and wait (max_num_seqs and "
@@ -159,11 +159,11 @@ class Service:
             if text == str(error):
                 raise
             raise ConfigError(text) from error
-        fingerprint = self.llm.session.fingerprint_of(pending[0].request.adapter)
+        fingerprint = self.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
         names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
-        shape, tokenizer = self.llm.loaded.config, self.intake.tokenizer
+        shape, tokenizer = self.session.loaded.config, self.intake.tokenizer
         answers = [
             ResponseCollector(
                 index,
@@ -199,7 +199,7 @@ class Service:
         requests, pending = make(body, name), list[PendingRequest]()
         work = 0
         for number, request in enumerate(requests):
-            pending.append(self.llm.engine.check(replace(request, owner=owner)))
+            pending.append(self.session.engine.check(replace(request, owner=owner)))
             if number % body.choices == 0:
                 work += body.choices * pending[-1].row_layers
                 self.engine.check_room(owner.client, len(requests), work)
