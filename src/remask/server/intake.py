@@ -93,12 +93,10 @@ class Intake:
             raise ConfigError(f"priority={priority} is not open to this request: send {-most} or more{why}")
 
     def check_size(self, body: GenerationBody | TokenizeBody) -> int:
-        """Return about how many characters are to be tokenized for a body; each of its texts counts for some more.
+        """About how many characters are to be tokenized for a body; each of its texts counts for some more.
 
-        A form that is still to be compiled counts as a long text, as that may take seconds.
-
-        Raises `ConfigError` on more messages, prompts or characters than the server takes. It looks at lengths alone,
-        so it is done before any text is read.
+        A form that is still to be compiled counts as a long text, as that may take seconds. It looks at lengths alone,
+        before any text is read. Raises `ConfigError` on more messages, prompts or characters than the server takes.
         """
         name = body.texts_name
         messages = getattr(body, "messages", None) or ()
@@ -125,10 +123,7 @@ class Intake:
         return self.session.compiles(body.own_terms.structured_outputs) if body.asks_form else False
 
     def check_decisions(self, decisions: Sequence[Decisions]) -> int:
-        """Return about how many characters are to be tokenized for decisions.
-
-        Raises `ConfigError` on more than the server takes.
-        """
+        """The same for decisions. Raises `ConfigError` on more than the server takes."""
         most, together = self.max_prompt_chars, self.max_request_chars
         longest = max(decisions, key=lambda about: about.transcript.chars)
         if longest.transcript.chars > most:

@@ -130,11 +130,7 @@ class Service:
             request.state.log_fields["left_out"] = ",".join(kinds)[:MAX_LOGGED]
 
     async def answer(
-        self,
-        request: Request,
-        body: Body,
-        make: RequestMaker[Body],
-        present: Callable[..., Generation],
+        self, request: Request, body: Body, make: RequestMaker[Body], present: Callable[..., Generation]
     ) -> Response:
         """Run the requests that `make` builds from the body. Returns the answer as `present` tells it.
 

@@ -69,6 +69,7 @@ FOREIGN_TO_MESSAGES: Mapping[str, Foreign] = {
 """Fields of the body that are not honoured."""
 
 _BLOCKS = ("text", "tool_use", "tool_result")
+_KINDS = THOUGHTS.union(_BLOCKS)
 _HOSTED = re.compile(r"(server|mcp)_tool_use|\w{1,48}_tool_result", re.ASCII)  # with what these returned
 
 
@@ -123,7 +124,7 @@ def _block(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    kind = tag_of(value, {*_BLOCKS, *THOUGHTS}, _HOSTED)
+    kind = tag_of(value, _KINDS, _HOSTED)
     return "thinking" if kind in THOUGHTS else kind
 
 
