@@ -258,11 +258,11 @@ class _Builder:
         prompt = "\n\n".join(f"{name}: {plan.question.prompt(plan.labels)}" for name, plan in plans.items())
         prompt += "\n\nGive each answer on a line of its own, behind its name and a colon."
         lines = [f"{name}: {plan.question.template}" for name, plan in plans.items()]
-        first = [line.replace(ANSWER, plan.labels[0]) for line, plan in zip(lines, plans.values(), strict=True)]
+        examples = [line.replace(ANSWER, plan.labels[0]) for line, plan in zip(lines, plans.values(), strict=True)]
         slots: dict[int, tuple[int, ...]] = {}
         answer: _LabelTokens | None = None
         for number, (name, plan) in enumerate(plans.items()):
-            template = "\n".join([*first[:number], lines[number], *first[number + 1 :]])
+            template = "\n".join([*examples[:number], lines[number], *examples[number + 1 :]])
             tokens = self._label_tokens(prompt, template, plan.labels, 1)
             if isinstance(tokens, str):
                 raise ConfigError(f"questions.{name[:64]}: {tokens}; send other labels, or leave together out")
@@ -272,10 +272,11 @@ class _Builder:
             answer = answer or tokens
         assert answer is not None
         masks = sorted({*answer.masks, *slots})
+        first = masks[0]
         row = (*answer.before, *answer.labels[0], *answer.after)
-        self._append([self.mask_id if at in slots else token for at, token in enumerate(row)], masks, slots)
+        self._append([self.mask_id if at in slots else token for at, token in enumerate(row)], masks, slots, first)
         for place, (name, plan) in zip(slots, plans.items(), strict=True):
-            summands = tuple(((0, place - masks[0], token),) for token in range(len(plan.labels)))
+            summands = tuple(((0, place - first, token),) for token in range(len(plan.labels)))
             plans[name] = replace(plan, summands=summands)
 
     def _trie(self, tokens: "_LabelTokens") -> tuple[tuple[LogprobIndex, ...], ...]:
@@ -325,10 +326,9 @@ class _Builder:
         return _open_labels(names, texts, masks) if longest is None else _even_labels(names, texts, masks, longest)
 
     def _append(
-        self, row: Sequence[int], masks: Sequence[int], slots: Mapping[int, tuple[int, ...]], first: int | None = None
+        self, row: Sequence[int], masks: Sequence[int], slots: Mapping[int, tuple[int, ...]], first: int
     ) -> None:
-        """Add the ask of a `row` of tokens whose answer begins at `first`, by default at the first of its `masks`."""
-        first = masks[0] if first is None else first
+        """Add the ask of a `row` of tokens whose answer begins at `first`. `masks` and `slots` are places of the row."""
         places, labels = tuple(at - first for at in masks), {at - first: slots[at] for at in slots}
         self.asks.append(Ask(tuple(row[:first]), Reading(tuple(row[first:]), places, labels)))
         if self._most is not None and len(self.asks) * self._factor > self._most:
