@@ -328,7 +328,7 @@ class _Builder:
     def _append(
         self, row: Sequence[int], masks: Sequence[int], slots: Mapping[int, tuple[int, ...]], first: int
     ) -> None:
-        """Add the ask of a `row` of tokens whose answer begins at `first`. `masks` and `slots` are places of the row."""
+        """Add the ask of a `row` of tokens whose answer begins at `first`. `masks` and `slots` are places of it."""
         places, labels = tuple(at - first for at in masks), {at - first: slots[at] for at in slots}
         self.asks.append(Ask(tuple(row[:first]), Reading(tuple(row[first:]), places, labels)))
         if self._most is not None and len(self.asks) * self._factor > self._most:
