@@ -143,7 +143,7 @@ def as_api_error(error: RemaskError) -> ApiError:
         return error
     statuses = {QueueFullError: 429, DrainingError: 503, EngineDeadError: 500, ConfigError: 400}
     status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 500)
-    return ApiError(status, str(error), _named_field(error) if status == 400 else None)
+    return ApiError(status, str(error), _first_field(error) if status == 400 else None)
 
 
 def error_object(error: RemaskError) -> Error:
@@ -261,7 +261,7 @@ def _field(problem: Mapping[str, Any]) -> str | None:
     return ".".join(path[:depth]) or None
 
 
-def _named_field(error: RemaskError) -> str | None:
+def _first_field(error: RemaskError) -> str | None:
     """The field, or the path to one of a group, that a `ConfigError` begins with; None if it is another word."""
     if isinstance(error, UnknownNameError):
         group, _, name = error.name.partition(".")

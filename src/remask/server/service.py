@@ -157,7 +157,7 @@ class Service:
             raise ConfigError(text) from error
         fingerprint = self.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
-        names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)
+        names = Names(name, int(time.time()), model, _short_fingerprint(fingerprint), self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
         shape, tokenizer = self.session.loaded.config, self.intake.tokenizer
         answers = [
@@ -225,7 +225,7 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def _shown(fingerprint: str) -> str:
+def _short_fingerprint(fingerprint: str) -> str:
     """What answers tell of the model: its beginning, and that of an adapter after it."""
     return "fp_" + "-".join(part[:10] for part in fingerprint.split("-"))
 

@@ -238,7 +238,7 @@ def with_declared(*classes: type[Any]) -> Callable[[type[B]], type[B]]:
     return add
 
 
-def given(body: BaseModel, cls: type[Any]) -> dict[str, Any]:
+def declared_fields(body: BaseModel, cls: type[Any]) -> dict[str, Any]:
     """The declared fields of `cls` that `body` sets, by name."""
     values = ((name, getattr(body, name)) for name in declared(cls))
     return {name: value for name, value in values if value is not None}

@@ -222,7 +222,7 @@ class Message(Past):
     @property
     def text(self) -> str:
         """Its text."""
-        return joined(self.content)
+        return joint_text(self.content)
 
     @property
     def rendered(self) -> dict[str, Any]:
@@ -358,7 +358,7 @@ class Textual(Protocol):
     text: str
 
 
-def joined(content: str | Sequence[Textual]) -> str:
+def joint_text(content: str | Sequence[Textual]) -> str:
     """A text, or those of parts, one behind the other."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -376,13 +376,13 @@ def add_call(turns: list[Message], call: str, name: str, arguments: str) -> None
     turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), ToolCall.model_construct(id=call, function=function)]
 
 
-def offered(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolOffer:
+def tool_offer(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolOffer:
     """A tool."""
     function = Function.model_construct(name=name, description=description, parameters=parameters)
     return ToolOffer.model_construct(type="function", function=function)
 
 
-def chosen(name: str) -> ChosenTool:
+def chosen_tool(name: str) -> ChosenTool:
     """The choice of a tool."""
     return ChosenTool.model_construct(type="function", function=ChosenFunction.model_construct(name=name))
 

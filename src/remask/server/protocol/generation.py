@@ -22,7 +22,7 @@ from remask.server.protocol.base import (
     Texts,
     TokenIds,
     TokenLists,
-    given,
+    declared_fields,
     with_declared,
 )
 from remask.server.protocol.conversation import (
@@ -101,7 +101,7 @@ class GenerationBody(Body):
     @property
     def lengths(self) -> list[int]:
         """Characters of each text, those of the texts that the response is to hold included."""
-        terms: Any = given(self, Terms)
+        terms: Any = declared_fields(self, Terms)
         parts = [part.text for part in terms.get("canvas") or () if part.text is not None]
         fixed = sum(map(len, [*parts, terms.get("suffix") or ""]))
         return [length + fixed for length in self._prompt_lengths] or [fixed]
@@ -113,7 +113,7 @@ class GenerationBody(Body):
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that the request sets, by name."""
-        return given(self, SamplingParams)
+        return declared_fields(self, SamplingParams)
 
     @property
     def form_name(self) -> str:
@@ -139,7 +139,7 @@ class GenerationBody(Body):
 
         Raises `ConfigError` where two of its fields contradict each other.
         """
-        terms = Terms(**given(self, Terms))
+        terms = Terms(**declared_fields(self, Terms))
         form = None if self.response_format is None else self.response_format.form
         if form is None:
             return terms
@@ -218,7 +218,7 @@ class ChatBody(GenerationBody):
         return self.messages[-1].text if self.continue_final_message else ""
 
     @property
-    def offered(self) -> list[ToolOffer]:
+    def offers(self) -> list[ToolOffer]:
         """The tools that the model is told of. Raises `ConfigError` where a choice is made among none."""
         tools, choice = [tool for tool in self.tools or () if isinstance(tool, ToolOffer)], self.tool_choice
         if not tools and choice not in (None, "none", "auto"):
@@ -235,11 +235,11 @@ class ChatBody(GenerationBody):
     @property
     def variables(self) -> dict[str, Any] | None:
         """Variables of the chat template: the request's own, and its tools."""
-        if not self.offered:
+        if not self.offers:
             return self.chat_template_kwargs
         if "tools" in (self.chat_template_kwargs or {}):
             raise ConfigError("tools and chat_template_kwargs both name tools; send the former")
-        return {**(self.chat_template_kwargs or {}), "tools": [tool.rendered for tool in self.offered]}
+        return {**(self.chat_template_kwargs or {}), "tools": [tool.rendered for tool in self.offers]}
 
     def calls(self, template: str | None, *, by_form: bool = False) -> ToolCalls | None:
         """What the request says of calls, under a chat `template`; None where there are no tools to call.
@@ -253,7 +253,7 @@ class ChatBody(GenerationBody):
         return self._calls[1]
 
     def _tool_calls(self, template: str | None, by_form: bool) -> ToolCalls | None:
-        tools, choice = [Tool(tool.function.name, tool.function.parameters) for tool in self.offered], self.tool_choice
+        tools, choice = [Tool(tool.function.name, tool.function.parameters) for tool in self.offers], self.tool_choice
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
             raise ConfigError("tools: two of them have one name; give each a name of its own")

@@ -20,7 +20,7 @@ from remask.server.protocol.base import (
     Items,
     LongText,
     Name,
-    given,
+    declared_fields,
     known_kind,
     with_declared,
 )
@@ -37,10 +37,10 @@ from remask.server.protocol.conversation import (
     ToolName,
     add_call,
     answer_form,
-    chosen,
-    joined,
-    offered,
+    chosen_tool,
+    joint_text,
     tag_of,
+    tool_offer,
     turn,
 )
 from remask.server.protocol.generation import ChatBody, TranslatedBody
@@ -253,7 +253,9 @@ class CountTokensBody(TranslatedBody):
         continues = self.messages[-1].role == "assistant"
         tool_choice: Any = None
         if choice is not None:
-            tool_choice = chosen(choice.name) if choice.name is not None else choice.type.replace("any", "required")
+            tool_choice = (
+                chosen_tool(choice.name) if choice.name is not None else choice.type.replace("any", "required")
+            )
         system = [] if self.system is None else [_turn("system", self.system)]
         return {
             "model": self.model,
@@ -261,7 +263,7 @@ class CountTokensBody(TranslatedBody):
             "add_generation_prompt": not continues,
             "continue_final_message": continues,
             "tools": [
-                tool if isinstance(tool, Hosted) else offered(tool.name, tool.description, tool.input_schema)
+                tool if isinstance(tool, Hosted) else tool_offer(tool.name, tool.description, tool.input_schema)
                 for tool in self.tools or ()
             ],
             "tool_choice": tool_choice,
@@ -280,7 +282,7 @@ class MessagesBody(CountTokensBody):
     stream: bool | None = None
 
     def _fields(self) -> dict[str, Any]:
-        sampling, terms = given(self, SamplingParams), given(self, Terms)
+        sampling, terms = declared_fields(self, SamplingParams), declared_fields(self, Terms)
         if self.stop_sequences is not None:
             if "stop" in sampling:
                 raise ConfigError("stop and stop_sequences are two names of one thing; send one of them")
@@ -294,7 +296,7 @@ class MessagesBody(CountTokensBody):
 def _turn(role: str, content: str | Sequence[TextBlock], call: str | None = None) -> Message:
     """A turn of a text or of blocks, the last mark of which ends the shared prefix."""
     marks = [] if isinstance(content, str) else [block.cache_control for block in content if block.cache_control]
-    return turn(role, joined(content), call=call, mark=marks[-1] if marks else None)
+    return turn(role, joint_text(content), call=call, mark=marks[-1] if marks else None)
 
 
 def _turns(message: MessageTurn) -> list[Message]:

@@ -14,7 +14,7 @@ from remask.errors import ConfigError
 from remask.request.questions import Decisions
 from remask.request.terms import Terms
 from remask.server.fields import FOREIGN_TO_READS
-from remask.server.protocol.base import Body, Checked, LongText, Name, Texts, given, with_declared
+from remask.server.protocol.base import Body, Checked, LongText, Name, Texts, declared_fields, with_declared
 
 _TERMS = declared(Terms)
 JEV = re.compile(r"jev(-[\w.-]+)?")
@@ -71,9 +71,9 @@ class DecisionsBody(ReadBody):
         return len(self.questions or ())  # type: ignore[attr-defined]
 
     @property
-    def asked(self) -> Decisions:
+    def decisions(self) -> Decisions:
         """The decisions. Raises `ConfigError` on a question that cannot be asked."""
-        return Decisions(**given(self, Decisions))
+        return Decisions(**declared_fields(self, Decisions))
 
 
 class SystemOneBody(DecisionsBody):

@@ -20,7 +20,7 @@ from remask.server.protocol.base import (
     Items,
     LongText,
     Name,
-    given,
+    declared_fields,
     known_kind,
     with_declared,
 )
@@ -36,11 +36,11 @@ from remask.server.protocol.conversation import (
     ToolName,
     add_call,
     answer_form,
-    chosen,
-    joined,
-    offered,
+    chosen_tool,
+    joint_text,
     refusal_as_text,
     tag_of,
+    tool_offer,
     turn,
     without_thoughts,
 )
@@ -230,7 +230,7 @@ class ResponsesBody(TranslatedBody):
     foreign = FOREIGN_TO_RESPONSES
 
     def _as_chat(self) -> ChatBody:
-        sampling, terms = given(self, SamplingParams), given(self, Terms)
+        sampling, terms = declared_fields(self, SamplingParams), declared_fields(self, Terms)
         form = None if self.text is None else self.text.format
         choice = self.tool_choice
         return ChatBody.translated(
@@ -244,10 +244,10 @@ class ResponsesBody(TranslatedBody):
             stream=self.stream,
             user=self.user,
             tools=[
-                tool if isinstance(tool, Hosted) else offered(tool.name, tool.description, tool.parameters)
+                tool if isinstance(tool, Hosted) else tool_offer(tool.name, tool.description, tool.parameters)
                 for tool in self.tools or ()
             ],
-            tool_choice=chosen(choice.name) if isinstance(choice, NamedFunction) else choice,
+            tool_choice=chosen_tool(choice.name) if isinstance(choice, NamedFunction) else choice,
             parallel_tool_calls=self.parallel_tool_calls,
             logprobs=LOGPROBS in (self.include or ()) or bool(terms.get("top_logprobs")),
             response_format=None if form is None else answer_form(form.type, form.schema_, "text"),
@@ -261,11 +261,11 @@ def _messages(instructions: str | None, items: str | Sequence[Any]) -> list[Mess
         return [*turns, turn("user", items)]
     for item in items:
         if isinstance(item, InputMessage):
-            turns.append(turn(item.role, joined(item.content)))
+            turns.append(turn(item.role, joint_text(item.content)))
         elif isinstance(item, InputCall):
             add_call(turns, item.call_id, item.name, item.arguments)
         elif isinstance(item, InputResult):
-            turns.append(turn("tool", joined(item.output), call=item.call_id))
+            turns.append(turn("tool", joint_text(item.output), call=item.call_id))
     if not turns:
         raise ConfigError("input holds no message; send one at least")
     return turns

@@ -171,7 +171,7 @@ async def systemone(request: Request, body: SystemOneBody) -> Response:
 
 
 async def _decide(request: Request, body: DecisionsBody) -> Response:
-    (asked,), ((answers, results),) = await _outcomes(request, body, lambda: [body.asked])
+    (asked,), ((answers, results),) = await _outcomes(request, body, lambda: [body.decisions])
     usage: ResponseUsage | SystemOneUsage = response_usage(results)
     if asked.input is None:
         usage = {"input_tokens": usage["input_tokens"], "output_tokens": usage["output_tokens"]}
