@@ -16,7 +16,6 @@ class Decision:
     """The answer to one question.
 
     Attributes:
-        question: what was asked.
         shares: the probability of each alternative, in their order; they sum to 1.
         label_mass: the probability that the model gives to the labels at all, before calibration.
         written: what the model would have written for each alternative.

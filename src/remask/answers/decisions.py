@@ -67,7 +67,6 @@ class DecisionPlan:
         free: the same of the content-free state.
         stored: how many of `shared` other requests may share.
         asks: the canvases; with calibration the second half is that of the first, over the content-free state.
-        questions: by their ids.
     """
 
     shared: tuple[int, ...]

@@ -27,11 +27,7 @@ class Asked:
     """A request as a reader checks it.
 
     Attributes:
-        prompt: its token ids.
-        params: its sampling parameters.
         template: the fixed parts and holes of its response; None where it is one hole.
-        shape: the model's configuration.
-        stops: what ends the response.
         schedule: that of its cache policy.
         readers: all readers that it brings.
         seed: what its draws depend on.
@@ -60,8 +56,7 @@ class Start:
         canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to. Where it
             grows (`blocks.growing_canvas`) it is the same object with more positions, up to `longest`.
         response: the fixed parts and holes of its response.
-        steps: the steps that it may take.
-        shape: the model's configuration.
+        steps: those that it may take.
         readers: all readers that the request brings.
     """
 

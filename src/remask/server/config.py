@@ -101,7 +101,7 @@ class KvEventsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(ServerLimits):
-    """Settings of one server, beside its limits. The engine's limits are in `EngineConfig`.
+    """Settings of one server, beside its limits.
 
     Attributes:
         model_names: names that requests may give as `model`; answers carry the first one by default.
