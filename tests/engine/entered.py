@@ -43,7 +43,7 @@ def entered(*, threads: bool = False) -> Iterator[dict[CodeType, int]]:
         yield calls
     finally:
         sys.setprofile(before[0])
-        threading.setprofile(before[1])  # type: ignore[arg-type] # which may be None
+        threading.setprofile(before[1])
 
 
 def steady_step() -> Callable[[], None]:

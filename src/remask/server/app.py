@@ -81,7 +81,9 @@ class Endpoint:
             events = {"anyOf": [{"$ref": _REF.format(model=event.__name__)} for event in get_args(self.stream)]}
             answer["description"] = _OR_EVENTS
             answer["content"] = {"text/event-stream": {"schema": events}}
-        return {200: answer} | {status: {"model": self.error} for status in sorted({*_ANY_PATH, *self.statuses})}
+        statuses = sorted({*_ANY_PATH, *self.statuses})
+        errors: dict[int | str, Any] = {status: {"model": self.error} for status in statuses}
+        return {200: answer, **errors}
 
 
 ENDPOINTS = (
