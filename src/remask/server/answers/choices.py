@@ -292,8 +292,8 @@ class Choices(Generation):
             for choice, answer, result in zip(choices, self.answers, self.ordered, strict=True):
                 shown = answer.request.response.shown(len(result.token_ids))
                 choice["token_ids"] = [result.token_ids[place] for place in shown]
-        answer = self._with_prompts(self._answer(choices, self.whole_object))
-        return {**answer, "usage": self._usage(), "remask": self.work}
+        content = self._with_prompts(self._answer(choices, self.whole_object))
+        return {**content, "usage": self._usage(), "remask": self.work}
 
     def _opening(self) -> list[bytes]:
         chunks = []

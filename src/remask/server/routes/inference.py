@@ -114,12 +114,12 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
             raise ConfigError(f"{name} is of messages, and a prompt has none; leave it out")
     size = service.intake.check_size(body)
     if body.prompt is not None:
-        args = body.prompt, service.intake.tokenizer, body.control_tokens
-        tokens = await service.off_loop(request, size, text_tokens, *args)
+        prompt = body.prompt, service.intake.tokenizer, body.control_tokens
+        tokens = await service.off_loop(request, size, text_tokens, *prompt)
     else:
         ending = body.add_generation_prompt, bool(body.continue_final_message)
-        args = body.messages, *ending, body.chat_template_kwargs, body.control_tokens
-        tokens = await service.off_loop(request, size, service.intake.conversation, *args)
+        chat = body.messages, *ending, body.chat_template_kwargs, body.control_tokens
+        tokens = await service.off_loop(request, size, service.intake.conversation, *chat)
     most = service.llm.engine.max_model_len
     return json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens})
 
