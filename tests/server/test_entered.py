@@ -5,7 +5,7 @@ import pytest
 from tests.engine.entered import report
 from tests.server.entered import plain_request
 
-MOST_FILES = 85
+MOST_FILES = 80
 
 
 @pytest.mark.thorough
